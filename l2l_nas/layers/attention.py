@@ -34,7 +34,8 @@ class Heads:
         dropout: probability, on attention weights.
         scale: what products of queries and keys are multiplied by; None: 1 over the root of a head's size.
         cap: what they are less than, `cap * tanh(product / cap)` (arXiv 2408.00118, section 2); None: any number.
-        out_bias: whether the last layer has a bias; None: as the others.
+        bias: whether queries, keys and values have one; None: as the model's other layers.
+        out_bias: whether the last layer has one; None: as those.
     """
 
     count: int
@@ -48,6 +49,7 @@ class Heads:
     dropout: float = 0.0
     scale: float | None = None
     cap: float | None = None
+    bias: bool | None = None
     out_bias: bool | None = None
 
 
@@ -74,10 +76,11 @@ class SelfAttention(Residual):
         self.rotary = heads.rotary if isinstance(heads.rotary, Rotary | None) else Rotary(heads.rotary)
         if self.rotary is not None and self.rotary.turning(self.size) % 2:
             raise ValueError(f"rotary positions need heads of an even size, got {self.size}; change their count")
-        self.query = nn.Linear(hidden, heads.count * self.size, bias=style.bias)
-        self.key = nn.Linear(hidden, shared * self.size, bias=style.bias)
-        self.value = nn.Linear(hidden, shared * self.size, bias=style.bias)
-        out_bias = style.bias if heads.out_bias is None else heads.out_bias
+        bias = style.bias if heads.bias is None else heads.bias
+        self.query = nn.Linear(hidden, heads.count * self.size, bias=bias)
+        self.key = nn.Linear(hidden, shared * self.size, bias=bias)
+        self.value = nn.Linear(hidden, shared * self.size, bias=bias)
+        out_bias = bias if heads.out_bias is None else heads.out_bias
         self.out = nn.Linear(heads.count * self.size, hidden, bias=out_bias)
         if heads.is_normed or heads.is_normed_whole:
             norm = NORMS["offset_rms" if style.norm == "offset_rms" else "rms"]

@@ -248,17 +248,16 @@ class _FamilyBuilder:
     def _block(self, kind: str) -> dict[str, Factory]:
         """The layers of a block, by what its positions are called."""
         row, hidden, heads = self._row, self._hidden, self._heads(kind)
-        own = replace(self._style, bias=self._has(row.bias))
         wide = self._config.count(row.keys["width"], row.times * hidden if row.times else REQUIRED)
         activation = self._config.activation(row.keys["activation"], row.activations)
         if row.parallel and self._config.is_true(row.parallel):
-            return {"block": partial(ParallelBlock, hidden, heads, wide, activation=activation, style=own)}
+            return {"block": partial(ParallelBlock, hidden, heads, wide, activation=activation, style=self._style)}
         how: dict[str, Any] = {"activation": activation, "style": self._style}
         how |= {"is_gated": True} if row.is_gated else {}
         inner: Factory = partial(FeedForward, hidden, wide, **how)
         if row.is_mixture:
             inner = partial(MixtureOfExperts, hidden, wide, routing=self._routing, **how)
-        return {"attention": partial(SelfAttention, hidden, heads, own), "feedforward": inner}
+        return {"attention": partial(SelfAttention, hidden, heads, self._style), "feedforward": inner}
 
     def _heads(self, kind: str) -> Heads:
         row, config = self._row, self._config
@@ -280,6 +279,8 @@ class _FamilyBuilder:
             how["scale"] = scale**-0.5
         if "attention_cap" in row.keys:
             how["cap"] = config.above(row.keys["attention_cap"])
+        if self._has(row.bias) != self._style.bias:
+            how["bias"] = self._has(row.bias)
         if row.out_bias is not None:
             how["out_bias"] = self._has(row.out_bias)
         normed = {"is_normed": row.normed == "head", "is_normed_whole": row.normed == "whole"}

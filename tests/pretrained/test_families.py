@@ -39,7 +39,9 @@ MODELS = {
     ),
     "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**LLAMA, pad_token_id=0)),
     "gpt_neox": lambda: hf.GPTNeoXForCausalLM(
-        hf.GPTNeoXConfig(**SMALL, intermediate_size=48, max_position_embeddings=40, rotary_pct=0.5)
+        hf.GPTNeoXConfig(
+            **SMALL, intermediate_size=48, max_position_embeddings=40, rotary_pct=0.5, attention_bias=False
+        )
     ),
     "gpt_neox, one after the other": lambda: hf.GPTNeoXForCausalLM(
         hf.GPTNeoXConfig(**SMALL, intermediate_size=48, max_position_embeddings=40, use_parallel_residual=False)
