@@ -68,8 +68,10 @@ def refuse_other_parts(
         raise SpaceError(f"the parts of the model give something else than the model: {_OUTSIDE}")
     batch = BATCHES[1]
     trained = _Step(whole, lambda: given.outputs_of(whole.module, batch))
-    difference = trained.difference(_Step(cut, lambda: chained(cut.module, batch)))
-    if difference:
+    by_parts = _Step(cut, lambda: chained(cut.module, batch))
+    if difference := trained.other_outputs(by_parts):
+        raise SpaceError(f"in training the parts of the model {difference} than the model: {_OUTSIDE}")
+    if difference := trained.other_gradients(by_parts):
         raise SpaceError(f"{difference}: {_cause(recording)}")
 
 
@@ -124,13 +126,15 @@ class _Step:
         self.gradients = {name: p.grad for name, p in copy.parameters.items() if p.grad is not None}
         self.buffers = copy.buffers
 
-    def difference(self, parts: _Step) -> str:
-        """What the parts do otherwise than this model; empty if nothing."""
+    def other_outputs(self, parts: _Step) -> str:
+        """What the parts give otherwise than this model; empty if nothing."""
         if len(self.outputs) != len(parts.outputs) or not all(map(_is_near, parts.outputs, self.outputs)):
-            return "in training the parts of the model give something else than the model"
-        for name, buffer in parts.buffers.items():
-            if not _is_near(buffer, self.buffers[name]):
-                return f"in training the parts of the model change the buffer '{name}' otherwise than the model"
+            return "give something else"
+        names = (name for name, buffer in parts.buffers.items() if not _is_near(buffer, self.buffers[name]))
+        return next((f"change the buffer '{name}' otherwise" for name in names), "")
+
+    def other_gradients(self, parts: _Step) -> str:
+        """Which gradient the parts have otherwise than this model; empty if none."""
         if self._failure:
             return ""  # it cannot be trained, but searched without
         if parts._failure:
@@ -192,4 +196,4 @@ def _cause(recording: Recording) -> str:
         if nodes and not call.has_gradients:
             name = nodes[0].name().removesuffix("Backward")
             return f"the block '{call.path}' runs within the autograd function {name}; {_ADVICE}"
-    return _OUTSIDE
+    return f"something between its blocks changes gradients; {_ADVICE}"
