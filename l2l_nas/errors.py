@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +102,25 @@ class NonFiniteError(L2LError):
         what: "loss" or "gradient".
         layer: the key of the layer whose gradient it was; None for the loss.
         step: the training step, from 0.
+        updated: the states that the step had updated by then.
     """
 
     _advice = "the update was refused: lower the learning rate or search for NaN and inf in the inputs"
 
-    def __init__(self, what: str, *, layer: str | None, step: int) -> None:
+    def __init__(self, what: str, *, layer: str | None, step: int, updated: Sequence[str] = ()) -> None:
         where = f" of layer '{layer}'" if layer else ""
-        super().__init__(f"{what}{where} is not finite at step {step}; {self._advice}")
+        text = f"{what}{where} is not finite at step {step}; {self._advice}"
+        if updated:
+            names = ", ".join(f"'{name}'" for name in updated[:3]) + ", ..." * (len(updated) > 3)
+            text += (
+                f"; updates are eager, so {len(updated)} other layers of the step are updated already ({names}): "
+                "update=exact or ahead refuses a step as a whole"
+            )
+        super().__init__(text)
         self.what = what
         self.layer = layer
         self.step = step
+        self.updated = tuple(updated)
 
 
 class MetricError(NonFiniteError):

@@ -40,6 +40,7 @@ class StepJob:
         loss: of the task, once it came from the device.
         auxiliary: the sum of all auxiliary losses, once they came from the device.
         has_begun: whether a visit was issued.
+        updated: states that were updated.
         ranks: by state, which update goes first; all in order where states are read ahead from files in that order.
     """
 
@@ -62,6 +63,7 @@ class StepJob:
     loss: float = 0.0
     auxiliary: float = 0.0
     has_begun: bool = False
+    updated: list[str] = field(default_factory=list)
     ranks: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -332,8 +334,12 @@ class Conductor:
             return
         if job.update is UpdatePolicy.AHEAD and job.verdict is None:
             job.server.update_ahead(state, scale=job.run.scale)
-        else:
+            return
+        try:
             job.server.update(state, checked=job.update is not UpdatePolicy.EAGER, clip=job.clip)
+        except NonFiniteError as error:
+            raise NonFiniteError(error.what, layer=error.layer, step=error.step, updated=job.updated) from None
+        job.updated.append(state)
 
     def _visit(self, step: Step, job: StepJob) -> None:
         run = job.run

@@ -258,8 +258,8 @@ class _Builder:
         """For each visit, the most slots that it, one behind it, or the tail that one of them is cut from need."""
         keys: set[str] = set()
         distinct = [0] * (self._first + 1)  # by place, of the layers of the tail before it
-        for layer in self._path[self._first :]:
-            keys.add(layer.key)
+        for about in self._path[self._first :]:
+            keys.add(about.key)
             distinct.append(len(keys))
         most = [0] * (len(self._visits) + 1)
         for number in reversed(range(len(self._visits))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ class Template:
 
     Attributes:
         name: of the first candidate that it was built for, for messages.
+        is_channels_last: whether its factory made a weight so.
         module: the layer.
         segments: one for each of the layer's states, in the order of `Layer.states`.
         order: number of the segment and index of each parameter, as the module lists them.
@@ -135,6 +137,7 @@ class Template:
     def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
         self.name = layer.candidate.name
         self.module = pool.build_module(layer, device="meta")
+        self.is_channels_last = any(map(_is_channels_last, self.module.parameters()))
         self.call: Callable[..., object] = self.module
         self.call_again: Callable[..., object] = self.module
         self.loaded: tuple[int, ...] = ()
@@ -356,6 +359,12 @@ def mixed_dtypes(layout: Layout, dtype: torch.dtype, error: BaseException) -> st
     )
 
 
+def _is_channels_last(tensor: Tensor) -> bool:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(tensor.dim())
+    return wanted is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=wanted)
+
+
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
@@ -402,6 +411,7 @@ class SlotBank:
         self._sizes = (max(wires, default=0), max(gradients, default=0), max(buffers, default=0))
         self.slots: tuple[Slot, ...] = ()
         self._templates: dict[tuple[object, int], Template] = {}
+        self._has_told = False  # of a memory format that is not kept
         self._kinds: dict[tuple[str, int], object] = {
             (layer.key, layer.position): (layer.candidate.kind, tuple(sorted(layer.candidate.tied.items())))
             for layer in self._layers
@@ -437,6 +447,14 @@ class SlotBank:
             template = Template(self._pool, layer, self.slots[slot], self._dtype)
             self._calls(kind, template, slot)
             self._templates[kind, slot] = template
+            if template.is_channels_last and not self._has_told:
+                self._has_told = True
+                warnings.warn(
+                    f"the weights of '{layer.key}' are channels_last; the relay keeps and computes with contiguous "
+                    "ones, and with contiguous tensors between layers: results differ by rounding, and a convolution "
+                    "may be slower on a GPU",
+                    stacklevel=2,
+                )
 
     def template(self, layer: Layer, slot: int) -> Template:
         """The template of a layer's kind in a slot, which was built."""

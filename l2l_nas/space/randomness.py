@@ -24,6 +24,7 @@ from l2l_nas.errors import SpaceError
 T = TypeVar("T")
 
 _PYTHON, _NUMPY = "Python's random", "numpy.random"
+_NUMPY_RANDOM: Any = np.random  # whose stubs lack its functions for bit generators
 _OWNER: Any = random.random.__self__  # type: ignore[attr-defined]  # of the module's functions
 
 
@@ -73,8 +74,8 @@ class _Watch:
         self._thread: int | None = None
 
     def __enter__(self) -> _Watch:
-        self._own = np.random.get_bit_generator()
-        np.random.set_bit_generator(_Watched(self._own, self._note_numpy))
+        self._own = _NUMPY_RANDOM.get_bit_generator()
+        _NUMPY_RANDOM.set_bit_generator(_Watched(self._own, self._note_numpy))
         self._thread = threading.get_ident()  # now, as the line above takes the lock, too
         self._has_profile = sys.getprofile() is None
         if self._has_profile:
@@ -87,7 +88,7 @@ class _Watch:
         if self._has_profile:
             sys.setprofile(None)
         self._thread = None
-        np.random.set_bit_generator(self._own)
+        _NUMPY_RANDOM.set_bit_generator(self._own)
 
     def _note_python(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call" and getattr(called, "__self__", None) is _OWNER and called.__name__ != "getstate":
@@ -107,7 +108,7 @@ class _Watched(np.random.MT19937):
         self._lock = _Lock(own.lock, note)
 
     @property
-    def lock(self) -> Any:
+    def lock(self) -> Any:  # type: ignore[override]
         """What numpy holds while it draws."""
         return self._lock
 

@@ -589,3 +589,38 @@ class Noted(SquaredError):
     def loss(self, outputs, targets):
         self.ran.append(len(targets))
         return super().loss(outputs, targets)
+
+
+class Breaking(nn.Linear):
+    """Its gradient is not finite, though its output is."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: gradient * float("nan"))
+        return y
+
+
+@pytest.mark.parametrize("update", ["eager", "exact"])
+def test_a_gradient_that_is_not_finite_tells_which_layers_are_updated_already(update):
+    kinds = [partial(nn.Linear, 6, 6), partial(Breaking, 6, 6), partial(nn.Linear, 6, 6), partial(nn.Linear, 6, 2)]
+    relay = relay_of(chain_pool(*kinds), update=update)
+    with pytest.raises(NonFiniteError, match=r"layer 'p1/c'") as caught:
+        train(relay, ["c"] * 4)
+    changed = {key for key in relay.server.visited if relay.server.state(key).visits}
+    assert set(caught.value.updated) == changed
+    assert changed == ({"p2/c", "p3/c"} if update == "eager" else set())
+
+
+def test_weights_in_a_memory_format_that_is_not_kept_are_told_once():
+    def convolution():
+        return nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Conv2d(3, 3, (1, 3), padding=(0, 1)), nn.Flatten(1, 2))
+
+    def last():
+        return convolution().to(memory_format=torch.channels_last)
+
+    relay = relay_of(chain_pool(convolution, last, last, partial(nn.Linear, 6, 2)))
+    with pytest.warns(UserWarning, match="'p1/c' are channels_last") as told:
+        train(relay, ["c"] * 4)
+    train(relay, ["c"] * 4, step=1)
+    assert len(told) == 1
