@@ -53,12 +53,21 @@ def check_count(name: str, value: object, *, least: int = 0, most: int | None = 
     Raises:
         SettingError: it is none, or beyond the bounds.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise SettingError(f"{name} takes a whole number, got {shown(value)} ({type(value).__name__})")
-    number = int(value)
+    number = check_whole(name, value)
     if number < least or (most is not None and number > most):
         raise SettingError(f"{name} {_bounds(least, most)}, got {shown(number)}")
     return number
+
+
+def check_whole(name: str, value: object) -> int:
+    """A whole number of any size.
+
+    Raises:
+        SettingError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise SettingError(f"{name} takes a whole number, got {shown(value)} ({type(value).__name__})")
+    return int(value)
 
 
 def check_seed(seed: object) -> int:

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.arguments import check_kind, check_seed, refuse_class
+from l2l_nas.arguments import check_kind, check_list, check_seed, refuse_class, shown
 from l2l_nas.eps.gradients import GradientQueue, Pending, Verdict
 from l2l_nas.eps.layout import Layout, layout_of, wire_layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
@@ -25,7 +25,7 @@ from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.eps.wire import WireMemory
-from l2l_nas.errors import NonFiniteError, SettingError, of_user
+from l2l_nas.errors import NonFiniteError, SettingError, SpaceError, did_you_mean, of_user
 from l2l_nas.space.elastic import cell_states
 from l2l_nas.space.pool import Layer, LayerPool
 
@@ -141,7 +141,7 @@ class ParamServer:
         copy that is stored for the link.
 
         Raises:
-            SpaceError: its factory raised.
+            SpaceError: its factory raised, or there is no such state.
         """
         self.drain()
         self.prepare([key])
@@ -195,6 +195,7 @@ class ParamServer:
 
     def fork(self, keys: Iterable[str]) -> ParamServer:
         """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""
+        keys = check_list("keys", keys, of=str, wanted="keys of states")
         self.drain()
         other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
         other.masters = self.masters
@@ -235,6 +236,8 @@ class ParamServer:
             masters = self.masters if self.storage.is_lasting else None
             for key in keys:
                 if key not in known:
+                    if not isinstance(key, str) or not self.pool.has_state(key):
+                        raise SpaceError(f"no state {shown(key)}{did_you_mean(str(key), self.pool.states)}")
                     state = first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed, masters=masters)
                     self.storage.put_new(key, state)
 

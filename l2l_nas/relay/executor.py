@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from l2l_nas.arguments import check_count, check_kind, check_seed, shown
+from l2l_nas.arguments import check_count, check_kind, check_list, check_seed, check_whole, shown
 from l2l_nas.eps.gradients import Pending, Verdict
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
@@ -187,7 +187,9 @@ class Relay:
 
     def use(self, server: ParamServer) -> None:
         """Take layers from another server of the same pool from now on, such as a fork."""
-        assert server.pool is self.pool
+        check_kind("server", server, ParamServer, wanted="a ParamServer")
+        if server.pool is not self.pool:
+            raise SettingError("server: it is of another pool; a relay runs layers of one pool, so make another relay")
         self.drain()
         if server is self.server:
             return
@@ -334,6 +336,7 @@ class Relay:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         refuse_modes(self.device)
         check_rate(lr)
+        check_whole("step", step)
         check_objective(objective)
         inputs, targets = as_batch(inputs), as_targets(targets)
         others = (targets,) if isinstance(targets, Tensor) else targets
@@ -478,6 +481,10 @@ class Relay:
         """
         inputs = as_batch(inputs)
         sizes = checked_sizes(self.pool.inputs, inputs, micro_batch)
+        kinds = (Architecture, tuple, list)
+        architectures = check_list("architectures", architectures, of=kinds, wanted="architectures")
+        if max_bytes is not None:
+            check_count("max_bytes", max_bytes)
         self._pause()
         paths = [self.pool.path(architecture) for architecture in architectures]
         if not all(paths):
@@ -520,6 +527,7 @@ class Relay:
     @alone
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`. Layer-major order makes this one pass for all batches that fit the budget."""
+        batches = check_list("batches", batches, of=object, wanted="batches")
         if not batches:
             raise DataError("a recalibration needs at least one batch, got 0")
         batches = [as_batch(batch) for batch in batches]

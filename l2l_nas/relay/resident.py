@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from l2l_nas.arguments import check_kind, check_seed
+from l2l_nas.arguments import check_kind, check_seed, check_whole
 from l2l_nas.eps.layout import tied_name
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.plain import add_to, in_torch, moments_in
@@ -137,6 +137,7 @@ class Resident:
         """See `Executor.train_step`."""
         del upcoming  # everything is here already
         check_rate(lr)
+        check_whole("step", step)
         check_objective(objective)
         inputs, targets = as_batch(inputs), as_targets(targets)
         layers = self.pool.path(architecture)

@@ -411,7 +411,7 @@ class SlotBank:
         self._sizes = (max(wires, default=0), max(gradients, default=0), max(buffers, default=0))
         self.slots: tuple[Slot, ...] = ()
         self._templates: dict[tuple[object, int], Template] = {}
-        self._has_told = False  # of a memory format that is not kept
+        self._has_warned = False  # of a memory format that is not kept
         self._kinds: dict[tuple[str, int], object] = {
             (layer.key, layer.position): (layer.candidate.kind, tuple(sorted(layer.candidate.tied.items())))
             for layer in self._layers
@@ -447,8 +447,8 @@ class SlotBank:
             template = Template(self._pool, layer, self.slots[slot], self._dtype)
             self._calls(kind, template, slot)
             self._templates[kind, slot] = template
-            if template.is_channels_last and not self._has_told:
-                self._has_told = True
+            if template.is_channels_last and not self._has_warned:
+                self._has_warned = True
                 warnings.warn(
                     f"the weights of '{layer.key}' are channels_last; the relay keeps and computes with contiguous "
                     "ones, and with contiguous tensors between layers: results differ by rounding, and a convolution "

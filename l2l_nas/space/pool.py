@@ -200,6 +200,10 @@ class LayerPool:
         """The layer whose factory defines a state: the first in the pool that uses it."""
         return self._owners[state]
 
+    def has_state(self, key: str) -> bool:
+        """Whether a layer of the pool uses a state of this key."""
+        return key in self._owners
+
     def architecture(self, choices: Iterable[str]) -> Architecture:
         """The canonical architecture of these choices, one for each position.
 

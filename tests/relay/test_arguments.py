@@ -133,7 +133,8 @@ def test_more_slots_than_a_path_uses_and_a_longer_tail_are_as_many_as_it_uses():
     "given",
     [{"inputs": None}, {"inputs": "x"}, {"inputs": [1, "x"]}, {"targets": None}, {"targets": "x"}, {"targets": 1.0},
      {"targets": {"a": TARGETS}}, {"objective": 5}, {"objective": SquaredError}, {"micro_batch": 2.0},
-     {"micro_batch": "x"}, {"lr": "x"}, {"architecture": 5}, {"architecture": "ab"}, {"upcoming": 5}],
+     {"micro_batch": "x"}, {"lr": "x"}, {"step": "x"}, {"step": None}, {"architecture": 5}, {"architecture": "ab"},
+     {"upcoming": 5}],
     ids=str,
 )  # fmt: skip
 def test_a_step_refuses_what_it_does_not_take(given):
@@ -145,3 +146,25 @@ def test_a_step_refuses_what_it_does_not_take(given):
     with pytest.raises(L2LError):
         relay.train_step(**arguments | given)
     assert relay.train_step(**arguments).loss > 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda relay: relay.predict(POOL.original, None, micro_batch=2),
+        lambda relay: relay.predict(POOL.original, (INPUTS,), micro_batch="x"),
+        lambda relay: relay.predict_population(5, (INPUTS,), micro_batch=2),
+        lambda relay: relay.predict_population([5], (INPUTS,), micro_batch=2),
+        lambda relay: relay.predict_population([POOL.original], (INPUTS,), micro_batch=2, max_bytes="x"),
+        lambda relay: relay.recalibrate(POOL.original, 5),
+        lambda relay: relay.recalibrate(POOL.original, []),
+        lambda relay: relay.use(5),
+        lambda relay: relay.use(ParamServer(POOL.like(POOL.positions), optimizer=AdamW(), seed=0)),
+        lambda relay: relay.server.state("c/layer"),
+        lambda relay: relay.server.state(5),
+        lambda relay: relay.server.fork(5),
+    ],
+)
+def test_other_calls_refuse_what_they_do_not_take(call):
+    with pytest.raises(L2LError):
+        call(Relay(server_of(), device="cpu"))
