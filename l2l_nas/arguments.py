@@ -37,10 +37,17 @@ def check_kind(name: str, value: object, kinds: type[T] | tuple[type[Any], ...],
         SettingError: it is something else.
     """
     if not isinstance(value, kinds):
-        is_class = isinstance(value, type) and issubclass(value, kinds)
+        is_class = isinstance(value, type) and _is_kind(value, kinds)
         hint = f"; write {value.__name__}(...)" if is_class and isinstance(value, type) else ""
         raise SettingError(f"{name} takes {wanted}, got {shown(value)} ({type(value).__name__}){hint}")
     return value
+
+
+def _is_kind(value: type, kinds: type[Any] | tuple[type[Any], ...]) -> bool:
+    try:
+        return issubclass(value, kinds)
+    except TypeError:  # protocols with attributes know objects alone
+        return False
 
 
 def check_count(name: str, value: object, *, least: int = 0, most: int | None = None) -> int:

@@ -51,3 +51,10 @@ def test_what_is_no_list_of_its_kind_is_refused(value):
 def test_any_object_can_be_shown_in_one_short_line():
     assert len(shown("a\nb" * 1000)) < 110
     assert "Unprintable" in shown(Unprintable())
+
+
+def test_a_class_in_place_of_what_a_protocol_asks_for_is_refused_by_name():
+    from l2l_nas.eps.optimizers.base import Optimizer
+
+    with pytest.raises(SettingError, match="rule takes an optimizer"):
+        check_kind("rule", dict, Optimizer, wanted="an optimizer")

@@ -31,8 +31,8 @@ def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory:
     """
     if callable(layers):
         return Compiled(layers)
-    if layers not in LAYERS:
-        raise SettingError(f"layers: no '{layers}'{did_you_mean(layers, LAYERS)}")
+    if not isinstance(layers, str) or layers not in LAYERS:
+        raise SettingError(f"layers: no '{layers}'{did_you_mean(str(layers), LAYERS)}")
     if layers == "graphs":
         if device.capture is None:
             kind = device.torch_device.type

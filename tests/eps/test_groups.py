@@ -186,6 +186,8 @@ def test_a_tied_parameter_is_what_it_is_where_it_is_defined():
         (lambda: [Group("*", lr_scale=-0.1)], r"group '\*': lr_scale must be a number of at least 0"),
         (lambda: [Group("*", lr_scale=lambda p: None)], "at stem/conv/weight: lr_scale must be a number"),
         (lambda: [Group(3)], "match is a pattern or a function"),
+        (lambda: [Group(lambda p: p.nope)], "match raised AttributeError"),
+        (lambda: [Group("*", lr_scale=lambda p: 1 / 0)], "lr_scale raised ZeroDivisionError"),
         (lambda: [layer_decay(0.0)], r"layer_decay must lie in \(0, 1\]"),
         (lambda: [Group("*", rule=Muon())], "muon updates matrices"),
     ],

@@ -19,7 +19,7 @@ from torch import Tensor
 from l2l_nas.arguments import check_kind, check_list, check_number
 from l2l_nas.eps.layout import Layout, layout_of, tied_name
 from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, check_rule, check_weight_decay, rule_for
-from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.errors import SettingError, did_you_mean, user_code
 from l2l_nas.space.growth import with_frozen
 from l2l_nas.space.parameters import Parameter, parameters_of
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
@@ -76,7 +76,8 @@ class Group:
     def matches(self, parameter: Parameter) -> bool:
         """Whether a parameter is in it."""
         if callable(self.match):
-            return bool(self.match(parameter))
+            with user_code(f"{self}: match", SettingError):
+                return bool(self.match(parameter))
         if self.match in MATCHES:
             return MATCHES[self.match](parameter)
         return fnmatch.fnmatchcase(parameter.path, self.match)
@@ -85,11 +86,12 @@ class Group:
         """What it multiplies a parameter's rate by.
 
         Raises:
-            SettingError: its function gives no such number.
+            SettingError: its function gives no such number, or raises.
         """
         if not callable(self.lr_scale):
             return self.lr_scale
-        scale = self.lr_scale(parameter)
+        with user_code(f"{self}: lr_scale", SettingError):
+            scale = self.lr_scale(parameter)
         _check_scale(scale, f"{self} at {parameter.path}")
         return scale
 
