@@ -75,8 +75,8 @@ def explain_hydra(command: str, error: Exception, flags: Sequence[str], override
                 f"--config-path {place}: that replaces the configs of the program; add your own by --config-dir {place}"
             )
     if isinstance(error.__context__, OmegaConfBaseException) and "while composing config" in str(error):
-        place = str(error).partition(":")[0]
-        return f"{place}: {_explain_file(command, error.__context__)}"
+        file = str(error).partition(":")[0]
+        return f"{file}: {_explain_file(command, error.__context__)}"
     return explain_value(error, overrides)
 
 

@@ -49,7 +49,7 @@ from l2l_nas.report.table import run_line, settings_text, swept_table
 from l2l_nas.runs.build import locked
 from l2l_nas.runs.changes import rule_of
 from l2l_nas.runs.fields import settings
-from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
 from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.progress import time_to_go
@@ -108,7 +108,7 @@ class SamplerSweeper(Sweeper):
         check_sweep(self._sampler, swept.settings, num_trials=self._trials)
         goals = self._goals(swept)
         root = self.root
-        resume = _resumes(root, asked=asks_to_resume)
+        resume = _resumes(root, asked=asks_to_resume, num_trials=self._trials)
         make_folder(root)
         with locked(root):
             study = SweepStudy(
@@ -313,24 +313,21 @@ class _Sweep:
         self._console.print(text, soft_wrap=True)
 
 
-def _resumes(root: Path, *, asked: bool) -> bool:
+def _resumes(root: Path, *, asked: bool, num_trials: int) -> bool:
     """Whether to go on with a sweep. One that was killed before it had a study is started."""
-    draft = draft_of(root / SWEEP_FILE).name
-    others = (
-        [path.name for path in root.iterdir() if not (path.name.startswith(draft) or is_temporary(path.name))]
-        if root.is_dir()
-        else []
-    )
-    if asked:
-        if others and SWEEP_FILE not in others:
-            raise StorageError(f"{root}: holds no sweep ({SWEEP_FILE}); check the folder, or start without resume")
-        return bool(others)
-    if SWEEP_FILE in others:
+    if (root / SWEEP_FILE).exists():
+        if asked:
+            return True
         raise StorageError(
             f"{root} already holds a sweep; go on with it by: {resume_sweep('search', root)}; or choose another folder"
         )
+    draft = draft_of(root / SWEEP_FILE).name
+    names = [path.name for path in root.iterdir()] if root.is_dir() else []
+    if asked and not all(name.startswith(draft) or is_temporary(name) for name in names):
+        raise StorageError(f"{root}: holds no sweep ({SWEEP_FILE}); check the folder, or start without resume")
     if RunFolder(root).holds_run:
         raise StorageError(f"{root} already holds a run, which is no sweep; choose another folder")
+    refuse_taken(root, (*SWEEP_NAMES, *map(str, range(num_trials))))
     return False
 
 

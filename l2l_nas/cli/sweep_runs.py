@@ -14,7 +14,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, open_dict, read_write
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_yaml_list
@@ -97,7 +97,7 @@ def place(config: DictConfig, numbers: Sequence[int]) -> None:
         f"{NUMBERED[1]}='${{oc.select:{_NUMBERS}.${{hydra.job.num}}}}'",  # a key must be a text, and is one there
     ]
     with read_write(config), open_dict(config):
-        config.hydra.overrides.hydra = [*OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False), *words]
+        config.hydra.overrides.hydra.extend(words)
 
 
 def _values_of(words: Sequence[str], where: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -135,6 +136,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
     assert contents(tmp_path).keys() == {"tiny.py"}
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")
+    for name in ("sweep.json", "1"):
+        (tmp_path / "home" / name).mkdir()
+        assert f"home/{name} is there already" in refused(*WORDS, "folder=home")
+        (tmp_path / "home" / name).rmdir()
     assert "home: holds no sweep (sweep.db)" in refused(*WORDS, "resume=home")
     assert contents(tmp_path / "home").keys() == {"letter"}
     (tmp_path / "home" / "study.db").write_text("")
@@ -191,7 +196,8 @@ def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(pool, tmp_path,
     other = threading.Thread(target=outlive)
     other.start()
     begun.wait(60)
-    monkeypatch.setattr("l2l_nas.cli.sweep.time.sleep", lambda seconds: (free.set(), other.join()))
+    clock = SimpleNamespace(sleep=lambda seconds: (free.set(), other.join()))
+    monkeypatch.setattr("l2l_nas.cli.sweep.time", clock)
     assert main([*words, "resume=sweep"]) == 0
     assert "sweep/1: running in a process of its own; waiting for it" in capsys.readouterr().out
     assert contents(tmp_path / "sweep" / "1") == before
