@@ -262,6 +262,8 @@ class _FamilyBuilder:
     def _heads(self, kind: str) -> Heads:
         row, config = self._row, self._config
         count = self._count("heads")
+        if count > self._hidden:
+            raise SpaceError(f"config: {count} attention heads for a width of {self._hidden}")
         how: dict[str, Any] = {"is_causal": not row.is_masked, "dropout": self._dropout("attention_dropout")}
         if "key_value" in row.keys:
             how["key_value"] = config.count(row.keys["key_value"], count)

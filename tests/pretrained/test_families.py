@@ -280,6 +280,7 @@ def test_documents_do_not_see_each_other():
         ({"layer_types": [["linear"]] * 3}, "'layer_types' are"),
         ({"num_hidden_layers": 20000}, "'num_hidden_layers' is 20000; expected at most 10000"),
         ({"num_key_value_heads": 3}, "4 attention heads of 8 with 3 of keys and values; these divide them"),
+        ({"num_attention_heads": 64, "num_key_value_heads": 64}, "64 attention heads for a width of 32"),
         ({"hidden_act": "mish"}, "'hidden_act' is 'mish'; known are gelu"),
         ({"pretraining_tp": 2}, "'pretraining_tp' is 2, of which only 1 is known here"),
         ({"attention_bias": "x"}, "attention_bias is 'x', expected true or false"),
