@@ -241,7 +241,9 @@ def _record(
     buffers = dict(model.named_buffers())
     try:
         with torch.random.fork_rng(devices=[]), masks_always_made():
-            recording = drawing_nothing(lambda: Recording(model, paths, arguments, training=training), {})
+            recording = drawing_nothing(
+                lambda: Recording(model, paths, arguments, training=training), {}, whose="the model's"
+            )
     except SpaceError:
         raise
     except Exception as error:

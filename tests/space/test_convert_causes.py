@@ -65,7 +65,8 @@ def test_blocks_that_are_dropped_at_random_are_refused_as_such_whatever_was_draw
         random.seed(seed)
         np.random.seed(seed)
         with pytest.raises(
-            SpaceError, match=r"by a random number|in training the model calls other|draws from .*random"
+            SpaceError,
+            match=r"by a random number|in training the model calls other|the model's forward draws from .*random",
         ):
             convert(Dropping(draw), X, blocks="blocks")
 
