@@ -143,7 +143,7 @@ def as_batch(inputs: object) -> Batch:
         DataError: they are something else.
     """
     parts = inputs if isinstance(inputs, tuple | list) else (inputs,)
-    if not all(isinstance(part, Tensor | np.ndarray) for part in parts):
+    if not parts or not all(isinstance(part, Tensor | np.ndarray) for part in parts):
         raise DataError(f"inputs takes a tensor or a tuple of tensors, got {shown(inputs)} ({type(inputs).__name__})")
     return tuple(_tensor("inputs", part) for part in parts)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from l2l_nas.arguments import check_kind, check_seed, check_whole
+from l2l_nas.arguments import check_function, check_kind, check_list, check_seed, check_whole
 from l2l_nas.eps.layout import tied_name
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.plain import add_to, in_torch, moments_in
@@ -35,6 +35,7 @@ from l2l_nas.relay.interface import (
     bytes_of,
     check_objective,
     check_rate,
+    checked_sizes,
     cut_sizes,
     cut_targets,
     each,
@@ -142,7 +143,7 @@ class Resident:
         inputs, targets = as_batch(inputs), as_targets(targets)
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
-        sizes = cut_sizes(len(inputs[0]), micro_batch)
+        sizes = checked_sizes(self.pool.inputs, inputs, micro_batch, *as_tuple(targets))
         given = cut_targets(targets, sizes)
         count = sum(objective.count(part) for part in given)
         if not count > 0:
@@ -243,6 +244,10 @@ class Resident:
     ) -> list[Batch]:
         """See `Executor.predict_population`; one by one."""
         del max_bytes
+        if reduce is not None:
+            check_function("reduce", reduce)
+        kinds = (Architecture, tuple, list)
+        architectures = check_list("architectures", architectures, of=kinds, wanted="architectures")
         return [self._predicted(one, inputs, micro_batch, reduce=reduce) for one in architectures]
 
     @property
@@ -262,6 +267,7 @@ class Resident:
     @torch.no_grad()
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`."""
+        batches = [as_batch(one) for one in check_list("batches", batches, of=object, wanted="batches")]
         if not batches:
             raise DataError("recalibration needs at least 1 batch, got 0")
         layers = self.pool.path(architecture)
