@@ -145,8 +145,8 @@ def example(call: str, argument: str) -> Any:
 _USED = {"Data", "LayerPool", "Position", "Relay", "Resident", "Trainer", "UniformPaths", "Batches"}
 _OWN = {
     "Relay.extend", "Resident.extend", "Relay.use", "Resident.use", "Relay.residency", "LayerPool.flow",
-    "LayerPool.build_module", "LayerPool.borrowed", "LayerPool.owner", "LayerPool.has_state", "LayerPool.like", "Resident.module",
-    "Position.with_candidates", "Tokens.places",
+    "LayerPool.build_module", "LayerPool.borrowed", "LayerPool.owner", "LayerPool.has_state", "LayerPool.like",
+    "Resident.module", "Position.with_candidates", "Tokens.places",
 }  # fmt: skip
 # what a user may ask for, and waits for; a function that the evaluation alone gives, which gives something else
 _LEFT = {"Trainer.fit(steps=10**9)", "Resident.predict_population(reduce=a class)"}
