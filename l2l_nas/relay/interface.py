@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.arguments import check_count, check_methods, shown
+from l2l_nas.contents.arrays import native
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.extend import Caches
@@ -145,7 +146,7 @@ def as_batch(inputs: object) -> Batch:
     parts = inputs if isinstance(inputs, tuple | list) else (inputs,)
     if not parts or not all(isinstance(part, Tensor | np.ndarray) for part in parts):
         raise DataError(f"inputs takes a tensor or a tuple of tensors, got {shown(inputs)} ({type(inputs).__name__})")
-    return tuple(_tensor("inputs", part) for part in parts)
+    return tuple(as_samples("inputs", part) for part in parts)
 
 
 def as_targets(targets: object) -> Targets:
@@ -155,18 +156,26 @@ def as_targets(targets: object) -> Targets:
         DataError: they are something else.
     """
     if isinstance(targets, tuple | list) and targets and all(_has_samples(part) for part in targets):
-        return tuple(_tensor("targets", part) for part in targets)
-    return _tensor("targets", targets)
+        return tuple(as_samples("targets", part) for part in targets)
+    return as_samples("targets", targets)
 
 
 def _has_samples(part: object) -> bool:
     return isinstance(part, Tensor | np.ndarray) and part.ndim > 0
 
 
-def _tensor(name: str, value: Any) -> Tensor:
+def as_samples(name: str, value: Any) -> Tensor:
+    """A tensor [samples, ...] as it is; an array, or a list of numbers, as one.
+
+    Args:
+        name: of the argument that it is.
+
+    Raises:
+        DataError: it is something else.
+    """
     try:
-        tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError):
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(native(np.asarray(value)))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         wanted = f"{name} takes a tensor, an array or a list of numbers, or a tuple of tensors"
         raise DataError(f"{wanted}, got {shown(value)} ({type(value).__name__})") from None
     if not tensor.dim():

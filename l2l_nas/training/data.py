@@ -16,11 +16,12 @@ from torch import Tensor
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_path, shown
 from l2l_nas.contents.arrays import native, read_npz
 from l2l_nas.errors import DataError, SettingError
+from l2l_nas.relay.interface import as_samples
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import MapSamples, SampleSource
 from l2l_nas.training.folder import array_parts, has_arrays, image_parts, refuse_left_over
 from l2l_nas.training.form import Columns, SampleForm
-from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target, read, tensor_of
+from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target, read
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Data:
             rows = cut(len(x), **fractions, classes=classes_of(y, stratify))
             whole = partial(Mapped, (x,), y, as_inputs=_as_read, as_targets=_targets)
             return cls._of([whole(rows=chosen) for chosen in rows])
-        inputs, targets = (tensor_of(f"Data.from_arrays: {name}", one).detach() for name, one in (("x", x), ("y", y)))
+        inputs, targets = (as_samples(f"Data.from_arrays: {name}", one).detach() for name, one in (("x", x), ("y", y)))
         if len(inputs) != len(targets):
             raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
         rows = cut(len(targets), **fractions, classes=classes_of(targets.numpy(), stratify))

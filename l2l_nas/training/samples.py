@@ -17,10 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_nas.arguments import shown
-from l2l_nas.contents.arrays import native
 from l2l_nas.errors import DataError, of_user
-from l2l_nas.relay.interface import Batch, Targets, each
+from l2l_nas.relay.interface import Batch, Targets, as_samples, each
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.shapes import Specs, as_tuple
 
@@ -132,30 +130,11 @@ def as_target(tensor: Tensor) -> Tensor:
     return found
 
 
-def tensor_of(name: str, value: object) -> Tensor:
-    """A tensor [samples, ...] as it is; an array, or a list of numbers, as one.
-
-    Args:
-        name: of the argument that it is.
-
-    Raises:
-        DataError: it is something else.
-    """
-    if not isinstance(value, Tensor):
-        try:
-            value = torch.as_tensor(native(np.asarray(value)))
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise DataError(f"{name} takes a tensor, an array or a list of numbers, got {shown(value)}") from None
-    if not value.dim():
-        raise DataError(f"{name} takes a tensor [samples, ...], got one number: {shown(value.item())}")
-    return value
-
-
 def each_tensor(name: str, value: object) -> Targets:
-    """`tensor_of`, or a tuple of such where a tuple of several is given."""
+    """`as_samples`, or a tuple of such where a tuple of several is given."""
     if isinstance(value, tuple):
-        return tuple(tensor_of(name, one) for one in value)
-    return value if isinstance(value, Tensor) and value.dim() else as_target(tensor_of(name, value))
+        return tuple(as_samples(name, one) for one in value)
+    return value if isinstance(value, Tensor) and value.dim() else as_target(as_samples(name, value))
 
 
 def spread(count: int, most: int, is_sequential: bool = False) -> Tensor:
@@ -182,7 +161,7 @@ class Split(Samples):
 
     def __post_init__(self) -> None:
         given = self.inputs if isinstance(self.inputs, tuple | list) else (self.inputs,)
-        inputs = tuple(tensor_of("Split: inputs", one) for one in given)
+        inputs = tuple(as_samples("Split: inputs", one) for one in given)
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "targets", each_tensor("Split: targets", self.targets))
         for tensor in (*inputs, *as_tuple(self.targets)):
