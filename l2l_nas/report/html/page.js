@@ -6,6 +6,11 @@
     tips.set(title.parentNode, title.textContent);
     title.remove(); // or the browser would show its own a second later
   }
+  for (const table of document.querySelectorAll("table.stack")) {
+    const titles = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+    for (const row of table.tBodies[0].rows)
+      for (const cell of row.cells) cell.dataset.label ??= titles[cell.cellIndex]; // where it is not in the page
+  }
   const box = document.createElement("div");
   box.id = "tip";
   box.hidden = true;

@@ -57,6 +57,11 @@ class Table:
     rows: tuple[TableRow, ...]
     is_whole: bool = False
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the page's script gives its cells their labels for narrow screens, which make a page large."""
+        return len(self.rows) > _MAX_STRIPS
+
 
 TRIAL, ARCHITECTURE = Column("trial", "n"), Column("architecture", "")
 
