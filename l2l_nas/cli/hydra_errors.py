@@ -60,7 +60,7 @@ def explain_hydra(command: str, error: Exception, flags: Sequence[str], override
     if isinstance(error, UnicodeDecodeError) and (path := _unreadable(folders)) is not None:
         return f"{path}: not a text in UTF-8 ({error.reason})"
     if isinstance(error, OverrideParseException):
-        return f"'{error.override}' cannot be read; a value with special characters needs quotes: NAME='\"VALUE\"'"
+        return _unreadable_word(str(error.override), error)
     sweeps = is_sweep(flags, overrides)
     for word in overrides:
         if said := _explain_word(word, error, folders, words=overrides, sweeps=sweeps):
@@ -107,7 +107,10 @@ def _joined(text: str) -> str:
 def _explain_word(word: str, error: Exception, folders: Sequence[Path], *, words: Sequence[str], sweeps: bool) -> str:
     """What was wrong with one word, where it shows that by itself; else nothing."""
     name, _, value = re.sub(r"^[+~]+", "", word).partition("=")
-    override = OverridesParser.create().parse_override(word)
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException as unreadable:
+        return _unreadable_word(word, unreadable)
     if override.is_sweep_override() and not sweeps:
         return f"'{word}' has several values: add -m to run each of them; one value with commas stands in quotes"
     group = name.partition("@")[0]
@@ -124,6 +127,14 @@ def _explain_word(word: str, error: Exception, folders: Sequence[Path], *, words
         elif "hydra/sweeper=l2l" in words and re.sub(r"(\.params)\..*", r"\1", name) not in sampled:
             return f"no setting '{name}'{nearest(name, sorted(sampled))}"
     return ""
+
+
+def _unreadable_word(word: str, error: HydraException) -> str:
+    """What to tell of a word that Hydra cannot parse; what one of its functions refuses has a reason of its own."""
+    _, is_call, reason = _joined(str(error)).partition("while evaluating ")
+    if is_call:
+        return f"'{word}': {reason.partition(' See https:')[0]}"
+    return f"'{word}' cannot be read; a value with special characters needs quotes: NAME='\"VALUE\"'"
 
 
 def _offered(group: str, folders: Sequence[Path]) -> list[str]:

@@ -83,30 +83,36 @@ class SweepCallback(Callback):
         # what is written as ${hydra:...} is looked up there, and is not to be changed from then on
         HydraConfig.instance().set_config(copy.deepcopy(config))
         with reporting_errors():
-            subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
-            if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
-                raise no_effect("hydra.sweep.subdir")
-            # Hydra's sweeper writes the settings into the sweep's folder; runs are composed anew
-            content = OmegaConf.to_container(config, resolve=False)
-            if any(without_passwords(word) != word for word in config.hydra.overrides.task):
-                raise SettingError(
-                    "a password would be written with the sweep's settings: write search.storage=ADDRESS by itself, "
-                    f"or leave the password out and put it into {PASSWORD_VARIABLE}"
-                )
-            if (hidden := without_passwords_in(content)) != content:
-                with read_write(config), open_dict(config):
-                    config.merge_with(hidden)
-            self.root = Path(config.hydra.sweep.dir)
-            if content["folder"] == SearchConf.folder and content["hydra"]["sweep"]["dir"] == "${folder}":  # type: ignore[index,call-overload]
-                self.root = MadeFolder.reserve(self.root)
-                with read_write(config), open_dict(config):  # each run is composed of these words
-                    config.folder = str(self.root)
-                    config.hydra.overrides.task.append(f"folder={spell(str(self.root))}")
-            if (self.root / SWEEP_CONFIG).exists():
-                self._before = read_bytes(self.root / SWEEP_CONFIG)
-            if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
-                self._take(config)
-            SweepCallback.current = self
+            try:
+                self._begin(config)
+            except OmegaConfBaseException as error:  # Hydra would warn of it and go on, with nothing checked
+                raise SettingError(explain_value(error)) from error
+
+    def _begin(self, config: DictConfig) -> None:
+        subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
+        if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
+            raise no_effect("hydra.sweep.subdir")
+        # Hydra's sweeper writes the settings into the sweep's folder; runs are composed anew
+        content = OmegaConf.to_container(config, resolve=False)
+        if any(without_passwords(word) != word for word in config.hydra.overrides.task):
+            raise SettingError(
+                "a password would be written with the sweep's settings: write search.storage=ADDRESS by itself, "
+                f"or leave the password out and put it into {PASSWORD_VARIABLE}"
+            )
+        if (hidden := without_passwords_in(content)) != content:
+            with read_write(config), open_dict(config):
+                config.merge_with(hidden)
+        self.root = Path(config.hydra.sweep.dir)
+        if content["folder"] == SearchConf.folder and content["hydra"]["sweep"]["dir"] == "${folder}":  # type: ignore[index,call-overload]
+            self.root = MadeFolder.reserve(self.root)
+            with read_write(config), open_dict(config):  # each run is composed of these words
+                config.folder = str(self.root)
+                config.hydra.overrides.task.append(f"folder={spell(str(self.root))}")
+        if (self.root / SWEEP_CONFIG).exists():
+            self._before = read_bytes(self.root / SWEEP_CONFIG)
+        if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
+            self._take(config)
+        SweepCallback.current = self
 
     def _take(self, config: DictConfig) -> None:
         words = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
