@@ -135,8 +135,10 @@ def convert(
     """
     check_kind("convert: model", model, nn.Module, wanted="a module")
     model = _uncompiled(model)
-    check_table("convert: candidates", candidates or {}, wanted="a dict of candidates by name")
-    check_kind("convert: losses", losses or {}, Mapping, wanted="a dict of weights by the output's name")
+    check_table("convert: candidates", {} if candidates is None else candidates, wanted="a dict of candidates by name")
+    check_kind(
+        "convert: losses", {} if losses is None else losses, Mapping, wanted="a dict of weights by the output's name"
+    )
     if output is not None:
         check_kind("convert: output", output, (str, int), wanted="a key or a number")
     _refuse_unfit_weights(model)

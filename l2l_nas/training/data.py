@@ -210,7 +210,7 @@ class Data:
         """
         folder, fractions = check_path("Data.from_folder: folder", folder), (validation_fraction, test_fraction)
         _check_form(None, transform)
-        check_count("workers", workers)
+        check_count("workers", workers, most=4096)
         if size is not None and len(check_list("size", size, of=Integral, wanted="height and width")) != 2:
             raise SettingError(f"size takes a height and a width in pixels, got {size!r}")
         if has_arrays(folder):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from l2l_nas import convert, plain_module, skip
-from l2l_nas.errors import ShapeError, SpaceError
+from l2l_nas.errors import SettingError, ShapeError, SpaceError
 from tests.space.test_convert import BLOCKS, IDS, Gate, Model, made
 
 
@@ -319,3 +320,10 @@ def test_a_block_that_does_not_run_and_a_model_that_cannot_be_copied_are_refused
             raise RuntimeError("no copies")
 
     refusal(r"cannot be copied \(RuntimeError: no copies\)", Uncopied(), torch.randn(2, 4), blocks="blocks")
+
+
+@pytest.mark.parametrize("odd", [torch.ones(3), np.zeros(0), 5])
+@pytest.mark.parametrize("name", ["candidates", "losses"])
+def test_what_is_no_dict_is_refused_by_its_argument_s_name(name, odd):
+    with pytest.raises(SettingError, match=f"convert: {name}"):
+        convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.ones(2, 4), blocks=["0"], **{name: odd})

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from l2l_nas import Data
-from l2l_nas.errors import DataError, StorageError
+from l2l_nas.errors import DataError, SettingError, StorageError
 from tests.training.test_folder import write_images
 
 Image = pytest.importorskip("PIL.Image")
@@ -96,3 +96,8 @@ def test_an_image_that_is_no_file_any_more_is_not_waited_for(tmp_path):
         os.mkfifo(path)
     with pytest.raises(StorageError, match=r"\.png: a pipe or a device, not a file"):
         data.train.preview()
+
+
+def test_more_processes_than_a_machine_has_are_not_begun(tmp_path):
+    with pytest.raises(SettingError, match="workers"):
+        Data.from_folder(write_images(tmp_path), workers=10**9)
