@@ -176,7 +176,8 @@ class Bad(nn.Tanh):
     [
         (
             POOL.replace("nn.Tanh", "Bad").replace("def pool(", BAD + "def pool("),
-            r"error: position 'layer\d': candidate 'tanh': its layer raised ValueError: no luck \(tiny.py, line 9\)\n",
+            r"error: failed trials in a row: \d+, .*candidate 'tanh': its layer raised ValueError: no luck "
+            r"\(tiny.py, line 9\); .* 'search\.retire=\[\*/tanh\]'\n",
         ),
         (
             "import os\n" + POOL.replace("*data(samples)", "*data(samples + os.getpid() % 97)"),
@@ -195,7 +196,8 @@ class Bad(nn.Tanh):
 )
 def test_what_goes_wrong_in_a_worker_is_one_line(pool, tmp_path, capsys, source, said):
     (tmp_path / "tiny.py").write_text(source)
-    assert main([*WORDS, "search.workers=2", "search.warmup_steps=0"]) == 2  # warm-up is this process's
+    # warm-up is this process's
+    assert main([*WORDS, "search.workers=2", "search.warmup_steps=0", "search.failures=1"]) == 2
     assert re.fullmatch(said, capsys.readouterr().err)
 
 
