@@ -78,7 +78,7 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("conf/*/*.yaml", 8, (_CONFIGS,)),
 )
 # what these say may not be another model's: weights at other places, of other types
-JUDGED = {"hf/model.safetensors": HF, "model.gguf": GGUF, "sharded/": HF.replace("hf:hf", "hf:sharded")}
+JUDGED = {"hf/model.safetensors": HF, "model.gguf": GGUF, "sharded/model": HF.replace("hf:hf", "hf:sharded")}
 
 
 def _tensors() -> dict[str, torch.Tensor]:
