@@ -88,9 +88,12 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             with _around(command) if is_sweep(flags, overrides) else contextlib.nullcontext():
                 module.main()
     except SystemExit as stop:
-        if not _is_ours(stop):
+        asked = _asked_by(stop)
+        if asked not in ("l2l_nas", "hydra", "argparse"):
             return report(f"your code {what_raised(stop)}")
-        return 2 if stop.code == 1 or not isinstance(stop.code, int) else stop.code  # 1: of Hydra's, after its line
+        if isinstance(stop.code, int) and (asked == "l2l_nas" or not stop.code):
+            return stop.code
+        return 2  # Hydra's is 1, after its line
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -160,13 +163,13 @@ def settings_of(config: DictConfig) -> Any:
         sys.exit(report(explain_value(error, sys.argv[1:])))
 
 
-def _is_ours(stop: SystemExit) -> bool:
-    """Whether an exit is one that this program or Hydra asked for, and not code of the user's."""
+def _asked_by(stop: SystemExit) -> str:
+    """The package whose code asked for an exit: this program, Hydra, or the user's."""
     frame = stop.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     asked = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
-    return str(asked).split(".")[0] in ("l2l_nas", "hydra", "argparse")
+    return str(asked).split(".")[0]
 
 
 @contextlib.contextmanager

@@ -175,6 +175,8 @@ def as_samples(name: str, value: Any) -> Tensor:
     """
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(native(np.asarray(value)))
+        if tensor.dtype == torch.float64 and not hasattr(value, "__array__"):
+            tensor = tensor.to(torch.get_default_dtype())  # Python's numbers, as torch.tensor takes them
     except (TypeError, ValueError, RuntimeError, OverflowError):
         wanted = f"{name} takes a tensor, an array or a list of numbers, or a tuple of tensors"
         raise DataError(f"{wanted}, got {shown(value)} ({type(value).__name__})") from None
