@@ -278,7 +278,12 @@ class Conductor:
         if not self._watch(layer, server).has_changed(template, stored, _where(layer, server)):
             return
         with server.buffers(layer.key) as before:
-            job.run.entry_buffers[step.layer] = before.buffers.clone()
+            found = before.buffers.clone()
+        entry_buffers = job.run.entry_buffers
+        entry_buffers[step.layer] = found
+        for place, earlier in enumerate(job.run.layers[: step.layer]):
+            if earlier.key == layer.key:  # it changed nothing there, so that nothing was noted
+                entry_buffers.setdefault(place, found)
         server.store_buffers(layer.key, template.buffers, template.buffer_layout)
 
     def _watch(self, layer: Layer, server: ParamServer) -> BufferWatch:

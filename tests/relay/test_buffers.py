@@ -151,3 +151,43 @@ def test_a_change_that_torch_does_not_know_of_and_that_begins_late_is_refused_by
     Late.begins = True
     with pytest.raises(SpaceError, match="first"):
         train(range(5, 9))
+
+
+class Scaled(nn.Module):
+    """Changes its table where its input is large, and learns by what the table is."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(W, W)
+        self.register_buffer("table", torch.linspace(0, 1, 3 * W).view(3, W))
+
+    def forward(self, x):
+        if self.training and float(x.detach().abs().max()) > LARGE:
+            self.table.mul_(0.5)
+        return 30 * (self.linear(x) * self.table.clone() + x)
+
+
+def test_a_layer_that_changes_its_buffers_at_a_later_use_is_recomputed_with_those_of_the_first():
+    pool = LayerPool.repeated(
+        [Candidate("layer", Scaled)],
+        depth=3,
+        inputs=TensorSpec((3, W)),
+        last=Candidate("head", lambda: nn.Linear(W, 2)),
+    )
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device=copying())
+    plain = Plain(
+        ParamServer(pool, optimizer=AdamW(), seed=0),
+        seed=0,
+        layer_major=lambda layers, sizes: relay.residency(tuple(sizes)).keep,
+    )
+    for step in range(2):
+        inputs, targets = data(pool, step, is_large=False)
+        named = {"objective": SquaredError(), "micro_batch": 2, "lr": 0.01, "step": step}
+        loss = relay.train_step(pool.original, inputs, targets, **named).loss
+        assert loss == plain.step(pool.original, inputs, targets, **named)
+    relay.close()
+    layer = pool.path(pool.original)[0]
+    state = relay.server.state(layer.key)
+    assert not torch.equal(state.named_buffers()["table"], Scaled().table), "nothing was tried"
+    for name, parameter in plain.module(layer).named_parameters():
+        assert torch.equal(state.parameters()[name], parameter), name
