@@ -17,6 +17,7 @@ from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.slots import Template
+from l2l_nas.space.compare import is_near
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
 from l2l_nas.space.pool import Layer
@@ -26,9 +27,8 @@ from l2l_nas.space.values import Flow, by_value
 
 Gradients = Batch | tuple[None, ...]
 
-# how many micro-batches of a template's first backwards are compared with its forward, and how closely
+# how many micro-batches of a template's first backwards are compared with its forward
 _COMPARISONS = 4
-_ROUNDING = 1e-2
 
 
 @dataclass
@@ -384,21 +384,11 @@ def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch, mo
 
 def _refuse_others(again: Batch, before: Batch) -> None:
     """Refuse a recompute that gives clearly other outputs than the forward; rounding may differ on some devices."""
-    if any(is_other(one, other) for one, other in zip(again, before, strict=True)):
+    if not all(is_near(one.detach(), other.detach()) for one, other in zip(again, before, strict=True)):
         raise SpaceError(
             "gives other outputs when the backward runs it again on the same input: it draws random numbers from "
             "elsewhere than torch, or keeps something between calls that is no buffer"
         )
-
-
-def is_other(again: Tensor, before: Tensor) -> bool:
-    """Whether values that were computed again differ by more than rounding does."""
-    if torch.equal(again, before):
-        return False
-    one, other = again.detach(), before.detach()
-    if not learns(other):
-        return bool(one.ne(other).any())
-    return bool(((one - other).abs() > _ROUNDING * other.abs().max()).any())
 
 
 def as_dtypes(specs: Specs, outputs: Batch) -> Batch:

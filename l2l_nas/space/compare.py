@@ -35,7 +35,33 @@ _OUTSIDE = f"between its blocks it uses what is neither argument nor output of a
 
 def is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two outputs are equal; NaN is equal to NaN."""
-    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool((one.eq(other) | (one.isnan() & other.isnan())).all())
+
+
+def is_near(got: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
+    """Whether numbers that were computed in another way differ by no more than rounding does.
+
+    Args:
+        noise: what they may differ by in addition.
+    """
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return False
+    if torch.equal(got, expected):
+        return True
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return False
+    finite = expected.isfinite()
+    if not torch.equal(got.isfinite(), finite):
+        return False
+    return _largest((got - expected)[finite]) <= _ROUNDING * _largest(expected) + noise
+
+
+def _largest(tensor: Tensor) -> float:
+    """Of its finite numbers, the largest absolute one."""
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def refuse_other_parts(
@@ -128,9 +154,9 @@ class _Step:
 
     def other_outputs(self, parts: _Step) -> str:
         """What the parts give otherwise than this model; empty if nothing."""
-        if len(self.outputs) != len(parts.outputs) or not all(map(_is_near, parts.outputs, self.outputs)):
+        if len(self.outputs) != len(parts.outputs) or not all(map(is_near, parts.outputs, self.outputs)):
             return "give something else"
-        names = (name for name, buffer in parts.buffers.items() if not _is_near(buffer, self.buffers[name]))
+        names = (name for name, buffer in parts.buffers.items() if not is_near(buffer, self.buffers[name]))
         return next((f"change the buffer '{name}' otherwise" for name in names), "")
 
     def other_gradients(self, parts: _Step) -> str:
@@ -145,26 +171,9 @@ class _Step:
             if own is None or other is None:
                 who, whose = ("the model", "its parts") if other is None else ("its parts", "the model")
                 return f"'{name}' has a gradient in {who}, and none in {whose}"
-            if not _is_near(other, own, noise):
+            if not is_near(other, own, noise):
                 return f"the gradient of '{name}' is another one in the parts of the model than in the model"
         return ""
-
-
-def _is_near(got: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return False
-    if torch.equal(got, expected) or not (expected.is_floating_point() or expected.is_complex()):
-        return is_same(got, expected)
-    finite = expected.isfinite()
-    if not torch.equal(got.isfinite(), finite):
-        return False
-    return _largest((got - expected)[finite]) <= _ROUNDING * _largest(expected) + noise
-
-
-def _largest(tensor: Tensor) -> float:
-    """Of its finite numbers, the largest absolute one."""
-    finite = tensor[tensor.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 @contextlib.contextmanager
