@@ -270,9 +270,13 @@ def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
 
 
 def is_choice(word: str) -> bool:
-    """Whether a word of a sweep chooses what its runs are made of, callbacks left out: they only observe."""
-    name = re.sub(r"^[+~]+", "", word).partition("=")[0]
-    return name in {*GROUPS["search"], *OWN, *_IMPORTED, "space.pool"} - {"callbacks"}
+    """Whether a word of a sweep chooses what its runs are made of: a group, the user's own too, or what is imported.
+
+    Callbacks are left out, as they only observe, and so is what is Hydra's.
+    """
+    name = next(iter(given_names([word])))
+    is_group = "." not in name and not name.startswith("hydra/")
+    return (is_group or name in {*OWN, *_IMPORTED, "space.pool"}) and name != "callbacks"
 
 
 def resume_sweep(command: str, root: Path) -> str:

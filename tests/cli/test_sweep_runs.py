@@ -109,6 +109,18 @@ def test_the_command_that_goes_on_with_a_sweep_names_its_config_folder(tmp_path,
     assert main(again.split()[3:]) == 130
 
 
+def test_a_group_of_the_user_s_own_that_a_sweep_began_with_is_asked_for_again(tmp_path, monkeypatch, refused):
+    """Runs that begin later would have other settings than those of before."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "size").mkdir(parents=True)
+    (tmp_path / "conf" / "size" / "small.yaml").write_text("# @package _global_\nsearch:\n  steps_per_trial: 1\n")
+    monkeypatch.setattr("l2l_nas.cli.search._prepared", stop)
+    assert main(["search", "-m", "--config-dir", "conf", "+size=small", "seed=0,1", "folder=u"]) == 130
+    for words in ((), ("--config-dir", "conf")):
+        line = refused("search", "-m", *words, "resume=u")
+        assert line.endswith("name it again: --config-dir conf +size=small")
+
+
 def stop(conf, *_, **__):
     Path(conf.folder).joinpath("config.yaml").write_text("")
     raise KeyboardInterrupt
