@@ -411,9 +411,9 @@ class Conductor:
                 "changed its parameters, which only the optimizer may; keep running values in a buffer",
                 **_where(layer, server),
             )
-        if template.has_moved:
+        if template.rebind_parameters():
             raise SpaceError(
-                "moved its parameters to other memory, where no update reaches them; leave them where they are",
+                "moved or replaced its parameters, so that no update would reach them; leave them as they are",
                 **_where(layer, server),
             )
 

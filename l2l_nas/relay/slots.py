@@ -107,6 +107,16 @@ class _Elsewhere(NamedTuple):
     life: weakref.ref[Tensor]
 
 
+class _BoundBuffer(NamedTuple):
+    """A buffer of a template: where the module has it, and the memory that it is a view of."""
+
+    name: str
+    owner: nn.Module
+    leaf: str
+    tensor: Tensor
+    memory: Tensor
+
+
 class Template:
     """A module bound to a slot.
 
@@ -145,6 +155,7 @@ class Template:
         self.take: Callable[[int, int], Tensor | None] | None = None
         self._elsewhere: dict[tuple[int, int], _Elsewhere] = {}  # by number and identity of a block
         self._parameters: list[list[nn.Parameter]] = []
+        self._places: list[tuple[nn.Module, str, nn.Parameter]] = []  # where the module has them
         modules = dict(self.module.named_modules(remove_duplicate=False))
         layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
@@ -182,11 +193,12 @@ class Template:
         self._bound_buffers = []
         for entry in wires[0].buffers:
             # `.data`: a layer with two BatchNorms changes one buffer while autograd keeps another for the backward
-            buffer = entry.view(self.buffers).data
+            memory = entry.view(self.buffers)
+            buffer = memory.data
             for name in (entry.name, *(alias for alias, other in wires[0].aliases if other == entry.name)):
                 owner, leaf = _locate(modules, name)
                 owner._buffers[leaf] = buffer
-                self._bound_buffers.append((name, owner, leaf, buffer))
+                self._bound_buffers.append(_BoundBuffer(name, owner, leaf, buffer, memory))
         self._loaded_versions = self._buffer_versions()
         for part in modules.values():
             if isinstance(part, nn.RNNBase):
@@ -210,6 +222,7 @@ class Template:
             for name in names:
                 owner, leaf = _locate(modules, name)
                 setattr(owner, leaf, parameter)  # setattr, as modules like nn.LSTM keep lists that follow it
+                self._places.append((owner, leaf, parameter))
         return parameters
 
     def bind(self, segment: int, weights: Sequence[Tensor] | None = None) -> None:
@@ -239,11 +252,16 @@ class Template:
         """Another number after anything wrote to its parameters."""
         return sum(parameter._version for parameters in self._parameters for parameter in parameters)
 
-    @property
-    def has_moved(self) -> bool:
-        """Whether a parameter lies elsewhere than it was bound, where no update reaches it."""
-        pairs = zip(self._parameters, self._bound, strict=True)
-        return any(p.data_ptr() != t.data_ptr() for own, bound in pairs for p, t in zip(own, bound, strict=True))
+    def rebind_parameters(self) -> bool:
+        """Bind parameters again that a forward moved or replaced, so that no update reached them; whether it did."""
+        replaced = [place for place in self._places if place[0]._parameters.get(place[1]) is not place[2]]
+        for owner, leaf, parameter in replaced:
+            setattr(owner, leaf, parameter)
+        pairs = [pair for both in zip(self._parameters, self._bound, strict=True) for pair in zip(*both, strict=True)]
+        moved = [(parameter, tensor) for parameter, tensor in pairs if parameter.data_ptr() != tensor.data_ptr()]
+        for parameter, tensor in moved:
+            parameter.data = tensor
+        return bool(replaced or moved)
 
     def zero_gradients(self) -> None:
         """Start a backward visit.
@@ -330,7 +348,7 @@ class Template:
         return self._loaded_versions != self._buffer_versions()
 
     def _buffer_versions(self) -> list[int]:
-        return [buffer._version for *_, buffer in self._bound_buffers]
+        return [bound.tensor._version for bound in self._bound_buffers]
 
     def holds_buffers(self, buffers: Tensor) -> bool:
         """Whether its buffers are those of a state, to the bit."""
@@ -341,11 +359,16 @@ class Template:
         )
 
     def rebind_buffers(self) -> list[str]:
-        """Bind buffers that a forward replaced (`self.x = new`) to the slot again; returns their names."""
-        replaced = [bound for bound in self._bound_buffers if bound[1]._buffers[bound[2]] is not bound[3]]
-        for _, owner, leaf, buffer in replaced:
-            owner._buffers[leaf] = buffer
-        return [name for name, *_ in replaced]
+        """Bind buffers again that a forward replaced (`self.x = new`, `self.x.data = new`); returns their names."""
+        replaced = []
+        for bound in self._bound_buffers:
+            has_moved = bound.tensor.data_ptr() != bound.memory.data_ptr()
+            if has_moved:
+                bound.tensor.data = bound.memory
+            if has_moved or bound.owner._buffers.get(bound.leaf) is not bound.tensor:
+                bound.owner._buffers[bound.leaf] = bound.tensor
+                replaced.append(bound.name)
+        return replaced
 
 
 def mixed_dtypes(layout: Layout, dtype: torch.dtype, error: BaseException) -> str:

@@ -191,3 +191,32 @@ def test_a_layer_that_changes_its_buffers_at_a_later_use_is_recomputed_with_thos
     assert not torch.equal(state.named_buffers()["table"], Scaled().table), "nothing was tried"
     for name, parameter in plain.module(layer).named_parameters():
         assert torch.equal(state.parameters()[name], parameter), name
+
+
+@pytest.mark.parametrize("device", ["cpu", "copying"])
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_buffer_that_a_forward_moves_at_times_is_refused_by_name_and_bound_again(is_set, device):
+    class Moves(Masked):
+        def change(self, x):
+            if self.training and float(x.detach().abs().max()) > LARGE:
+                if is_set:
+                    self.table.set_(self.table * 0.5)
+                else:
+                    self.table.data = self.table * 0.5
+
+    pool = pool_of(Moves)
+    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device=copying() if device == "copying" else device)
+    plain = Plain(
+        ParamServer(pool, optimizer=AdamW(), seed=0),
+        seed=0,
+        layer_major=lambda layers, sizes: relay.residency(tuple(sizes)).keep,
+    )
+    for step in range(3):
+        inputs, targets = data(pool, step, is_large=step == 1)
+        named = {"objective": SquaredError(), "micro_batch": 2, "lr": 0.01, "step": step}
+        if step == 1:
+            with pytest.raises(SpaceError, match="replaces the buffer 'table'"):
+                relay.train_step(pool.original, inputs, targets, **named)
+        else:
+            loss = relay.train_step(pool.original, inputs, targets, **named).loss
+            assert loss == plain.step(pool.original, inputs, targets, **named)

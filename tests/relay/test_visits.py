@@ -49,6 +49,11 @@ def moves(self, y):
     return self.linear(y)
 
 
+def replaces(self, y):
+    self.linear.bias = nn.Parameter(self.linear.bias.detach() + 1)
+    return self.linear(y)
+
+
 def draws(self, y):
     return y * (random.random() + next(COUNT))  # two draws alone may be close to each other
 
@@ -66,7 +71,8 @@ def fails(self, y):
     ("how", "message"),
     [
         (writes, "changed its parameters"),
-        (moves, "moved its parameters"),
+        (moves, "moved or replaced its parameters"),
+        (replaces, "moved or replaced its parameters"),
         (draws, "other outputs when the backward"),
         (breaks, "other outputs when the backward"),
         (fails, "raised RuntimeError: no way"),
@@ -87,6 +93,10 @@ def test_what_goes_wrong_only_on_some_inputs_is_refused_by_name(how, message, bu
     assert caught.value.position == "p0"
     relay.drain()
     assert_same_of(relay.server, before, "p0/c")
+    if how in (moves, replaces):  # the slot is as it was
+        inputs, other = (torch.ones(4, 3, 6),), relay_of(pool, device=copying())
+        other.use(relay.server.fork(relay.server.visited))
+        assert torch.equal(*(one.predict(path, inputs, micro_batch=2)[0] for one in (relay, other)))
     if how is fails:
         with pytest.raises(SpaceError, match=r"position 'p0'.*raised RuntimeError"):
             relay.predict(path, (torch.zeros(4, 3, 6),), micro_batch=2)
