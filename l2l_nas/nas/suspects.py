@@ -2,11 +2,14 @@
 
 A reason that names a candidate is the best evidence. Where none does, such as a NaN or a lack of memory, the suspects
 are those candidates that failed trials chose and no trial that was scored did: the fewest that explain all failures,
-as far as a greedy choice finds them.
+as far as a greedy choice finds them. While no trial was scored, every candidate is one that none was scored with: then
+the suspects are those alone that failed trials have more often than random architectures do, as a setting may be what
+fails.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,6 +20,7 @@ from l2l_nas.nas.objectives import State, TrialRecord
 
 _LEAST = 2  # failed trials that a suspect must explain, unless a reason names it
 _MOST = 4  # suspects
+_CHANCE = 0.01  # at which a candidate that so many failed trials have is one that they have by chance
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,9 @@ def suspects(records: Iterable[TrialRecord], positions: Sequence[tuple[str, Sequ
     found = _named(blamed, everywhere={name for name in offered if offered[name] > 1 and f"*/{name}" not in scored})
     covered = {number for number, patterns in chosen.items() if patterns & found.keys()}
     left = {number: patterns - scored for number, patterns in chosen.items() if number not in covered}
+    if not scored:
+        telling = _beyond_chance(left.values(), positions)
+        left = {number: patterns & telling for number, patterns in left.items()}
     found = {**found, **_greedy(left)}
     counted = [Suspect(one, sum(one in patterns for patterns in chosen.values())) for one in found]
     return tuple(sorted(counted, key=lambda suspect: -suspect.failed)[:_MOST])
@@ -76,6 +83,29 @@ def _named(blamed: Mapping[int, str], *, everywhere: Collection[str]) -> dict[st
         f"*/{name}" if len(found) > 1 or name in everywhere else next(iter(found)): None
         for name, found in cells.items()
     }
+
+
+def _beyond_chance(failed: Collection[set[str]], positions: Sequence[tuple[str, Sequence[str]]]) -> set[str]:
+    """Patterns that more of these trials have than random architectures would, but for a chance of one in a hundred."""
+    missing: dict[str, float] = {}  # the chance that a random architecture lacks it
+    for position, candidates in positions:
+        for name in candidates if len(candidates) > 1 else ():
+            for pattern in (f"{position}/{name}", f"*/{name}"):
+                missing[pattern] = missing.get(pattern, 1.0) * (1 - 1 / len(candidates))
+    counts = Counter(pattern for patterns in failed for pattern in patterns)
+    return {
+        pattern
+        for pattern, count in counts.items()
+        if _at_least(count, of=len(failed), chance=1 - missing[pattern]) <= _CHANCE
+    }
+
+
+def _at_least(count: int, *, of: int, chance: float) -> float:
+    """The chance of so many of so many, where each has this chance; by logarithms, as there may be thousands."""
+    ways = [math.lgamma(of + 1) - math.lgamma(one + 1) - math.lgamma(of - one + 1) for one in range(count, of + 1)]
+    return sum(
+        math.exp(way + one * math.log(chance) + (of - one) * math.log1p(-chance)) for one, way in enumerate(ways, count)
+    )
 
 
 def _greedy(left: dict[int, set[str]]) -> dict[str, None]:

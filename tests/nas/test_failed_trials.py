@@ -103,7 +103,8 @@ def test_in_a_population_the_candidate_that_raises_fails_alone(tmp_path):
 
 def test_so_many_failed_trials_in_a_row_end_the_search_and_name_what_they_have_in_common(tmp_path):
     pool = pool_with(partial(Bad, "memory"), depth=5)
-    only = [pool.architecture(["linear", *names, "linear"]) for names in (("bad",) * 5, ("tanh",) * 4 + ("bad",))]
+    middles = (("tanh",) * 5, ("bad",) * 5, ("tanh",) * 4 + ("bad",))
+    only = [pool.architecture(["linear", *names, "linear"]) for names in middles]
     search, _, study, _ = search_on(tmp_path, pool, spend=budget(trials=20, warmup_steps=0, failures=2))
     for one in only:
         study.propose(one)

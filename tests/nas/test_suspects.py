@@ -57,3 +57,12 @@ def test_a_candidate_that_a_reason_names_is_the_suspect_whatever_else_the_trials
         reason = str(SpaceError("its layer raised RuntimeError: no", position=position, candidate=name))
         found.append(TrialRecord(number, Architecture(tuple(choices)), "failed", reason=reason))
     assert [(one.pattern, one.failed) for one in suspects(found, POSITIONS)] == expected
+
+
+def test_while_no_trial_was_scored_what_most_architectures_have_is_no_suspect():
+    """A learning rate that is too high fails everywhere; a candidate that fails alone is in all failed trials."""
+    everywhere = [("abc", "failed"), ("aab", "failed"), ("bca", "failed"), ("cba", "failed"), ("acc", "failed")] * 2
+    assert suspects(records(*everywhere), POSITIONS) == ()
+    one = [("abc", "failed"), ("abb", "failed"), ("acb", "failed"), ("aca", "failed"), ("acc", "failed")]
+    assert [suspect.pattern for suspect in suspects(records(*one), POSITIONS)] == ["p0/a"]
+    assert [suspect.pattern for suspect in suspects(records(*one * 1000), POSITIONS)] == ["p0/a"]
