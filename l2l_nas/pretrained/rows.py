@@ -251,7 +251,7 @@ FAMILIES: Mapping[str, Row] = {
     ),
     "qwen3": Row(
         Tensors(_TOP, _BLOCK, {**_ATTENTION, **_NORMED}, _INNER),
-        said={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32},
+        said={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32, "head_dim": 128},
         normed="head",
         windows="late",
         bias="attention_bias",
@@ -265,7 +265,7 @@ FAMILIES: Mapping[str, Row] = {
     ),
     "gemma": Row(
         _LLAMA,
-        said=_GEMMA_SAID,
+        said={**_GEMMA_SAID, "num_key_value_heads": 16},
         only=_GEMMA_ONLY,
         norm="offset_rms",
         is_scaled=True,
@@ -277,6 +277,7 @@ FAMILIES: Mapping[str, Row] = {
         keys={**_GEMMA_KEYS, "attention_cap": "attn_logit_softcapping", "cap": "final_logit_softcapping"},
         said={
             **_GEMMA_SAID,
+            "num_key_value_heads": 4,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
             "sliding_window_pattern": 2,
@@ -291,7 +292,12 @@ FAMILIES: Mapping[str, Row] = {
     "gemma3_text": Row(
         Tensors(_TOP, _BLOCK, {**_ATTENTION_BOTH, **_NORMED}, _INNER_BOTH),
         keys={**_GEMMA_KEYS, "attention_cap": "attn_logit_softcapping", "cap": "final_logit_softcapping"},
-        said={**_GEMMA_SAID, "max_position_embeddings": 131_072, "sliding_window_pattern": 6},
+        said={
+            **_GEMMA_SAID,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131_072,
+            "sliding_window_pattern": 6,
+        },
         only=_GEMMA_ONLY,
         rope=RopeFields({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 10_000.0)}),
         norm="offset_rms",

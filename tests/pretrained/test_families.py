@@ -138,12 +138,16 @@ def test_a_mistral_that_does_not_say_how_far_it_sees_sees_as_far_as_that_of_tran
     assert config.pop("sliding_window") == family_of(config).positions[1].candidates[0].factory.args[1].window
 
 
-@pytest.mark.parametrize("kind", [hf.MistralConfig, hf.MixtralConfig, hf.Qwen3Config])
-def test_keys_and_values_of_a_config_that_does_not_say_how_many_are_those_of_transformers(kind):
-    about = {**LLAMA, "hidden_size": 256, "num_attention_heads": 64}
-    config = {key: value for key, value in kind(**about).to_dict().items() if key != "num_key_value_heads"}
+@pytest.mark.parametrize(
+    "kind",
+    [hf.MistralConfig, hf.MixtralConfig, hf.Qwen3Config, hf.GemmaConfig, hf.Gemma2Config, hf.Gemma3TextConfig],
+)
+def test_heads_of_a_config_that_does_not_say_how_many_and_how_large_are_those_of_transformers(kind):
+    about = kind(**{**LLAMA, "hidden_size": 256, "num_attention_heads": 64}).to_dict()
+    config = {key: value for key, value in about.items() if key not in ("num_key_value_heads", "head_dim")}
     heads = family_of(config).positions[1].candidates[0].factory.args[1]
     assert heads.key_value == kind().num_key_value_heads
+    assert heads.size == (about["head_dim"] or 256 // 64)
     assert family_of({**config, "num_key_value_heads": None}).positions[1].candidates[0].factory.args[1].key_value == 64
 
 
