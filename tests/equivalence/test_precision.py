@@ -351,7 +351,7 @@ class Angles(nn.Module):
         self.register_buffer("scale", torch.linspace(1, 1.003, 6))
 
     def forward(self, x):
-        return (torch.arange(x.shape[1])[:, None] * 500.0 * self.rates).sin().to(x.dtype) * self.scale
+        return (torch.arange(x.shape[1], device=x.device)[:, None] * 500.0 * self.rates).sin().to(x.dtype) * self.scale
 
 
 class Turned(nn.Module):

@@ -605,11 +605,18 @@ class Breaking(nn.Linear):
 def test_a_gradient_that_is_not_finite_tells_which_layers_are_updated_already(update):
     kinds = [partial(nn.Linear, 6, 6), partial(Breaking, 6, 6), partial(nn.Linear, 6, 6), partial(nn.Linear, 6, 2)]
     relay = relay_of(chain_pool(*kinds), update=update)
-    with pytest.raises(NonFiniteError, match=r"layer 'p1/c'") as caught:
-        train(relay, ["c"] * 4)
+
+    def two_steps():  # where updates run beside, the second one tells
+        for step in range(2):
+            train(relay, ["c"] * 4, step=step)
+
+    with pytest.raises(NonFiniteError, match=r"layer 'p[01]/c'") as caught:
+        two_steps()
     changed = {key for key in relay.server.visited if relay.server.state(key).visits}
     assert set(caught.value.updated) == changed
-    assert changed == ({"p2/c", "p3/c"} if update == "eager" else set())
+    # where updates run beside, one of them may still wait
+    assert changed <= {"p2/c", "p3/c"}
+    assert bool(changed) == (update == "eager")
 
 
 def test_weights_in_a_memory_format_that_is_not_kept_are_told_once():
