@@ -92,9 +92,10 @@ class Network:
 class RandomBaseline:
     """What random search of as many steps came to."""
 
-    networks: int  # how many it trained
+    networks: int  # how many it was to train
     steps: int  # of each
     best: Network  # the best of them on the validation data; no trial found it
+    failed: int = 0  # of the networks, how many could not be trained
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RandomBaseline:
@@ -103,7 +104,8 @@ class RandomBaseline:
         Raises:
             KeyError, TypeError, ValueError, AttributeError: it is something else.
         """
-        return cls(int(content["networks"]), int(content["steps"]), Network.from_json({**content, "trial": -1}))
+        best = Network.from_json({**content, "trial": -1})
+        return cls(int(content["networks"]), int(content["steps"]), best, len(content.get("failed") or ()))
 
 
 def read_rungs(content: Mapping[str, Any]) -> dict[int, dict[str, float]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from l2l_nas.cost.closed_form import num_parameters
@@ -10,6 +12,7 @@ from l2l_nas.nas.evaluation.early_stopping import NeverStop
 from l2l_nas.nas.evaluation.evaluator import Trained
 from l2l_nas.nas.objectives import Goal, counts
 from l2l_nas.nas.strategies.baseline import plan, play
+from l2l_nas.report.network import RandomBaseline
 from l2l_nas.space.constraint import NonEmpty, Require
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.score import Score
@@ -88,6 +91,10 @@ def test_the_best_on_the_validation_part_is_told_whoever_is_done_first(values, m
     assert entry["validation"] == {"accuracy": values[best]}
     assert entry["test"] == {"accuracy": values[best] + 1}
     assert (entry["networks"], entry["steps"], entry["costs"]) == (4, 15, {"parameters": 1.0})
+    lost = [list(trainings[index].architecture.choices) for index, value in enumerate(values) if value is None]
+    assert [one["architecture"] for one in entry["failed"]] == lost  # they count, and are told
+    assert all("gradient" in one["reason"] for one in entry["failed"])
+    assert RandomBaseline.from_json(json.loads(json.dumps(entry))).failed == len(lost)
 
 
 def test_where_no_network_can_be_trained_there_is_none():

@@ -9,9 +9,10 @@ beside every result, is what Li and Talwalkar show (Random search and reproducib
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from l2l_nas.errors import one_line
 from l2l_nas.nas.evaluation.evaluator import Training, TrialExecutor
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
@@ -24,11 +25,12 @@ class Baseline:
     """The best of a random search.
 
     Args:
-        networks: how many were trained.
+        networks: how many were to be trained.
         steps: of each.
         architecture: of the best on the validation part.
         scores: its, by part of the data.
         costs: its, by name.
+        failed: why others could not be trained, by architecture.
     """
 
     networks: int
@@ -36,6 +38,7 @@ class Baseline:
     architecture: Architecture
     scores: Mapping[str, Score]
     costs: Mapping[str, float]
+    failed: Mapping[Architecture, str] = field(default_factory=dict)
 
     def entry(self) -> dict[str, Any]:
         """As `result.json` and the log hold it."""
@@ -46,6 +49,7 @@ class Baseline:
             "architecture": list(self.architecture.choices),
             **by_part(self.scores),
             "costs": dict(self.costs),
+            "failed": [{"architecture": list(one.choices), "reason": reason} for one, reason in self.failed.items()],
         }
 
 
@@ -93,13 +97,17 @@ def play(
     """
     best: tuple[float, int] | None = None
     scores: Mapping[str, Score] = {}
+    failed: dict[int, str] = {}
     for one in executor.train_alone(trainings, after_step=after_step):
         if one.scores is not None:
             value = one.scores["validation"].values[goal.name] * (-1 if goal.maximize else 1)
             if best is None or (value, one.index) < best:  # workers end in any order
                 best, scores = (value, one.index), one.scores
+        else:
+            failed[one.index] = one_line(str(one.refused))
         del one  # a copy of weights and moments
     if best is None:
         return None
     architecture = trainings[best[1]].architecture
-    return Baseline(len(trainings), trainings[0].steps, architecture, scores, dict(costs(architecture)))
+    reasons = {trainings[index].architecture: failed[index] for index in sorted(failed)}
+    return Baseline(len(trainings), trainings[0].steps, architecture, scores, dict(costs(architecture)), reasons)
