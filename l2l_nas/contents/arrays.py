@@ -50,8 +50,9 @@ def map_npy(path: Path) -> np.ndarray:
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """An array in this machine's byte order."""
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    """An array as torch takes it: in this machine's byte order, and no dimension back to front (`x[::-1]`)."""
+    is_reversed = any(stride < 0 for stride in array.strides)
+    return array.astype(array.dtype.newbyteorder("="), order="C" if is_reversed else "K", copy=is_reversed)
 
 
 def _refuse_larger_than_memory(path: Path, num_bytes: int) -> None:
