@@ -15,13 +15,12 @@ from torch import nn
 
 from l2l_nas.arguments import check_kind, check_list, check_path, refuse_class
 from l2l_nas.errors import SettingError
-from l2l_nas.files import read_json
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_shared_study, load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
-from l2l_nas.runs.build import load_found
+from l2l_nas.runs.build import load_found, read_result
 from l2l_nas.runs.call import content_of, dotted, parted
 from l2l_nas.runs.fields import built
 from l2l_nas.runs.folder import RunFolder, reserved
@@ -66,9 +65,9 @@ class SearchResult:
         """`result.json`.
 
         Raises:
-            StorageError: it is missing or damaged.
+            StorageError: it is damaged, or missing, as the search has not finished.
         """
-        return dict(read_json(RunFolder(self.folder).result))
+        return dict(read_result(RunFolder(self.folder)))
 
     @cached_property
     def best(self) -> Network:

@@ -40,7 +40,7 @@ from l2l_nas.runs.fields import typed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin, load_problem
 from l2l_nas.runs.old import refuse_other_data
-from l2l_nas.runs.saved_config import own_names_in, read_config
+from l2l_nas.runs.saved_config import own_names_in, read_config, value_in
 from l2l_nas.runs.settings import DataConf, RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -333,6 +333,27 @@ def data_warning(data: Data, result: object, run: Path) -> str:
     return f"the {' and '.join(parts)} data are others than those of {run}; figures cannot be compared with its own"
 
 
+_NOUNS = {"search": "search", "train": "training"}
+
+
+def _command_of(folder: RunFolder) -> str:
+    is_search = folder.study.exists() or folder.worker.exists() or not folder.architecture.exists()
+    return "search" if is_search else "train"
+
+
+def read_result(folder: RunFolder) -> Any:
+    """What is in a run's `result.json`.
+
+    Raises:
+        StorageError: it is damaged, or missing, as the run has not finished.
+    """
+    if not folder.result.exists():
+        command = _command_of(folder)
+        line = resume_command(command, folder.root, own_names_in(folder.config))
+        raise StorageError(f"{folder.result}: missing, the {_NOUNS[command]} has not finished; go on with: {line}")
+    return read_json(folder.result)
+
+
 def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> LoadedRun:
     """Read the best network of a run.
 
@@ -350,20 +371,14 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> L
     folder = RunFolder(Path(run))
     if not folder.root.is_dir():
         raise StorageError(f"{run}: no such folder")
-    is_search = folder.study.exists() or folder.worker.exists() or not folder.architecture.exists()
-    command, noun = ("search", "search") if is_search else ("train", "training")
-    own = own_names_in(folder.config)
-    if not folder.result.exists():
-        line = resume_command(command, run, own)
-        raise StorageError(f"{folder.result}: missing, the {noun} has not finished; go on with: {line}")
-    result = read_json(folder.result)
+    command, own = _command_of(folder), own_names_in(folder.config)
+    result, config = read_result(folder), read_config(folder.config)
     entry = result.get("best") if isinstance(result, dict) else None
     if isinstance(entry, dict) and entry.get("trained") is False:
-        raise StorageError(
-            f"{run}: this run trained no finalists, so that it has no weights; go on with: "
-            + resume_command(command, run, {**own, "search.finalists": 1})
-        )
-    config = read_config(folder.config)
+        was_stopped = bool(value_in(config, "search.finalists"))  # a callback did, before there was a trained one
+        why = "stopped before its finalists were trained" if was_stopped else "this run trained no finalists"
+        line = resume_command(command, run, own if was_stopped else {**own, "search.finalists": 1})
+        raise StorageError(f"{run}: {why}, so that it has no weights; go on with: {line}")
     try:
         space, data, train = config["space"], config["data"], config["train"]
         chosen = pool or str(space["pool"])
@@ -386,8 +401,8 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> L
     needs = path_states(problem.pool, architecture)
     if Checkpoint(folder.best).load(server, needs=needs, weights_only=True) != identity(choices, values):
         raise StorageError(
-            f"{folder.best}: not the weights that {folder.result.name} tells of: a {noun} was cut off while it wrote "
-            f"them; let it finish with: {resume_command(command, run, own)}"
+            f"{folder.best}: not the weights that {folder.result.name} tells of: a {_NOUNS[command]} was cut off "
+            f"while it wrote them; let it finish with: {resume_command(command, run, own)}"
         )
     if "data" not in result:
         refuse_other_data(folder.root, other_data(_old_digest(folder, server), problem.data.digest))

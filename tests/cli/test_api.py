@@ -372,6 +372,8 @@ def test_a_callback_stops_a_search_which_returns_what_it_has_and_goes_on(problem
     best = max(seen.records, key=lambda record: record.values["accuracy"])
     assert result.best.values["accuracy"] == best.values["accuracy"]
     assert not result.best.is_trained
+    with pytest.raises(StorageError, match=r"before its finalists were trained.*resume='run'\)$"):
+        result.network()
     before = result.content["seconds"]
     page = (result.folder / "report.html").read_text()
     assert "Callback _Third stopped it" in page
@@ -389,7 +391,7 @@ def test_a_callback_that_stops_a_search_before_its_first_trial_gets_no_network(p
 
     result = l2l_nas.search(problem, folder="run", callbacks=[Never()], progress=False, **SAID)
     assert len(result.study.trials) == 0
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match=r"has not finished; go on with: .*resume='run'"):
         _ = result.best
 
 
