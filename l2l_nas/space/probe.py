@@ -109,8 +109,9 @@ def preserved_generators(device: str) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]):
             yield
         return
-    module = torch.get_device_module(kind)
-    index = torch.device(device).index or module.current_device()
+    index = torch.device(device).index
+    if index is None:
+        index = torch.get_device_module(kind).current_device()
     with torch.random.fork_rng(devices=[index], device_type=kind):
         yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import threading
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, add_loss
 from l2l_nas.errors import SpaceError
+from l2l_nas.space.probe import preserved_generators
 from l2l_nas.space.shapes import check_shapes, describe, runs_on
 
 W = 4
@@ -456,3 +458,17 @@ def test_what_another_thread_drew_meanwhile_stays_drawn():
     thread.start()
     check(partial(Layer, W, W))
     assert (random.getstate(), np.random.get_state()[2]) == states[0][1:]
+
+
+@pytest.mark.parametrize(("name", "number"), [("cuda:0", 0), ("cuda:2", 2), ("cuda", 1)])
+def test_the_random_numbers_that_are_preserved_are_those_of_the_named_device(name, number, monkeypatch):
+    class Module:
+        current_device = staticmethod(lambda: 1)
+
+    preserved = []
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: Module)
+    monkeypatch.setattr(
+        torch.random, "fork_rng", lambda devices, **named: preserved.extend(devices) or contextlib.nullcontext()
+    )
+    with preserved_generators(name):
+        assert preserved == [number]
