@@ -252,8 +252,9 @@ class _Core:
             if writes:
                 with self._changed:
                     frame.state, frame.filled_bytes = None, 0  # the file has what it was before
-                if StateLostError.by(key, error) is error:
-                    record.failure = str(error)
+                lost = StateLostError.by(key, error)
+                if lost is error:
+                    record.failure = lost.reason
             raise
         finally:
             self._release(frame, writes=writes)
@@ -286,7 +287,7 @@ class _Core:
             record = self.records[key]
             if record.is_written:
                 if record.failure:
-                    raise StorageError(record.failure)
+                    raise StateLostError(key, record.failure)
                 frame = self.table.find(key)
                 if frame is None:
                     free = self.table.take(key)

@@ -147,6 +147,23 @@ def test_a_change_that_raises_leaves_a_state_as_it_was_or_refused_by_name_until_
             assert_same(state, content(state_of(one, 3 if one == key else 0)))
 
 
+@pytest.mark.parametrize("kind", ["ram", "file"])
+def test_a_state_that_is_said_to_be_lost_is_refused_as_lost_until_it_is_put(kind, tmp_path):
+    key = KEYS[0]
+    with contextlib.ExitStack() as stack:
+        storage = RamStorage() if kind == "ram" else stack.enter_context(contextlib.closing(FileStorage(tmp_path)))
+        storage.put(key, state_of(key))
+        with pytest.raises(StateLostError), storage.writing(key):
+            raise StateLostError(key, "the device is gone")
+        for opened in (storage.reading, storage.writing):
+            with pytest.raises(StateLostError, match="the device is gone") as caught, opened(key):
+                pass
+            assert (caught.value.key, caught.value.reason) == (key, "the device is gone")
+        storage.put(key, state_of(key, 3))
+        with storage.reading(key, Part.ALL) as state:
+            assert_same(state, content(state_of(key, 3)))
+
+
 def _in_buffers(state):
     state.buffers.zero_()
     raise HalfWay
