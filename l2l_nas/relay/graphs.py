@@ -415,13 +415,15 @@ def _refuse_other(found: _Recording, work: _CaptureWork, expected: Batch) -> Non
     pairs = [*zip(found.forward(found.takes), expected, strict=True)]
     if found.learns is not None:
         before = [tensor.clone() for tensor in found.touched]
-        for tensor in found.touched:
-            tensor.zero_()
-        outgoing = found.backward(torch.ones_like(found.gives[found.learns]))
-        gradients = [*(one for one in outgoing if one is not None), *(one.clone() for one in found.touched)]
+        try:
+            for tensor in found.touched:
+                tensor.zero_()
+            outgoing = found.backward(torch.ones_like(found.gives[found.learns]))
+            gradients = [*(one for one in outgoing if one is not None), *(one.clone() for one in found.touched)]
+        finally:  # they hold what micro-batches before this one added
+            for tensor, own in zip(found.touched, before, strict=True):
+                tensor.copy_(own)
         pairs += zip(gradients, work.expected, strict=True)
-        for tensor, own in zip(found.touched, before, strict=True):
-            tensor.copy_(own)
     if not all(is_near(again.detach(), one.detach()) for again, one in pairs):
         raise _Unfit("gives other values when its graph is replayed")
 

@@ -328,6 +328,24 @@ def test_a_recording_that_gives_other_values_than_the_layer_is_not_used():
     assert not relay.bank._calls.num_recordings
 
 
+def test_a_recording_that_raises_when_it_is_replayed_costs_no_gradient():
+    class Broken(Recording):
+        def _capture(self, work, place):
+            replay = super()._capture(work, place)
+
+            def broken():
+                replay()
+                if torch.is_grad_enabled() and "backward" in work.__code__.co_names:
+                    raise RuntimeError("the launch failed")
+
+            return broken
+
+    pool = lambda: chain_pool(*[partial(Normed, 6)] * 2, partial(nn.Linear, 6, 2))  # noqa: E731 - made twice
+    relay, other = relay_of(pool(), device=Broken(), layers="graphs"), relay_of(pool(), device=Cpu(copies=True))
+    with pytest.warns(UserWarning, match="runs without a graph: it cannot be recorded: raised RuntimeError"):
+        assert_equal_steps(relay, other, [["c"] * 3] * 4)
+
+
 def test_a_layer_that_gathers_its_weights_elsewhere_runs_without_a_graph():
     """As cuDNN's recurrent layers do with weights that are not their own parameters."""
 
