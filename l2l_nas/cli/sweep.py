@@ -248,7 +248,8 @@ def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], fl
     folder = sweep / str(about.sweep.subdir)
     again = resume_sweep(command, sweep)
     wait_for(folder)
-    with failing_alone(folder, again):
+    # of a sweep that a sampler leads, a run that failed is over, and no setting may change
+    with failing_alone(folder, "" if (sweep / SWEEP_FILE).exists() else again):
         # joblib's processes share one terminal
         return go(open_terminal(quiet="joblib" in str(about.launcher._target_)), again)
     return math.nan
@@ -260,7 +261,7 @@ def failing_alone(folder: Path, again: str) -> Iterator[None]:
 
     Args:
         folder: the run's, which exists.
-        again: the command that goes on with the sweep.
+        again: the command that goes on with the sweep; empty if that would not have the run go on.
     """
     path = folder / _ERROR_FILE
     path.unlink(missing_ok=True)
@@ -274,7 +275,7 @@ def failing_alone(folder: Path, again: str) -> Iterator[None]:
     except OmegaConfBaseException as error:
         text = explain_value(error)
     except L2LError as error:
-        text = fill_in(str(error), again)
+        text = fill_in(str(error), again, instead="give the same command again in another folder")
         trace = traceback.format_exc() if error.__cause__ is not None else ""
     except Exception as error:
         text, trace = explain(error), traceback.format_exc()

@@ -101,11 +101,12 @@ def name_again(what: str, setting: str, value: object) -> str:
     return f"that run's {what} is one of your own; name it again: {setting}={spell(value)}"
 
 
-def fill_in(message: str, command: str = "") -> str:
+def fill_in(message: str, command: str = "", *, instead: str = "give the same command again") -> str:
     """A message with the command to go on with, where it names none but `resume=FOLDER`.
 
     Args:
         message: from below.
         command: empty where there is no run to go on with.
+        instead: what to do then.
     """
-    return message.replace(_PLACEHOLDER, f"go on with: {command}" if command else "give the same command again")
+    return message.replace(_PLACEHOLDER, f"go on with: {command}" if command else instead)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from l2l_nas.__main__ import main
+from l2l_nas.cli.sweep import failure_of, run_of_sweep
+from l2l_nas.errors import TrialError
 from tests.cli.runs import TINY, contents, events
 
 WORDS = ("search", "-m", "space.pool=tiny.py:build", *TINY, "search.trials=4", "folder=sweep")
@@ -201,3 +205,25 @@ def test_a_sweep_goes_on_with_its_own_data_and_asks_for_what_it_may_not_import(t
     assert main(["search", "-m", *words, "train.micro_batch=8", "data=mine.npz", "sampler=random,own.py:S"]) == 0
     line = refused("search", "-m", "resume=t")
     assert "has a choice of your own; name it again: sampler=random,own.py:S" in line
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        ((), "go on with: python -m l2l_nas search -m resume=sweep 'search.retire=[*/a]'"),
+        # of a sampled one, a run that failed is over, and its settings stay
+        (("sweep.db",), "give the same command again in another folder 'search.retire=[*/a]'"),
+    ],
+)
+def test_a_run_that_failed_says_what_its_sweep_would_take(tmp_path, monkeypatch, names, advice):
+    monkeypatch.chdir(tmp_path)
+    Path("sweep/0").mkdir(parents=True)
+    for name in names:
+        Path("sweep", name).write_text("")
+
+    def go(console, again):
+        raise TrialError("all fail; go on with: resume=FOLDER 'search.retire=[*/a]'")
+
+    about = SimpleNamespace(sweep=SimpleNamespace(dir="sweep", subdir="0"), launcher=SimpleNamespace(_target_=""))
+    run_of_sweep("search", about, go)
+    assert failure_of(Path("sweep/0")) == f"all fail; {advice}"
