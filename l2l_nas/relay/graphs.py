@@ -34,7 +34,7 @@ from l2l_nas.errors import is_out_of_memory, what_raised
 from l2l_nas.relay.device import Capture, Device
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.slots import Template
-from l2l_nas.space.compare import is_near
+from l2l_nas.space.compare import is_near, noise_of, some_gradient
 from l2l_nas.space.losses import collect_losses
 from l2l_nas.space.shapes import as_tuple
 
@@ -317,7 +317,7 @@ class _CaptureWork:
         return torch.autograd.grad(output, self._wanted, incoming, allow_unused=True)
 
     def note(self, gradients: Sequence[Tensor | None]) -> None:
-        """Which of those that are wanted there are, and what they are where the output's are all 1."""
+        """Which of those that are wanted there are, and what they are for `some_gradient` of the output."""
         self._has = [gradient is not None for gradient in gradients]
         self.expected = tuple(gradient.clone() for gradient in gradients if gradient is not None)
 
@@ -389,7 +389,7 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
             learning = [tensor for tensor in outputs if tensor.requires_grad] if torch.is_grad_enabled() else []
             uses = _uses(learning, work.takes)
             if len(learning) == 1:
-                work.note(work.gradients(learning[0], torch.ones_like(learning[0])))
+                work.note(work.gradients(learning[0], some_gradient(learning[0])))
         has_drawn = not torch.equal(before, device.random_state())
     if losses:
         raise _Unfit("adds a loss")
@@ -412,19 +412,20 @@ def _refuse_other(found: _Recording, work: _CaptureWork, expected: Batch) -> Non
     Raises:
         _Unfit: it gives clearly other values than the layer.
     """
-    pairs = [*zip(found.forward(found.takes), expected, strict=True)]
+    is_right = all(map(is_near, found.forward(found.takes), expected))
     if found.learns is not None:
         before = [tensor.clone() for tensor in found.touched]
         try:
             for tensor in found.touched:
                 tensor.zero_()
-            outgoing = found.backward(torch.ones_like(found.gives[found.learns]))
+            outgoing = found.backward(some_gradient(found.gives[found.learns]))
             gradients = [*(one for one in outgoing if one is not None), *(one.clone() for one in found.touched)]
         finally:  # they hold what micro-batches before this one added
             for tensor, own in zip(found.touched, before, strict=True):
                 tensor.copy_(own)
-        pairs += zip(gradients, work.expected, strict=True)
-    if not all(is_near(again.detach(), one.detach()) for again, one in pairs):
+        noise = noise_of(work.expected)
+        is_right &= all(is_near(again, one, noise) for again, one in zip(gradients, work.expected, strict=True))
+    if not is_right:
         raise _Unfit("gives other values when its graph is replayed")
 
 

@@ -10,7 +10,7 @@ another order, too, so that gradients are equal within rounding.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,16 @@ def is_near(got: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
     if not torch.equal(got.isfinite(), finite):
         return False
     return _largest((got - expected)[finite]) <= _ROUNDING * _largest(expected) + noise
+
+
+def noise_of(gradients: Iterable[Tensor]) -> float:
+    """What rounding may come to in a gradient that is zero, beside these of the same backward."""
+    return _NOISE * max(map(_largest, gradients), default=0.0)
+
+
+def some_gradient(output: Tensor) -> Tensor:
+    """A gradient of an output to try a backward with: random, as the sum of what a normalisation gives has none."""
+    return torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
 
 
 def _largest(tensor: Tensor) -> float:
@@ -165,7 +175,7 @@ class _Step:
             return ""  # it cannot be trained, but searched without
         if parts._failure:
             return f"the backward of the model's parts {parts._failure}"
-        noise = _NOISE * max((_largest(gradient) for gradient in self.gradients.values()), default=0.0)
+        noise = noise_of(self.gradients.values())
         for name in dict.fromkeys((*self.gradients, *parts.gradients)):
             own, other = self.gradients.get(name), parts.gradients.get(name)
             if own is None or other is None:

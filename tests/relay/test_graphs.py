@@ -346,6 +346,34 @@ def test_a_recording_that_raises_when_it_is_replayed_costs_no_gradient():
         assert_equal_steps(relay, other, [["c"] * 3] * 4)
 
 
+def test_a_gradient_that_is_zero_but_for_rounding_may_round_otherwise_when_it_is_replayed():
+    class Rounding(Recording):
+        def _capture(self, work, place):
+            replay = super()._capture(work, place)
+
+            def run():
+                replay()
+                for template in relay.bank.templates:
+                    for name, parameter in template[1].module.named_parameters():
+                        if name == "linear.bias":  # which the norm behind it takes away again
+                            parameter.grad.add_(1e-9)
+
+            return run
+
+    class Normalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6, affine=False)
+
+        def forward(self, x):
+            return self.norm(self.linear(x).transpose(1, 2)).transpose(1, 2)
+
+    relay = relay_of(chain_pool(*[Normalised] * 2, partial(nn.Linear, 6, 2)), device=Rounding(), layers="graphs")
+    for step in range(3):
+        train(relay, ["c"] * 3, step=step)
+    assert relay.bank._calls.num_recordings
+
+
 def test_a_layer_that_gathers_its_weights_elsewhere_runs_without_a_graph():
     """As cuDNN's recurrent layers do with weights that are not their own parameters."""
 
