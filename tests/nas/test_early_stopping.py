@@ -10,7 +10,7 @@ import torch
 from l2l_nas import Architecture
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Cost, Costs
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import ConstraintError, SettingError
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.nas.evaluation.early_stopping import (
     Halving,
@@ -325,3 +325,15 @@ def test_every_sampler_copes_with_stopped_trials(tmp_path, name, goals):
 def test_budgets_that_early_stopping_does_not_fit_are_refused(changes, says):
     with pytest.raises(SettingError, match=says):
         spend(**changes)
+
+
+def test_a_rule_that_stops_every_trial_is_told_of_where_none_finished(tmp_path):
+    class All(NeverStop):
+        def stop_reason(self, architecture, rung, values):
+            return "lags"
+
+    search = search_on(tmp_path, pool_of("tanh", "relu"), spend=spend(trials=2), early_stop=All())[0]
+    with pytest.raises(
+        ConstraintError, match=r"0 failed, 2 stopped early by search\.early_stop; the last reason: lags"
+    ):
+        search.run()

@@ -116,8 +116,9 @@ def _nothing_found(search: SearchContext) -> str:
     records = search.study.records
     found, common = counts(records), in_words(search.suspects())
     reasons = [record.reason for record in records if record.reason]
+    stopped = f", {found['stopped']} stopped early by search.early_stop" if found["stopped"] else ""
     return (
-        f"no trial finished: {found['pruned']} refused by constraints, {found['failed']} failed; "
+        f"no trial finished: {found['pruned']} refused by constraints, {found['failed']} failed{stopped}; "
         f"the last reason: {reasons[-1] if reasons else 'none'}"
         + (f"; in common failed trials have {common}; leave it out by search.retire" if common else "")
     )
