@@ -268,7 +268,7 @@ class Relay:
             self._residents.move(coming, leaving)
 
     def close(self) -> None:
-        """Finish updates and end the threads."""
+        """Finish updates and end the threads. A later call starts them again."""
         try:
             self.drain()
         finally:
