@@ -94,7 +94,8 @@ class SweepCallback(Callback):
             raise no_effect("hydra.sweep.subdir")
         # Hydra's sweeper writes the settings into the sweep's folder; runs are composed anew
         content = OmegaConf.to_container(config, resolve=False)
-        if any(without_passwords(word) != word for word in config.hydra.overrides.task):
+        task = config.hydra.overrides.task
+        if any(without_passwords(word) != word for word in task):
             raise SettingError(
                 "a password would be written with the sweep's settings: write search.storage=ADDRESS by itself, "
                 f"or leave the password out and put it into {PASSWORD_VARIABLE}"
@@ -103,11 +104,13 @@ class SweepCallback(Callback):
             with read_write(config), open_dict(config):
                 config.merge_with(hidden)
         self.root = Path(config.hydra.sweep.dir)
-        if content["folder"] == SearchConf.folder and content["hydra"]["sweep"]["dir"] == "${folder}":  # type: ignore[index,call-overload]
+        # one that is swept is refused below
+        is_named = "folder" in given_names(task) or content["folder"] != SearchConf.folder  # type: ignore[index,call-overload]
+        if not is_named and content["hydra"]["sweep"]["dir"] == "${folder}":  # type: ignore[index,call-overload]
             self.root = MadeFolder.reserve(self.root)
             with read_write(config), open_dict(config):  # each run is composed of these words
                 config.folder = str(self.root)
-                config.hydra.overrides.task.append(f"folder={spell(str(self.root))}")
+                task.append(f"folder={spell(str(self.root))}")
         if (self.root / SWEEP_CONFIG).exists():
             self._before = read_bytes(self.root / SWEEP_CONFIG)
         if config.hydra.runtime.choices["hydra/sweeper"] == "basic":

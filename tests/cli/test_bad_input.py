@@ -140,7 +140,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["relay.clip=1"], "use update=exact, or clip per layer"),
         (["relay.clip=1", "relay.clip_scope=half"], "'global' or 'layer', got 'half'"),
         (["relay.precision=fp16"], "use update=exact"),
-        (["relay.keep=0"], "keeps at least 1 layer"),
+        (["relay.keep=0"], "relay.keep must be at least 1, got 0"),
         (["relay.budget=lots"], "relay.budget must be like 4GiB, or one of all, auto, none; got 'lots'"),
         (["relay.budget=1KiB"], "a device budget of 1,024 bytes is too small"),
         (["search.trial_weights=scratch", "search.steps_per_trial=0"], "would score networks that were never trained"),

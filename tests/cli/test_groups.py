@@ -236,8 +236,8 @@ def test_an_experiment_without_its_first_line_is_told_so(mine, refused, content)
 def test_ones_own_takes_arguments_in_its_group(mine, capsys, refused):
     words = ["search", OWN, *TINY, "search.trials=4"]
     own = ["sampler=mine.py:Sampler", "sampler.depth=7", "strategy=./mine.py:phases", "strategy.rest=[1,2]"]
-    callbacks = ["callbacks=[mine.py:Table,mine:Table]", "callbacks.Table_.every=2"]
-    assert "no module 'mine'" in refused(*words, *callbacks, "folder=run")
+    callbacks = ["callbacks=[mine.py:Table,nowhere:Table]", "callbacks.Table_.every=2"]
+    assert "no module 'nowhere'" in refused(*words, *callbacks, "folder=run")
     callbacks[0] = f"callbacks=[mine.py:Table,{mine}/mine.py:Table]"
     assert main([*words, *own, *callbacks, "folder=run"]) == 0
     said = capsys.readouterr().out
