@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+import l2l_nas
 from l2l_nas.cli.hydra_errors import explain_hydra, explain_value, is_of_hydra
 from l2l_nas.cli.names import check_words, is_sweep
 from l2l_nas.cli.run_folder import MadeFolder
@@ -80,6 +82,7 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             overrides = with_own_choices(command, overrides)
         with (
             _logging_as_it_was(),
+            plain_warnings(),
             _shown_without_passwords(flags),
             _password_aside(overrides),
             _signals(signal.default_int_handler),
@@ -170,6 +173,23 @@ def _asked_by(stop: SystemExit) -> str:
         frame = frame.tb_next
     asked = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
     return str(asked).split(".")[0]
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Warnings of this program are lines, without the place in the code that gave them."""
+    own, before = Path(l2l_nas.__file__).parent, warnings.formatwarning
+
+    def line(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **named: Any) -> str:
+        if Path(filename).is_relative_to(own):
+            return f"warning: {one_line(str(message))}\n"
+        return before(message, category, filename, *rest, **named)
+
+    warnings.formatwarning = line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 @contextlib.contextmanager
