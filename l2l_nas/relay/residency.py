@@ -72,7 +72,7 @@ class Wanted:
         free_bytes: of the device.
 
     Raises:
-        SettingError: a number below 1, or a stash that fills no budget.
+        SettingError: a stash that fills no budget.
     """
 
     slots: int
@@ -84,10 +84,6 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.where == "auto" and self.budget is None:
             raise SettingError("stash=auto fills a device budget; set device_budget, or stash=device or host")
-        if self.slots < 1 or self.keep < 1:
-            raise SettingError(
-                f"the relay needs at least 1 slot and keeps at least 1 layer, got {self.slots} and {self.keep}"
-            )
 
 
 def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...], wanted: Wanted) -> Residency:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -62,7 +63,8 @@ class Axis:
     def at(self, value: float) -> float:
         """Where a value lies: 0 at the low end, 1 at the high one."""
         if self.is_log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
+            low = math.log(self.low)  # a quotient of two ends could be no number
+            return (math.log(value) - low) / (math.log(self.high) - low)
         return (value - self.low) / (self.high - self.low)
 
     def labelled(self, at_most: int = 7) -> list[tuple[float, str]]:
@@ -76,7 +78,8 @@ class Axis:
         """Round values to mark, few enough to have space for their labels."""
         if self.is_log:
             for steps in ((1, 2, 5), (1, 3), (1,)):
-                powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+                most = min(math.ceil(math.log10(self.high)), sys.float_info.max_10_exp)
+                powers = range(math.floor(math.log10(self.low)), most + 1)
                 found = [step * 10.0**power for power in powers for step in steps]
                 found = [value for value in found if self.low <= value <= self.high]
                 if len(found) <= at_most:

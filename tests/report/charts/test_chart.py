@@ -79,3 +79,10 @@ def test_labels_say_what_a_goal_is_and_which_way_is_better() -> None:
     assert axis_label(ACCURACY, "trial score") == "accuracy, trial score (more is better)"
     assert axis_label(PARAMETERS) == "number of parameters (less is better)"
     assert [short_count(value) for value in (7, 1500, 2e6, 3e9)] == ["7", "1.5k", "2M", "3B"]
+
+
+def test_an_axis_up_to_the_largest_numbers_has_marks_and_places():
+    axis = Axis("loss", 0.1, 1.2e308, is_log=True)
+    assert axis.ticks()
+    assert axis.at(0.1) == 0
+    assert axis.at(1.2e308) == 1
