@@ -327,4 +327,4 @@ def test_what_optuna_logs_of_a_damaged_study_does_not_stand_beside_the_line(fini
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (2, "")
     assert errors.count("\n") == 1
-    assert errors.startswith("error: run/study.db: does not read as a study")
+    assert errors.startswith("error: run/study.db: damaged, not a study (Could not decode to UTF-8")

@@ -214,7 +214,10 @@ def test_the_architecture_of_any_trial_is_read_from_the_file_alone(tmp_path):
         choices_of_trial(tmp_path / "other.db", 0)
     (tmp_path / "torn.db").write_bytes((tmp_path / "study.db").read_bytes()[:5000])
     (tmp_path / "text.db").write_text("nothing of the kind")
-    for name in ("torn.db", "text.db"):
+    (tmp_path / "bytes.db").write_bytes((tmp_path / "study.db").read_bytes())
+    with contextlib.closing(sqlite3.connect(tmp_path / "bytes.db")) as base, base:
+        base.execute("UPDATE trial_user_attributes SET value_json = CAST(x'ff' AS TEXT)")
+    for name in ("torn.db", "text.db", "bytes.db"):
         with pytest.raises(StorageError, match=rf"{name}: damaged, not a study"):
             choices_of_trial(tmp_path / name, 0)
 
