@@ -181,8 +181,9 @@ class Harness:
             return f"exit code {code}: {errors.splitlines()[-1] if errors else 'no word'}"
         if "Traceback" in errors + process.output:
             return f"traceback: {errors.splitlines()[-1]}"
-        lines = errors.splitlines()
-        if code == 2 and "-m" not in words and (len(lines) != 1 or not errors.startswith("error: ")):
+        # a warning of what was read is a line of its own
+        lines = [line for line in errors.splitlines() if not line.startswith("warning: ")]
+        if code == 2 and "-m" not in words and (len(lines) != 1 or not lines[0].startswith("error: ")):
             return f"exit code 2 with {len(lines)} lines of errors: {errors[:300]}"
         if max(map(len, errors.splitlines()), default=0) > 1500:
             return f"an error of {len(errors)} characters"
