@@ -13,11 +13,13 @@ waited for. So an exception in a lane reaches the caller as soon as it waits for
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 
 _PATIENCE_S = 10.0  # with work that is running when its lane is closed
+_NO_RANGE = contextlib.nullcontext()
 
 
 class Ticket:
@@ -75,6 +78,14 @@ class Label:
     op: str
     layer: str = ""
     step: int = -1
+
+    def profiled(self) -> AbstractContextManager[object]:
+        """A range of this name in torch's profiler, and in NVTX within `emit_nvtx`; nothing where neither runs."""
+        # torch's flag of the whole process: `torch.autograd._profiler_enabled` asks for this thread's profiler alone
+        if not torch.autograd.profiler._is_profiler_enabled:
+            return _NO_RANGE
+        step = f" of step {self.step}" if self.step >= 0 else ""
+        return torch.autograd.profiler.record_function(f"l2l_nas: {self.op} {self.layer}".rstrip() + step)
 
 
 @dataclass
@@ -284,7 +295,8 @@ class _Runner:
                 else:
                     self.device.delay(seconds)
             begun = self._timed_mark() if self._trace is not None else None
-            work.do()
+            with work.label.profiled():
+                work.do()
             if self._stress is not None and self._stress.pace is not None:
                 least_s = self._stress.pace(work.label.op, work.label.layer)
                 time.sleep(max(0.0, least_s - (time.perf_counter() - started)))
