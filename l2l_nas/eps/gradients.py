@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.eps.layout import Layout
-from l2l_nas.eps.scale import Clip, LossScale, total_norm
+from l2l_nas.eps.scale import Clip, LossScale, norms_of, total_norm
 from l2l_nas.eps.state import SavedState
 from l2l_nas.eps.wire import Allocate, host_block
 from l2l_nas.errors import NonFiniteError
@@ -211,8 +211,7 @@ class GradientQueue:
         for part in pending.parts[1:]:
             total.add_(part[: layout.parameter_bytes].view(torch.float32))
         if pending.norms is None:
-            views = [entry.view(pending.parts[0]) for entry in layout.parameters]
-            pending.norms = torch.stack([torch.linalg.vector_norm(view) for view in views])
+            pending.norms = norms_of([entry.view(pending.parts[0]) for entry in layout.parameters])
         pending.norms = pending.norms.cpu()  # which waits for the sums
         self.give_back(pending.parts[1:])
         del pending.parts[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +37,11 @@ class Clip:
             norms: float32 scalars, the norm of each parameter's gradient, in the order of the path.
         """
         return float(torch.clamp(self.norm / (total_norm(norms) + 1e-6), max=1.0))
+
+
+def norms_of(gradients: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
+    """The norm of each gradient, formed as `clip_grad_norm_` does: on an accelerator by one kernel for all of them."""
+    return torch.stack(torch._foreach_norm(gradients), out=out)
 
 
 def total_norm(norms: list[Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
+from l2l_nas.eps.scale import norms_of
 from l2l_nas.relay.device import Device
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.pool import Layer, LayerPool
@@ -331,7 +332,7 @@ class Template:
         """Put the norm of each gradient, float32, behind them: memory that is there until they are sent."""
         for segment in self.segments:
             if segment.gradients:
-                torch.stack([torch.linalg.vector_norm(gradient) for gradient in segment.gradients], out=segment.norms)
+                norms_of(segment.gradients, out=segment.norms)
 
     def load_buffers(self, buffers: Tensor) -> None:
         """Take over a state's buffers, in the dtypes in which they cross."""

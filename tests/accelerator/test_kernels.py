@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from l2l_nas.eps.scale import norms_of
+
 DEVICE = "simulated"
 
 
@@ -29,6 +31,7 @@ OPERATORS = {
     "softmax": lambda x: x.softmax(-1),
     "product": lambda x: x @ x.transpose(-1, -2),
     "norm": lambda x: torch.linalg.vector_norm(x),
+    "norms": lambda x: norms_of([x, x[:1], x[:0]]),
     "copy": lambda x: x.clone(),
     "sums so far": lambda x: x.cumsum(0),
     "layer norm": lambda x: functional.layer_norm(x, x.shape[-1:]),

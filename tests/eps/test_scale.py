@@ -12,7 +12,7 @@ from torch import nn
 
 from l2l_nas import SGD, ParamServer
 from l2l_nas.eps.gradients import Sent
-from l2l_nas.eps.scale import Clip, LossScale, total_norm
+from l2l_nas.eps.scale import Clip, LossScale, norms_of, total_norm
 from l2l_nas.errors import NonFiniteError, SettingError
 from tests.toys import dense_pool
 
@@ -39,10 +39,28 @@ def test_clipping_equals_torch_s_bit_for_bit(count, largest, size, seed):
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient.clone()
     expected = torch.nn.utils.clip_grad_norm_(parameters, largest)
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    norms = list(norms_of(gradients))
     assert torch.equal(total_norm(norms), expected)
     coefficient = Clip(largest).coefficient(norms)
     assert all(torch.equal(g * coefficient, p.grad) for g, p in zip(gradients, parameters, strict=True))
+
+
+@settings(derandomize=True, deadline=None, database=None, max_examples=100)
+@given(st.lists(st.lists(st.integers(0, 40), max_size=3), min_size=1, max_size=8), st.floats(1e-30, 1e30), st.data())
+def test_norms_of_all_have_the_bits_of_each_alone(shapes, size, data):
+    torch.manual_seed(0)
+    tensors = [torch.randn(shape) * size for shape in shapes]
+    if data.draw(st.booleans()):
+        tensors = [tensor.T if tensor.dim() == 2 else tensor[::2] if tensor.dim() else tensor for tensor in tensors]
+    out = torch.empty(len(tensors))
+    norms_of(tensors, out=out)
+    assert torch.equal(out, torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]))
+
+
+def test_norms_of_large_tensors_have_the_bits_of_each_alone():
+    large = torch.randn(2049, 2503)
+    tensors = [large, large.T, large[1:, ::3], large.flatten()[1:]]
+    assert torch.equal(norms_of(tensors), torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]))
 
 
 def test_the_norm_of_nothing_is_zero_and_clips_nothing():
