@@ -103,7 +103,7 @@ def measure_trial(positions: int) -> float:
     from l2l_nas.nas.evaluation.evaluator import Evaluator
     from l2l_nas.nas.strategies.budget import Budget
     from l2l_nas.nas.strategies.division import division
-    from l2l_nas.relay.executor import Relay
+    from l2l_nas.relay.relay import Relay
     from l2l_nas.runs.locate import load_problem
     from l2l_nas.space.sampling import UniformPaths
     from l2l_nas.training.data import Batches

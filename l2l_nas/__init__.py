@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from l2l_nas.nas.strategies.trials import Trials
     from l2l_nas.nas.strategies.warm_up import WarmUp
     from l2l_nas.nas.suggest import suggest
-    from l2l_nas.relay.executor import Relay
+    from l2l_nas.relay.relay import Relay
     from l2l_nas.relay.resident import Resident
     from l2l_nas.runs.api import SearchResult, search
     from l2l_nas.runs.own_page import write_page
@@ -78,7 +78,7 @@ _HOMES = {
     "Problem": "l2l_nas.training.problem",
     "RandomSearch": "l2l_nas.nas.strategies.random_search",
     "Regression": "l2l_nas.training.task",
-    "Relay": "l2l_nas.relay.executor",
+    "Relay": "l2l_nas.relay.relay",
     "Require": "l2l_nas.space.constraint",
     "Resident": "l2l_nas.relay.resident",
     "SampleMetrics": "l2l_nas.training.task",

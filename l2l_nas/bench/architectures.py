@@ -16,8 +16,8 @@ from l2l_nas.bench.settings import BenchWatch, Settings
 from l2l_nas.bench.timing import interleave, ratio
 from l2l_nas.bench.work import StackSizes
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.sampling import UniformPaths

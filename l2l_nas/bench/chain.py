@@ -40,7 +40,7 @@ from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Training
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.division import division
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import UniformPaths

@@ -13,8 +13,8 @@ from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.step_time import Prediction, StepTime, pool_bytes
 from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.relay import Relay
 
 Figures = dict[str, dict[str, float]]  # by section and name of a figure
 

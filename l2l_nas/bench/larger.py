@@ -27,8 +27,8 @@ from l2l_nas.eps.layout import layout_of
 from l2l_nas.eps.scratch import Scratch, sequential_seconds
 from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.plan import VISITS
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace
 from l2l_nas.space.architecture import Architecture
 

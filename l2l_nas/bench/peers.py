@@ -15,7 +15,7 @@ from l2l_nas.bench.others import DeepSpeedRunner, FSDPRunner, LayerToLayerRunner
 from l2l_nas.bench.work import StackSizes, TokenLoss
 from l2l_nas.cost.live_bytes import distinct_bytes
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 

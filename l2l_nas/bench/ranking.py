@@ -32,7 +32,7 @@ from l2l_nas.bench.standalone import (
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import PATH_SAMPLERS, build_paths

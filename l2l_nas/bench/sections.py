@@ -18,7 +18,7 @@ from l2l_nas.cost.measure import measure
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import L2LError
 from l2l_nas.files import write_json
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.resident import Resident
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace, overlap

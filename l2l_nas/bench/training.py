@@ -15,7 +15,7 @@ from l2l_nas.bench.peers import REFERENCE, ExecutorRunner, Runner, Side, find_si
 from l2l_nas.bench.settings import BenchWatch, Settings, too_large
 from l2l_nas.bench.timing import interleave, ratio
 from l2l_nas.bench.work import StackSizes
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace
 
 Result = dict[str, Any]

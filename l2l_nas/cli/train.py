@@ -29,8 +29,8 @@ from l2l_nas.eps.storage import own_storage
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, read_json, write_atomically, write_json, write_yaml
 from l2l_nas.nas.callback import Stopped
-from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.charts.curve import curve_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of

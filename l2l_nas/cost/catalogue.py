@@ -20,7 +20,7 @@ from l2l_nas.cost.table import LABELS, Cost, Costs
 from l2l_nas.cost.traffic import StreamedBytes
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.errors import SettingError, user_code
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 

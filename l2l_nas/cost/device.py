@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_nas.cost.live_bytes import LiveBytes
 from l2l_nas.eps.layout import align
-from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from, tail_start, taken_by
 from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.relay import PRECISIONS, Relay
 from l2l_nas.relay.residency import module_in
 from l2l_nas.relay.residents import block_sizes
 from l2l_nas.relay.slots import gradient_bytes

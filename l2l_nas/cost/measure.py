@@ -18,8 +18,8 @@ from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.files import named_failures, temporary_name
 from l2l_nas.relay.device import Device, open_device
-from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.interface import Batch, Targets
+from l2l_nas.relay.relay import PRECISIONS, Relay
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import as_tuple

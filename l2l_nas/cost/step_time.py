@@ -16,9 +16,9 @@ from l2l_nas.cost.work import layer_work
 from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.buffers import may_change
-from l2l_nas.relay.executor import PRECISIONS, Relay
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.relay import PRECISIONS, Relay
 from l2l_nas.relay.trace import TraceSpan
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer

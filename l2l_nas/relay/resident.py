@@ -22,8 +22,8 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
+from l2l_nas.relay.evaluation import measured_norms
 from l2l_nas.relay.extend import Caches
-from l2l_nas.relay.forward import measured_norms
 from l2l_nas.relay.interface import (
     Batch,
     Objective,

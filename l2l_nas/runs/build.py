@@ -29,8 +29,8 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
 from l2l_nas.relay.calls import refuse_modes
 from l2l_nas.relay.device import Device, name_of
-from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.residency import Budget
 from l2l_nas.relay.trace import Trace, regime
 from l2l_nas.report.png import is_matplotlib_installed

@@ -15,7 +15,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.resident import Resident
 from l2l_nas.testing.problems import small_data, small_pool
 from l2l_nas.training.data import Batches

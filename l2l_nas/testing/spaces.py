@@ -9,7 +9,7 @@ import torch
 from l2l_nas.eps.identity import difference, space_of
 from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import UniformPaths

@@ -9,7 +9,7 @@ import torch
 from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import RamStorage, Storage
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.testing.problems import small_data, small_pool

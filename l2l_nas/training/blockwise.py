@@ -20,8 +20,8 @@ from l2l_nas.eps.optimizers.groups import Groups
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError, user_code
 from l2l_nas.relay.device import Cpu
-from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Position
 from l2l_nas.space.parts import Block

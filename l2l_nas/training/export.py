@@ -34,8 +34,8 @@ from l2l_nas.files import (
     temporary_name,
     write_json,
 )
-from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.elastic import cut_out
 from l2l_nas.space.pool import Layer, LayerPool

@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from l2l_nas.eps.gradients import GradientQueue
 from l2l_nas.relay import device as devices
-from l2l_nas.relay import executor, resident
+from l2l_nas.relay import relay as relay_module
+from l2l_nas.relay import resident
 from l2l_nas.relay.pinned import PinnedBlocks
 from tests.accelerator.build import NAME, build
 
@@ -145,7 +146,7 @@ def use() -> None:
     def open_device(name: str = "auto") -> devices.Device:
         return SimulatedAccelerator() if name in ("auto", "cpu", DEVICE) else devices.open_device(name)
 
-    for module in (executor, resident):
+    for module in (relay_module, resident):
         module.open_device = open_device  # type: ignore[attr-defined]
     give, take = GradientQueue.give_back, GradientQueue.take_block
     met = _Meeting()  # blocks for gradients go from thread to thread under the queue's lock

@@ -20,7 +20,7 @@ from l2l_nas.eps.gradients import GradientQueue
 from l2l_nas.eps.layout import align
 from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import L2LError, LaneError
-from l2l_nas.relay import executor
+from l2l_nas.relay import relay as relay_module
 from l2l_nas.relay.plan import Op, Plan, plan_training
 from l2l_nas.relay.residents import Residents
 from l2l_nas.relay.stress import Stress
@@ -70,7 +70,7 @@ class Scenario:
                 for step in plan.steps
             ))  # fmt: skip
 
-        monkeypatch.setattr(executor, "plan_training", planned)
+        monkeypatch.setattr(relay_module, "plan_training", planned)
         relay = relay_of(dense_pool(depth=6), lanes="threads", **self.options)
         error = None
         try:

@@ -18,7 +18,7 @@ from l2l_nas.bench.standalone import (
 )
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.constraint import Require
 from l2l_nas.space.pool import LayerPool

@@ -15,8 +15,8 @@ from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.step_time import StepTime, pool_bytes, state_bytes
 from l2l_nas.cost.traffic import layer_bytes
 from l2l_nas.cost.work import layer_work
-from l2l_nas.relay.executor import PRECISIONS
 from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.relay import PRECISIONS
 from l2l_nas.space.probe import BATCH
 from l2l_nas.space.shapes import check_shapes
 from tests.relay.pinning import PinningCpu

@@ -12,7 +12,7 @@ from l2l_nas import AdamW, Candidate, FirstWeights, LayerPool, ParamServer, Posi
 from l2l_nas.eps.identity import difference, space_of
 from l2l_nas.eps.layout import fingerprint
 from l2l_nas.errors import SettingError, SpaceError, UserCodeError
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.shapes import check_shapes
 
 

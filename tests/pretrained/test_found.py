@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from l2l_nas import AdamW, Data, ParamServer, Problem, Tokens, plain_module
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.pool import published_pool
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.training.export import ExportError, export_network, remove_export
 from tests.pretrained.test_families import MODELS, TOKENS, published
 

@@ -14,7 +14,7 @@ from l2l_nas import AdamW, ParamServer, plain_module
 from l2l_nas.errors import L2LError, StorageError
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.pool import published_pool
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.text.tokenizer import Bytes
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_nas.relay import executor
+from l2l_nas.relay import relay as relay_module
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.pinned import PinnedBlocks
 
@@ -84,5 +84,5 @@ class PinningCpu(Cpu):
 
 def use(monkeypatch, device: PinningCpu) -> PinningCpu:
     """Relays made from now on run on it."""
-    monkeypatch.setattr(executor, "open_device", lambda name: device)
+    monkeypatch.setattr(relay_module, "open_device", lambda name: device)
     return device

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
-from l2l_nas.relay import executor
+from l2l_nas.relay import relay as relay_module
 from tests.toys import NextToken, SquaredError, random_data
 
 PATH = ["normed", "dense", "running", "partial", "mlp"]  # through `dense_pool`
@@ -18,7 +18,7 @@ GRACE_S = 20  # after which a thread that should have ended is taken to hang
 
 def copying():
     """A device with memory of its own: loads copy to it."""
-    device = executor.open_device("cpu")
+    device = relay_module.open_device("cpu")
     device.shares_memory = False
     return device
 

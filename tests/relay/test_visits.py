@@ -18,7 +18,7 @@ from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import SettingError, SpaceError
 from tests.relay.steps import copying
-from tests.relay.test_executor import chain_pool, relay_of, tensors, train
+from tests.relay.test_relay import chain_pool, relay_of, tensors, train
 from tests.toys import SquaredError
 
 SCALE = nn.Parameter(torch.ones(()))

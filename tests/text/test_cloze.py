@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from l2l_nas.errors import DataError
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.resident import Resident
 from l2l_nas.text.cloze import Passage, lambada, read_passages
 from l2l_nas.text.tokenizer import Bytes

@@ -12,7 +12,7 @@ from l2l_nas.errors import DataError, SettingError
 from l2l_nas.layers import Embedding, Heads, SelfAttention
 from l2l_nas.pretrained.families import family_of
 from l2l_nas.relay.device import Cpu
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.resident import Resident
 from l2l_nas.relay.stress import Stress
 from l2l_nas.space.architecture import Architecture

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from l2l_nas.errors import DataError, SettingError
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.network import length_of, refuse_foresight

@@ -21,7 +21,7 @@ from l2l_nas.errors import L2LError, MetricError, NonFiniteError, failure_of, on
 from l2l_nas.nas.evaluation.trial_weights import FINALIST_WEIGHTS, TRIAL_WEIGHTS, Ledger
 from l2l_nas.nas.objectives import State
 from l2l_nas.nas.strategies.budget import Budget, Round
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.samples import Samples

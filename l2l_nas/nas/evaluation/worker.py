@@ -21,7 +21,7 @@ from l2l_nas.eps.scale import LossScale
 from l2l_nas.errors import L2LError, NonFiniteError, failure_of
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Outcome, Training
 from l2l_nas.nas.evaluation.messages import header_of, pack, unpack
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 
 _REPORT_S = 0.05  # steps are reported together, at most so late
 

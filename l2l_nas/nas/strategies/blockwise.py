@@ -27,8 +27,8 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.strategies.solve import Block, best_paths
 from l2l_nas.nas.strategies.trials import Trials
-from l2l_nas.relay.executor import Relay
 from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings

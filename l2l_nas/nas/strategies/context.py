@@ -23,7 +23,7 @@ from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.study.study import Study
 from l2l_nas.nas.suspects import Suspect, suspects
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.pool import LayerPool

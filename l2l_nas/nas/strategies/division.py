@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.strategies.budget import Division
-from l2l_nas.relay.executor import Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import PathSampler
 from l2l_nas.training.fit import Trainer

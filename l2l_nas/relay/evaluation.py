@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import of_user
-from l2l_nas.relay.conductor import Conductor, StepJob
 from l2l_nas.relay.device import Device
+from l2l_nas.relay.executor import PlanExecutor, StepJob
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.interface import Batch, Reduce
 from l2l_nas.relay.path import PathLayer
@@ -27,19 +27,21 @@ from l2l_nas.space.shapes import as_tuple
 from l2l_nas.space.values import Flow
 
 
-class ForwardPasses:
+class Evaluation:
     """Streams layers through a relay's slots without gradients.
 
     Args:
         pool: of the layers.
-        bank, stash, conductor, device: the relay's.
+        bank, stash, executor, device: the relay's.
     """
 
-    def __init__(self, pool: LayerPool, *, bank: SlotBank, stash: Stash, conductor: Conductor, device: Device) -> None:
+    def __init__(
+        self, pool: LayerPool, *, bank: SlotBank, stash: Stash, executor: PlanExecutor, device: Device
+    ) -> None:
         self._pool = pool
         self._bank = bank
         self._stash = stash
-        self._conductor = conductor
+        self._executor = executor
         self._device = device
 
     def predict(
@@ -159,9 +161,9 @@ class ForwardPasses:
         expect(server, plan, layers)
         run = Run(tuple(layers), len(layers), Flow({}, (), (), ()), self._stash.specs, lambda position, batch: 0)
         try:
-            self._conductor.carry_out(StepJob(plan, run, server, forward=visit))
+            self._executor.carry_out(StepJob(plan, run, server, forward=visit))
         finally:
-            self._conductor.drain()
+            self._executor.drain()
 
     def _moved(self, batches: Iterable[Batch]) -> dict[str, Sequence[Batch]]:
         """Batches of inputs on the device, in its precision, by value."""
