@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from l2l_nas.space.architecture import Architecture
     from l2l_nas.space.candidate import Candidate, FirstWeights, Position, TensorSpec, skip
     from l2l_nas.space.constraint import Require
-    from l2l_nas.space.convert import convert
+    from l2l_nas.space.convert.convert import convert
     from l2l_nas.space.elastic import elastic
     from l2l_nas.space.losses import add_loss, collect_losses
     from l2l_nas.space.pool import LayerPool
@@ -98,7 +98,7 @@ _HOMES = {
     "Cosine": "l2l_nas.training.schedule",
     "SearchResult": "l2l_nas.runs.api",
     "Trainer": "l2l_nas.training.fit",
-    "convert": "l2l_nas.space.convert",
+    "convert": "l2l_nas.space.convert.convert",
     "add_loss": "l2l_nas.space.losses",
     "collect_losses": "l2l_nas.space.losses",
     "num_parameters": "l2l_nas.cost.closed_form",

@@ -24,7 +24,7 @@ from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Position
-from l2l_nas.space.parts import Block
+from l2l_nas.space.convert.parts import Block
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.probe import learns
 from l2l_nas.space.shapes import check_shapes

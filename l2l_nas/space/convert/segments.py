@@ -16,8 +16,8 @@ from torch import Tensor
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.forms import BATCHES, Form, Ref, is_constant
-from l2l_nas.space.recording import Given, Key, ModuleCall, Needs, Recording, history
+from l2l_nas.space.convert.forms import BATCHES, Form, Ref, is_constant
+from l2l_nas.space.convert.recording import Given, Key, ModuleCall, Needs, Recording, history
 
 
 @dataclass

@@ -12,8 +12,8 @@ from torch import nn
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, skip
-from l2l_nas.space.dataflow import BlockPart
-from l2l_nas.space.parts import Block
+from l2l_nas.space.convert.dataflow import BlockPart
+from l2l_nas.space.convert.parts import Block
 
 Offer = Candidate | nn.Module | Callable[..., nn.Module]
 Candidates = Mapping[str, Offer | Mapping[str, Offer]]

@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_leaves
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
-from l2l_nas.space.copies import shadow
-from l2l_nas.space.forms import PLAIN, Call, FixedValue, Form, is_constant
+from l2l_nas.space.convert.copies import shadow
+from l2l_nas.space.convert.forms import PLAIN, Call, FixedValue, Form, is_constant
+from l2l_nas.space.convert.masks import masks_always_made
+from l2l_nas.space.convert.recording import Key, Modes
 from l2l_nas.space.losses import add_loss
-from l2l_nas.space.masks import masks_always_made
-from l2l_nas.space.recording import Key, Modes
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from l2l_nas import SGD, Classification, ParamServer, Relay, convert, plain_modu
 from l2l_nas.errors import SpaceError
 from l2l_nas.relay.resident import Resident
 from l2l_nas.training.export import build_network
-from tests.space.test_convert_forwards import Chain, X, assert_trains_alike
+from tests.space.convert.test_forwards import Chain, X, assert_trains_alike
 
 
 class WithoutGradients(Chain):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from l2l_nas.errors import SpaceError
-from l2l_nas.space.masks import masks_always_made
-from l2l_nas.space.parts import Choice
+from l2l_nas.space.convert.masks import masks_always_made
+from l2l_nas.space.convert.parts import Choice
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Any]
 

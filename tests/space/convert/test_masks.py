@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from l2l_nas import convert, plain_module
-from l2l_nas.space.masks import masks_always_made
+from l2l_nas.space.convert.masks import masks_always_made
 
 transformers = pytest.importorskip("transformers")
 masking = pytest.importorskip("transformers.masking_utils")

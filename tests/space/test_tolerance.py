@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from l2l_nas.space.compare import is_near, is_same
+from l2l_nas.space.tolerance import is_near, is_same
 
 NAN, INF = math.nan, math.inf
 

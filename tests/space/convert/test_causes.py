@@ -11,7 +11,7 @@ from torch import nn
 
 from l2l_nas import convert, plain_module
 from l2l_nas.errors import SpaceError
-from tests.space.test_convert_forwards import Chain, X
+from tests.space.convert.test_forwards import Chain, X
 
 
 def chain():

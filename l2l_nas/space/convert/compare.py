@@ -10,7 +10,7 @@ another order, too, so that gradients are equal within rounding.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,60 +18,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_nas.errors import SpaceError, is_out_of_memory, user_code, what_raised
-from l2l_nas.space.copies import copied
-from l2l_nas.space.example import Arguments
-from l2l_nas.space.forms import BATCHES
+from l2l_nas.space.convert.copies import copied
+from l2l_nas.space.convert.example import Arguments
+from l2l_nas.space.convert.forms import BATCHES
+from l2l_nas.space.convert.recording import Recording
 from l2l_nas.space.losses import collect_losses
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.recording import Recording
-
-# of the largest number of a tensor, and of all gradients: what rounding may come to after sums in another order
-_ROUNDING = 1e-2
-_NOISE = 1e-6
+from l2l_nas.space.tolerance import is_near, is_same, noise_of
 
 _ADVICE = "choose blocks further outside"
 _OUTSIDE = f"between its blocks it uses what is neither argument nor output of a block; {_ADVICE}"
-
-
-def is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two outputs are equal; NaN is equal to NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool((one.eq(other) | (one.isnan() & other.isnan())).all())
-
-
-def is_near(got: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
-    """Whether numbers that were computed in another way differ by no more than rounding does.
-
-    Args:
-        noise: what they may differ by in addition.
-    """
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return False
-    if torch.equal(got, expected):
-        return True
-    if not (expected.is_floating_point() or expected.is_complex()):
-        return False
-    finite = expected.isfinite()
-    if not torch.equal(got.isfinite(), finite):
-        return False
-    return _largest((got - expected)[finite]) <= _ROUNDING * _largest(expected) + noise
-
-
-def noise_of(gradients: Iterable[Tensor]) -> float:
-    """What rounding may come to in a gradient that is zero, beside these of the same backward."""
-    return _NOISE * max(map(_largest, gradients), default=0.0)
-
-
-def some_gradient(output: Tensor) -> Tensor:
-    """A gradient of an output to try a backward with: random, as the sum of what a normalisation gives has none."""
-    return torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
-
-
-def _largest(tensor: Tensor) -> float:
-    """Of its finite numbers, the largest absolute one."""
-    finite = tensor[tensor.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def refuse_other_parts(

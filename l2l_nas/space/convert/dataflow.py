@@ -14,10 +14,22 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflat
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.forms import BATCHES, Absent, Call, FixedValue, Form, HandedOn, Leaf, Ref, Taken, is_constant, layout
-from l2l_nas.space.parts import BlockCalled
-from l2l_nas.space.recording import BlockCall, Given, Key, ModuleCall, Recording, history
-from l2l_nas.space.segments import Host, Segments, is_counted
+from l2l_nas.space.convert.forms import (
+    BATCHES,
+    Absent,
+    Call,
+    FixedValue,
+    Form,
+    HandedOn,
+    Leaf,
+    Ref,
+    Taken,
+    is_constant,
+    layout,
+)
+from l2l_nas.space.convert.parts import BlockCalled
+from l2l_nas.space.convert.recording import BlockCall, Given, Key, ModuleCall, Recording, history
+from l2l_nas.space.convert.segments import Host, Segments, is_counted
 
 
 @dataclass(frozen=True)

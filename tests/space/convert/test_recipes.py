@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from l2l_nas import AdamW, Classification, Data, ParamServer, Problem, Relay, Tokens, convert
 from l2l_nas.errors import DataError, SpaceError
-from l2l_nas.space.convert import ConvertedPool
+from l2l_nas.space.convert.convert import ConvertedPool
 from l2l_nas.space.shapes import check_shapes
 from tests.cli.runs import ROOT
 from tests.converted import CASES, ManyClasses

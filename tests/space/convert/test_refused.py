@@ -11,7 +11,7 @@ from torch import nn
 
 from l2l_nas import convert, plain_module, skip
 from l2l_nas.errors import SettingError, ShapeError, SpaceError
-from tests.space.test_convert import BLOCKS, IDS, Gate, Model, made
+from tests.space.convert.test_convert import BLOCKS, IDS, Gate, Model, made
 
 
 def refusal(match, *args, **kwargs):

@@ -16,19 +16,20 @@ from l2l_nas.arguments import check_kind, check_names, check_table
 from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
-from l2l_nas.space.compare import is_same, refuse_other_parts, same_draws
-from l2l_nas.space.copies import shadow, with_hooks
-from l2l_nas.space.dataflow import BlockPart, Dataflow, PlannedPosition, SegmentPart
-from l2l_nas.space.example import Arguments, Example
-from l2l_nas.space.forms import BATCHES
-from l2l_nas.space.masks import masks_always_made
+from l2l_nas.space.convert.compare import refuse_other_parts, same_draws
+from l2l_nas.space.convert.copies import shadow, with_hooks
+from l2l_nas.space.convert.dataflow import BlockPart, Dataflow, PlannedPosition, SegmentPart
+from l2l_nas.space.convert.example import Arguments, Example
+from l2l_nas.space.convert.forms import BATCHES
+from l2l_nas.space.convert.masks import masks_always_made
+from l2l_nas.space.convert.offers import Candidates, Offers
+from l2l_nas.space.convert.parts import Block, Choice, Segment, Tape, trimmed
+from l2l_nas.space.convert.recording import Recording
 from l2l_nas.space.objective import ObjectiveLayer
-from l2l_nas.space.offers import Candidates, Offers
-from l2l_nas.space.parts import Block, Choice, Segment, Tape, trimmed
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.randomness import drawing_nothing
-from l2l_nas.space.recording import Recording
 from l2l_nas.space.shapes import check_shapes
+from l2l_nas.space.tolerance import is_same
 
 ORIGINAL = "original"
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
