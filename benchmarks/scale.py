@@ -9,6 +9,7 @@ its own baseline, that rate is taken. Nothing was measured.
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +17,11 @@ from l2l_nas.cost.chain import RelayShape
 from l2l_nas.cost.hardware import GIB, Hardware
 from l2l_nas.cost.parallel import Parallelism
 from l2l_nas.cost.profiles import PROFILES
-from l2l_nas.cost.transformers import (
-    Transformer,
-    host_parameters,
-    least_tokens,
-    relay_step,
-    resident_step_s,
-)
 from l2l_nas.relay.path import RING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it is no part of a package
+
+from benchmarks.transformers import Transformer, host_parameters, least_tokens, relay_step, resident_step_s
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
 V100 = PROFILES["v100"]

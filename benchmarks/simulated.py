@@ -9,14 +9,18 @@ training on the same device, and over the work of its busiest lane. Nothing in i
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from l2l_nas.cost.chain import RelayShape
 from l2l_nas.cost.profiles import PROFILES
-from l2l_nas.cost.transformers import Transformer, relay_step, resident_step_s
 from l2l_nas.files import write_json
 from l2l_nas.relay.plan import UpdatePolicy
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it is no part of a package
+
+from benchmarks.transformers import Transformer, relay_step, resident_step_s
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"

@@ -33,11 +33,6 @@ class PopulationPass:
     over: tuple[Names, ...]
     ends: tuple[Names, ...]
 
-    @property
-    def num_visits(self) -> int:
-        """How many layers are computed: nodes of the tree."""
-        return sum(len(visits) for visits in self.visits)
-
 
 def prefixes(pool: LayerPool, paths: Sequence[Path]) -> PopulationPass:
     """The tree of these paths."""

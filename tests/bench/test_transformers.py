@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from l2l_nas.cost.chain import RelayShape
-from l2l_nas.cost.parallel import Parallelism
-from l2l_nas.cost.profiles import PROFILES
-from l2l_nas.cost.transformers import (
+from benchmarks.transformers import (
     Transformer,
     host_parameters,
     least_tokens,
     relay_step,
     resident_step_s,
 )
+from l2l_nas.cost.chain import RelayShape
+from l2l_nas.cost.parallel import Parallelism
+from l2l_nas.cost.profiles import PROFILES
 
 BERT_LARGE = Transformer(hidden=1024, layers=24, sequence=512, vocabulary=30522)
 
