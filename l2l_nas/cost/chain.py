@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from l2l_nas.relay.path import NOTHING_SPILLED, PathLayer, Spill
-from l2l_nas.relay.plan import Carry, Op, Plan, Step, UpdatePolicy, plan_training
+from l2l_nas.relay.plan import Carry, Op, Plan, Step, UpdatePolicy
+from l2l_nas.relay.planner import plan_training
 
 LANES = ("compute", "up", "down", "host", "disk")
 COMPUTE, UP, DOWN, HOST, DISK = range(len(LANES))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 
 from l2l_nas.eps.layout import layout_of, wire_layout_of
 from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.path import PathLayer
-from l2l_nas.relay.plan import Carry, Op, plan_training
+from l2l_nas.relay.plan import Carry, Op
+from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.relay import PRECISIONS, Relay
 from l2l_nas.relay.slots import gradient_bytes
 from l2l_nas.space.architecture import Architecture
@@ -131,8 +131,7 @@ def renamed(path: tuple[PathLayer, ...]) -> tuple[tuple[PathLayer, ...], dict[st
         return tuple(known.setdefault(name, str(len(known))) for name in names)
 
     renamed = tuple(
-        replace(
-            about,
+        about._replace(
             key=numbers([about.key], states)[0],
             trainable=numbers(about.trainable, states),
             reads=numbers(about.reads, values),

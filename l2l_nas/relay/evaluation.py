@@ -17,7 +17,8 @@ from l2l_nas.relay.executor import PlanExecutor, StepJob
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.interface import Batch, Reduce
 from l2l_nas.relay.path import PathLayer
-from l2l_nas.relay.plan import Op, Plan, plan_forward
+from l2l_nas.relay.plan import Op, Plan
+from l2l_nas.relay.planner import plan_forward
 from l2l_nas.relay.population import PopulationPass
 from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.stash import Stash

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 RING = 3  # frames for the spilled values of a chain: one is read, one is written, one is on its way
 
+Name = str  # of a layer, state or value
 
-@dataclass(frozen=True)
-class PathLayer:
+
+class PathLayer(NamedTuple):
     """What a plan needs to know of a layer.
 
     Args:
@@ -20,11 +22,11 @@ class PathLayer:
         writes: values that it gives.
     """
 
-    key: str
-    trainable: tuple[str, ...] = ()
+    key: Name
+    trainable: tuple[Name, ...] = ()
     has_buffers: bool = False
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+    reads: tuple[Name, ...] = ()
+    writes: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Spill:
         frames: how many there are on the device for them.
     """
 
-    values: frozenset[str] = frozenset()
+    values: frozenset[Name] = frozenset()
     frames: int = RING
 
 
@@ -45,7 +47,7 @@ NOTHING_SPILLED = Spill()
 
 def learns_from(path: Sequence[PathLayer]) -> list[bool]:
     """By layer, whether a gradient of what it writes is of use: it learns, or one that it reads from does."""
-    values: set[str] = set()
+    values: set[Name] = set()
     found = []
     for layer in path:
         found.append(bool(layer.trainable) or not values.isdisjoint(layer.reads))
@@ -54,7 +56,7 @@ def learns_from(path: Sequence[PathLayer]) -> list[bool]:
     return found
 
 
-def taken_by(path: Sequence[PathLayer], first: int) -> tuple[str, ...]:
+def taken_by(path: Sequence[PathLayer], first: int) -> tuple[Name, ...]:
     """Values that the layers from `first` on take from those before them."""
     own = {name for layer in path[first:] for name in layer.writes}
     return tuple(dict.fromkeys(name for layer in path[first:] for name in layer.reads if name not in own))
@@ -65,9 +67,17 @@ def tail_start(path: Sequence[PathLayer], *, slots: int, keep: int, spill: Spill
 
     Each of its layers needs a slot (a repeated one is in one slot), and each spilled value that it takes a frame.
     """
-    first = len(path) - 1
-    while first > 0 and len(path) - first < keep and len({layer.key for layer in path[first - 1 :]}) <= slots:
-        if len(spill.values.intersection(taken_by(path, first - 1))) >= spill.frames:
+    first = len(path)
+    keys: set[Name] = set()
+    written: set[Name] = set()
+    taken: set[Name] = set()  # spilled values that the tail reads and does not write
+    for layer in reversed(path):
+        keys.add(layer.key)
+        written.update(layer.writes)
+        taken.difference_update(layer.writes)
+        taken.update(name for name in layer.reads if name in spill.values and name not in written)
+        is_enough = len(path) - first >= keep or len(keys) > slots or len(taken) >= spill.frames
+        if is_enough and first < len(path):
             break
         first -= 1
     return first

@@ -45,7 +45,8 @@ from l2l_nas.relay.interface import (
 )
 from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.path import PathLayer, learns_from
-from l2l_nas.relay.plan import Carry, UpdatePolicy, plan_training
+from l2l_nas.relay.plan import Carry, UpdatePolicy
+from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.population import group, prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, Wanted, check_budget, decide
 from l2l_nas.relay.residents import Residents, fitting
@@ -291,7 +292,7 @@ class Relay:
         # the last layer is where the loss is computed
         reads = [*flow.reads[:-1], *((*r, *(n for n in flow.outputs if n not in own)) for r in flow.reads[-1:])]
         return tuple(
-            replace(about(self.server, layer), reads=tuple(dict.fromkeys(taken)), writes=given)
+            about(self.server, layer)._replace(reads=tuple(dict.fromkeys(taken)), writes=given)
             for layer, taken, given in zip(layers, reads, flow.writes, strict=True)
         )
 

@@ -21,7 +21,8 @@ from l2l_nas.eps.layout import align
 from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import L2LError, LaneError
 from l2l_nas.relay import relay as relay_module
-from l2l_nas.relay.plan import Op, Plan, plan_training
+from l2l_nas.relay.plan import Op, Plan
+from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.residents import Residents
 from l2l_nas.relay.stress import Stress
 from tests.accelerator.waits import Order
@@ -66,7 +67,7 @@ class Scenario:
                 return plan
             kind = (op, lost)
             return replace(plan, steps=tuple(
-                replace(step, after=tuple(one for one in step.after if (step.op, plan.steps[one].op) != kind))
+                step._replace(after=tuple(one for one in step.after if (step.op, plan.steps[one].op) != kind))
                 for step in plan.steps
             ))  # fmt: skip
 

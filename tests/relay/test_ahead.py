@@ -12,7 +12,8 @@ from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.relay.check import check_plan
-from l2l_nas.relay.plan import Op, UpdatePolicy, plan_training
+from l2l_nas.relay.plan import Op, UpdatePolicy
+from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.stress import Stress
 from tests.relay.steps import GRACE_S, OTHER, PATH, is_same, relay_of, tensors, train
 from tests.relay.test_plan import simple

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from l2l_nas.errors import PlanError
 from l2l_nas.relay.check import check_plan
 from l2l_nas.relay.path import PathLayer
-from l2l_nas.relay.plan import Carry, Op, Plan, Step, plan_training
+from l2l_nas.relay.plan import Carry, Op, Plan, Step
+from l2l_nas.relay.planner import plan_training
 from tests.relay.test_plan import KINDS, chains
 
 MUTATED = settings(derandomize=True, deadline=None, max_examples=40, database=None)
@@ -39,7 +40,7 @@ def without(steps, index):
     for number, step in enumerate(steps):
         if number != index:
             wanted = {*step.after, *(steps[index].after if index in step.after else ())} - {index}
-            rest.append(replace(step, after=tuple(sorted(after[other] for other in wanted))))
+            rest.append(step._replace(after=tuple(sorted(after[other] for other in wanted))))
     return rest
 
 
@@ -48,7 +49,7 @@ def doubled(steps, index):
     more = []
     for number, step in enumerate(steps):
         wanted = {other + (other > index) for other in step.after} | ({index + 1} if index in step.after else set())
-        more.append(replace(step, after=tuple(sorted(wanted))))
+        more.append(step._replace(after=tuple(sorted(wanted))))
         if number == index:
             more.append(replace(more[-1], after=(index,)))
     return more
@@ -63,7 +64,7 @@ def test_a_dropped_dependency_is_noticed_unless_others_imply_it(chain):
         for index, step in enumerate(steps):
             for dropped in step.after:
                 rest = tuple(other for other in step.after if other != dropped)
-                mutant = [*steps[:index], replace(step, after=rest), *steps[index + 1 :]]
+                mutant = [*steps[:index], step._replace(after=rest), *steps[index + 1 :]]
                 if dropped not in ancestors(mutant)[index] and not _is_order_of_updates(steps[dropped], step):
                     assert not is_right(plan, mutant, path, options), (index, step, dropped)
 
@@ -118,7 +119,7 @@ def test_another_slot_is_noticed(chain):
         for index, step in enumerate(plan.steps):
             if step.slot >= 0:
                 for slot in {*range(-1, slots + 1)} - {step.slot}:
-                    mutant = [*plan.steps[:index], replace(step, slot=slot), *plan.steps[index + 1 :]]
+                    mutant = [*plan.steps[:index], step._replace(slot=slot), *plan.steps[index + 1 :]]
                     assert not is_right(plan, mutant, path, options), (step, slot)
 
 
@@ -132,7 +133,7 @@ def test_a_wrong_room_is_noticed(chain):
                 last = options["spill"].frames
                 for frame in {*range(-1, last + 1)} - {step.frames[0]} if step.op is Op.STORE else {-1, last}:
                     for frames in ((frame, *step.frames[1:]), step.frames[1:]):
-                        mutant = [*plan.steps[:index], replace(step, frames=frames), *plan.steps[index + 1 :]]
+                        mutant = [*plan.steps[:index], step._replace(frames=frames), *plan.steps[index + 1 :]]
                         assert not is_right(plan, mutant, path, options), (step, frames)
 
 
@@ -147,7 +148,7 @@ def test_buffers_of_a_recompute_must_not_be_saved():
     moved = without(plan, save)
     moved.insert(back, Step(Op.SAVE, layer=0, slot=plan[save].slot, after=(back - 1,)))
     shifted = [
-        step if index <= back else replace(step, after=tuple(other + (other >= back) for other in step.after))
+        step if index <= back else step._replace(after=tuple(other + (other >= back) for other in step.after))
         for index, step in enumerate(moved)
     ]
     with pytest.raises(PlanError, match="not saved"):

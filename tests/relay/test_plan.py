@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +9,8 @@ from hypothesis import strategies as st
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.check import check_plan
 from l2l_nas.relay.path import PathLayer, Spill, tail_start
-from l2l_nas.relay.plan import VISITS, Op, UpdatePolicy, plan_forward, plan_training
+from l2l_nas.relay.plan import VISITS, Op, UpdatePolicy
+from l2l_nas.relay.planner import plan_forward, plan_training
 
 KINDS = [
     PathLayer("a", ("a",)),
@@ -27,7 +26,7 @@ LAYERS = st.lists(st.sampled_from(KINDS), min_size=1, max_size=8)
 
 def chained(layers):
     """Each layer reads what the one before it writes."""
-    return [replace(one, reads=(f"v{i}",), writes=(f"v{i + 1}",)) for i, one in enumerate(layers)]
+    return [one._replace(reads=(f"v{i}",), writes=(f"v{i + 1}",)) for i, one in enumerate(layers)]
 
 
 @st.composite
@@ -41,7 +40,7 @@ def graphs(draw):
         unread -= set(reads)
         if index == len(layers) - 1:
             reads += sorted(unread)
-        path.append(replace(layer, reads=tuple(reads), writes=writes))
+        path.append(layer._replace(reads=tuple(reads), writes=writes))
         known += writes
         unread |= set(writes)
     return path
@@ -93,7 +92,7 @@ def test_every_training_plan_is_right(chain):
 @settings(derandomize=True, deadline=None, max_examples=100, database=None)
 @given(PATHS, st.integers(1, 5))
 def test_every_forward_plan_is_right(path, slots):
-    bare = [replace(layer, trainable=()) for layer in path]
+    bare = [layer._replace(trainable=()) for layer in path]
     check_plan(plan_forward(path, slots=slots, saves_buffers=True), bare, slots=slots, trains=False)
     barer = [PathLayer(layer.key) for layer in path]
     plan = plan_forward(path, slots=slots)

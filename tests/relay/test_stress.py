@@ -16,7 +16,8 @@ import torch
 from l2l_nas import Clip
 from l2l_nas.errors import L2LError
 from l2l_nas.relay import relay as relay_module
-from l2l_nas.relay.plan import Op, Plan, plan_training
+from l2l_nas.relay.plan import Op, Plan
+from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 from tests.equivalence.plain import Plain
@@ -58,7 +59,7 @@ class Fault:
         for index, step in enumerate(plan.steps):
             kept = tuple(other for other in step.after if plan.steps[other].op is not self.lost)
             if step.op is self.op and kept != step.after and self.layer in (None, step.layer):
-                return replace(plan, steps=(*plan.steps[:index], replace(step, after=kept), *plan.steps[index + 1 :]))
+                return replace(plan, steps=(*plan.steps[:index], step._replace(after=kept), *plan.steps[index + 1 :]))
         return plan
 
 

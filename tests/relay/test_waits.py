@@ -16,7 +16,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from l2l_nas.relay.plan import TAIL_VISITS, VISITS, Op, UpdatePolicy, plan_training
+from l2l_nas.relay.plan import TAIL_VISITS, VISITS, Op, UpdatePolicy
+from l2l_nas.relay.planner import plan_training
 from tests.relay.test_plan import chains, simple
 
 _NEVER = 1 << 30
@@ -147,13 +148,13 @@ def test_a_needless_wait_and_a_slot_badly_chosen_are_noticed(update):
     steps = list(plan.steps)
     load = max(index for index, step in enumerate(steps) if step.op is Op.LOAD)
     send = next(index for index, step in enumerate(steps) if step.op is Op.SEND)
-    later = replace(steps[load], after=(*steps[load].after, send))
+    later = steps[load]._replace(after=(*steps[load].after, send))
     worse = replace(plan, steps=(*steps[:load], later, *steps[load + 1 :]))
     assert needless(worse, path, update=update, upcoming=None) == [(load, send)]
     assert badly_chosen(plan, path, upcoming=None) == []
     others = {slot for slot in range(3) if slot != steps[load].slot}
     for slot in others:
-        other = replace(plan, steps=(*steps[:load], replace(steps[load], slot=slot), *steps[load + 1 :]))
+        other = replace(plan, steps=(*steps[:load], steps[load]._replace(slot=slot), *steps[load + 1 :]))
         assert badly_chosen(other, path, upcoming=None)
 
 
