@@ -23,9 +23,12 @@ from l2l_nas.relay.residency import module_in
 from l2l_nas.relay.residents import block_sizes
 from l2l_nas.relay.slots import gradient_bytes
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import Specs
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.probe import example, learns, preserved_generators
-from l2l_nas.space.shapes import Specs, as_tuple, runs_on
+from l2l_nas.space.probe import example
+from l2l_nas.space.randomness import preserved_generators
+from l2l_nas.space.shapes import runs_on
+from l2l_nas.space.values import as_tuple, learns
 
 
 @dataclass(frozen=True)

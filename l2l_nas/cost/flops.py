@@ -7,7 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.probe import BATCH, example, preserved_generators
+from l2l_nas.space.probe import BATCH, example
+from l2l_nas.space.randomness import preserved_generators
 from l2l_nas.space.shapes import Shapes, runs_on
 
 

@@ -22,7 +22,7 @@ from l2l_nas.relay.interface import Batch, Targets
 from l2l_nas.relay.relay import PRECISIONS, Relay
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import as_tuple
+from l2l_nas.space.values import as_tuple
 
 _ROUNDS = 5  # of which the fastest counts: other processes only make it slower
 _LIMIT_S = 3.0  # of a figure

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import flop_registry
 
 from l2l_nas.cost.device import run_through
 from l2l_nas.cost.hardware import Work
+from l2l_nas.space.candidate import Specs
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.shapes import Specs
 
 
 def layer_work(

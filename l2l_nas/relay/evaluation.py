@@ -24,8 +24,7 @@ from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.visits import Run, full, written
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.shapes import as_tuple
-from l2l_nas.space.values import Flow
+from l2l_nas.space.values import Flow, as_tuple
 
 
 class Evaluation:

@@ -35,8 +35,8 @@ from l2l_nas.relay.device import Capture, Device
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.slots import Template
 from l2l_nas.space.losses import collect_losses
-from l2l_nas.space.shapes import as_tuple
 from l2l_nas.space.tolerance import is_near, noise_of, some_gradient
+from l2l_nas.space.values import as_tuple
 
 _MOST = 512  # recordings of a relay; the driver has memory of its own for each
 _SEEN = 64  # what a template remembers of runs that were not recorded

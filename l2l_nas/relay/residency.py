@@ -20,10 +20,13 @@ from l2l_nas.errors import SettingError, SpaceError, what_raised
 from l2l_nas.relay.slots import SlotBank, mixed_dtypes
 from l2l_nas.relay.stash import Stash
 from l2l_nas.space.build import named_tensors
+from l2l_nas.space.candidate import Specs
 from l2l_nas.space.contents import storage_of
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
-from l2l_nas.space.probe import example, learns, preserved_generators
-from l2l_nas.space.shapes import Specs, as_tuple, runs_on
+from l2l_nas.space.probe import example
+from l2l_nas.space.randomness import preserved_generators
+from l2l_nas.space.shapes import runs_on
+from l2l_nas.space.values import as_tuple, learns
 
 Budget = int | Literal["all", "auto"] | None
 _SHARE = 0.5  # of the free memory, for "auto": other processes want some, and what a layer needs is an estimate

@@ -46,7 +46,8 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
 from l2l_nas.space.pool import Layer
-from l2l_nas.space.shapes import as_tuple, check_shapes, refuse_lone_sample
+from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
+from l2l_nas.space.values import as_tuple
 
 
 class Resident:

@@ -19,9 +19,9 @@ from l2l_nas.eps.layout import Entry, align
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import bytes_of
 from l2l_nas.relay.path import RING, Spill
-from l2l_nas.space.candidate import TensorSpec
+from l2l_nas.space.candidate import Specs, TensorSpec
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import Specs, check_shapes
+from l2l_nas.space.shapes import check_shapes
 
 Frames = list[tuple[Tensor, ...]]  # by micro-batch
 

@@ -17,13 +17,12 @@ from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.slots import Template
+from l2l_nas.space.candidate import Specs
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
 from l2l_nas.space.pool import Layer
-from l2l_nas.space.probe import learns
-from l2l_nas.space.shapes import Specs, as_tuple
 from l2l_nas.space.tolerance import is_near
-from l2l_nas.space.values import Flow, by_value
+from l2l_nas.space.values import Flow, as_tuple, by_value, learns
 
 Gradients = Batch | tuple[None, ...]
 

@@ -15,9 +15,9 @@ from torch import nn
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.report.colours import HUES
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import Candidate, Position, skip
+from l2l_nas.space.candidate import Candidate, Position, Specs, skip
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import Shapes, Specs
+from l2l_nas.space.shapes import Shapes
 from l2l_nas.space.values import Wiring
 
 _TIMES = "\N{MULTIPLICATION SIGN}"

@@ -44,6 +44,9 @@ class TensorSpec:
         return f"[batch, {', '.join(map(str, self.shape))}] {str(self.dtype).removeprefix('torch.')}"
 
 
+Specs = tuple[TensorSpec, ...]
+
+
 @dataclass(frozen=True)
 class FirstWeights:
     """First weights that exist somewhere, such as in a file, and are read when a layer is first needed.

@@ -13,9 +13,8 @@ Triton kernel, runs on the relay's device.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +26,11 @@ from torch.utils._pytree import tree_leaves
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import named_tensors
-from l2l_nas.space.candidate import TensorSpec
+from l2l_nas.space.candidate import Specs, TensorSpec
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents, storage_of
 from l2l_nas.space.losses import collect_losses
-from l2l_nas.space.randomness import drawing_nothing
-
-Specs = tuple[TensorSpec, ...]
+from l2l_nas.space.randomness import drawing_nothing, preserved_generators
+from l2l_nas.space.values import as_tuple, learns
 
 # any size above 1 does: layers that squeeze or normalise over the batch treat 1 specially
 BATCH = 2
@@ -57,36 +55,6 @@ class Probed:
     writes_buffers: bool = False
 
 
-def as_tuple(outputs: object) -> tuple[Tensor, ...]:
-    """What a layer returned, as a tuple of contiguous tensors, as the next layer takes them in every mode.
-
-    Of a dict and of a dataclass these are its values, in order, without those that are None.
-
-    Raises:
-        TypeError: it is nothing of the kind, or holds something else than tensors.
-    """
-    if isinstance(outputs, Mapping):
-        items = tuple(item for item in outputs.values() if item is not None)
-    elif dataclasses.is_dataclass(outputs):
-        found = (getattr(outputs, field.name) for field in dataclasses.fields(outputs))
-        items = tuple(item for item in found if item is not None)
-    else:
-        items = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
-    if not items or not all(isinstance(item, Tensor) for item in items):
-        others = ", ".join(dict.fromkeys(type(item).__name__ for item in items if not isinstance(item, Tensor)))
-        inside = f" of {others}" if items != (outputs,) and others else ""
-        raise TypeError(
-            f"a layer returns a tensor, or a tuple, dict or dataclass of tensors, got {type(outputs).__name__}{inside}"
-        )
-    return tuple(_plain(item) for item in items)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    if tensor.is_complex() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.contiguous()
-
-
 def example(inputs: Sequence[TensorSpec], device: str, samples: int = BATCH) -> list[Tensor]:
     """A batch to try a layer on: random numbers, and zeros where integers may be indices."""
     batch = []
@@ -94,26 +62,6 @@ def example(inputs: Sequence[TensorSpec], device: str, samples: int = BATCH) -> 
         is_random = spec.dtype.is_floating_point or spec.dtype.is_complex
         batch.append((torch.randn if is_random else torch.zeros)(samples, *spec.shape, dtype=spec.dtype, device=device))
     return batch
-
-
-def learns(tensor: Tensor) -> bool:
-    """Whether a value can have a gradient."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-@contextlib.contextmanager
-def preserved_generators(device: str) -> Iterator[None]:
-    """Leave the random numbers of the host, and those of a device, as they were."""
-    kind = torch.device(device).type
-    if kind in ("meta", "cpu"):
-        with torch.random.fork_rng(devices=[]):
-            yield
-        return
-    index = torch.device(device).index
-    if index is None:
-        index = torch.get_device_module(kind).current_device()
-    with torch.random.fork_rng(devices=[index], device_type=kind):
-        yield
 
 
 def default_device() -> torch.device:

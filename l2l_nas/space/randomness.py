@@ -13,11 +13,13 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from l2l_nas.errors import SpaceError
 
@@ -53,6 +55,21 @@ def drawing_nothing(run: Callable[[], T], where: dict[str, str], *, whose: str =
             **where,
         )
     return result
+
+
+@contextmanager
+def preserved_generators(device: str) -> Iterator[None]:
+    """Leave the random numbers of the host, and those of a device, as they were."""
+    kind = torch.device(device).type
+    if kind in ("meta", "cpu"):
+        with torch.random.fork_rng(devices=[]):
+            yield
+        return
+    index = torch.device(device).index
+    if index is None:
+        index = torch.get_device_module(kind).current_device()
+    with torch.random.fork_rng(devices=[index], device_type=kind):
+        yield
 
 
 def _is_alone() -> bool:

@@ -14,12 +14,11 @@ from torch import nn
 
 from l2l_nas.errors import ShapeError, SpaceError, one_line
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import Position
+from l2l_nas.space.candidate import Position, Specs
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
-from l2l_nas.space.probe import Specs, as_tuple, example, preserved_generators, probe
+from l2l_nas.space.probe import example, probe
+from l2l_nas.space.randomness import preserved_generators
 from l2l_nas.space.values import by_value
-
-__all__ = ["Shapes", "Specs", "as_tuple", "check_shapes", "describe", "refuse_lone_sample", "runs_on", "writes_buffers"]
 
 
 @dataclass(frozen=True)

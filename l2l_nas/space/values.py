@@ -10,6 +10,7 @@ values reach no output is left out of the path: nothing that it computes would b
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,43 @@ from torch import Tensor
 
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.space.candidate import Position
-from l2l_nas.space.probe import as_tuple
 
 T = TypeVar("T")
+
+
+def as_tuple(outputs: object) -> tuple[Tensor, ...]:
+    """What a layer returned, as a tuple of contiguous tensors, as the next layer takes them in every mode.
+
+    Of a dict and of a dataclass these are its values, in order, without those that are None.
+
+    Raises:
+        TypeError: it is nothing of the kind, or holds something else than tensors.
+    """
+    if isinstance(outputs, Mapping):
+        items = tuple(item for item in outputs.values() if item is not None)
+    elif dataclasses.is_dataclass(outputs):
+        found = (getattr(outputs, field.name) for field in dataclasses.fields(outputs))
+        items = tuple(item for item in found if item is not None)
+    else:
+        items = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+    if not items or not all(isinstance(item, Tensor) for item in items):
+        others = ", ".join(dict.fromkeys(type(item).__name__ for item in items if not isinstance(item, Tensor)))
+        inside = f" of {others}" if items != (outputs,) and others else ""
+        raise TypeError(
+            f"a layer returns a tensor, or a tuple, dict or dataclass of tensors, got {type(outputs).__name__}{inside}"
+        )
+    return tuple(_plain(item) for item in items)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if tensor.is_complex() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
+
+
+def learns(tensor: Tensor) -> bool:
+    """Whether a value can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def by_value(names: Sequence[str], items: Sequence[T]) -> dict[str, tuple[T, ...]]:

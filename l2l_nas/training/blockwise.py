@@ -26,9 +26,8 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Position
 from l2l_nas.space.convert.parts import Block
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.probe import learns
 from l2l_nas.space.shapes import check_shapes
-from l2l_nas.space.values import by_value
+from l2l_nas.space.values import by_value, learns
 from l2l_nas.training.schedule import Cosine
 
 # a part of the samples that nothing is trained on: the errors that are reported are of these

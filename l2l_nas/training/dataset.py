@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from l2l_nas.errors import DataError, user_code
 from l2l_nas.space.contents import contents
-from l2l_nas.space.shapes import as_tuple
+from l2l_nas.space.values import as_tuple
 from l2l_nas.training.ahead import Ahead, Workers
 from l2l_nas.training.form import SampleForm
 from l2l_nas.training.randomness import GENERATORS, MOST_HELD, own_generators, seed_generators

@@ -39,8 +39,7 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.elastic import cut_out
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.shapes import as_tuple
-from l2l_nas.space.values import Flow
+from l2l_nas.space.values import Flow, as_tuple
 from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches, learned
 from l2l_nas.training.formats import (
     Call,

@@ -23,7 +23,7 @@ from l2l_nas.errors import L2LError, SettingError, one_line, raised_where
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import as_tuple
+from l2l_nas.space.values import as_tuple
 
 Call = Callable[[Batch], Batch]
 

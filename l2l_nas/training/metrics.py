@@ -17,7 +17,8 @@ from torch import Tensor
 from l2l_nas.arguments import check_kind, shown
 from l2l_nas.errors import DataError, SettingError, user_code
 from l2l_nas.relay.interface import Batch, Targets, each
-from l2l_nas.space.shapes import Specs, as_tuple
+from l2l_nas.space.candidate import Specs
+from l2l_nas.space.values import as_tuple
 from l2l_nas.training.task import SampleMetrics, SummedMetrics, Task
 
 # samples and numbers of a trial measurement

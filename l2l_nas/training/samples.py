@@ -19,8 +19,8 @@ from torch import Tensor
 
 from l2l_nas.errors import DataError, of_user
 from l2l_nas.relay.interface import Batch, Targets, as_samples, each
-from l2l_nas.space.candidate import TensorSpec
-from l2l_nas.space.shapes import Specs, as_tuple
+from l2l_nas.space.candidate import Specs, TensorSpec
+from l2l_nas.space.values import as_tuple
 
 Key = tuple[int, int]
 # which samples, in this order, and the key of their random numbers

@@ -30,7 +30,7 @@ from torch import Tensor
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Targets, each
-from l2l_nas.space.shapes import as_tuple
+from l2l_nas.space.values import as_tuple
 from l2l_nas.training.metrics import MeasuredTask, Running, measured
 from l2l_nas.training.score import Score
 from l2l_nas.training.task import SampleMetrics, Task

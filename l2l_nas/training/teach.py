@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.interface import Batch, Targets
-from l2l_nas.space.shapes import as_tuple
+from l2l_nas.space.values import as_tuple
 from l2l_nas.training.data import Batches
 from l2l_nas.training.metrics import MeasuredTask
 from l2l_nas.training.samples import Loaded

@@ -17,7 +17,7 @@ from l2l_nas.errors import SettingError
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.graphs import Graphs
 from l2l_nas.space.losses import add_loss
-from l2l_nas.space.shapes import as_tuple
+from l2l_nas.space.values import as_tuple
 from tests.relay.recording import Recording
 from tests.relay.steps import chain_pool, is_same, relay_of, tensors, train
 from tests.toys import Frozen, Normed, Partial, Running, Twice, random_data, repeated_pool

@@ -24,7 +24,7 @@ from l2l_nas import (
 )
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.relay.interface import Batch
-from l2l_nas.space.shapes import Specs
+from l2l_nas.space.candidate import Specs
 from l2l_nas.training.data import Data, Split
 from l2l_nas.training.export import FORMATS, ExportError, build_network, export_network, remove_export
 from l2l_nas.training.fit import evaluate
