@@ -1,0 +1,114 @@
+"""Several checkouts, or several ways to compute the same, timed in turns.
+
+Each checkout has a process of its own that lives as long as the measurement and does what it is asked, line by line.
+Machines drift, so ratios are formed round by round; a control compares a side with itself. Processor time is what
+other work on the machine disturbs least.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+Seconds = dict[str, list[float]]  # "cpu" and "wall", by round
+
+
+class Side:
+    """A process that imports the library from a checkout, and answers jobs."""
+
+    def __init__(self, script: str, checkout: Path, *, threads: int = 1) -> None:
+        places = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": str(threads), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, script, "--work"],
+            cwd=checkout,
+            env={**os.environ, **places},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.process.communicate()
+
+    def ask(self, **job: Any) -> Any:
+        """What it answers to a job."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a process ended: {job}")
+        return json.loads(line)
+
+
+def serve(answer: Callable[..., Any]) -> None:
+    """What such a process does, with the library of the folder that it was started in."""
+    import l2l_nas
+
+    assert Path(l2l_nas.__file__).is_relative_to(Path.cwd()), l2l_nas.__file__
+    out, sys.stdout = sys.stdout, sys.stderr  # what is printed meanwhile is no answer
+    for line in sys.stdin:
+        print(json.dumps(answer(**json.loads(line))), file=out, flush=True)
+
+
+def timed(work: Callable[[], object]) -> dict[str, float]:
+    """Its seconds, of the processor and of the clock."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+
+
+def in_turns(works: Mapping[str, Callable[[], object]], *, rounds: int, seed: int = 0) -> dict[str, Seconds]:
+    """Seconds of each, whose order changes at random from round to round."""
+    draw, found = random.Random(seed), {name: {"cpu": [], "wall": []} for name in works}
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            gc.collect()  # so that none pays for another's cycles
+            for name in draw.sample(list(works), len(works)):
+                for clock, seconds in timed(works[name]).items():
+                    found[name][clock].append(seconds)
+    finally:
+        gc.enable()
+    return found
+
+
+def joined(parts: Sequence[Mapping[str, Seconds]]) -> dict[str, Seconds]:
+    """The sums over several measurements of as many rounds, such as one of each network."""
+    return {
+        name: {
+            clock: [sum(values) for values in zip(*(part[name][clock] for part in parts), strict=True)]
+            for clock in ("cpu", "wall")
+        }
+        for name in parts[0]
+    }
+
+
+def ratios(found: Mapping[str, Seconds], *, over: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Of each to one of them: the median over rounds and its 95 % interval, by clock."""
+    from l2l_nas.bench.timing import ratio
+
+    return {
+        name: {clock: ratio(values, found[over][clock]) for clock, values in own.items()}
+        for name, own in found.items()
+        if name != over
+    }
+
+
+def shown(value: Mapping[str, float]) -> str:
+    """A ratio as text."""
+    return f"{value['median']:.3f} ({value['low']:.3f} to {value['high']:.3f})"
