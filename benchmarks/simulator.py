@@ -355,7 +355,8 @@ def measured(triple: Triple) -> dict[str, Any]:
             busy = {lane: min(one[lane] for one in found) for lane in LANES}
         # what lives on this device has its gradients in blocks of the same queue
         staged = sum(block.numel() for block in server.gradients._blocks) if not residents else 0
-        states = server.num_bytes - 8 * len(server.visited)
+        own = [server.state(key) for key in server.visited]
+        states = sum(block.nbytes for state in own for block in (*state.updated_blocks, state.buffers))
         frames = server.storage.frame_bytes if triple.in_files else 0
         host_bytes = (frames or states) + staged + relay.stash._host.numel()
         relay.close()

@@ -121,8 +121,11 @@ class DeviceBytes:
         gradients = sum(align(gradient_bytes([layout])) for layout in layouts if layout.is_trainable)
         saved = 0
         if self._relay.update is UpdatePolicy.AHEAD:
-            own = [s for s, layout in zip(states, layouts, strict=True) if layout.is_trainable]
-            saved = sum(sum(block_sizes(server, state, torch.float32)) for state in own)
+            own = [server.rules.of(s).layout for s, layout in zip(states, layouts, strict=True) if layout.is_trainable]
+            saved = sum(
+                layout.parameter_bytes + sum(moment.num_bytes for moment in layout.moments) + 4 * len(layout.parameters)
+                for layout in own
+            )
         return self.state_bytes(architecture) + gradients + saved
 
     def state_bytes(self, architecture: Architecture) -> int:

@@ -16,9 +16,9 @@ from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.pool import LayerPool, PerPool
 
-# Kernels may take another path on unaligned memory, so that results would differ in the last bit from a plain module's,
-# whose tensors torch's allocator aligns alike.
-ALIGNMENT_BYTES = 64
+# Kernels may take another path on unaligned memory, so that results would differ in the last bit from a plain module's.
+# 256 is the most that cuBLAS and torch ask for; torch's allocators align to 64 on a CPU, to 512 on CUDA.
+ALIGNMENT_BYTES = 256
 
 
 def align(num_bytes: int, to_bytes: int = ALIGNMENT_BYTES) -> int:

@@ -133,8 +133,8 @@ def test_what_no_copy_is_stored_of_is_rounded_for_each_load(precision):
 
 def test_where_the_device_is_the_host_weights_are_rounded_to_where_layers_compute():
     pool = LayerPool(
-        [Position(f"p{index}", [Candidate("linear", partial(nn.Linear, 8, 8, bias=False))]) for index in range(4)],
-        inputs=TensorSpec((8,)),
+        [Position(f"p{index}", [Candidate("linear", partial(nn.Linear, 16, 16, bias=False))]) for index in range(4)],
+        inputs=TensorSpec((16,)),
     )
 
     def busy(precision, **options):

@@ -114,7 +114,7 @@ def test_layers_used_twice_and_tied_weights_cross_as_often_as_they_are_moved(opt
 
 
 def test_what_stays_on_the_device_does_not_cross_again():
-    pool = dense_pool()
+    pool = dense_pool(width=64)
     architecture = pool.architecture(PATH)
     streamed = {
         name: StreamedBytes(relay_of(pool, **options), (2, 2))(architecture)

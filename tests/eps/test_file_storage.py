@@ -18,6 +18,7 @@ import torch
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.frames import Image
+from l2l_nas.eps.layout import ALIGNMENT_BYTES
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import SettingError, StorageError
 from tests.eps.disks import make_rough
@@ -77,7 +78,7 @@ def test_a_state_that_is_still_in_a_frame_is_not_read_again(storage):
     assert storage.bytes_read == size
     with storage.writing(KEYS[0]) as state:
         rest = sum(block.numel() for block in state.moments)
-    assert size + rest < storage.bytes_read <= size + rest + 64  # and the step counts
+    assert size + rest < storage.bytes_read <= size + rest + ALIGNMENT_BYTES  # and the step counts
 
 
 def test_frames_are_as_large_as_the_largest_state_and_grow_with_it(tmp_path):

@@ -175,7 +175,7 @@ def test_states_that_pass_the_page_cache_by_and_some_that_do_not(real_disk, monk
     ("optimizer", "volume"), [(AdamW(), 12), (SGD(), 8), (SGD(momentum=0.0), 4)], ids=["adamw", "momentum", "plain"]
 )
 def test_a_step_writes_each_state_of_its_path_once_and_nothing_else(tmp_path, optimizer, volume):
-    pool = dense_pool(width=64)
+    pool = dense_pool(width=128)
     storage = FileStorage(tmp_path)
     server = ParamServer(pool, optimizer=optimizer, seed=0, storage=storage)
     relay = Relay(server, device="cpu", lanes="threads")

@@ -27,9 +27,9 @@ def make(*, late=False):
 
 def test_blocks_are_aligned_parts_of_slabs_that_do_not_overlap():
     blocks, allocator, _ = make()
-    taken = [blocks.take(size) for size in (1, 64, 65, 1000)]
-    assert [block.numel() for block in taken] == [64, 64, 128, 1024]
-    assert all(block.data_ptr() % 64 == taken[0].data_ptr() % 64 for block in taken)
+    taken = [blocks.take(size) for size in (1, 256, 257, 1000)]
+    assert [block.numel() for block in taken] == [256, 256, 512, 1024]
+    assert all(block.data_ptr() % 256 == taken[0].data_ptr() % 256 for block in taken)
     for number, block in enumerate(taken):
         block.fill_(number)
     assert [int(block.min()) for block in taken] == [int(block.max()) for block in taken] == [0, 1, 2, 3]

@@ -150,7 +150,7 @@ def test_what_a_smaller_batch_leaves_free_is_given_back_when_a_larger_one_comes(
 def test_a_change_of_slots_between_steps_changes_no_result():
     sizes = [5, 1, 4, 1, 5, 2]
     results = []
-    for budget in (None, 12_000):
+    for budget in (None, 30_000):
         relay = relay_of(dense_pool(), device_budget=budget, stash="host", update="exact", lanes="threads")
         results.append(
             [train(relay, PATH, step=n, batch=size, micro_batch=2, upcoming=PATH) for n, size in enumerate(sizes)]

@@ -128,7 +128,7 @@ def test_tied_parameters_have_their_own_segment():
 
 @pytest.mark.parametrize("options", [{"device": "cpu"}, {"resident": "all"}], ids=["in place", "states on the device"])
 def test_blocks_of_gradients_that_are_no_longer_needed_are_freed(options, monkeypatch):
-    widths = range(8, 24, 2)
+    widths = range(32, 288, 32)  # each needs more of the units that blocks are made of
     layers = [Candidate(f"w{width}", partial(_bottleneck, width)) for width in widths]
     pool = LayerPool([Position("first", layers), Position("last", [layers[0]])], inputs=TensorSpec((3, 2)))
     relay = relay_of(pool, optimizer=SGD(), **options)
@@ -142,7 +142,7 @@ def test_blocks_of_gradients_that_are_no_longer_needed_are_freed(options, monkey
 
     monkeypatch.setattr(queue, "take_block", watched)
     for step, width in enumerate(widths):
-        train(relay, [f"w{width}", "w8"], step=step)
+        train(relay, [f"w{width}", "w32"], step=step)
     relay.drain()
     alive = {id(block) for block in (reference() for reference in given) if block is not None}
     assert alive == {id(block) for block in queue._blocks}
