@@ -1,4 +1,11 @@
-"""All that differs between devices, in one place: memory, streams, random generators."""
+"""All that differs between devices, in one place: memory, streams, random generators.
+
+[Note: captures that fail] Where CUDA refuses to end a capture, `torch.cuda.graph` raises half-way through its end, and
+three things stay as the capture had them: its stream is the current one; the generator waits for the capture's end, so
+that the next dropout raises "Offset increment outside graph capture encountered unexpectedly" (torch before 2.13); and
+the allocator does not give memory again that another stream used, as it may not ask for events in a capture. So the
+stream is put back, the generator gets a copy of its state, which is in no capture, and the allocator is told the end.
+"""
 
 from __future__ import annotations
 
@@ -224,8 +231,10 @@ class Accelerator:
         return _PINNED.take(num_bytes)
 
     def free_bytes(self) -> int:
-        """See `Device`."""
-        return torch.accelerator.get_memory_info(self.torch_device)[0]
+        """See `Device`. What torch's allocator took from the device and holds for later is free for us."""
+        held = torch.accelerator.memory_reserved(self.torch_device)
+        used = torch.accelerator.memory_allocated(self.torch_device)
+        return torch.accelerator.get_memory_info(self.torch_device)[0] + held - used
 
     def put(self, tensor: Tensor) -> Tensor:
         """See `Device`. Neither this thread nor what is computed now waits for the copy; what is computed next does."""
@@ -317,15 +326,42 @@ class Cuda(Accelerator):
         self.capture = self._capture
 
     def _capture(self, work: Callable[[], None], place: int) -> Callable[[], None]:
-        """See `Capture`. Not run on a GPU yet."""
+        """See `Capture`."""
         if place not in self._pools:
             self._pools[place] = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # lanes go on beside it: what they ask of the driver in their threads is no part of the recording
-        with torch.cuda.graph(graph, pool=self._pools[place], capture_error_mode="thread_local"):
+        with (
+            self._left_usable(self._pools[place]),
+            torch.cuda.graph(graph, pool=self._pools[place], capture_error_mode="thread_local"),
+        ):
             work()
         replay: Callable[[], None] = graph.replay
         return replay
+
+    @contextlib.contextmanager
+    def _left_usable(self, pool: Any) -> Iterator[None]:
+        """Have a capture that fails leave the device as it was; see [Note: captures that fail].
+
+        Args:
+            pool: that the capture allocates from.
+        """
+        stream = self._current_stream()
+        try:
+            yield
+        except BaseException:
+            self._resume(stream)
+            generator = self._generator()
+            generator.graphsafe_set_state(generator.clone_state())
+            with contextlib.suppress(RuntimeError):  # torch did it, where the capture was ended
+                self._end_allocations(pool)
+            raise
+
+    def _resume(self, stream: torch.Stream) -> None:
+        torch.accelerator.set_stream(stream)
+
+    def _end_allocations(self, pool: Any) -> None:
+        torch._C._cuda_endAllocateToPool(self.torch_device.index, pool)
 
     def delay(self, seconds: float) -> None:
         """See `Device`."""

@@ -47,7 +47,7 @@ struct DeviceAllocator final : c10::DeviceAllocator {
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override { device_pool().peak = device_pool().used; }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
-    return {ARENA_BYTES - device_pool().used, ARENA_BYTES};
+    return {ARENA_BYTES - device_pool().reserved, ARENA_BYTES};  // as a driver, which knows what was taken from it
   }
 };
 

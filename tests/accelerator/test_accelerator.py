@@ -88,6 +88,19 @@ def test_pinned_memory_that_a_host_writes_under_a_copy_is_seen(library, pinned, 
     assert any("write after read" in race for race in library.races())
 
 
+def test_what_the_allocator_holds_for_later_is_free():
+    from tests.accelerator.simulated import SimulatedAccelerator
+
+    device = SimulatedAccelerator()
+    free = device.free_bytes()
+    block = device.allocate(BYTES)
+    assert device.free_bytes() == free - BYTES
+    del block
+    torch.accelerator.synchronize()  # a block goes back when the lanes are done with it
+    assert device.free_bytes() == free
+    assert torch.accelerator.get_memory_info()[0] < free  # the driver's figure
+
+
 def memory(library):
     """Bytes in use, of the device and pinned; bytes that their allocators ever took."""
     gc.collect()

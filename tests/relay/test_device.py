@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.device import Cpu, open_device, stream_seed
+from l2l_nas.relay.device import Cpu, Cuda, open_device, stream_seed
 
 
 @pytest.mark.parametrize("name", ["gpu", "mps", "cuda:99", "cpu:x", "", "meta"])
@@ -69,3 +69,83 @@ def test_stream_seeds_depend_on_each_value_and_its_place():
 
 def test_stream_seeds_never_change():
     assert stream_seed(0, 0, 0, 0) == 1195769770526638388
+
+
+class CaptureState:
+    """A generator of CUDA before torch 2.13: it takes no draw outside of a capture that it was told of."""
+
+    def __init__(self, offset, *, is_capturing=False):
+        self.offset = offset
+        self.is_capturing = is_capturing
+
+    def clone_state(self):
+        return CaptureState(self.offset)
+
+    def graphsafe_set_state(self, other):
+        self.offset, self.is_capturing = other.offset, other.is_capturing
+
+    def draw(self):
+        if self.is_capturing:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+        self.offset += 4
+        return self.offset
+
+
+class RecordingCuda(Cuda):
+    """Records what is done about a capture that fails; there is no CUDA here, and nothing is shown of it."""
+
+    def __init__(self):
+        self.random = CaptureState(8)
+        self.current, self.capturing = "compute", set()
+
+    def _generator(self):
+        return self.random
+
+    def _current_stream(self):
+        return self.current
+
+    def _resume(self, stream):
+        self.current = stream
+
+    def _end_allocations(self, pool):
+        if pool not in self.capturing:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.capturing.remove(pool)
+
+    def begin(self, pool):
+        self.current = "capture"
+        self.random.is_capturing = True
+        self.capturing.add(pool)
+
+    def end(self, pool):
+        self.random.is_capturing = False
+        self.capturing.remove(pool)
+        self.current = "compute"
+
+
+def capture(device, *, error, is_ended):
+    with device._left_usable("pool"):
+        device.begin("pool")
+        if error is None or is_ended:
+            device.end("pool")
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_capture_that_fails_leaves_stream_generator_and_allocator_usable(is_ended):
+    device = RecordingCuda()
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        capture(
+            device, error=RuntimeError("operation failed due to a previous error during capture"), is_ended=is_ended
+        )
+    assert device.random.draw() == 12
+    assert device.current == "compute"
+    assert not device.capturing
+
+
+def test_a_capture_that_works_leaves_the_generator_that_graphs_know():
+    device = RecordingCuda()
+    device.random.clone_state = None
+    capture(device, error=None, is_ended=True)
+    assert device.random.draw() == 12
