@@ -231,6 +231,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--small", action="store_true", help="fewer kinds of files, as the test suite does")
+    parser.add_argument("--first", type=int, default=0, help="how many cases to leave out, which were run already")
     parser.add_argument("--only", help="file:NUMBER or input:NUMBER")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -245,6 +246,7 @@ def main() -> int:
         place.rename(base)
         harness = Harness(base, place, seconds=asked.seconds)
         cases = [("file", n) for n in range(asked.files)] + [("input", n) for n in range(asked.inputs)]
+        cases = cases[asked.first :]
         if asked.only:
             kind, _, number = asked.only.partition(":")
             cases = [(kind, int(number))]
