@@ -254,16 +254,17 @@ def at_least(seconds: float) -> Iterator[None]:
     time.sleep(max(0.0, seconds - (time.perf_counter() - begun)))
 
 
-def slow_updates(server: ParamServer, pace: Callable[[str, str], float]) -> None:
+def slow_updates(relay: Relay, pace: Callable[[str, str], float]) -> None:
     """Have updates take their time while they hold the gradient's block, not after it."""
-    updating = server._updating
+    storage = relay._states.storage
+    writing = storage.writing
 
     @contextlib.contextmanager
-    def slowly(key: str) -> Iterator[LayerState]:
-        with updating(key) as state, at_least(pace("update", key)):
+    def slowly(key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
+        with writing(key, part) as state, at_least(pace("update", key) if part is Part.ALL else 0.0):
             yield state
 
-    server._updating = slowly  # type: ignore[method-assign, assignment]
+    storage.writing = slowly  # type: ignore[method-assign]
 
 
 def predicted(triple: Triple) -> dict[str, Any]:
@@ -316,10 +317,10 @@ def measured(triple: Triple) -> dict[str, Any]:
         relay = triple.relay(device, lanes="threads", stress=stress, trace=trace)
         server, pool = relay.server, relay.pool
         if triple.in_files:
-            server.storage = SlowFiles(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            server.move_to(SlowFiles(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
             server.storage.disk, server.storage.pace = disk, own_pace
             stack.callback(server.storage.close)
-        slow_updates(server, own_pace)
+        slow_updates(relay, own_pace)
         server.prepare(pool.states)
         stack.enter_context(disk.beneath())
         inputs, targets = (torch.randn(SAMPLES, WIDTH),), torch.randn(SAMPLES, WIDTH)
@@ -354,7 +355,7 @@ def measured(triple: Triple) -> dict[str, Any]:
             found = [busy_in(trace, step) for step in pairs]
             busy = {lane: min(one[lane] for one in found) for lane in LANES}
         # what lives on this device has its gradients in blocks of the same queue
-        staged = sum(block.numel() for block in server.gradients._blocks) if not residents else 0
+        staged = sum(block.memory.numel() for block in server.gradients._blocks) if not residents else 0
         own = [server.state(key) for key in server.visited]
         states = sum(block.nbytes for state in own for block in (*state.updated_blocks, state.buffers))
         frames = server.storage.frame_bytes if triple.in_files else 0

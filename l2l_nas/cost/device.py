@@ -15,13 +15,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_nas.cost.live_bytes import LiveBytes
+from l2l_nas.eps.inbox import gradient_bytes
 from l2l_nas.eps.layout import align
+from l2l_nas.relay.device_states import block_sizes
 from l2l_nas.relay.path import PathLayer, learns_from, tail_start, taken_by
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import PRECISIONS, Relay
 from l2l_nas.relay.residency import module_in
-from l2l_nas.relay.residents import block_sizes
-from l2l_nas.relay.slots import gradient_bytes
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.pool import Layer, LayerPool
@@ -118,7 +118,7 @@ class DeviceBytes:
         server = self._relay.server
         states = self._residents(architecture)
         layouts = [server.layout(state) for state in states]
-        gradients = sum(align(gradient_bytes([layout])) for layout in layouts if layout.is_trainable)
+        gradients = sum(align(gradient_bytes(layout)) for layout in layouts if layout.is_trainable)
         saved = 0
         if self._relay.update is UpdatePolicy.AHEAD:
             own = [server.rules.of(s).layout for s, layout in zip(states, layouts, strict=True) if layout.is_trainable]

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 
 import torch
 
+from l2l_nas.eps.inbox import gradient_bytes
 from l2l_nas.eps.layout import layout_of, wire_layout_of
 from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import Carry, Op
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.relay import PRECISIONS, Relay
-from l2l_nas.relay.slots import gradient_bytes
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 
@@ -97,7 +97,7 @@ class StreamedBytes:
     def _gradients(self, states: Iterable[str]) -> int:
         """Those of what learns, always in float32, and the norm of each."""
         layouts = (layout_of(self._relay.pool, state) for state in states)
-        return sum(gradient_bytes([layout]) for layout in layouts if layout.is_trainable)
+        return sum(gradient_bytes(layout) for layout in layouts if layout.is_trainable)
 
     def _value(self, name: str) -> int:
         specs = self._relay.stash.specs[name]

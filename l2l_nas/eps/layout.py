@@ -234,7 +234,9 @@ def layout_of(pool: LayerPool, key: str) -> Layout:
     """
     layouts = _LAYOUTS.setdefault(pool, {})
     if key not in layouts:
-        layouts[key] = _layout_of(pool, key)
+        layout = _layout_of(pool, key)
+        # equal ones are one object, which blocks of gradients know their views by
+        layouts[key] = next((other for other in layouts.values() if other == layout), layout)
     return layouts[key]
 
 

@@ -64,6 +64,7 @@ class LayerState:
         buffers: such as BatchNorm's running statistics.
         wire: the weights as they cross the link, where those are stored beside the masters.
         is_pinned: whether the masters lie where the device copies from.
+        is_on_device: whether it is a copy on a device, on which layers compute where it lies.
         visits: how many updates the layer has had.
         views: of the weights, one for each parameter of the layout.
         version: another one after every write, and never the same for different contents: a checkpoint saves what
@@ -79,6 +80,7 @@ class LayerState:
     version: int = field(default_factory=lambda: next(_VERSIONS))
     wire: Tensor | None = field(default=None, repr=False)
     is_pinned: bool = False
+    is_on_device: bool = False
     views: list[Tensor] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

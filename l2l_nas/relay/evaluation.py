@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import of_user
+from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.executor import PlanExecutor, StepJob
 from l2l_nas.relay.extend import Caches
@@ -46,7 +47,7 @@ class Evaluation:
 
     def predict(
         self,
-        server: ParamServer,
+        states: StateAccess,
         tree: PopulationPass,
         inputs: Batch,
         sizes: Sequence[int],
@@ -81,7 +82,7 @@ class Evaluation:
                 if name in names:
                     own[name] = _on_host(batches)
 
-        self._forward(server, tree.layers, visit)
+        self._forward(states, tree.layers, visit)
         for name, batches in values.items():  # inputs that nothing reads, and that are outputs
             keep(name, batches)
         found = []
@@ -95,7 +96,7 @@ class Evaluation:
         return found
 
     def recalibrate(
-        self, server: ParamServer, layers: Sequence[Layer], batches: Iterable[Batch], started: set[str]
+        self, states: StateAccess, layers: Sequence[Layer], batches: Iterable[Batch], started: set[str]
     ) -> None:
         """Measure the statistics of BatchNorm; `started` are the layers whose average has begun."""
         flow = self._pool.flow(layers)
@@ -120,7 +121,7 @@ class Evaluation:
             for name in [name for name in values if last.get(name, place) <= place]:
                 del values[name]
 
-        self._forward(server, layers, visit, saves_buffers=True)
+        self._forward(states, layers, visit, saves_buffers=True)
 
     def _run(
         self,
@@ -147,21 +148,21 @@ class Evaluation:
 
     def _forward(
         self,
-        server: ParamServer,
+        states: StateAccess,
         layers: Sequence[Layer],
         visit: Callable[[int, Template], None],
         *,
         saves_buffers: bool = False,
     ) -> None:
         """Stream layers through the slots, and do something with each."""
-        server.prepare(state for layer in layers for state in layer.states)
+        states.server.prepare(state for layer in layers for state in layer.states)
         plan = plan_forward(
-            [about(server, layer) for layer in layers], slots=len(self._bank.slots), saves_buffers=saves_buffers
+            [about(states.server, layer) for layer in layers], slots=len(self._bank.slots), saves_buffers=saves_buffers
         )
-        expect(server, plan, layers)
+        expect(states, plan, layers)
         run = Run(tuple(layers), len(layers), Flow({}, (), (), ()), self._stash.specs, lambda position, batch: 0)
         try:
-            self._executor.carry_out(StepJob(plan, run, server, forward=visit))
+            self._executor.carry_out(StepJob(plan, run, states, forward=visit))
         finally:
             self._executor.drain()
 
@@ -203,20 +204,18 @@ def about(server: ParamServer, layer: Layer) -> PathLayer:
     return PathLayer(layer.key, tuple(trainable), bool(server.layout(layer.key).buffers))
 
 
-def expect(server: ParamServer, plan: Plan, layers: Sequence[Layer]) -> None:
+def expect(states: StateAccess, plan: Plan, layers: Sequence[Layer]) -> None:
     """Tell the storage what this plan will read and write, in order."""
 
     def uses() -> Iterator[tuple[str, Part]]:
         for step in plan.steps:
             if step.op is Op.LOAD:
-                yield from (
-                    (state, Part.WEIGHTS) for state in layers[step.layer].states if server.resident(state) is None
-                )
-            elif step.op is Op.UPDATE and server.resident(step.state) is None:
+                yield from ((state, Part.WEIGHTS) for state in layers[step.layer].states)
+            elif step.op is Op.UPDATE:
                 yield step.state, Part.ALL
 
-    with of_user(server.storage, "storage"):
-        server.storage.expect(uses())
+    with of_user(states.server.storage, "storage"):
+        states.storage.expect(uses())
 
 
 def cut_batch(inputs: Batch, sizes: Sequence[int]) -> Iterable[Batch]:

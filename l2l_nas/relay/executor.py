@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.gradients import Sent, Verdict
+from l2l_nas.eps.inbox import GradientCheck, GradientMessage
 from l2l_nas.eps.scale import Clip
-from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.wire import WireMemory
+from l2l_nas.eps.state import Part
 from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, UserCodeError, is_out_of_memory, what_raised
+from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Objective, Targets
@@ -34,8 +33,8 @@ class StepJob:
     """A plan to carry out, and what its steps need to know.
 
     Attributes:
-        server: where layers come from.
-        verdict: of CHECK, once it is done.
+        states: where layers come from.
+        check: of all gradients, once CHECK is done.
         bad_loss: the layer whose auxiliary loss is not finite; None where the task's own is not.
         loss: of the task, once it came from the device.
         auxiliary: the sum of all auxiliary losses, once they came from the device.
@@ -46,7 +45,7 @@ class StepJob:
 
     plan: Plan
     run: Run
-    server: ParamServer
+    states: StateAccess
     step: int = -1
     lr: float = 0.0
     objective: Objective | None = None
@@ -57,7 +56,7 @@ class StepJob:
     clip: Clip | None = None
     forward: Callable[[int, Template], None] | None = None
     guard: Guard = field(default_factory=Guard)
-    verdict: Verdict | None = None
+    check: GradientCheck | None = None
     is_loss_finite: bool | None = None
     bad_loss: str | None = None
     loss: float = 0.0
@@ -67,7 +66,7 @@ class StepJob:
     ranks: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        layers = self.run.layers[: self.run.depth] if self.server.storage.is_lasting else ()
+        layers = self.run.layers[: self.run.depth] if self.states.storage.is_lasting else ()
         places = [(state, place + 1) for place, layer in enumerate(layers) for state in layer.states]
         self.ranks = dict(reversed(places))
 
@@ -102,7 +101,6 @@ class PlanExecutor:
         bank: the slots.
         lanes: where copies and updates run.
         dtype: of weights on the device.
-        wire: host memory for weights as they cross the link.
         stress: poisons slots that are free.
     """
 
@@ -113,18 +111,13 @@ class PlanExecutor:
         lanes: Lanes,
         *,
         dtype: torch.dtype,
-        wire: WireMemory,
         stress: Stress | None = None,
     ) -> None:
         self.bank = bank
-        self._wire = wire
         self.lanes = lanes
         self._device = device
         self._dtype = dtype
         self._stress = stress
-        # what is disturbed is copied: poison would not reach masters
-        self._is_host = device.shares_memory and stress is None
-        self._binds = self._is_host and dtype == torch.float32
         self._visits = Visits(device)
         self._slots: dict[int, list[Ticket]] = {}  # by slot, what the last plan did with it since its last load
         self._updates: dict[str, Ticket] = {}  # by state, its last update
@@ -219,11 +212,11 @@ class PlanExecutor:
 
     def _work(self, step: Step, job: StepJob) -> Callable[[], None]:
         """What a lane has to do for a step."""
-        server, run = job.server, job.run
+        run = job.run
         match step.op:
             case Op.LOAD:
                 layer = run.layers[step.layer]
-                return lambda: self._load(layer, step.slot, server)
+                return lambda: self._load(layer, step.slot, job.states)
             case Op.FREE:
                 assert self._stress is not None
                 slot, stress = self.bank.slots[step.slot], self._stress
@@ -240,75 +233,59 @@ class PlanExecutor:
                 assert step.op is Op.UPDATE
                 return lambda: self._update(step.state, job)
 
-    def _load(self, layer: Layer, slot: int, server: ParamServer) -> None:
+    def _load(self, layer: Layer, slot: int, states: StateAccess) -> None:
         template = self.bank.template(layer, slot)
-        weights = self.bank.slots[slot].weights
-        loaded = []
-        for number, (state, segment) in enumerate(zip(layer.states, template.segments, strict=True)):
-            own = server.resident(state) or (server.in_place(state) if self._binds else None)
-            is_wide = self._dtype == torch.float32
-            template.bind(number, None if own is None else own.views if is_wide else own.wire_views)
-            if own is None:
-                block = weights[segment.weights]
-                visits = server.load(state, block, dtype=self._dtype, wire=self._wire)
-            loaded.append(visits if own is None else own.visits)
+        template.opened = tuple(
+            states.open(key, block) for key, block in zip(layer.states, template.weights, strict=True)
+        )
         if template.buffers.numel():
-            with server.buffers(layer.key) as own:
-                template.load_buffers(own.buffers)
-                if server.storage.is_shared:
-                    loaded.append(own.version)
-        template.loaded = tuple(loaded)
-
-    def _block(self, layer: Layer, server: ParamServer, number: int, num_bytes: int) -> Tensor | None:
-        """Where gradients stay until they are applied; None where they cross the link."""
-        if server.resident(layer.states[number]) is not None:
-            return server.gradients.take_block(num_bytes, self._device.allocate, self._device.torch_device)
-        return server.gradients.take_block(num_bytes) if self._is_host else None
+            with states.storage.reading(layer.key, Part.BUFFERS) as state:
+                template.load_buffers(state.buffers)
+                template.buffers_version = state.version if states.storage.is_shared else None
 
     def _save(self, step: Step, job: StepJob) -> None:
-        layer, server = job.run.layers[step.layer], job.server
+        layer, states = job.run.layers[step.layer], job.states
         template = self.bank.template(layer, step.slot)
-        self._refuse_replaced_buffers(layer, template, server)
+        self._refuse_replaced_buffers(layer, template)
 
         def stored() -> Tensor | None:
-            with server.buffers(layer.key) as own:
-                is_other = server.storage.is_shared and own.version != template.loaded[-1]
-                return None if is_other else own.buffers.clone()
+            with states.storage.reading(layer.key, Part.BUFFERS) as state:
+                is_other = states.storage.is_shared and state.version != template.buffers_version
+                return None if is_other else state.buffers.clone()
 
-        if not self._watch(layer, server).has_changed(template, stored, _where(layer, server)):
+        if not self._watch(layer).has_changed(template, stored, self._where(layer)):
             return
-        with server.buffers(layer.key) as before:
+        with states.storage.reading(layer.key, Part.BUFFERS) as before:
             found = before.buffers.clone()
         entry_buffers = job.run.entry_buffers
         entry_buffers[step.layer] = found
         for place, earlier in enumerate(job.run.layers[: step.layer]):
             if earlier.key == layer.key:  # it changed nothing there, so that nothing was noted
                 entry_buffers.setdefault(place, found)
-        server.store_buffers(layer.key, template.buffers, template.buffer_layout)
+        states.store_buffers(layer.key, template.buffers, template.buffer_layout)
 
-    def _watch(self, layer: Layer, server: ParamServer) -> BufferWatch:
+    def _watch(self, layer: Layer) -> BufferWatch:
         if layer.key not in self._watches:
-            self._watches[layer.key] = BufferWatch(may_change(server.pool, layer))
+            self._watches[layer.key] = BufferWatch(may_change(self.bank.pool, layer))
         return self._watches[layer.key]
 
-    def _refuse_replaced_buffers(self, layer: Layer, template: Template, server: ParamServer) -> None:
+    def _refuse_replaced_buffers(self, layer: Layer, template: Template) -> None:
         for name in template.rebind_buffers():
             raise SpaceError(
                 f"its forward replaces the buffer '{name}'; change it in place: self.{name}.copy_(...)",
-                **_where(layer, server),
+                **self._where(layer),
             )
 
     def _send(self, step: Step, job: StepJob) -> None:
         job.require_finite_loss()
         layer = job.run.layers[step.layer]
-        template = self.bank.template(layer, step.slot)
-        for number, (state, segment) in enumerate(zip(layer.states, template.segments, strict=True)):
-            if job.server.layout(state).is_trainable:
-                gradient = Sent(segment.block, template.touched(number), segment.norms, segment.whole)
-                job.server.gradients.add(
-                    state, gradient, lr=job.lr, step=job.step, allocate=self._device.host_allocator
-                )
-        template.let_go()
+        template, server = self.bank.template(layer, step.slot), job.states.server
+        for number, state in enumerate(layer.states):
+            if server.layout(state).is_trainable:
+                stays = not template.lies_in_slot(number)
+                message = GradientMessage(template.gradients[number], template.has_grad(number), stays=stays)
+                server.gradients.add(state, message, lr=job.lr, step=job.step, allocate=self._device.host_allocator)
+        template.bind((), [None] * len(layer.states))  # so that blocks of the inbox can be freed
 
     def _move(self, step: Step, job: StepJob) -> Callable[[], None]:
         """Copy a spilled value between its frame and the host."""
@@ -325,35 +302,38 @@ class PlanExecutor:
         for layer in job.run.layers[: job.run.depth]:
             for number, index in self.bank.order(layer):
                 order[layer.states[number], index] = None
-        job.verdict = job.server.check_gradients(
+        server, states = job.states.server, job.states.storage
+        job.check = server.gradients.check(
             list(order),
+            states,
             clip=job.clip,
-            is_scaled=self._dtype == torch.float16,
+            scale=server.loss_scale if self._dtype == torch.float16 else None,
             is_loss_finite=job.is_loss_finite is not False,
         )
-        if job.update is UpdatePolicy.AHEAD and not job.verdict.is_refused:
-            job.server.confirm()
+        if job.update is UpdatePolicy.AHEAD and not job.check.is_refused:
+            server.gradients.confirm(states)
 
     def _update(self, state: str, job: StepJob) -> None:
-        if job.verdict is not None and job.verdict.is_refused:
+        if job.check is not None and job.check.is_refused:
             return
-        if job.update is UpdatePolicy.AHEAD and job.verdict is None:
-            job.server.update_ahead(state, scale=job.run.scale)
+        inbox, states = job.states.server.gradients, job.states.storage
+        if job.update is UpdatePolicy.AHEAD and job.check is None:
+            inbox.update_ahead(state, states, scale=job.run.scale)
             return
         try:
-            job.server.update(state, checked=job.update is not UpdatePolicy.EAGER, clip=job.clip)
+            inbox.update(state, states, checked=job.update is not UpdatePolicy.EAGER, clip=job.clip)
         except NonFiniteError as error:
             raise NonFiniteError(error.what, layer=error.layer, step=error.step, updated=job.updated) from None
         job.updated.append(state)
 
     def _visit(self, step: Step, job: StepJob) -> None:
         run = job.run
-        slots, stays = (step.slot, *step.tail), self._is_host or job.server.residents is not None
+        slots = (step.slot, *step.tail)
         layers = run.layers[step.layer : step.layer + len(slots)]
         templates = [self.bank.template(layer, slot) for layer, slot in zip(layers, slots, strict=True)]
+        if step.op in (Op.FORWARD, Op.BACKWARD, Op.ENTER):
+            self._bind(step, job, templates[0])
         versions = [template.weights_version for template in templates]
-        for layer, template in zip(layers, templates, strict=True):
-            template.take = partial(self._block, layer, job.server) if stays else None
         run.at = step.layer
         try:
             # the caller may be within `no_grad`, and a training would leave all weights as they are
@@ -361,17 +341,23 @@ class PlanExecutor:
                 self._compute(step, job, templates)
         except (L2LError, MemoryError, PlanError) as error:
             if isinstance(error, SpaceError) and error.position is None and run.at is not None and run.at < run.depth:
-                raise SpaceError(str(error), **_where(run.layers[run.at], job.server)) from None
+                raise SpaceError(str(error), **self._where(run.layers[run.at])) from None
             raise
         except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
                 raise
             raise self._named(error, job) from error
-        finally:
-            for template in templates:
-                template.take = None  # it refers to this executor and the server, which should go with their owner
         for layer, template, version in zip(layers, templates, versions, strict=True):
-            self._refuse_changes(layer, template, version, job.server)
+            self._refuse_changes(layer, template, version)
+
+    @staticmethod
+    def _bind(step: Step, job: StepJob, template: Template) -> None:
+        """Have a template compute on what its slot was loaded with."""
+        tail = job.run.tail
+        # a repeated layer of the tail enters again, with the gradients of its first place
+        begins = step.op is Op.BACKWARD or (step.op is Op.ENTER and (tail is None or template not in tail.templates))
+        gradients = [job.states.allocate_gradients(state) for state in template.opened] if begins else None
+        template.bind([state.weights for state in template.opened], gradients)
 
     def _named(self, error: BaseException, job: StepJob) -> L2LError:
         """What the user's code raised, with the layer that it is."""
@@ -384,8 +370,8 @@ class PlanExecutor:
         text = what_raised(error)
         if "more than 1 value per channel" in text:
             text += "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
-        text += mixed_dtypes(job.server.layout(run.layers[run.at].key), self._dtype, error)
-        return SpaceError(f"its layer {text}", **_where(run.layers[run.at], job.server))
+        text += mixed_dtypes(job.states.server.layout(run.layers[run.at].key), self._dtype, error)
+        return SpaceError(f"its layer {text}", **self._where(run.layers[run.at]))
 
     def _compute(self, step: Step, job: StepJob, templates: Sequence[Template]) -> None:
         run, template = job.run, templates[0]
@@ -403,19 +389,22 @@ class PlanExecutor:
             assert job.objective is not None
             self._visits.tail(run, job.objective, job.targets, job.count)
 
-    def _refuse_changes(self, layer: Layer, template: Template, version: int, server: ParamServer) -> None:
+    def _refuse_changes(self, layer: Layer, template: Template, version: int) -> None:
         """Refuse what a visit may not change; the probe sees it before, unless a value decided it."""
-        self._refuse_replaced_buffers(layer, template, server)
+        self._refuse_replaced_buffers(layer, template)
         if template.weights_version != version:
             raise SpaceError(
                 "changed its parameters, which only the optimizer may; keep running values in a buffer",
-                **_where(layer, server),
+                **self._where(layer),
             )
         if template.rebind_parameters():
             raise SpaceError(
                 "moved or replaced its parameters, so that no update would reach them; leave them as they are",
-                **_where(layer, server),
+                **self._where(layer),
             )
+
+    def _where(self, layer: Layer) -> dict[str, str]:
+        return {"position": self.bank.pool.positions[layer.position].name, "candidate": layer.candidate.name}
 
     def _frames(self, step: Step, job: StepJob) -> dict[str, Frames]:
         """Where a forward visit writes its values."""
@@ -429,7 +418,3 @@ def _copy(source: Frames, target: Frames) -> None:
     for from_batch, to_batch in zip(source, target, strict=True):
         for one, other in zip(from_batch, to_batch, strict=True):
             other.copy_(one, non_blocking=True)
-
-
-def _where(layer: Layer, server: ParamServer) -> dict[str, str]:
-    return {"position": server.pool.positions[layer.position].name, "candidate": layer.candidate.name}

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from l2l_nas.arguments import check_count, check_kind, check_list, check_seed, check_whole, shown
-from l2l_nas.eps.gradients import Pending, Verdict
+from l2l_nas.eps.inbox import GradientCheck, QueuedGradient
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
+from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.calls import Layers, alone, calls_of, refuse_modes
 from l2l_nas.relay.device import Device, open_device, stream_seed
+from l2l_nas.relay.device_states import DeviceStates, fitting
 from l2l_nas.relay.evaluation import Evaluation, about, cut_batch, expect
 from l2l_nas.relay.executor import PlanExecutor, StepJob
 from l2l_nas.relay.extend import Caches
@@ -49,7 +51,6 @@ from l2l_nas.relay.plan import Carry, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.population import group, prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, Wanted, check_budget, decide
-from l2l_nas.relay.residents import Residents, fitting
 from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.stress import Stress
@@ -153,7 +154,7 @@ class Relay:
         self.lanes = Lanes(self.device, threads=is_beside, stress=stress, trace=trace)
         limit_bytes = None if isinstance(pinned, str) else pinned or 0
         self.wire = WireMemory(self.device.host_allocator, limit_bytes=limit_bytes)
-        self._executor = PlanExecutor(self.device, self.bank, self.lanes, dtype=dtype, wire=self.wire, stress=stress)
+        self._executor = PlanExecutor(self.device, self.bank, self.lanes, dtype=dtype, stress=stress)
         self._passes = Evaluation(
             self.pool, bank=self.bank, stash=self.stash, executor=self._executor, device=self.device
         )
@@ -161,9 +162,11 @@ class Relay:
         if resident == "auto":
             resident = "all" if device_budget == "all" else None
         self.resident: int | Literal["all"] = resident or 0
-        self._residents: Residents | None = None
+        self._device_states: DeviceStates | None = None
         if self.resident and not self.device.shares_memory:
-            self._residents = Residents(self.device, dtype, budget=None if self.resident == "all" else self.resident)
+            budget = None if self.resident == "all" else self.resident
+            self._device_states = DeviceStates(server, self.device, dtype, budget=budget)
+        self._copies = stress is not None  # what is disturbed is copied: poison would not reach masters
         self._serve(server)
 
     def _refuse_eager_with(self, precision: str) -> None:
@@ -182,7 +185,15 @@ class Relay:
     def _serve(self, server: ParamServer) -> None:
         self.server = server
         if self.precision == "fp32" and self.wire.is_pinned:
-            server.masters = self.wire
+            server.pin_masters(self.wire)
+        self._states = StateAccess(
+            server,
+            self.device,
+            dtype=PRECISIONS[self.precision],
+            wire=self.wire,
+            on_device=self._device_states,
+            copies=self._copies,
+        )
         if self.precision == "fp16" and server.loss_scale is None:
             server.loss_scale = LossScale()
 
@@ -194,8 +205,9 @@ class Relay:
         self.drain()
         if server is self.server:
             return
-        if self._residents is not None:
-            self._residents.release()
+        self.server.leave(self)
+        if self._device_states is not None:
+            self._device_states.serve(server)
         self.bank.unbind()
         self._serve(server)
 
@@ -208,9 +220,18 @@ class Relay:
         try:
             self._finish()
         finally:
-            if self._residents is not None:
-                self._residents.write_back()
-            self._detach()
+            if self._device_states is not None:
+                self._device_states.write_back()
+            self._end_updates()
+
+    def release(self) -> None:
+        """Finish all updates under way, and hold no copy of a state on the device."""
+        try:
+            self._finish()
+        finally:
+            if self._device_states is not None:
+                self._device_states.release()
+            self._end_updates()
 
     def _finish(self) -> None:
         """Finish updates. What lives on the device may be newer than the host's."""
@@ -224,49 +245,41 @@ class Relay:
             with self.device.stream("host"):
                 for state in carry.pending:
                     with _kept(errors):  # those behind it passed the check as well
-                        self.server.update(state, checked=True)
+                        self.server.gradients.update(state, self._states.storage, checked=True)
         finally:
-            self.server.discard_pending()
-            self._detach()
+            self.server.gradients.discard(self._states.storage)
+            self._end_updates()
         if errors:
             raise errors[0]
 
-    def _detach(self) -> None:
+    def _end_updates(self) -> None:
         """Nothing is under way; only what lives on the device may be newer than the host's."""
-        if self._residents is None or not self._residents.is_changed:
-            self.server.detach(self)
+        if self._device_states is None or not self._device_states.is_changed:
+            self.server.end_updates()
 
     def _pause(self) -> None:
         """Before anything else than a training step."""
         refuse_modes(self.device)
         self._finish()
-        self._stop_others()
+        self.server.serve(self)
         self._refresh()
-
-    def _stop_others(self) -> None:
-        """Have other relays finish with this server, and hold none of its states."""
-        self.server.drain(but=self)
-        others = self.server.residents
-        if others is not None and others is not self._residents:
-            others.release()
 
     def _refresh(self) -> None:
         """Have what was changed on the host come to the device again."""
-        stale = [] if self._residents is None else self._residents.stale()
-        if self._residents is not None and stale:
+        stale = [] if self._device_states is None else self._device_states.stale()
+        if self._device_states is not None and stale:
             self._finish()  # an update may be on its way to it
-            self._residents.forget(stale)
+            self._device_states.forget(stale)
 
     def _admit(self, states: Sequence[str]) -> None:
         """Have states live on the device that fit its budget; those of this step are used now."""
-        if self._residents is None or self.server.storage.is_shared:
+        if self._device_states is None or self.server.storage.is_shared:
             return
-        self._residents.serve(self.server)
         self._refresh()
-        coming, leaving = self._residents.next_step(states)
+        coming, leaving = self._device_states.next_step(states)
         if coming or leaving:
             self._finish()
-            self._residents.move(coming, leaving)
+            self._device_states.move(coming, leaving)
 
     def close(self) -> None:
         """Finish updates and end the threads. A later call starts them again."""
@@ -281,7 +294,7 @@ class Relay:
 
         Slots and stash are fixed after the first step of each shape, states once those that fit have come.
         """
-        states = 0 if self._residents is None else self._residents.num_bytes
+        states = 0 if self._device_states is None else self._device_states.num_bytes
         return self.bank.num_bytes + self.stash.arena.numel() + states
 
     def path(self, architecture: Architecture) -> tuple[PathLayer, ...]:
@@ -349,7 +362,7 @@ class Relay:
             raise DataError("a mini-batch has no targets to learn from")
         if 1 in sizes:
             refuse_lone_sample(self.pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
-        self._stop_others()
+        self.server.serve(self)
         if self._executor.has_failed:
             self.drain()
         residency = self.residency(sizes)
@@ -368,7 +381,7 @@ class Relay:
             carry=self._take_carry(),
             upcoming=about(self.server, following[0]) if following else None,
         )
-        expect(self.server, plan, (*layers, *following))
+        expect(self._states, plan, (*layers, *following))
         cut = self.stash.cut(sizes, residency.spilled)
         scale = self.server.loss_scale
         run = Run(
@@ -390,7 +403,7 @@ class Relay:
         job = StepJob(
             plan,
             run,
-            self.server,
+            self._states,
             step=step,
             lr=lr,
             objective=objective,
@@ -407,16 +420,16 @@ class Relay:
             except BaseException:
                 self._abandon(run, carried)
                 raise
-        self._note(job.verdict, update)
-        is_skipped = job.verdict is not None and job.verdict.is_refused
+        self._note(job.check, update)
+        is_skipped = job.check is not None and job.check.is_refused
         self._carry = plan.leaves
         if is_skipped:  # nothing waits, and a layer loaded ahead may have buffers that are put back now
             self._carry = replace(plan.leaves, pending=(), held=(None,) * len(plan.leaves.held))
-        self.server.attach(self)
+        self.server.begin_updates(self)
         if is_skipped and not job.is_loss_finite:
             self._put_buffers_back(run)  # they have seen what overflowed
         assert run.loss is not None
-        norm = job.verdict.norm if job.verdict else None
+        norm = job.check.norm if job.check else None
         return StepResult(job.loss, count, norm, is_skipped, job.auxiliary)
 
     @property
@@ -425,10 +438,10 @@ class Relay:
         # putting back would undo what other processes did to a state meanwhile
         return self.update is UpdatePolicy.AHEAD and (self._calm < _CALM or self.server.storage.is_shared)
 
-    def _note(self, verdict: Verdict | None, update: UpdatePolicy) -> None:
+    def _note(self, check: GradientCheck | None, update: UpdatePolicy) -> None:
         """Remember whether running ahead pays."""
-        if verdict is not None:
-            was_needed = verdict.is_clipped or verdict.is_refused
+        if check is not None:
+            was_needed = check.is_clipped or check.is_refused
             self.put_back += was_needed and update is UpdatePolicy.AHEAD
             self._calm = 0 if was_needed else min(self._calm + 1, _CALM)
 
@@ -439,7 +452,7 @@ class Relay:
             return None
         return replace(carry, updating=self._executor.updating(carry.updating), held=carry.held[:slots])
 
-    def _abandon(self, run: Run, carried: Mapping[str, Pending]) -> None:
+    def _abandon(self, run: Run, carried: Mapping[str, QueuedGradient]) -> None:
         """After a refused step: forget gradients that were not applied, and put buffers back.
 
         Args:
@@ -448,14 +461,14 @@ class Relay:
         waiting = self.server.gradients.waiting
         left = tuple(state for state, pending in carried.items() if waiting.get(state) is pending)
         self._carry = Carry(pending=left) if left else None
-        self.server.discard_pending(but=left)
+        self.server.gradients.discard(self._states.storage, but=left)
         self._put_buffers_back(run)
         if not left:
-            self._detach()
+            self._end_updates()
 
     def _put_buffers_back(self, run: Run) -> None:
         for index, buffers in reversed(run.entry_buffers.items()):
-            self.server.store_buffers(run.layers[index].key, buffers)
+            self._states.store_buffers(run.layers[index].key, buffers)
 
     def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
         """See `Executor.predict`."""
@@ -496,7 +509,7 @@ class Relay:
         results: list[Batch] = [()] * len(paths)
         for members in group(self.pool, paths, most=most):
             tree = prefixes(self.pool, [paths[member] for member in members])
-            outputs = self._passes.predict(self.server, tree, inputs, sizes, reduce=reduce)
+            outputs = self._passes.predict(self._states, tree, inputs, sizes, reduce=reduce)
             for member, batches in zip(members, outputs, strict=True):
                 results[member] = batches
         return results
@@ -507,7 +520,8 @@ class Relay:
         self._pause()
         caches.on_host = self._wanted.where == "host"
         tree = prefixes(self.pool, [self.pool.path(architecture)])
-        return self._passes.predict(self.server, tree, inputs, cut_sizes(len(inputs[0]), micro_batch), caches=caches)[0]
+        sizes = cut_sizes(len(inputs[0]), micro_batch)
+        return self._passes.predict(self._states, tree, inputs, sizes, caches=caches)[0]
 
     @property
     def sample_bytes(self) -> int:
@@ -538,7 +552,7 @@ class Relay:
         most, largest = self.evaluation_bytes, max(len(batch[0]) for batch in batches) * self.sample_bytes
         count = len(batches) if most is None else max(1, most // max(1, largest))
         for start in range(0, len(batches), count):
-            self._passes.recalibrate(self.server, layers, batches[start : start + count], started)
+            self._passes.recalibrate(self._states, layers, batches[start : start + count], started)
 
 
 @contextlib.contextmanager

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import warnings
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.eps.inbox import GradientBlock, GradientViews, gradient_bytes
 from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
 from l2l_nas.eps.scale import norms_of
+from l2l_nas.relay.access import OpenState
 from l2l_nas.relay.device import Device
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.pool import Layer, LayerPool
-
-_KNOWN = 8  # blocks of host memory whose views a template remembers
 
 
 class CallFactory(Protocol):
@@ -80,34 +77,6 @@ class Slot:
         return tuple(block for block in vars(self).values() if isinstance(block, Tensor))
 
 
-@dataclass(frozen=True)
-class SlotSegment:
-    """Where one state of a layer lies in a slot.
-
-    Args:
-        weights: in the block of weights, which are in the wire dtype.
-        block: the part of the block of gradients, which are float32.
-        gradients: views of it, one for each parameter of the state.
-        norms: their norms, behind the gradients of all segments.
-        whole: the block outside of the slot that they lie in, if they do.
-    """
-
-    weights: slice
-    block: Tensor
-    gradients: tuple[Tensor, ...]
-    norms: Tensor
-    whole: Tensor | None = None
-
-
-class _Elsewhere(NamedTuple):
-    """Views of a block of gradients outside of the slot, as a `SlotSegment` has them; `life` ends with the block."""
-
-    block: Tensor
-    gradients: tuple[Tensor, ...]
-    norms: Tensor
-    life: weakref.ref[Tensor]
-
-
 class _BoundBuffer(NamedTuple):
     """A buffer of a template: where the module has it, and the memory that it is a view of."""
 
@@ -122,8 +91,8 @@ class Template:
     """A module bound to a slot.
 
     Its parameters are views of the slot's weights and its `.grad`s views of the slot's gradients, so that a layer
-    crosses in one copy each way and autograd accumulates in place over micro-batches. Where the device shares the
-    host's memory, `bind` has the parameters be views of the master weights themselves, and nothing is copied.
+    crosses in one copy each way and autograd accumulates in place over micro-batches. `bind` puts them elsewhere: see
+    `relay/access.py`. What belongs to one of the layer's states has its number in `Layer.states`.
 
     Args:
         dtype: of the weights on the device. Gradients are float32 in any case.
@@ -132,17 +101,16 @@ class Template:
         name: of the first candidate that it was built for, for messages.
         is_channels_last: whether its factory made a weight so.
         module: the layer.
-        segments: one for each of the layer's states, in the order of `Layer.states`.
-        order: number of the segment and index of each parameter, as the module lists them.
+        weights: by state, the part of the slot's weights that it uses.
+        gradients: by state, the block that its gradients lie in.
+        order: number of the state and index of each parameter, as the module lists them.
         buffers: the part of the slot's buffers that it uses.
         learns: whether anything of it is trainable.
         call: runs the layer; the module itself, its compiled form, or a graph.
         call_again: runs it where an earlier run still waits for its backward.
-        loaded: the age of what is in the slot: how many updates each state has had, and the version of buffers that
-            other processes may change.
+        opened: the states that its slot was loaded with.
+        buffers_version: of the buffers that were loaded, where other processes may change them.
         compared: how many recomputed micro-batches were compared with the forward's.
-        take: gives, by number of a segment and bytes, a block for gradients that stay where they are; None, or where
-            it gives None: they lie in the slot.
     """
 
     def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
@@ -151,42 +119,24 @@ class Template:
         self.is_channels_last = any(map(_is_channels_last, self.module.parameters()))
         self.call: Callable[..., object] = self.module
         self.call_again: Callable[..., object] = self.module
-        self.loaded: tuple[int, ...] = ()
+        self.opened: tuple[OpenState, ...] = ()
+        self.buffers_version: int | None = None
         self.compared = 0
-        self.take: Callable[[int, int], Tensor | None] | None = None
-        self._elsewhere: dict[tuple[int, int], _Elsewhere] = {}  # by number and identity of a block
         self._parameters: list[list[nn.Parameter]] = []
         self._places: list[tuple[nn.Module, str, nn.Parameter]] = []  # where the module has them
         modules = dict(self.module.named_modules(remove_duplicate=False))
-        layouts = [layout_of(pool, key) for key in layer.states]
+        self._layouts = layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
-        starts = list(accumulate((layout.parameter_bytes for layout in layouts), initial=0))
-        ends = list(accumulate((wire.parameter_bytes for wire in wires), initial=0))
-        self._gradients = slot.gradients[: starts[-1]]
-        counts = list(accumulate((len(layout.parameters) for layout in layouts), initial=0))
-        norms = slot.gradients[starts[-1] :][: 4 * counts[-1]].view(torch.float32)
-        segments = []
+        self.weights = tuple(_cut(slot.weights, [wire.parameter_bytes for wire in wires]))
+        self._in_slot = [GradientBlock(memory) for memory in _cut(slot.gradients, map(_slot_bytes, layouts))]
+        self.gradients = list(self._in_slot)
         owners: dict[int, tuple[int, int]] = {}
-        for number, (key, layout, wire) in enumerate(zip(layer.states, layouts, wires, strict=True)):
-            weights = slice(ends[number], ends[number + 1])
-            block = self._gradients[starts[number] : starts[number + 1]]
-            parameters = self._bind_state(modules, layer, key, wire, slot.weights[weights])
-            self._parameters.append(parameters)
-            gradients = []
-            for index, (parameter, entry) in enumerate(zip(parameters, layout.parameters, strict=True)):
-                # `.data` gives the view a version counter of its own
-                gradient = entry.view(block).data
-                if entry.trainable:
-                    if parameter.dtype != torch.float32:
-                        parameter.grad_dtype = torch.float32  # autograd adds up micro-batches in float32
-                    parameter.grad = gradient
-                gradients.append(gradient)
-                owners[id(parameter)] = (number, index)
-            segments.append(SlotSegment(weights, block, tuple(gradients), norms[counts[number] : counts[number + 1]]))
-        self.segments = self._in_slot = tuple(segments)
-        self._layouts = layouts
-        self._own = [[parameter.data for parameter in parameters] for parameters in self._parameters]
-        self._bound: list[Sequence[Tensor]] = list(self._own)
+        for number, (key, wire) in enumerate(zip(layer.states, wires, strict=True)):
+            self._parameters.append(self._bind_state(modules, layer, key, wire, self.weights[number]))
+            owners |= {id(parameter): (number, index) for index, parameter in enumerate(self._parameters[number])}
+            self._bind_gradients(number)
+        self._slot_weights = [[parameter.data for parameter in parameters] for parameters in self._parameters]
+        self._bound: list[Sequence[Tensor]] = list(self._slot_weights)
         self.order = tuple(owners[id(p)] for p in self.module.parameters())
         self.buffer_layout, self._master_layout = wires[0], layouts[0]
         self.learns = any(layout.is_trainable for layout in layouts)
@@ -214,6 +164,8 @@ class Template:
         parameters = []
         for entry in layout.parameters:
             parameter = nn.Parameter(entry.view(weights), requires_grad=entry.trainable)
+            if entry.trainable and parameter.dtype != torch.float32:
+                parameter.grad_dtype = torch.float32  # autograd adds up micro-batches in float32
             parameters.append(parameter)
             if key != layer.key:
                 group = key.removeprefix("tied/")
@@ -226,27 +178,52 @@ class Template:
                 self._places.append((owner, leaf, parameter))
         return parameters
 
-    def bind(self, segment: int, weights: Sequence[Tensor] | None = None) -> None:
-        """Have the parameters of a segment be these tensors; None: those in the slot."""
-        weights = self._own[segment] if weights is None else weights
-        if weights is not self._bound[segment]:
-            for parameter, tensor in zip(self._parameters[segment], weights, strict=True):
-                parameter.data = tensor
-            self._bound[segment] = weights
+    def bind(
+        self, weights: Sequence[Sequence[Tensor] | None], gradients: Sequence[GradientBlock | None] | None = None
+    ) -> None:
+        """Put parameters and their `.grad`s where a visit wants them.
+
+        Args:
+            weights: by state, its parameters; None: those in the slot.
+            gradients: by state, where the gradients of a backward go, each None: to the slot.
+        """
+        for number, tensors in enumerate(weights):
+            tensors = self._slot_weights[number] if tensors is None else tensors
+            if tensors is not self._bound[number]:
+                for parameter, tensor in zip(self._parameters[number], tensors, strict=True):
+                    parameter.data = tensor
+                self._bound[number] = tensors
+        for number, block in enumerate(gradients or ()):
+            block = self._in_slot[number] if block is None else block
+            if block is not self.gradients[number]:
+                self.gradients[number] = block
+                self._bind_gradients(number)
 
     def unbind(self) -> None:
         """Have all be in the slot, and refer to nothing else."""
-        for segment in range(len(self.segments)):
-            self.bind(segment)
-        self._use(self._in_slot)
-        self._elsewhere.clear()
-        self.take = None
+        self.opened = ()
+        self.bind([None] * len(self.weights), [None] * len(self.weights))
+
+    def _bind_gradients(self, number: int) -> None:
+        views = self.gradients[number].views(self._layouts[number])
+        for parameter, gradient in zip(self._parameters[number], views.gradients, strict=True):
+            if parameter.requires_grad:
+                parameter.grad = gradient
+
+    def lies_in_slot(self, number: int) -> bool:
+        """Whether the gradients of a state do."""
+        return self.gradients[number] is self._in_slot[number]
+
+    @property
+    def loaded(self) -> tuple[int | None, ...]:
+        """The age of what is in the slot: how many updates each state has had, and the version of the buffers."""
+        return (*(state.visits for state in self.opened), self.buffers_version)
 
     @property
     def addresses(self) -> tuple[int, ...]:
         """Where its weights and gradients lie."""
         weights = (tensors[0].data_ptr() for tensors in self._bound if tensors)
-        return (*weights, *(segment.block.data_ptr() for segment in self.segments))
+        return (*weights, *(block.memory.data_ptr() for block in self.gradients))
 
     @property
     def weights_version(self) -> int:
@@ -270,69 +247,28 @@ class Template:
         Each gradient's version tells afterwards whether autograd wrote to it: filling the whole block changes the
         block's version, not theirs.
         """
-        if self.take is not None:
-            self.segments = tuple(self._placed(number, self.take) for number in range(len(self.segments)))
-        elif self.segments is not self._in_slot:
-            self._use(self._in_slot)
-        for segment in self.segments:
-            segment.block.zero_()
-        self._versions = [[g._version for g in segment.gradients] for segment in self.segments]
+        views = self._gradient_views
+        for values, _, _, _ in views:
+            values.zero_()
+        self._versions = [[gradient._version for gradient in one.gradients] for one in views]
 
-    def _placed(self, number: int, take: Callable[[int, int], Tensor | None]) -> SlotSegment:
-        """A segment with gradients in a block of their own, or in the slot."""
-        layout = self._layouts[number]
-        block = take(number, gradient_bytes([layout])) if layout.is_trainable else None
-        if block is not None:
-            return self._segment_in(number, block)
-        if self.segments[number] is not self._in_slot[number]:
-            self._grad(number, self._in_slot[number])
-        return self._in_slot[number]
+    @property
+    def _gradient_views(self) -> list[GradientViews]:
+        return [block.views(layout) for block, layout in zip(self.gradients, self._layouts, strict=True)]
 
-    def _segment_in(self, number: int, block: Tensor) -> SlotSegment:
-        """A segment whose gradients lie in a block."""
-        place, known = (number, id(block)), self._elsewhere
-        views = known.get(place)
-        if views is None:
-            if len(known) >= _KNOWN:
-                known.clear()
-            layout = self._layouts[number]
-            gradients = tuple(entry.view(block).data for entry in layout.parameters)
-            norms = block[layout.parameter_bytes :][: 4 * len(gradients)].view(torch.float32).data
-            # views hold the memory of their block, so they go with it; `.data`, as others would hold the block itself
-            life = weakref.ref(block, lambda _: known.pop(place, None))
-            views = known[place] = _Elsewhere(block[: layout.parameter_bytes].data, gradients, norms, life)
-        segment = SlotSegment(self._in_slot[number].weights, views.block, views.gradients, views.norms, block)
-        self._grad(number, segment)
-        return segment
-
-    def let_go(self) -> None:
-        """After its gradients were sent: refer to no block outside of its slot, so that those can be freed."""
-        if self.segments is not self._in_slot:
-            self._use(self._in_slot)
-
-    def _use(self, segments: tuple[SlotSegment, ...]) -> None:
-        self.segments = segments
-        for number, segment in enumerate(segments):
-            self._grad(number, segment)
-
-    def _grad(self, number: int, segment: SlotSegment) -> None:
-        for parameter, gradient in zip(self._parameters[number], segment.gradients, strict=True):
-            if parameter.requires_grad:
-                parameter.grad = gradient
-
-    def touched(self, segment: int) -> list[bool]:
-        """For each parameter of a segment, whether it got a gradient since `zero_gradients`.
+    def has_grad(self, number: int) -> list[bool]:
+        """For each parameter of a state, whether it got a gradient since `zero_gradients`.
 
         A parameter without one must be left alone by the optimizer, which differs from a gradient of zero.
         """
-        gradients = self.segments[segment].gradients
-        return [g._version != old for g, old in zip(gradients, self._versions[segment], strict=True)]
+        gradients = self.gradients[number].views(self._layouts[number]).gradients
+        return [g._version != old for g, old in zip(gradients, self._versions[number], strict=True)]
 
     def measure(self) -> None:
         """Put the norm of each gradient, float32, behind them: memory that is there until they are sent."""
-        for segment in self.segments:
-            if segment.gradients:
-                norms_of(segment.gradients, out=segment.norms)
+        for views in self._gradient_views:
+            if views.gradients:
+                norms_of(views.gradients, out=views.norms)
 
     def load_buffers(self, buffers: Tensor) -> None:
         """Take over a state's buffers, in the dtypes in which they cross."""
@@ -393,9 +329,16 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def gradient_bytes(layouts: Sequence[Layout]) -> int:
-    """Of a layer's gradients and their norms."""
-    return sum(layout.parameter_bytes for layout in layouts) + 4 * sum(len(layout.parameters) for layout in layouts)
+def _slot_bytes(layout: Layout) -> int:
+    return align(gradient_bytes(layout))
+
+
+def _cut(block: Tensor, sizes: Iterable[int]) -> Iterator[Tensor]:
+    """Parts of these sizes, one behind the other."""
+    start = 0
+    for size in sizes:
+        yield block[start : start + size]
+        start += size
 
 
 def _locate(modules: dict[str, nn.Module], name: str) -> tuple[nn.Module, str]:
@@ -423,14 +366,14 @@ class SlotBank:
         dtype: torch.dtype = torch.float32,
         calls: CallFactory | None = None,
     ) -> None:
-        self._pool = pool
+        self.pool = pool
         self._device = device
         self._dtype = dtype
         self._calls = calls or EagerCalls()
         self._layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
         states = [layer.states for layer in self._layers]
         wires = (sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in keys) for keys in states)
-        gradients = (gradient_bytes([layout_of(pool, key) for key in keys]) for keys in states)
+        gradients = (sum(_slot_bytes(layout_of(pool, key)) for key in keys) for keys in states)
         buffers = (wire_layout_of(pool, layer.key, dtype).buffer_bytes for layer in self._layers)
         self._sizes = (max(wires, default=0), max(gradients, default=0), max(buffers, default=0))
         self.slots: tuple[Slot, ...] = ()
@@ -468,7 +411,7 @@ class SlotBank:
         """
         kind = self.kind(layer)
         if (kind, slot) not in self._templates:
-            template = Template(self._pool, layer, self.slots[slot], self._dtype)
+            template = Template(self.pool, layer, self.slots[slot], self._dtype)
             self._calls(kind, template, slot)
             self._templates[kind, slot] = template
             if template.is_channels_last and not self._has_warned:
@@ -508,7 +451,7 @@ class SlotBank:
         blocks = [block for slot in self.slots for block in slot.blocks]
         for template in self._templates.values():
             blocks += [*template.module.parameters(), *template.module.buffers()]
-            blocks += [gradient for segment in template.segments for gradient in segment.gradients]
+            blocks += [block.memory for block in template.gradients]
         return blocks
 
     def holds(self, tensor: Tensor) -> bool:

@@ -108,7 +108,7 @@ class Run:
     auxiliary: dict[int, Tensor] = field(default_factory=dict)
     gradients: dict[str, list[Gradients]] = field(default_factory=dict)
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
-    loaded: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    loaded: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
     loss: Tensor | None = None
     spilled: frozenset[str] = frozenset()
     tail: Tail | None = None

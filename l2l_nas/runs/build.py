@@ -153,7 +153,7 @@ def pool_in_files(server: ParamServer, folder: Path, conf: RelayConf) -> Iterato
         yield
         return
     storage = FileStorage(RunFolder(folder).pool)
-    server.storage = storage
+    server.move_to(storage)
     try:
         yield
     finally:

@@ -166,8 +166,7 @@ class SearchRun:
             pool=pool,
             optimizer=optimizer,
         )
-        server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage)
-        server.frozen = fixed
+        server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage, frozen=fixed)
         for phase in self.phases:
             with of_user(phase, "phase"):
                 phase.check(server, budget_of(conf))

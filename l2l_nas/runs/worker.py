@@ -44,7 +44,7 @@ def _build(inbox: Inbox) -> tuple[Worker, Message]:
     set_threads(conf.relay.threads, run.relay, workers=conf.search.workers)
     server = run.relay.server
     place = Place(**hello["place"])
-    server.storage = SharedStorage(server.pool, optimizer=server.optimizer, place=place)
+    server.move_to(SharedStorage(server.pool, optimizer=server.optimizer, place=place))
     evaluator = Evaluator(
         run.relay,
         run.trainer,

@@ -59,7 +59,7 @@ def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPo
         yield None
         return
     storage = SharedStorage(server.pool, optimizer=server.optimizer, workers=count + 1)
-    server.storage = storage
+    server.move_to(storage)
 
     def hello(worker: int, process: int) -> Message:
         # it is divided already; a worker proposes nothing, and sees nothing go by

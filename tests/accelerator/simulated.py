@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from l2l_nas.eps.gradients import GradientQueue
+from l2l_nas.eps.inbox import GradientBlock, GradientInbox
 from l2l_nas.relay import device as devices
 from l2l_nas.relay import relay as relay_module
 from l2l_nas.relay import resident
@@ -148,16 +148,16 @@ def use() -> None:
 
     for module in (relay_module, resident):
         module.open_device = open_device  # type: ignore[attr-defined]
-    give, take = GradientQueue.give_back, GradientQueue.take_block
-    met = _Meeting()  # blocks for gradients go from thread to thread under the queue's lock
+    give, allocate = GradientInbox.give_back, GradientInbox.allocate
+    met = _Meeting()  # blocks for gradients go from thread to thread under the inbox's lock
 
-    def given(queue: GradientQueue, blocks: Sequence[Tensor]) -> None:
+    def given(inbox: GradientInbox, blocks: Sequence[GradientBlock]) -> None:
         met()
-        give(queue, blocks)
+        give(inbox, blocks)
 
-    def taken(queue: GradientQueue, *about: Any) -> Tensor:
-        block = take(queue, *about)
+    def allocated(inbox: GradientInbox, *about: Any) -> GradientBlock:
+        block = allocate(inbox, *about)
         met()
         return block
 
-    GradientQueue.give_back, GradientQueue.take_block = given, taken  # type: ignore[method-assign]
+    GradientInbox.give_back, GradientInbox.allocate = given, allocated  # type: ignore[method-assign]

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from l2l_nas.eps.gradients import GradientQueue
+from l2l_nas.eps.inbox import GradientInbox
 from l2l_nas.eps.layout import align
 from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import L2LError, LaneError
 from l2l_nas.relay import relay as relay_module
+from l2l_nas.relay.device_states import DeviceStates
 from l2l_nas.relay.plan import Op, Plan
 from l2l_nas.relay.planner import plan_training
-from l2l_nas.relay.residents import Residents
 from l2l_nas.relay.stress import Stress
 from tests.accelerator.waits import Order
 from tests.relay.steps import relay_of, train
@@ -97,8 +97,8 @@ SCENARIOS = {
     "late gradients": Scenario({"stress": slow("send")}),
     "late loads": Scenario({"stress": slow("load")}),
     "unknown paths": Scenario({"stress": slow("send")}, paths=(PATH, OTHER), knows_next=False),
-    "residents": Scenario({"resident": "all"}),
-    "residents ahead": Scenario({"update": "ahead", "resident": "all"}),
+    "device states": Scenario({"resident": "all"}),
+    "device states ahead": Scenario({"update": "ahead", "resident": "all"}),
 }
 # what waits, for what, and where its loss is seen; others stand in for every other wait
 SEEN = {
@@ -176,37 +176,37 @@ def staged_without_a_wait(monkeypatch):
 
 def updated_without_a_wait(monkeypatch):
     @contextlib.contextmanager
-    def updating(residents, key):
-        with residents._device.stream("host"):
-            yield residents._own[key].state
+    def updating(states, key):
+        with states._device.stream("host"):
+            yield states._own[key].state
 
-    monkeypatch.setattr(Residents, "updating", updating)
+    monkeypatch.setattr(DeviceStates, "_updating", updating)
 
 
 def brought_without_a_wait(monkeypatch):
-    move = Residents.move
+    move = DeviceStates.move
 
-    def moved(residents, coming, leaving):
-        device = residents._device
+    def moved(states, coming, leaving):
+        device = states._device
         device.wait = lambda mark: None
         try:
-            move(residents, coming, leaving)
+            move(states, coming, leaving)
         finally:
             del device.wait
 
-    monkeypatch.setattr(Residents, "move", moved)
+    monkeypatch.setattr(DeviceStates, "move", moved)
 
 
 def summed_without_a_wait(monkeypatch):
-    gather = GradientQueue.gather
+    gather = GradientInbox.gather
 
-    def gathered(queue, key, pending):
-        if len(pending.parts) > 1:
-            queue.give_back(pending.parts[1:])  # before anything was read
+    def gathered(inbox, key, queued):
+        if len(queued.parts) > 1:
+            inbox.give_back(queued.parts[1:])  # before anything was read
             time.sleep(0.1)  # until a visit has taken them
-        return gather(queue, key, pending)
+        return gather(inbox, key, queued)
 
-    monkeypatch.setattr(GradientQueue, "gather", gathered)
+    monkeypatch.setattr(GradientInbox, "gather", gathered)
 
 
 def streams_without_waits(monkeypatch):
@@ -262,7 +262,7 @@ def pinned_without_a_fence(monkeypatch):
         "new blocks",
         "pinned blocks",
         "staged inputs",
-        "updates of residents",
+        "updates on the device",
         "updates checked",
         "states that come",
         "sums of gradients",

@@ -104,7 +104,8 @@ def test_how_late_updates_are_changes_nothing_on_the_device(monkeypatch):
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", lanes="threads")
     architecture = pool.architecture(["dense", "dense", "dense", "dense", "joined", "joined", "joined", "linear"])
     inputs, targets = random_data(pool, BATCH, seed=0)
-    update, take_block, steps = relay.server.update, relay.server.gradients.take_block, []
+    inbox, steps = relay.server.gradients, []
+    update, allocate = inbox.update, inbox.allocate
 
     def late(*args, **options):
         time.sleep(0.05 * (len(steps) > 2))  # in the step that is counted
@@ -112,7 +113,7 @@ def test_how_late_updates_are_changes_nothing_on_the_device(monkeypatch):
 
     def calm(*args, **options):
         time.sleep(0.02 * (len(steps) <= 2))  # before it, each block is free again when the next is wanted
-        return take_block(*args, **options)
+        return allocate(*args, **options)
 
     def step():
         steps.append(len(steps))
@@ -120,8 +121,8 @@ def test_how_late_updates_are_changes_nothing_on_the_device(monkeypatch):
             architecture, inputs, targets, objective=SquaredError(), micro_batch=BATCH, lr=0.01, step=len(steps)
         )
 
-    monkeypatch.setattr(relay.server, "update", late)
-    monkeypatch.setattr(relay.server.gradients, "take_block", calm)
+    monkeypatch.setattr(inbox, "update", late)
+    monkeypatch.setattr(inbox, "allocate", calm)
     try:
         assert DeviceBytes(relay, (BATCH,))(architecture) == pytest.approx(peak_bytes(relay, step), rel=0.05)
     finally:
@@ -172,7 +173,7 @@ def test_states_that_live_on_the_device_count(resident, options, update):
         relay.train_step(
             architecture, (inputs,), targets, objective=Classification(), micro_batch=BATCH, lr=0.01, step=step
         )
-    states = 0 if relay._residents is None else relay._residents.num_bytes
+    states = 0 if relay._device_states is None else relay._device_states.num_bytes
     relay.close()
     assert counted.state_bytes(architecture) == states
     assert relay.device_bytes == counted.owned_bytes + states
@@ -180,6 +181,6 @@ def test_states_that_live_on_the_device_count(resident, options, update):
     # with all of them on the device, no other gradients lie in blocks of the queue; those that are applied at once may
     # follow each other in one
     if resident == "all" and update != "eager":
-        blocks = sum(block.numel() for block in server.gradients._blocks)
-        saved = sum(block.numel() for blocks in server._spares for block in blocks)
+        blocks = sum(block.memory.numel() for block in server.gradients._blocks)
+        saved = sum(block.numel() for blocks in server.gradients._spares for block in blocks)
         assert counted.resident_bytes(architecture) - states == pytest.approx(blocks + saved, rel=0.02)

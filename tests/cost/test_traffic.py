@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_nas.cost import traffic
 from l2l_nas.cost.traffic import StreamedBytes
-from l2l_nas.eps import gradients as gradients_module
+from l2l_nas.eps import inbox as inbox_module
 from l2l_nas.eps import wire as wire_module
 from l2l_nas.relay.interface import cut_sizes
 from tests.relay.steps import OTHER, PATH, relay_of, train
@@ -59,7 +59,7 @@ def counted(relay, choices, monkeypatch, *, steps=1, batch=5, micro_batch=2) -> 
         staged.append(torch.empty(num_bytes, dtype=torch.uint8))
         return staged[-1]
 
-    for module in (gradients_module, wire_module):
+    for module in (inbox_module, wire_module):
         monkeypatch.setattr(module, "host_block", host_block)
     if relay.resident:
         # gradients of what lives on the device stay there; as that is the host here, their blocks stage others later

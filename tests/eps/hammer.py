@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, TensorSpec
-from l2l_nas.eps.gradients import Sent
+from l2l_nas.eps.inbox import GradientBlock, GradientMessage
 from l2l_nas.eps.shared_storage import Place, SharedStorage
 from l2l_nas.eps.state import LayerState, Part
 
@@ -43,8 +43,10 @@ def server_on(storage) -> ParamServer:
 
 def update(server: ParamServer, key: str) -> None:
     gradient = torch.ones(SIZE[key]).view(torch.uint8)
-    server.gradients.add(key, Sent(gradient, [True] * len(server.layout(key).parameters)), lr=0.01, step=0)
-    server.update(key, checked=False)
+    has_grad = [True] * len(server.layout(key).parameters)
+    message = GradientMessage(GradientBlock(gradient), has_grad, has_norms=False)
+    server.gradients.add(key, message, lr=0.01, step=0)
+    server.gradients.update(key, server.storage, checked=False)
 
 
 def checksum(state: LayerState) -> int:
@@ -74,7 +76,8 @@ def write(storage: SharedStorage, count: int, talk: Connection) -> None:
         update(server, key)
         made[key] += 1
         if rng.random() < 0.1:  # as BatchNorm's statistics are: all values the same
-            server.store_buffers(key, torch.full_like(server.state(key).buffers, rng.randrange(256)))
+            with storage.writing(key, Part.BUFFERS) as state:
+                state.store_buffers(torch.full_like(state.buffers, rng.randrange(256)))
     with server.storage.reading(KEYS[0], Part.ALL) as state:
         talk.send({"made": made, "version": state.version})
 

@@ -19,7 +19,7 @@ def test_weights_and_buffers_are_taken_and_the_rest_begins_anew(tmp_path, pool, 
     Checkpoint(tmp_path / "saved").save(source)
     server = ParamServer(pool, optimizer=SGD(), seed=7)
     if storage == "file":
-        server.storage = FileStorage(tmp_path / "pool")
+        server.move_to(FileStorage(tmp_path / "pool"))
     saved = Checkpoint(tmp_path / "saved")
     assert saved.load_weights(server, source.visited) == ()
     before = tensors(source)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from l2l_nas import SGD, ParamServer
-from l2l_nas.eps.gradients import Sent
+from l2l_nas.eps.inbox import GradientBlock, GradientMessage
 from l2l_nas.eps.scale import Clip, LossScale, norms_of, total_norm
 from l2l_nas.errors import NonFiniteError, SettingError
 from tests.toys import dense_pool
@@ -114,10 +114,9 @@ def test_a_scale_that_was_kept_with_more_good_steps_than_a_shorter_interval_stil
     assert scale == LossScale(16.0, 2, 0)
 
 
-def contributed(*, factor=1.0, bad=None, scale=None):
+def contributed(*, factor=1.0, bad=None):
     """A server with gradients of 1, scaled, of which one may be bad."""
     server = ParamServer(dense_pool(), optimizer=SGD(momentum=0.0), seed=0)
-    server.loss_scale = scale
     for key in KEYS:
         server.state(key)
         layout = server.layout(key)
@@ -126,47 +125,48 @@ def contributed(*, factor=1.0, bad=None, scale=None):
             entry.view(block).fill_(factor)
         if bad == key:
             layout.parameters[0].view(block)[0, 0] = math.inf
-        server.gradients.add(key, Sent(block, [True] * len(layout.parameters)), lr=1.0, step=4)
+        message = GradientMessage(GradientBlock(block), [True] * len(layout.parameters), has_norms=False)
+        server.gradients.add(key, message, lr=1.0, step=4)
     order = [(key, index) for key in KEYS for index in range(len(server.layout(key).parameters))]
     return server, order
 
 
 def test_a_check_of_gradients_takes_the_scale_out_of_norm_and_update():
     plain, order = contributed()
-    scaled, _ = contributed(factor=64.0, scale=LossScale(64.0))
+    scaled, _ = contributed(factor=64.0)
     clip = Clip(0.5)
-    expected = plain.check_gradients(order, clip=clip)
-    assert scaled.check_gradients(order, clip=clip, is_scaled=True) == expected
+    expected = plain.gradients.check(order, plain.storage, clip=clip)
+    assert scaled.gradients.check(order, scaled.storage, clip=clip, scale=LossScale(64.0)) == expected
     assert expected.norm == pytest.approx(math.sqrt(sum(plain.layout(key).num_parameters for key in KEYS)))
     for server in (plain, scaled):
         for key in KEYS:
-            server.update(key, checked=True)
+            server.gradients.update(key, server.storage, checked=True)
     for key in KEYS:
         assert torch.equal(plain.state(key).weights, scaled.state(key).weights)
 
 
-def test_a_judgement_that_overflows_refuses_all_and_lowers_the_scale():
-    server, order = contributed(bad=KEYS[1], scale=LossScale(64.0))
-    verdict = server.check_gradients(order, clip=None, is_scaled=True)
-    assert verdict.is_refused
+def test_a_check_that_overflows_refuses_all_and_lowers_the_scale():
+    server, order = contributed(bad=KEYS[1])
+    scale = LossScale(64.0)
+    assert server.gradients.check(order, server.storage, clip=None, scale=scale).is_refused
     assert server.gradients.keys == ()
-    assert server.loss_scale == LossScale(32.0)
+    assert scale == LossScale(32.0)
 
 
-def test_a_judgement_in_the_lowest_scale_or_without_one_names_the_layer():
-    for scale, is_scaled in ((LossScale(1.0), True), (None, False), (LossScale(64.0), False)):
-        server, order = contributed(bad=KEYS[1], scale=scale)
+def test_a_check_in_the_lowest_scale_or_without_one_names_the_layer():
+    for scale in (LossScale(1.0), None):
+        server, order = contributed(bad=KEYS[1])
         with pytest.raises(NonFiniteError, match=f"gradient of layer '{KEYS[1]}' is not finite at step 4"):
-            server.check_gradients(order, clip=None, is_scaled=is_scaled)
-        server.discard_pending()
+            server.gradients.check(order, server.storage, clip=None, scale=scale)
+        server.gradients.discard(server.storage)
         assert server.gradients.keys == ()
 
 
 def test_clipping_by_layer_looks_at_each_state_by_itself():
     server, order = contributed()
     before = {key: server.state(key).weights.clone() for key in KEYS}
-    server.check_gradients(order, clip=Clip(1.0, "layer"))
+    server.gradients.check(order, server.storage, clip=Clip(1.0, "layer"))
     for key in KEYS:
-        server.update(key, checked=True)
+        server.gradients.update(key, server.storage, checked=True)
         change = before[key].view(torch.float32) - server.state(key).weights.view(torch.float32)
         assert float(change.norm()) == pytest.approx(1.0, abs=1e-3)

@@ -93,7 +93,7 @@ def test_masters_that_were_there_before_the_relay_are_copied():
     relay, expected = trained(device)
     other = relay_of(dense_pool(), device=None or PinningCpu(), update="exact", clip=Clip(0.5))
     for key in relay.server.visited:
-        other.server.masters = None
+        other.server.pin_masters(WireMemory(limit_bytes=0))
         other.server.state(key)
     assert not any(other.server.state(key).is_pinned for key in other.server.visited)
     found = [train(other, path, step=step).loss for step, path in enumerate(PATHS)]

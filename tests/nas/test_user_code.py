@@ -79,7 +79,7 @@ def test_a_storage_that_raises_is_named_with_its_line(tmp_path, where):
 
     setattr(Odd, where, fail)
     search, relay, _, _ = search_on(tmp_path, pool_of("tanh"), spend=budget())
-    relay.server.storage = Odd()
+    relay.server.move_to(Odd())
     with pytest.raises(L2LError, match=r"disk gone \(test_user_code.py, line \d+\)") as raised:
         search.run()
     assert isinstance(raised.value.__cause__, OSError)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from l2l_nas.cost.live_bytes import LiveBytes
-from l2l_nas.relay.slots import gradient_bytes
+from l2l_nas.eps.inbox import GradientBlock, gradient_bytes
 
 
 def peak_bytes(relay, step) -> int:
@@ -30,7 +30,7 @@ def peak_bytes(relay, step) -> int:
 def fill(server) -> None:
     """Have a free block for the gradients of every state."""
     layouts = [server.layout(key) for key in server.visited]
-    size = max(gradient_bytes([layout]) for layout in layouts)
-    blocks = [torch.empty(size, dtype=torch.uint8) for _ in layouts]
+    size = max(gradient_bytes(layout) for layout in layouts)
+    blocks = [GradientBlock(torch.empty(size, dtype=torch.uint8)) for _ in layouts]
     server.gradients.forget(server.gradients.keys)
     server.gradients._blocks[:] = blocks

@@ -138,7 +138,7 @@ def test_copies_of_states_are_used_again():
     relay, found = relay_of(dense_pool(), update="ahead"), []
     for step in range(3):
         train(relay, PATH, step=step)
-        found.append({block.data_ptr() for blocks in relay.server._spares for block in blocks})
+        found.append({block.data_ptr() for blocks in relay.server.gradients._spares for block in blocks})
     assert found[0] == found[1] == found[2]
 
 
@@ -180,7 +180,7 @@ def test_what_waits_when_the_check_is_done_is_not_copied(monkeypatch):
         found.append(train(relay, PATH, step=step, upcoming=PATH).loss)
         relay.drain()
         assert len(copies) == 1
-        assert len(relay.server._spares) == len(copies)
+        assert len(relay.server.gradients._spares) == len(copies)
     other = relay_of(dense_pool(), update="exact", clip=Clip(1e6))
     assert found == [train(other, PATH, step=step, upcoming=PATH).loss for step in range(3)]
     other.drain()

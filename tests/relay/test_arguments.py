@@ -132,7 +132,7 @@ def test_more_slots_than_a_path_uses_and_a_longer_tail_are_as_many_as_it_uses():
 @pytest.mark.parametrize(
     "given",
     [{"inputs": None}, {"inputs": "x"}, {"inputs": [1, "x"]}, {"targets": None}, {"targets": "x"}, {"targets": 1.0},
-     {"targets": {"a": TARGETS}}, {"objective": 5}, {"objective": SquaredError}, {"micro_batch": 2.0},
+     {"targets": {"a": "x"}}, {"objective": 5}, {"objective": SquaredError}, {"micro_batch": 2.0},
      {"micro_batch": "x"}, {"lr": "x"}, {"step": "x"}, {"step": None}, {"architecture": 5}, {"architecture": "ab"},
      {"upcoming": 5}],
     ids=str,

@@ -77,15 +77,15 @@ def data(pool, step, *, is_large):
     return (inputs[0] * (100 if is_large else 1),), targets
 
 
-def watched(server, monkeypatch):
+def watched(relay, monkeypatch):
     """The keys whose buffers are stored."""
-    stored, store = [], server.store_buffers
+    stored, store = [], relay._states.store_buffers
 
     def storing(key, *arguments):
         stored.append(key)
         store(key, *arguments)
 
-    monkeypatch.setattr(server, "store_buffers", storing)
+    monkeypatch.setattr(relay._states, "store_buffers", storing)
     return stored
 
 
@@ -93,7 +93,7 @@ def watched(server, monkeypatch):
 def test_buffers_that_no_forward_changes_are_not_saved(options, monkeypatch):
     pool = pool_of(Masked)
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), **{"device": copying()} | options)
-    stored = watched(relay.server, monkeypatch)
+    stored = watched(relay, monkeypatch)
     for step in range(STEPS):
         inputs, targets = data(pool, step, is_large=False)
         relay.train_step(pool.original, inputs, targets, objective=SquaredError(), micro_batch=2, lr=0.01, step=step)

@@ -129,7 +129,7 @@ def test_a_relay_that_is_forgotten_loses_nothing(update):
 def test_closing_finishes_every_step(update):
     relay = stepped(update)
     relay.close()
-    assert relay.server._users == []
+    assert relay.server._busy is None
     assert is_same(relay.server, expected())
 
 
@@ -261,14 +261,15 @@ def test_whatever_refuses_a_step_nothing_of_the_step_before_is_lost(update, faul
 def test_of_updates_that_wait_each_is_done_though_one_of_them_fails(monkeypatch):
     relay = relay_of(dense_pool(), update="exact", lanes="inline")
     train(relay, PATH)
-    update = relay.server.update
+    inbox = relay.server.gradients
+    update = inbox.update
 
-    def failing(state, **options):
+    def failing(state, states, **options):
         if state == "layer1/dense":
             raise MemoryError("no memory for a temporary")
-        update(state, **options)
+        update(state, states, **options)
 
-    monkeypatch.setattr(relay.server, "update", failing)
+    monkeypatch.setattr(inbox, "update", failing)
     with pytest.raises(MemoryError):
         relay.drain()
     visits = {state: relay.server.state(state).visits for state in relay.server.visited}

@@ -15,15 +15,15 @@ from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, chain_pool, in_time, is_same, relay_of, tensors, train
 from tests.toys import SquaredError, dense_pool
 
-# the server's methods, "add" of its gradients, and the plan's names
-CALLS = {"load": "load", "add": "send", "store_buffers": "save"}
+# methods of the relay's access to states and of the inbox, and the plan's names
+CALLS = {"open": "load", "add": "send", "store_buffers": "save"}
 
 
 class FailsOnce:
-    """Stands for a method of the server, and raises at one call; it suffices as nothing else is changed."""
+    """Stands for one of these methods, and raises at one call; it suffices as nothing else is changed."""
 
-    def __init__(self, server, name, at, error=None):
-        owner = server.gradients if name == "add" else server
+    def __init__(self, relay, name, at, error=None):
+        owner = relay._states if name in ("open", "store_buffers") else relay.server.gradients
         self.real, self.left, self.error = getattr(owner, name), at, error or OSError("disk full")
         self.failed = None
         setattr(owner, name, self)
@@ -45,7 +45,7 @@ def test_a_failed_copy_names_the_layer_and_refuses_the_step_as_if_it_had_not_bee
     for one in (relay, other):
         train(one, PATH, upcoming=OTHER)
     relay.server.drain()
-    fails = FailsOnce(relay.server, name, at)
+    fails = FailsOnce(relay, name, at)
     with pytest.raises(LaneError, match="disk full") as caught:
         in_time(lambda: train(relay, OTHER, step=1))
     assert (caught.value.op, caught.value.layer) == (CALLS[name], fails.failed)
@@ -61,7 +61,7 @@ def test_with_eager_updates_a_failure_leaves_a_relay_that_trains_on(name):
         relay = relay_of(dense_pool(), lanes="threads", slots=2)
         train(relay, PATH)
         relay.drain()
-        fails = FailsOnce(relay.server, name, at)
+        fails = FailsOnce(relay, name, at)
         with pytest.raises(LaneError, match="disk full") as caught:
             in_time(lambda relay=relay: (train(relay, PATH, step=1), relay.drain()))
         assert fails.failed == caught.value.layer
@@ -76,7 +76,7 @@ def test_a_failed_update_is_heard_of_at_the_next_step_or_drain_and_others_are_do
     relay = relay_of(dense_pool(), update=update, lanes="threads")
     train(relay, PATH)
     relay.drain()
-    FailsOnce(relay.server, "update", 2)
+    FailsOnce(relay, "update", 2)
     with pytest.raises(LaneError, match=r"update of .* failed: OSError: disk full"):
         in_time(lambda: (train(relay, PATH, step=1), train(relay, PATH, step=2), relay.drain()))
     in_time(lambda: (train(relay, PATH, step=3), relay.close()))  # an update that was not begun is done now
@@ -85,7 +85,7 @@ def test_a_failed_update_is_heard_of_at_the_next_step_or_drain_and_others_are_do
 
 def test_an_error_of_our_own_is_not_wrapped():
     relay = relay_of(dense_pool(), lanes="threads")
-    FailsOnce(relay.server, "load", 1, StorageError("the file is gone"))
+    FailsOnce(relay, "open", 1, StorageError("the file is gone"))
     with pytest.raises(StorageError, match="the file is gone"):
         in_time(lambda: train(relay, PATH))
 
@@ -95,7 +95,7 @@ def test_a_failed_load_in_prediction_leaves_a_relay_that_predicts():
     inputs = (torch.ones(3, 3, 6),)
     architecture = relay.pool.architecture(PATH)
     expected = relay.predict(architecture, inputs, micro_batch=2)[0]
-    FailsOnce(relay.server, "load", 2)
+    FailsOnce(relay, "open", 2)
     with pytest.raises(LaneError, match="load of 'layer2/running' failed"):
         in_time(lambda: relay.predict(architecture, inputs, micro_batch=2))
     assert torch.equal(in_time(lambda: relay.predict(architecture, inputs, micro_batch=2))[0], expected)

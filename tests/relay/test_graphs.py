@@ -146,8 +146,8 @@ def test_other_places_of_weights_or_gradients_are_recorded_anew():
         assert train(relay, ["c"] * 2, step=number) == train(other, ["c"] * 2, step=number)
     template = relay.bank.templates[0][1]
     before, recorded = template.addresses, device.num_recorded
-    elsewhere = [torch.randn_like(tensor) for tensor in template._own[0]]
-    template.bind(0, elsewhere)
+    elsewhere = [torch.randn_like(tensor) for tensor in template._slot_weights[0]]
+    template.bind([elsewhere])
     assert template.addresses != before
     inputs = torch.randn(2, 3, 6)
     with torch.no_grad():

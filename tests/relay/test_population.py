@@ -89,7 +89,7 @@ def test_each_layer_is_loaded_once_and_each_prefix_computed_once(name):
     architectures = drawn(pool, 20)
     layers, heads = distinct(pool, architectures)
     relay.predict(architectures[0], random_data(pool, 3, seed=1)[0], micro_batch=3)
-    loads = Counted(relay.server, "load")
+    loads = Counted(relay._states, "open")
     calls = 0
     for layer in (layer for layer in pool.layers if not layer.candidate.is_skip):
         for slot in range(2):

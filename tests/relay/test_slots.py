@@ -31,6 +31,11 @@ def template_of(pool, name):
     return bank_of(pool).template(layer, 0)
 
 
+def gradients_of(template, number):
+    """Of the parameters of one state."""
+    return template.gradients[number].views(template._layouts[number]).gradients
+
+
 def test_templates_are_built_when_first_needed_once_and_dressed():
     pool = dense_pool()
     made = []
@@ -97,12 +102,12 @@ def test_backward_accumulates_in_the_block_and_tells_what_it_touched():
     names = [name for name, _ in Partial(6).named_parameters()]
     for batch, expected in ((2, {"linear.weight", "linear.bias"}), (3, {"linear.weight", "linear.bias", "sometimes"})):
         template.zero_gradients()
-        assert not any(template.touched(0))
+        assert not any(template.has_grad(0))
         for _ in range(2):
             template.module(torch.randn(batch, 3, 6)).sum().backward()
-        touched = {name for name, is_touched in zip(names, template.touched(0), strict=True) if is_touched}
-        assert touched == expected
-        bias = template.segments[0].gradients[names.index("linear.bias")]
+        found = {name for name, has_grad in zip(names, template.has_grad(0), strict=True) if has_grad}
+        assert found == expected
+        bias = gradients_of(template, 0)[names.index("linear.bias")]
         assert bias is template.module.linear.bias.grad
 
 
@@ -112,7 +117,7 @@ def test_zeroing_wipes_what_another_template_left():
     bank.slots[0].gradients.fill_(255)
     template = bank.template(pool.layers[0], 0)
     template.zero_gradients()
-    assert not template.segments[0].block.any()
+    assert not any(gradient.any() for gradient in gradients_of(template, 0))
 
 
 def test_a_parameter_of_two_names_stays_one():
@@ -122,8 +127,8 @@ def test_a_parameter_of_two_names_stays_one():
 
 def test_tied_parameters_have_their_own_segment():
     template = template_of(language_pool(), "head")
-    assert len(template.segments) == 2
-    assert template.segments[1].gradients[0] is template.module.weight.grad
+    assert len(template.gradients) == 2
+    assert gradients_of(template, 1)[0] is template.module.weight.grad
 
 
 @pytest.mark.parametrize("options", [{"device": "cpu"}, {"resident": "all"}], ids=["in place", "states on the device"])
@@ -132,20 +137,20 @@ def test_blocks_of_gradients_that_are_no_longer_needed_are_freed(options, monkey
     layers = [Candidate(f"w{width}", partial(_bottleneck, width)) for width in widths]
     pool = LayerPool([Position("first", layers), Position("last", [layers[0]])], inputs=TensorSpec((3, 2)))
     relay = relay_of(pool, optimizer=SGD(), **options)
-    queue, given = relay.server.gradients, []
-    take = queue.take_block
+    inbox, given = relay.server.gradients, []
+    allocate = inbox.allocate
 
     def watched(*arguments):
-        block = take(*arguments)
+        block = allocate(*arguments)
         given.append(weakref.ref(block))
         return block
 
-    monkeypatch.setattr(queue, "take_block", watched)
+    monkeypatch.setattr(inbox, "allocate", watched)
     for step, width in enumerate(widths):
         train(relay, [f"w{width}", "w32"], step=step)
     relay.drain()
     alive = {id(block) for block in (reference() for reference in given) if block is not None}
-    assert alive == {id(block) for block in queue._blocks}
+    assert alive == {id(block) for block in inbox._blocks}
     assert len({id(reference) for reference in given}) > len(alive)
 
 

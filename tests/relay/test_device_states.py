@@ -28,7 +28,7 @@ def trained(pool, *, paths=PATHS, optimizer=None, ends=True, **options):
 
 
 def states_on(relay):
-    return {key for key in relay.server.visited if relay._residents.get(key) is not None}
+    return {key for key in relay.server.visited if key in relay._device_states}
 
 
 @pytest.mark.parametrize("lanes", ["inline", "threads"])
@@ -72,8 +72,8 @@ def test_gradients_and_moments_stay_on_the_device_too():
     layouts = [server.layout(key) for key in server.visited]
     kept = sum(12 * layout.num_parameters + 4 * len(layout.parameters) for layout in layouts)
     padding = ALIGNMENT_BYTES * sum(3 * len(layout.parameters) + 1 for layout in layouts)
-    assert kept <= every._residents.num_bytes <= kept + padding
-    assert every.device_bytes == host.device_bytes + every._residents.num_bytes
+    assert kept <= every._device_states.num_bytes <= kept + padding
+    assert every.device_bytes == host.device_bytes + every._device_states.num_bytes
 
 
 def test_the_host_sees_what_the_device_changed_and_the_device_what_the_host_changed():
@@ -108,7 +108,7 @@ def test_weights_that_host_and_device_changed_are_refused(update):
 def test_evaluation_reads_what_is_on_the_device_and_moves_nothing():
     host, every = (trained(dense_pool(), device_budget="all", resident=one, ends=False) for one in (None, "all"))
     inputs, _ = random_data(every.server.pool, 4, seed=9)
-    every._residents.write_back = None
+    every._device_states.write_back = None
     given = [one.predict(one.server.pool.architecture(OTHER), inputs, micro_batch=2)[0] for one in (host, every)]
     assert torch.equal(*given)
 
@@ -120,7 +120,7 @@ def test_forks_checkpoints_and_other_relays_find_them_on_the_host(tmp_path):
         server = relay.server
         fork = server.fork(server.visited)
         relay.use(fork)
-        assert relay._residents is None or not states_on(relay)
+        assert relay._device_states is None or not states_on(relay)
         train(relay, OTHER, step=7)
         relay.use(server)
         train(relay, OTHER, step=8)
@@ -143,7 +143,7 @@ def test_a_state_makes_way_only_when_it_was_not_used_for_a_while():
     for step, path in enumerate([*itertools.repeat(PATH, 3), *itertools.repeat(OTHER, 40)]):
         train(relay, path, step=step)
         seen.append(states_on(relay))
-        assert relay._residents.num_bytes <= 2500
+        assert relay._device_states.num_bytes <= 2500
     assert seen[0] == seen[20]
     assert seen[-1] != seen[0]
     assert len({frozenset(one) for one in seen}) <= 3
@@ -173,7 +173,7 @@ def test_a_refused_step_leaves_no_trace():
 
 def test_on_a_cpu_states_are_where_layers_compute():
     for resident in ("all", "auto", None, 1 << 20):
-        assert relay_of(dense_pool(), device=Cpu(), device_budget="all", resident=resident)._residents is None
+        assert relay_of(dense_pool(), device=Cpu(), device_budget="all", resident=resident)._device_states is None
 
 
 def test_a_parameter_without_a_gradient_stays_as_it_is():

@@ -1,4 +1,4 @@
-"""Layer states that live on the device, moments included, and are updated there: what plain training does with all.
+"""A storage whose states live on the device, moments included, as far as a budget goes; the host has the others.
 
 [Note: written back] The host's state is the one that everybody else reads. What the device changed is copied to it
 before anybody does (`ParamServer.drain`), and what was changed on the host since is copied to the device again. Buffers
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from l2l_nas.eps.layout import align, wire_layout_of
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState, Part
+from l2l_nas.eps.storage import Storage
 from l2l_nas.errors import SettingError, StateLostError
 from l2l_nas.relay.device import Device
 
@@ -27,7 +29,7 @@ _IDLE_STEPS = 32  # without use, after which a state makes way for another
 
 
 @dataclass
-class _Resident:
+class _DeviceState:
     """A state on the device.
 
     Attributes:
@@ -50,8 +52,8 @@ class _Resident:
         return self.state.version != self.saved
 
 
-class Residents:
-    """The states of one server that live on one device.
+class DeviceStates:
+    """The states of one server, of which some live on a device; a `Storage` around the server's own.
 
     Args:
         device: where.
@@ -59,32 +61,84 @@ class Residents:
         budget: bytes of device memory, at most; None: as many as there are.
     """
 
-    def __init__(self, device: Device, dtype: torch.dtype, *, budget: int | None) -> None:
+    def __init__(self, server: ParamServer, device: Device, dtype: torch.dtype, *, budget: int | None) -> None:
+        self._server = server
         self._device = device
         self._dtype = dtype
         self._budget = budget
-        self._server: ParamServer | None = None
-        self._own: dict[str, _Resident] = {}
+        self._own: dict[str, _DeviceState] = {}
         self._free: list[tuple[Tensor, ...]] = []  # blocks of states that made way
         self._step = 0
 
     def serve(self, server: ParamServer) -> None:
-        """Hold states of this server from now on; those of another go back to it."""
-        if server.residents is self:
-            return
+        """Have states of this server from now on; those of another go back to it."""
         self.release()
-        if server.residents is not None:
-            server.residents.release()
-        server.residents, self._server = self, server
+        self._server = server
 
-    def get(self, key: str) -> LayerState | None:
-        """A state, if it is here."""
-        own = self._own.get(key)
-        return None if own is None else own.state
+    def __contains__(self, key: object) -> bool:
+        """Whether a state is on the device."""
+        return key in self._own
+
+    @property
+    def _host(self) -> Storage:
+        return self._server.storage
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """See `Storage`."""
+        return self._host.keys
+
+    @property
+    def is_lasting(self) -> bool:
+        """See `Storage`."""
+        return self._host.is_lasting
+
+    @property
+    def is_shared(self) -> bool:
+        """See `Storage`."""
+        return self._host.is_shared
+
+    def put(self, key: str, state: LayerState) -> None:
+        """See `Storage`."""
+        if key in self:
+            self._drop(key)
+        self._host.put(key, state)
+
+    def put_new(self, key: str, state: LayerState) -> None:
+        """See `Storage`."""
+        self._host.put_new(key, state)
+
+    def clear(self) -> None:
+        """See `Storage`."""
+        for key in list(self._own):
+            self._drop(key)
+        self._host.clear()
+
+    def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
+        """See `Storage`."""
+        self._host.expect((key, part) for key, part in uses if key not in self)
+
+    def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:
+        """See `Storage`. Buffers are the host's."""
+        if key in self and part is not Part.BUFFERS:
+            return contextlib.nullcontext(self._own[key].state)
+        return self._host.reading(key, part)
+
+    def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
+        """See `Storage`. Buffers are the host's."""
+        if key not in self:
+            return self._host.writing(key, part)
+        return self._writing_buffers(key) if part is Part.BUFFERS else self._updating(key)
 
     @contextlib.contextmanager
-    def updating(self, key: str) -> Iterator[LayerState]:
-        """A state that is here, to be changed. What is done inside, or before on its stream, is over at the end.
+    def _writing_buffers(self, key: str) -> Iterator[LayerState]:
+        with self._host.writing(key, Part.BUFFERS) as state:
+            yield state
+            self._own[key].on_host = state.version
+
+    @contextlib.contextmanager
+    def _updating(self, key: str) -> Iterator[LayerState]:
+        """What is done inside, or before on its stream, is over at the end.
 
         So blocks of gradients may go back behind it: other streams write to them next. Where something is raised, the
         host's state counts, if it is what the device's was before; else the state is lost.
@@ -105,9 +159,8 @@ class Residents:
 
     def _lose(self, key: str, error: BaseException) -> None:
         """Have the host refuse a state whose newest weights are gone: its own are older."""
-        assert self._server is not None
         lost = StateLostError.by(key, error)
-        with contextlib.suppress(StateLostError), self._server.storage.writing(key):
+        with contextlib.suppress(StateLostError), self._host.writing(key):
             raise lost
 
     @property
@@ -126,11 +179,11 @@ class Residents:
 
     def stale(self) -> list[str]:
         """States that were changed on the host since they came."""
-        if self._server is None or not self._server.storage.is_lasting:
+        if not self._host.is_lasting:
             return []
         found = []
         for key, own in self._own.items():
-            with self._server.storage.reading(key, Part.BUFFERS) as host:
+            with self._host.reading(key, Part.BUFFERS) as host:
                 if host.version != own.on_host:
                     found.append(key)
         return found
@@ -175,12 +228,11 @@ class Residents:
 
     def move(self, coming: Sequence[str], leaving: Sequence[str]) -> None:
         """Have states come and go. Nothing may be under way with them."""
-        assert self._server is not None
         self._write_back(leaving)
         for key in leaving:
             self._drop(key)
         for key in coming:
-            self._bring(self._server, key)
+            self._bring(key)
 
     def bytes_of(self, key: str) -> int:
         """Device memory that a state takes."""
@@ -188,12 +240,11 @@ class Residents:
 
     def _sizes(self, key: str) -> tuple[int, ...]:
         """Bytes of its blocks: weights, moments, step counts, weights in another dtype."""
-        assert self._server is not None
         return block_sizes(self._server, key, self._dtype)
 
-    def _bring(self, server: ParamServer, key: str) -> None:
-        layout, sizes = server.rules.of(key).layout, self._sizes(key)
-        blocks = self._take(sizes)
+    def _bring(self, key: str) -> None:
+        server, sizes = self._server, self._sizes(key)
+        layout, blocks = server.rules.of(key).layout, self._allocate(sizes)
         weights, *moments, steps = blocks[: 2 + len(layout.moments)]
         own = LayerState(
             layout,
@@ -201,8 +252,9 @@ class Residents:
             tuple(block[:size] for block, size in zip(moments, sizes[1:], strict=False)),
             steps.view(torch.float32)[: len(layout.parameters)],
             weights[:0],
+            is_on_device=True,
         )
-        with self._device.stream("host"), server.storage.reading(key, Part.ALL) as host:
+        with self._device.stream("host"), self._host.reading(key, Part.ALL) as host:
             for target, source in zip(own.updated_blocks, host.updated_blocks, strict=True):
                 target.copy_(source)
             if self._dtype != torch.float32:
@@ -210,9 +262,9 @@ class Residents:
                 own.keep_wire(wire, blocks[-1][: wire.parameter_bytes], self._dtype)
             own.visits, own.version = host.visits, host.version
             self._device.wait(self._device.mark())
-        self._own[key] = _Resident(own, blocks, own.version, own.version, self._step)
+        self._own[key] = _DeviceState(own, blocks, own.version, own.version, self._step)
 
-    def _take(self, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def _allocate(self, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Blocks of these sizes, at the least."""
         for index, blocks in enumerate(self._free):
             if tuple(block.numel() for block in blocks) == sizes:
@@ -228,33 +280,25 @@ class Residents:
         """Have the host's states be what these are. No update may be under way."""
         self._write_back(self._own)
 
-    def _write_back(self, keys: Sequence[str] | dict[str, _Resident]) -> None:
+    def _write_back(self, keys: Sequence[str] | dict[str, _DeviceState]) -> None:
         changed = [key for key in keys if self._own[key].is_changed]
         if not changed:
             return
-        assert self._server is not None
         with self._device.stream("host"):
             for key in changed:
                 own = self._own[key]
-                with self._server.storage.writing(key) as host:
+                with self._host.writing(key) as host:
                     for target, source in zip(host.updated_blocks, own.state.updated_blocks, strict=True):
                         target.copy_(source)
                     host.visits = own.state.visits
                     host.mark_changed()
                     own.state.version = own.saved = own.on_host = host.version
 
-    def note_buffers(self, key: str, version: int) -> None:
-        """The buffers of a state were stored on the host, whose version is this one now."""
-        if key in self._own:
-            self._own[key].on_host = version
-
     def release(self) -> None:
         """Write everything back, and hold nothing."""
-        if self._server is not None:
-            self.write_back()
-            for key in list(self._own):
-                self._drop(key)
-            self._server.residents, self._server = None, None
+        self.write_back()
+        for key in list(self._own):
+            self._drop(key)
 
 
 def fitting(server: ParamServer, keys: Iterable[str], dtype: torch.dtype, budget: float) -> tuple[str, ...]:

@@ -1,0 +1,141 @@
+"""Access to states: where a layer finds its weights and where its gradients go, decided when the layer is opened.
+
+| weights | gradients |
+|---|---|
+| of a state on the device: where they lie | stay on the device, in a block of the inbox |
+| of the host, where its memory is the device's and both are float32: where they lie | stay, in a block of the inbox |
+| all others are copied to the slot, see `eps/wire.py` | lie in the slot, and are sent |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from l2l_nas.eps.inbox import GradientBlock, gradient_bytes
+from l2l_nas.eps.layout import Layout, wire_layout_of
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import LayerState, Part
+from l2l_nas.eps.storage import Storage
+from l2l_nas.eps.wire import WireMemory
+from l2l_nas.relay.device import Device
+from l2l_nas.relay.device_states import DeviceStates
+
+
+@dataclass(frozen=True)
+class OpenState:
+    """A state of a layer that was opened for visits.
+
+    Args:
+        weights: its parameters where they lie; None: they were copied to the slot.
+        visits: how many updates they have had.
+        gradients_stay: whether gradients lie in a block of the inbox; else they lie in the slot.
+    """
+
+    key: str
+    weights: Sequence[Tensor] | None
+    visits: int
+    gradients_stay: bool
+
+
+class StateAccess:
+    """A relay's way to the states of one server.
+
+    Args:
+        device: where layers compute.
+        dtype: of weights on the device.
+        wire: host memory for weights as they cross the link.
+        on_device: states that live on the device, if any may.
+        copies: whether weights are copied to slots even where the device could compute on the host's memory.
+    """
+
+    def __init__(
+        self,
+        server: ParamServer,
+        device: Device,
+        *,
+        dtype: torch.dtype,
+        wire: WireMemory,
+        on_device: DeviceStates | None = None,
+        copies: bool = False,
+    ) -> None:
+        self.server = server
+        self._device = device
+        self._dtype = dtype
+        self._wire = wire
+        self._on_device = on_device
+        self._is_host = device.shares_memory and not copies
+
+    @property
+    def storage(self) -> Storage:
+        """The server's states, with the device's copies of those that live there."""
+        return self.server.storage if self._on_device is None else self._on_device
+
+    def open(self, key: str, slot: Tensor) -> OpenState:
+        """Open a state for a layer's visits.
+
+        Args:
+            slot: where its weights are copied to, if they are, laid out as they cross the link.
+        """
+        storage = self.storage
+        with storage.reading(key) as state:
+            weights = self._in_place(state, storage)
+            if weights is None:
+                self._copy(state, wire_layout_of(self.server.pool, key, self._dtype), slot, storage.is_lasting)
+            return OpenState(key, weights, state.visits, gradients_stay=state.is_on_device or self._is_host)
+
+    def _in_place(self, state: LayerState, storage: Storage) -> Sequence[Tensor] | None:
+        """Parameters that a layer may compute on where they lie.
+
+        The plan's order is what keeps updates from weights in use: an update waits for all visits that read them.
+        """
+        is_wide = self._dtype == torch.float32
+        if state.is_on_device:
+            return state.views if is_wide else state.wire_views
+        return state.views if self._is_host and is_wide and storage.is_lasting and not storage.is_shared else None
+
+    def _copy(self, state: LayerState, layout: Layout, slot: Tensor, is_lasting: bool) -> None:
+        """See [Note: what crosses]. States on disk are rounded when they are read."""
+        wire = self._wire
+        source = self._source(state, layout, is_lasting)
+        if source is not None:
+            slot.copy_(source, non_blocking=is_lasting)
+        elif wire.is_pinned:
+            block = wire.stage(layout.parameter_bytes)
+            state.copy_to_wire(layout, block)
+            slot.copy_(block, non_blocking=True)
+        else:
+            state.copy_to_wire(layout, slot)
+
+    def _source(self, state: LayerState, layout: Layout, is_lasting: bool) -> Tensor | None:
+        """What is copied as it is; None where weights must be rounded, or moved to pinned memory, first."""
+        wire = self._wire
+        if self._dtype == torch.float32 and (state.is_pinned or not wire.is_pinned):
+            return state.weights
+        if not is_lasting:
+            return None
+        if state.wire is None or state.wire.numel() != layout.parameter_bytes or state.wire_dtype != self._dtype:
+            block = wire.take(layout.parameter_bytes)
+            if block is None:
+                return None
+            state.keep_wire(layout, block, self._dtype)
+        return state.wire
+
+    def allocate_gradients(self, state: OpenState) -> GradientBlock | None:
+        """Where the gradients of an opened state go in its backward; None: to the slot."""
+        layout = self.server.layout(state.key)
+        if not state.gradients_stay or not layout.is_trainable:
+            return None
+        inbox, size = self.server.gradients, gradient_bytes(layout)
+        if self._is_host:
+            return inbox.allocate(size)
+        return inbox.allocate(size, self._device.allocate, self._device.torch_device)
+
+    def store_buffers(self, key: str, buffers: Tensor, layout: Layout | None = None) -> None:
+        """Have a state's buffers be those that a forward changed; see `LayerState.store_buffers`. Frozen ones stay."""
+        if key not in self.server.frozen:
+            with self.storage.writing(key, Part.BUFFERS) as state:
+                state.store_buffers(buffers, layout)
