@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from l2l_nas.cost.chain import Chain, RelayShape
-from l2l_nas.cost.hardware import Hardware, Work
+from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.parallel import ALONE, EqualVisits, Parallelism, StepWork, parallel_step
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, simulate
+from l2l_nas.relay.measure import Work
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import UpdatePolicy
 

@@ -14,9 +14,9 @@ from tests.equivalence import test_learned_objectives as objectives
 from tests.equivalence import test_several_targets as targets
 from tests.layers import test_by_name as by_name
 from tests.relay import test_visits as visits
-from tests.space import test_convert_recipes as recipes
 from tests.space import test_probe as probe
 from tests.space import test_shapes as shapes
+from tests.space.convert import test_recipes as recipes
 from tests.training import test_export as export
 
 

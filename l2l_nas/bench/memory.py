@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from l2l_nas.cost.live_bytes import LiveBytes
+from l2l_nas.space.live_bytes import LiveBytes
 
 
 def synchronize(device: torch.device) -> None:

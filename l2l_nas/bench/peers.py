@@ -13,11 +13,11 @@ from torch import Tensor
 
 from l2l_nas.bench.others import DeepSpeedRunner, FSDPRunner, LayerToLayerRunner, finish
 from l2l_nas.bench.work import StackSizes, TokenLoss
-from l2l_nas.cost.live_bytes import distinct_bytes
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.live_bytes import distinct_bytes
 
 
 class Runner(Protocol):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.probe import BATCH, example
-from l2l_nas.space.randomness import preserved_generators
-from l2l_nas.space.shapes import Shapes, runs_on
+from l2l_nas.space.shapes import Shapes, trial_of
+from l2l_nas.space.trial import BATCH
 
 
 class Flops:
@@ -38,9 +36,7 @@ class Flops:
         inputs = self._shapes.takes[layer.position]
         key = (layer.candidate.kind, inputs)
         if key not in self._known:
-            device = runs_on(self._pool, layer)
-            module = self._pool.build_module(layer, device=device).eval()
-            with preserved_generators(device), torch.no_grad(), FlopCounterMode(display=False) as counter:
-                module(*example(inputs, device))
+            counter = FlopCounterMode(display=False)
+            trial_of(self._pool, layer, inputs).evaluate(counter)
             self._known[key] = counter.get_total_flops() // BATCH
         return self._known[key]

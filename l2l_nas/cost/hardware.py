@@ -11,31 +11,11 @@ from typing import Any
 from l2l_nas.contents.fields import Fields
 from l2l_nas.errors import SettingError
 from l2l_nas.files import read_json
+from l2l_nas.relay.measure import Work
 
 ADAM_BYTES = 28  # a parameter: weight, two moments and gradient are read, all but the gradient written, in fp32
 GIB = 1 << 30
 ASSUMED = "assumed"  # how a source begins that is nobody's figure
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a visit of a layer asks of the device.
-
-    Args:
-        flops: of matrix products, convolutions and attention.
-        bytes: that all other operations read and write.
-        kernels: operations, each of which is launched.
-    """
-
-    flops: float = 0.0
-    bytes: float = 0.0
-    kernels: int = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(self.flops + other.flops, self.bytes + other.bytes, self.kernels + other.kernels)
-
-    def __mul__(self, count: int) -> Work:
-        return Work(self.flops * count, self.bytes * count, self.kernels * count)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from l2l_nas.cost.hardware import Hardware, Work
+from l2l_nas.cost.hardware import Hardware
+from l2l_nas.relay.measure import Work
 
 SERVER = 8  # devices that reach each other without the network
 

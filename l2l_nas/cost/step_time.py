@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from l2l_nas.cost.chain import Chain, RelayShape
-from l2l_nas.cost.device import Activations, DeviceBytes
-from l2l_nas.cost.hardware import Hardware, Work
+from l2l_nas.cost.device import DeviceBytes
+from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.parallel import ALONE, EqualVisits, StepWork, all_reduce_s, inside_bandwidth, ring_bandwidth
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
 from l2l_nas.cost.traffic import layer_bytes, renamed
-from l2l_nas.cost.work import layer_work
 from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.buffers import may_change
+from l2l_nas.relay.measure import Work, layer_needs
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import PRECISIONS, Relay
@@ -86,7 +86,6 @@ class StepTime:
         sizes: samples of each micro-batch.
         hardware: what it would run on.
         in_files: whether states are in files, from which they are read for each load and each update.
-        like: has asked about layers of this pool before.
 
     Attributes:
         relay: `predict` goes by what its `update` and `resident` are when it is called.
@@ -100,19 +99,16 @@ class StepTime:
         hardware: Hardware,
         *,
         in_files: bool | None = None,
-        like: StepTime | None = None,
     ) -> None:
         self.relay = relay
         self._in_files = not relay.server.storage.is_lasting if in_files is None else in_files
         self._sizes = sizes
         self.hardware = hardware
         self.ways = ALONE
-        self._activations: dict[object, Activations] = like._activations if like else {}
         is_host = hardware.lanes == "inline"
         # threads copy and update beside the layers where they wait for a disk
         self._lanes = "threads" if is_host and self._in_files else hardware.lanes
-        self._device_bytes = DeviceBytes(relay, sizes, known=self._activations, is_host=is_host)
-        self._work: dict[object, tuple[Work, Work]] = like._work if like else {}
+        self._device_bytes = DeviceBytes(relay, sizes, is_host=is_host)
         self._layers: dict[tuple[int, str, bool], _Known] = {}
         self._chains: dict[object, Chain] = {}
         self._steps_s: dict[Architecture, float] = {}
@@ -375,17 +371,12 @@ class StepTime:
     def _probe(self, layer: Layer, about: PathLayer, needs_gradient: bool) -> _Known:
         relay = self.relay
         dtype = PRECISIONS[relay.precision]
-        inputs = tuple(spec for name in relay.pool.wiring.reads[layer.position] for spec in relay.stash.specs[name])
-        key = (relay.bank.kind(layer), inputs, max(self._sizes), dtype, needs_gradient)
-        if key not in self._work:
-            self._work[key] = layer_work(
-                relay.pool, layer, inputs, max(self._sizes), dtype=dtype, needs_gradient=needs_gradient
-            )
-        forward, backward = (self._all_batches(work) for work in self._work[key])
+        inputs = relay.stash.inputs_of(layer)
+        needs = layer_needs(relay.pool, layer, inputs, max(self._sizes), dtype=dtype, needs_gradient=needs_gradient)
         buffers = layer_bytes(relay.pool, [layer.key], dtype, buffers=True)
         return _Known(
-            forward,
-            backward,
+            self._all_batches(needs.forward),
+            self._all_batches(needs.backward),
             buffers,
             buffers if may_change(relay.pool, layer) else 0,
             self._value_bytes(about.writes),

@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_nas.errors import is_out_of_memory, what_raised
 from l2l_nas.relay.device import Capture, Device
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.slots import Template
 from l2l_nas.space.losses import collect_losses
+from l2l_nas.space.operations import OperationLog, graph_leaves
 from l2l_nas.space.tolerance import is_near, noise_of, some_gradient
 from l2l_nas.space.values import as_tuple
 
@@ -356,23 +356,22 @@ def _leaf(parameter: nn.Parameter) -> Tensor:
     return own
 
 
-class _OperationWatch(TorchDispatchMode):
+class _OperationWatch(OperationLog):
     """Sees whether something is read on the host, or has a size that depends on values."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reads = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Inspect an operation."""
         if func is torch.ops.aten.index.Tensor:  # only with masks
             self.reads |= any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
         else:
             tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
             self.reads |= any(tag in func.tags for tag in tags)
-        found = func(*args, **(kwargs or {}))
         devices = [t.device.type for t in args if isinstance(t, Tensor)]
-        self.reads |= isinstance(found, Tensor) and found.device.type == "cpu" and any(d != "cpu" for d in devices)
-        return found
+        self.reads |= isinstance(result, Tensor) and result.device.type == "cpu" and any(d != "cpu" for d in devices)
 
 
 def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
@@ -437,18 +436,6 @@ def _host_random() -> tuple[object, bytes, int]:
 
 def _uses(outputs: Sequence[Tensor], leaves: Batch) -> Counter[int]:
     """For each leaf, by id, how often autograd adds to its gradient."""
-    own = {id(leaf) for leaf in leaves}
-    found: Counter[int] = Counter(id(tensor) for tensor in outputs if id(tensor) in own)
-    known: set[object] = set()
-    nodes = [tensor.grad_fn for tensor in outputs]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in known:
-            continue
-        known.add(node)
-        for following, _ in node.next_functions:
-            leaf = getattr(following, "variable", None)
-            if leaf is not None and id(leaf) in own:
-                found[id(leaf)] += 1
-            nodes.append(following)
-    return found
+    known = {id(leaf) for leaf in leaves}
+    reached = [*outputs, *graph_leaves(outputs)]
+    return Counter(id(tensor) for tensor in reached if id(tensor) in known)

@@ -11,28 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
-
 from l2l_nas.arguments import check_count, shown
-from l2l_nas.eps.layout import layout_of
-from l2l_nas.errors import SettingError, SpaceError, what_raised
-from l2l_nas.relay.slots import SlotBank, mixed_dtypes
+from l2l_nas.errors import SettingError
+from l2l_nas.relay.measure import layer_needs
+from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
-from l2l_nas.space.build import named_tensors
-from l2l_nas.space.candidate import Specs
-from l2l_nas.space.contents import storage_of
-from l2l_nas.space.pool import Layer, LayerPool, PerPool
-from l2l_nas.space.probe import example
-from l2l_nas.space.randomness import preserved_generators
-from l2l_nas.space.shapes import runs_on
-from l2l_nas.space.values import as_tuple, learns
+from l2l_nas.space.pool import LayerPool
 
 Budget = int | Literal["all", "auto"] | None
 _SHARE = 0.5  # of the free memory, for "auto": other processes want some, and what a layer needs is an estimate
 STASHES = ("device", "host", "auto")
-# what layers of a kind keep for their backward, by what they take and how many samples
-_SAVED: PerPool[dict[object, int]] = PerPool()
 
 
 def check_budget(name: str, value: object) -> None:
@@ -133,18 +121,10 @@ def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...]
 
 
 def _costs(pool: LayerPool, stash: Stash, position: int, samples: int) -> int:
-    """Bytes that the costliest candidate of a position keeps for its backward, for one micro-batch.
-
-    Each kind of layer runs once for each size; what it keeps is remembered for as long as the pool lives.
-    """
-    known = _SAVED.setdefault(pool, {})
+    """Bytes that the costliest candidate of a position keeps for its backward, for one micro-batch."""
     layers = [layer for layer in pool.layers if layer.position == position and not layer.candidate.is_skip]
-    takes = tuple(spec for name in pool.wiring.reads[position] for spec in stash.specs[name])
-    for layer in layers:
-        key = layer.candidate.kind, takes, samples, stash.dtype
-        if key not in known:
-            known[key] = saved_bytes(pool, layer, takes, samples, stash.dtype)
-    return max((known[layer.candidate.kind, takes, samples, stash.dtype] for layer in layers), default=0)
+    needs = [layer_needs(pool, layer, stash.inputs_of(layer), samples, dtype=stash.dtype) for layer in layers]
+    return max((one.kept for one in needs), default=0)
 
 
 def _gradients(pool: LayerPool, stash: Stash, sizes: tuple[int, ...]) -> int:
@@ -157,44 +137,3 @@ def _gradients(pool: LayerPool, stash: Stash, sizes: tuple[int, ...]) -> int:
         before = [name for names in pool.wiring.writes[:place] for name in names if last.get(name, place) >= place]
         most = max(most, sum(stash.size_bytes(name, sizes) for name in (*before, *writes)))
     return most
-
-
-def module_in(pool: LayerPool, layer: Layer, device: str, dtype: torch.dtype) -> nn.Module:
-    """A new module of a layer whose tensors have the types that they have in a slot of this precision."""
-    module = pool.build_module(layer, device=device)
-    layout = layout_of(pool, layer.key)
-    fixed = {entry.name for entry in (*layout.parameters, *layout.buffers) if entry.is_fixed}
-    for name, tensor in named_tensors(module):
-        if tensor.dtype == torch.float32 and name not in fixed:
-            tensor.data = tensor.data.to(dtype)
-    return module
-
-
-@torch.enable_grad()
-def saved_bytes(pool: LayerPool, layer: Layer, inputs: Specs, samples: int, dtype: torch.dtype = torch.float32) -> int:
-    """Bytes that autograd keeps of one forward of a layer, weights not counted; found on meta tensors if they tell."""
-    device = runs_on(pool, layer)
-    leaves = [t.requires_grad_() if learns(t) else t for t in example(inputs, device, samples)]
-    module = module_in(pool, layer, device, dtype).train()
-    weights = {storage_of(p) for p in module.parameters()}
-    held: dict[int, torch.UntypedStorage] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        if storage_of(tensor) not in weights:
-            held[storage_of(tensor)] = tensor.untyped_storage()
-        return tensor
-
-    with preserved_generators(device), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        try:
-            outputs = as_tuple(module(*leaves))
-        except RuntimeError as error:
-            if advice := mixed_dtypes(layout_of(pool, layer.key), dtype, error):
-                raise SpaceError(
-                    f"its layer {what_raised(error)}{advice}",
-                    position=pool.positions[layer.position].name,
-                    candidate=layer.candidate.name,
-                ) from None
-            raise
-    for tensor in outputs:
-        note(tensor)
-    return sum(storage.nbytes() for storage in held.values())

@@ -20,7 +20,7 @@ from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import bytes_of
 from l2l_nas.relay.path import RING, Spill
 from l2l_nas.space.candidate import Specs, TensorSpec
-from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import check_shapes
 
 Frames = list[tuple[Tensor, ...]]  # by micro-batch
@@ -85,6 +85,10 @@ class Stash:
     def arena(self) -> Tensor:
         """The block of device memory."""
         return self._arena
+
+    def inputs_of(self, layer: Layer) -> Specs:
+        """What a layer takes at its position, on the device."""
+        return tuple(spec for name in self._wiring.reads[layer.position] for spec in self.specs[name])
 
     def spill(self, values: frozenset[str]) -> Spill:
         """What plans need to know of values that wait on the host."""

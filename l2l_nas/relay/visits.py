@@ -20,6 +20,7 @@ from l2l_nas.relay.slots import Template
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
+from l2l_nas.space.operations import graph_leaves
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.tolerance import is_near
 from l2l_nas.space.values import Flow, as_tuple, by_value, learns
@@ -364,21 +365,12 @@ def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch, mo
     Raises:
         SettingError: the loss depends on a parameter that the outputs do not come from.
     """
-    known = {tensor.grad_fn for tensor in outputs}
-    own = {id(leaf) for leaf in (*outputs, *(parameter for module in modules for parameter in module.parameters()))}
-    nodes = [loss.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in known:
-            continue
-        known.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in own:
-            raise SettingError(
-                f"the objective {type(objective).__name__} has parameters of its own, which nothing would train; "
-                "derive it from nn.Module, make them part of the last layer, or detach them"
-            )
-        nodes += [following for following, _ in node.next_functions]
+    updated = {id(leaf) for leaf in (*outputs, *(parameter for module in modules for parameter in module.parameters()))}
+    if any(id(leaf) not in updated for leaf in graph_leaves([loss], until=outputs)):
+        raise SettingError(
+            f"the objective {type(objective).__name__} has parameters of its own, which nothing would train; "
+            "derive it from nn.Module, make them part of the last layer, or detach them"
+        )
 
 
 def _refuse_others(again: Batch, before: Batch) -> None:

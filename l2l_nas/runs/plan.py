@@ -186,7 +186,6 @@ class Planner:
         self.memory = memory
         self.batch_size = batch_size
         self._server = ParamServer(problem.pool, optimizer=optimizer, seed=0)
-        self._last: StepTime | None = None
 
     def relay(self, conf: RelayConf) -> Relay:
         """A relay on paper, with these settings.
@@ -208,8 +207,7 @@ class Planner:
         relay = self.relay(conf)
         relay.residency(sizes)
         in_files = conf.storage != "ram"
-        self._last = StepTime(relay, sizes, self.hardware, in_files=in_files, like=self._last)
-        return self._last
+        return StepTime(relay, sizes, self.hardware, in_files=in_files)
 
     def pool_bytes(self, conf: RelayConf) -> int:
         """The whole pool: weights, moments, buffers, and, in memory, what is stored of weights in another dtype."""

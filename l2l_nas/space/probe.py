@@ -13,55 +13,44 @@ Triton kernel, runs on the relay's device.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import Specs, TensorSpec
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents, storage_of
-from l2l_nas.space.losses import collect_losses
+from l2l_nas.space.operations import OperationLog, Phase, may_draw, name_of, tensors_in, written_by
 from l2l_nas.space.randomness import drawing_nothing, preserved_generators
-from l2l_nas.space.values import as_tuple, learns
+from l2l_nas.space.trial import BATCH, LayerTrial
 
-# any size above 1 does: layers that squeeze or normalise over the batch treat 1 specially
-BATCH = 2
-# operations that change a buffer without saying so in their signature: which arguments
+T = TypeVar("T")
+
 _FROM_VALUES = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
-_SILENT_WRITES = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), (3, 4))
 
 
 @dataclass(frozen=True)
-class Probed:
-    """What a probe found.
+class ProbeResult:
+    """What a probe found of a layer.
 
     Args:
-        outputs: of the layer.
-        device: where it can run without being trained: "meta", "cpu" if meta cannot run it, or the relay's device if
-            the host cannot either.
+        outputs: what it gives.
+        device: where it can be tried out: "meta", "cpu" if meta cannot run it, or the relay's device if the host cannot
+            either.
         writes_buffers: whether its forward in training changed a buffer.
+        may_draw: whether it may draw random numbers in training, from torch's generators. False is certain: it ran on
+            meta, where nothing that it does can depend on values, and all its operations are torch's own.
     """
 
     outputs: Specs
     device: str
-    writes_buffers: bool = False
-
-
-def example(inputs: Sequence[TensorSpec], device: str, samples: int = BATCH) -> list[Tensor]:
-    """A batch to try a layer on: random numbers, and zeros where integers may be indices."""
-    batch = []
-    for spec in inputs:
-        is_random = spec.dtype.is_floating_point or spec.dtype.is_complex
-        batch.append((torch.randn if is_random else torch.zeros)(samples, *spec.shape, dtype=spec.dtype, device=device))
-    return batch
+    writes_buffers: bool
+    may_draw: bool
 
 
 def default_device() -> torch.device:
@@ -70,7 +59,7 @@ def default_device() -> torch.device:
 
 
 @torch.enable_grad()
-def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.device | None = None) -> Probed:
+def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.device | None = None) -> ProbeResult:
     """Run a layer once.
 
     Args:
@@ -85,8 +74,8 @@ def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.dev
     module = build("meta")
     _refuse_hidden_tensors(module, where)
     try:
-        outputs = drawing_nothing(lambda: _run(module, recorder, example(inputs, "meta"), where), where)
-        return Probed(outputs, "meta", recorder.has_written)
+        outputs = drawing_nothing(lambda: _run(module, recorder, inputs, "meta", where), where)
+        return ProbeResult(outputs, "meta", recorder.has_written, recorder.may_draw)
     except SpaceError as error:
         raise _placed(error, where) from None
     except Exception:
@@ -103,7 +92,7 @@ def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.dev
         return _probed_on(str(own), build, inputs, where)
 
 
-def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) -> Probed:
+def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) -> ProbeResult:
     """Run a layer once on a device that computes.
 
     Raises:
@@ -116,8 +105,8 @@ def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) ->
             module = build(device)
         _refuse_hidden_tensors(module, where)
         try:
-            outputs = drawing_nothing(lambda: _run(module, recorder, example(inputs, device), where), where)
-            return Probed(outputs, device, recorder.has_written)
+            outputs = drawing_nothing(lambda: _run(module, recorder, inputs, device, where), where)
+            return ProbeResult(outputs, device, recorder.has_written, may_draw=True)
         except SpaceError as error:
             raise _placed(error, where) from None
         except Exception as error:
@@ -132,34 +121,22 @@ def _placed(error: SpaceError, where: dict[str, str]) -> SpaceError:
     return error if error.position is not None else SpaceError(str(error), **where)
 
 
-def _run(module: nn.Module, recorder: _Recorder, batch: list[Tensor], where: dict[str, str]) -> Specs:
+def _run(module: nn.Module, recorder: _Recorder, inputs: Specs, device: str, where: dict[str, str]) -> Specs:
     """Training forward, backward, and evaluation; the outputs."""
-    recorder.know(module, batch)
-    leaves = [tensor.requires_grad_() if learns(tensor) else tensor for tensor in batch]
-    given = [leaf.clone() for leaf in leaves]  # what changes its input may do so only here
-    recorder.know_inputs(given)
+    trial = LayerTrial(module, inputs, device)
+    recorder.know(module)
     module.train()
     before = Snapshot(module)
-    with recorder, _Constants(recorder), collect_losses() as losses:
-        trained = as_tuple(module(*given))
-    _refuse_changes(before, module, where)
-    recorder.raise_refusal(where)
-    specs = _specs(trained, where)
-    ends = [tensor for tensor in (*trained, *losses) if tensor.requires_grad]
-    recorder.phase = "backward"
-    with recorder, _Constants(recorder):
-        if ends:
-            torch.autograd.backward(ends, [torch.ones_like(tensor) for tensor in ends])
-    _refuse_changes(before, module, where)
-    recorder.raise_refusal(where)
-    module.eval()
-    given = [tensor.detach().clone() for tensor in batch]
-    recorder.know_inputs(given)
-    recorder.phase = "evaluation"
-    with torch.no_grad(), recorder, _Constants(recorder):
-        evaluated = _specs(as_tuple(module(*given)), where)
-    _refuse_changes(before, module, where)
-    recorder.raise_refusal(where)
+
+    def checked(run: Callable[..., T]) -> T:
+        result = run(recorder, _Constants(recorder))
+        _refuse_changes(before, module, where)
+        recorder.raise_refusal(where)
+        return result
+
+    specs = _specs(checked(trial.forward), where)
+    checked(trial.backward)
+    evaluated = _specs(checked(trial.evaluate), where)
     if evaluated != specs:
         raise SpaceError(
             f"gives {_described(specs)} in training and {_described(evaluated)} in evaluation; the next layer must be "
@@ -246,21 +223,21 @@ def _buffer_names(module: nn.Module) -> set[str]:
 _INDEXES = ("index", "index_put", "index_put_", "_index_put_impl_")
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(OperationLog):
     """Sees every operation of a layer; keeps the first thing that would go wrong.
 
     Args:
         builds: it sees the factory too, so that what is made there is known.
 
     Attributes:
-        phase: "factory", "forward", "backward" or "evaluation".
         has_written: whether a forward in training changed a buffer.
+        may_draw: whether an operation in training may have drawn random numbers.
     """
 
     def __init__(self, *, builds: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.phase = "factory"
-        self.has_written = False
+        super().__init__()
+        self.has_written = self.may_draw = False
+        self._phase: Phase | None = None  # None: the factory runs
         self._builds = builds
         self._named: dict[int, tuple[str, str]] = {}
         self._made: set[int] = set()
@@ -270,39 +247,38 @@ class _Recorder(TorchDispatchMode):
         self._indexed: set[int] | None = None
         self._refusal = ""
 
-    def know(self, module: nn.Module, batch: Sequence[Tensor]) -> None:
-        """Begin with a module and its inputs."""
-        self.phase = "forward"
+    def know(self, module: nn.Module) -> None:
+        """Begin with a module."""
         self._built, self._made = self._made, set()
         before = _renew(module)
         self._alive.append(before)
         self._before = {storage_of(tensor): name for name, tensor in before}
         tables = (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
         self._named = {storage_of(tensor): (what, name) for what, table in tables for name, tensor in table}
-        self._made.update(map(storage_of, batch))
 
-    def know_inputs(self, given: Sequence[Tensor]) -> None:
-        """What the next forward takes."""
-        self._alive.append(given)
-        self._named |= {storage_of(tensor): ("input", str(index)) for index, tensor in enumerate(given)}
+    def begin(self, phase: Phase, tensors: Sequence[Tensor]) -> None:
+        """Know what the layer takes, or the gradients of what it gave."""
+        self._phase = phase
+        for index, tensor in enumerate(tensors):
+            self.know_made(tensor)
+            if phase != "backward":
+                self._named[storage_of(tensor)] = ("input", str(index))
 
     def raise_refusal(self, where: dict[str, str]) -> None:
         """Raise SpaceError if anything was seen."""
         if self._refusal:
             raise SpaceError(self._refusal, **where) from None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an operation, after a check of what it takes, changes and gives."""
-        kwargs = kwargs or {}
-        if self.phase != "factory" and not self._refusal:
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check what an operation takes, changes and draws from."""
+        if self._phase is not None and not self._refusal:
             self._inspect(func, args, kwargs)
-        result = func(*args, **kwargs)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self.know_made(tensor)
-        return result
+        self.may_draw |= self._phase in ("forward", "backward") and may_draw(func)
+
+    def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Know what it made."""
+        for tensor in tensors_in(result):
+            self.know_made(tensor)
 
     def know_made(self, tensor: Tensor) -> None:
         """A tensor that was made while this looked on."""
@@ -312,23 +288,23 @@ class _Recorder(TorchDispatchMode):
     @contextlib.contextmanager
     def indexing(self, args: tuple[Any, ...]) -> Iterator[None]:
         """While a tensor is indexed: what is not among these arguments is made of Python values."""
-        self._indexed = {storage_of(one) for one in tree_leaves(args) if isinstance(one, Tensor)}
+        self._indexed = set(map(storage_of, tensors_in(args)))
         try:
             yield
         finally:
             self._indexed = None
 
     def _inspect(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
+        name = name_of(func)
         generator = kwargs.get("generator")
         if generator is not None and generator is not torch.default_generator:
             self._refusal = (
                 f"its {self._place} draws from a torch.Generator of its own ({name}), which gives other numbers where "
                 "the backward runs it again; leave the generator out"
             )
-        for tensor in tree_leaves((args, kwargs)):
-            number = storage_of(tensor) if isinstance(tensor, Tensor) else 0
-            if not number or number in self._named or number in self._made or name.startswith("lift_fresh"):
+        for tensor in tensors_in((args, kwargs)):
+            number = storage_of(tensor)
+            if number in self._named or number in self._made or name.startswith("lift_fresh"):
                 continue
             if self._indexed is not None and number not in self._indexed and name in _INDEXES:
                 self.know_made(tensor)  # of a list of numbers, which is no operation either
@@ -343,7 +319,7 @@ class _Recorder(TorchDispatchMode):
                     f"its {self._place} uses a tensor {list(tensor.shape)} that its factory made ({name}) and that is "
                     "neither parameter nor buffer, such as one in a list or a function; use register_buffer"
                 )
-        for tensor in written_by(func, name, args, kwargs):
+        for tensor in written_by(func, args, kwargs):
             self._inspect_write(*self._named.get(storage_of(tensor), ("", "")), name)
 
     def _inspect_write(self, what: str, name: str, operation: str) -> None:
@@ -352,15 +328,15 @@ class _Recorder(TorchDispatchMode):
                 f"its {self._place} changes the parameter '{name}' ({operation}), which would be lost; "
                 "keep running values in a buffer, and scale what the forward uses instead of the weight (max_norm)"
             )
-        elif what == "buffer" and self.phase == "forward":
+        elif what == "buffer" and self._phase == "forward":
             self.has_written = True
-        elif what == "buffer" and self.phase == "backward":
+        elif what == "buffer" and self._phase == "backward":
             self._refusal = (
                 f"its backward changes the buffer '{name}' ({operation}), by a hook or because torch.utils.checkpoint "
                 "runs its forward again; change buffers in the forward, and leave checkpoint out: the relay recomputes "
                 "anyway"
             )
-        elif what == "buffer" and self.phase == "evaluation":
+        elif what == "buffer" and self._phase == "evaluation":
             self._refusal = (
                 f"its forward changes the buffer '{name}' in evaluation ({operation}), which is lost; change it "
                 "only `if self.training`"
@@ -371,7 +347,7 @@ class _Recorder(TorchDispatchMode):
 
     @property
     def _place(self) -> str:
-        return "backward" if self.phase == "backward" else "forward"
+        return "backward" if self._phase == "backward" else "forward"
 
 
 class _Constants(TorchFunctionMode):
@@ -394,19 +370,3 @@ class _Constants(TorchFunctionMode):
         if func in _FROM_VALUES and (func is Tensor.new_tensor or not isinstance(args[0], Tensor)):
             self._recorder.know_made(result)
         return result
-
-
-@functools.cache
-def _write_places(func: Any) -> tuple[tuple[int, str], ...]:
-    schema = getattr(func, "_schema", None)
-    arguments = schema.arguments if schema is not None else ()
-    return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
-
-
-def written_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The arguments that an operation of this name changes."""
-    places = list(_write_places(func))
-    if name in _SILENT_WRITES and args[5]:  # in training
-        places += [(index, "") for index in _SILENT_WRITES[name]]
-    values = [args[index] if index < len(args) else kwargs.get(key) for index, key in places]
-    return [tensor for tensor in tree_leaves(values) if isinstance(tensor, Tensor)]

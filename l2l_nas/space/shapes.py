@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,8 +17,9 @@ from l2l_nas.errors import ShapeError, SpaceError, one_line
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Position, Specs
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
-from l2l_nas.space.probe import example, probe
+from l2l_nas.space.probe import ProbeResult, probe
 from l2l_nas.space.randomness import preserved_generators
+from l2l_nas.space.trial import LayerTrial
 from l2l_nas.space.values import by_value
 
 
@@ -39,9 +41,9 @@ class Shapes:
 
 
 _SHAPES: PerPool[Shapes] = PerPool()
-_DEVICES: PerPool[dict[object, str]] = PerPool()
+# by kind of layer, what was found wherever one of it stands
+_PROBED: PerPool[dict[object, list[ProbeResult]]] = PerPool()
 _ALONE: PerPool[dict[object, str]] = PerPool()
-_WRITERS: PerPool[set[object]] = PerPool()
 
 
 def check_shapes(pool: LayerPool, *, device: torch.device | None = None) -> Shapes:
@@ -57,7 +59,7 @@ def check_shapes(pool: LayerPool, *, device: torch.device | None = None) -> Shap
         SpaceError: a factory or a forward raised, a layer would train wrongly, or tied parameters differ in shape.
     """
     if pool not in _SHAPES or not _is_known_on(pool, device):
-        _DEVICES[pool] = {}
+        _PROBED[pool] = {}
         shapes = _check_shapes(pool, device)
         _refuse_shared_parts(pool)
         _SHAPES[pool] = shapes
@@ -66,8 +68,8 @@ def check_shapes(pool: LayerPool, *, device: torch.device | None = None) -> Shap
 
 def _is_known_on(pool: LayerPool, device: torch.device | None) -> bool:
     """Whether each layer that runs on one device alone was found to run on this one."""
-    own = {torch.device(found).type for found in _DEVICES[pool].values()} - {"cpu"}
-    return device is None or own <= {device.type}
+    devices = {torch.device(result.device).type for results in _PROBED[pool].values() for result in results}
+    return device is None or devices <= {"meta", "cpu", device.type}
 
 
 def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
@@ -140,14 +142,36 @@ def describe(specs: Specs) -> str:
     return ", ".join(map(str, specs))
 
 
+def _probed(pool: LayerPool, layer: Layer) -> list[ProbeResult]:
+    return _PROBED.get(pool, {}).get(layer.candidate.kind, [])
+
+
 def runs_on(pool: LayerPool, layer: Layer) -> str:
     """Where a layer can be tried out: meta, or where `check_shapes` saw it run, first on the host, then on a device."""
-    return _DEVICES.get(pool, {}).get(layer.candidate.kind, "meta")
+    return next((result.device for result in _probed(pool, layer) if result.device != "meta"), "meta")
 
 
 def writes_buffers(pool: LayerPool, layer: Layer) -> bool:
     """Whether `check_shapes` saw a layer's forward in training change a buffer."""
-    return layer.candidate.kind in _WRITERS.get(pool, set())
+    return any(result.writes_buffers for result in _probed(pool, layer))
+
+
+def may_draw(pool: LayerPool, layer: Layer) -> bool:
+    """Whether a layer may draw random numbers from torch's generators in training; see `ProbeResult`.
+
+    False is certain, so that its random numbers need no seed. True is said of what draws, of what meta could not run,
+    of operators that are not torch's own, and of pools that were not checked yet.
+    """
+    results = _probed(pool, layer)
+    return not results or any(result.may_draw for result in results)
+
+
+def trial_of(pool: LayerPool, layer: Layer, inputs: Specs, **options: Any) -> LayerTrial:
+    """A trial of a new module of a layer, where it runs; the options are those of `LayerTrial`."""
+    device = runs_on(pool, layer)
+    with preserved_generators(device):
+        module = pool.build_module(layer, device=device)
+    return LayerTrial(module, inputs, device, **options)
 
 
 def refuse_lone_sample(pool: LayerPool, architecture: Architecture | None, *, advice: str) -> None:
@@ -178,15 +202,14 @@ def refuse_lone_sample(pool: LayerPool, architecture: Architecture | None, *, ad
             )
 
 
+@torch.no_grad()
 def _raised_alone(pool: LayerPool, layer: Layer, inputs: Specs) -> str:
     """What a layer raises in training on one sample; nothing where it trains."""
-    device = runs_on(pool, layer)
-    with preserved_generators(device), torch.no_grad():
-        module = pool.build_module(layer, device=device).train()
-        try:
-            module(*example(inputs, device, samples=1))
-        except Exception as error:  # any that it raises, it would raise in training
-            return one_line(str(error) or type(error).__name__)
+    trial = trial_of(pool, layer, inputs, samples=1)
+    try:
+        trial.forward()
+    except Exception as error:  # any that it raises, it would raise in training
+        return one_line(str(error) or type(error).__name__)
     return ""
 
 
@@ -201,15 +224,12 @@ def _outputs(
         module = pool.build_module(layer, device=device)
         return module
 
-    found = probe(build, inputs, where, device=relay_device)
+    result = probe(build, inputs, where, device=relay_device)
     assert module is not None
-    if found.device != "meta":
-        _DEVICES[pool][layer.candidate.kind] = found.device
-    if found.writes_buffers:
-        _WRITERS.setdefault(pool, set()).add(layer.candidate.kind)
+    _PROBED[pool].setdefault(layer.candidate.kind, []).append(result)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, group in layer.candidate.tied.items():
         shape = list(parameters[name].shape)
         if shape != ties.setdefault(group, shape):
             raise SpaceError(f"ties '{name}' {shape} to '{group}', which is {ties[group]} in an earlier layer", **where)
-    return found.outputs
+    return result.outputs

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from l2l_nas.bench.memory import peak_bytes
-from l2l_nas.cost.live_bytes import LiveBytes, distinct_bytes
+from l2l_nas.space.live_bytes import LiveBytes, distinct_bytes
 
 CPU = torch.device("cpu")
 

@@ -7,9 +7,10 @@ from dataclasses import fields
 
 import pytest
 
-from l2l_nas.cost.hardware import Hardware, Work
+from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.profiles import PROFILES, find_hardware
 from l2l_nas.errors import SettingError
+from l2l_nas.relay.measure import Work
 
 
 @pytest.mark.parametrize("name", PROFILES)

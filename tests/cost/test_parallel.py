@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from l2l_nas.cost.hardware import Work
 from l2l_nas.cost.parallel import (
     ALONE,
     EqualVisits,
@@ -21,6 +20,7 @@ from l2l_nas.cost.parallel import (
 )
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.step_time import StepTime
+from l2l_nas.relay.measure import Work
 from tests.relay.steps import PATH, relay_of
 from tests.toys import dense_pool, unet_pool
 

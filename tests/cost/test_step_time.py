@@ -14,11 +14,11 @@ from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.step_time import StepTime, pool_bytes, state_bytes
 from l2l_nas.cost.traffic import layer_bytes
-from l2l_nas.cost.work import layer_work
 from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.measure import layer_needs
 from l2l_nas.relay.relay import PRECISIONS
-from l2l_nas.space.probe import BATCH
 from l2l_nas.space.shapes import check_shapes
+from l2l_nas.space.trial import BATCH
 from tests.relay.pinning import PinningCpu
 from tests.relay.steps import PATH, relay_of, train
 from tests.toys import decoder_pool, dense_pool, language_pool, unet_pool
@@ -32,7 +32,8 @@ def test_a_forwards_products_are_those_of_the_flop_counter_and_a_backward_has_tw
     counted = Flops(pool, shapes)
     for layer in pool.layers:
         inputs = shapes.takes[layer.position]
-        forward, backward = layer_work(pool, layer, inputs, BATCH, dtype=torch.float32, needs_gradient=True)
+        needs = layer_needs(pool, layer, inputs, BATCH, dtype=torch.float32)
+        forward, backward = needs.forward, needs.backward
         assert forward.flops == counted.of_layer(layer) * BATCH
         if forward.flops and any(p.requires_grad for p in pool.build_module(layer).parameters()):
             assert backward.flops == 2 * forward.flops

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from l2l_nas.cost.live_bytes import LiveBytes
 from l2l_nas.eps.inbox import GradientBlock, gradient_bytes
+from l2l_nas.space.live_bytes import LiveBytes
 
 
 def peak_bytes(relay, step) -> int:

@@ -12,12 +12,12 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.cost.device import DeviceBytes
-from l2l_nas.cost.live_bytes import LiveBytes
 from l2l_nas.errors import SettingError
 from l2l_nas.layers.conv import ConvBlock
 from l2l_nas.layers.transformer import EncoderBlock
-from l2l_nas.relay.residency import saved_bytes
+from l2l_nas.relay.measure import layer_needs
 from l2l_nas.relay.trace import Trace
+from l2l_nas.space.live_bytes import LiveBytes
 from tests.relay.counting import peak_bytes
 from tests.relay.steps import PATH, chain_pool, relay_of, train
 from tests.toys import SquaredError, dense_pool
@@ -233,7 +233,8 @@ def test_what_a_layer_keeps_is_about_what_was_reckoned(factory, shape, low, high
     with live:
         output = module(leaf)
     assert output.requires_grad
-    assert low <= live.now / saved_bytes(pool, pool.layers[0], pool.inputs, 8) <= high
+    needs = layer_needs(pool, pool.layers[0], pool.inputs, 8, dtype=torch.float32)
+    assert low <= live.now / needs.kept <= high
 
 
 class Turning(nn.Module):
@@ -276,8 +277,8 @@ def test_buffers_of_other_types_are_reckoned_with(precision):
 
 def test_layers_that_need_more_than_the_tail_are_reckoned_with():
     pool = chain_pool(partial(nn.Linear, 6, 6), Wide, partial(nn.Linear, 6, 2))
-    wide = saved_bytes(pool, pool.layers[1], pool.inputs, 2)
-    assert least(pool, (2, 2)) > wide
+    wide = layer_needs(pool, pool.layers[1], pool.inputs, 2, dtype=torch.float32)
+    assert least(pool, (2, 2)) > wide.kept
 
 
 class Wide(nn.Module):

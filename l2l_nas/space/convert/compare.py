@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_nas.errors import SpaceError, is_out_of_memory, user_code, what_raised
 from l2l_nas.space.convert.copies import copied
@@ -23,6 +22,7 @@ from l2l_nas.space.convert.example import Arguments
 from l2l_nas.space.convert.forms import BATCHES
 from l2l_nas.space.convert.recording import Recording
 from l2l_nas.space.losses import collect_losses
+from l2l_nas.space.operations import OperationLog
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.tolerance import is_near, is_same, noise_of
 
@@ -150,15 +150,12 @@ def same_draws() -> Iterator[None]:
         yield
 
 
-class _SameDraws(TorchDispatchMode):
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+class _SameDraws(OperationLog):
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             torch.default_generator.manual_seed(0)
             if torch.cuda.is_initialized():
                 torch.cuda.manual_seed_all(0)
-        return func(*args, **(kwargs or {}))
 
 
 def _cause(recording: Recording) -> str:

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.probe import written_by
+from l2l_nas.space.operations import OperationLog, tensors_in, written_by
 
 Mark = tuple[object, ...]
 Modes = tuple[tuple[str, type[nn.Module], bool], ...]
@@ -320,7 +319,7 @@ class Recording:
         if func.overloadpacket in _TO_PYTHON:
             where = self._stack[-1].path if self._stack else "the model's forward"
             self._decisions += [(item, len(self.events), where) for item in args if isinstance(item, Tensor)]
-        changed = _storages(written_by(func, func.overloadpacket.__name__, args, kwargs))
+        changed = _storages(written_by(func, args, kwargs))
         self.events.append(
             Event(
                 _storages((args, kwargs)),
@@ -447,21 +446,17 @@ class Recording:
             )
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(OperationLog):
     def __init__(self, recording: Recording) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._recording = recording
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self._recording.note(func, args, kwargs or {}, result)
-        return result
+    def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self._recording.note(func, args, kwargs, result)
 
 
 def _storages(tree: object) -> frozenset[int]:
-    return frozenset(storage_of(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    return frozenset(map(storage_of, tensors_in(tree)))
 
 
 def _autocast_types() -> list[str]:
