@@ -89,10 +89,10 @@ def test_weights_on_the_wire_count_once_and_as_far_as_they_are_stored(precision)
 
     every, stored = predicted()
     none, nothing = predicted(pinned=None)
-    some, part = predicted(pinned=500)
+    some, part = predicted(pinned=stored - 1)
     assert (stored > 0, nothing) == (True, 0)
     assert every.pinned_bytes - none.pinned_bytes == stored
-    assert 0 < some.pinned_bytes - none.pinned_bytes == part <= 500
+    assert 0 < some.pinned_bytes - none.pinned_bytes == part < stored
     # in fp32 the masters themselves are pinned
     assert every.host_bytes - none.host_bytes == (stored if precision == "bf16" else 0)
     assert predicted(resident="all")[0].pinned_bytes <= none.pinned_bytes
