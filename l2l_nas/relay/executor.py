@@ -240,7 +240,9 @@ class PlanExecutor:
         )
         if template.buffers.numel():
             with states.storage.reading(layer.key, Part.BUFFERS) as state:
-                template.load_buffers(state.buffers)
+                # from pinned memory, so that this lane does not wait for the copy
+                is_pinned = self._device.host_allocator is not None
+                template.load_buffers(self._staged(state.buffers) if is_pinned else state.buffers)
                 template.buffers_version = state.version if states.storage.is_shared else None
 
     def _save(self, step: Step, job: StepJob) -> None:
@@ -256,13 +258,17 @@ class PlanExecutor:
         if not self._watch(layer).has_changed(template, stored, self._where(layer)):
             return
         with states.storage.reading(layer.key, Part.BUFFERS) as before:
-            found = before.buffers.clone()
+            found = self._staged(before.buffers)
         entry_buffers = job.run.entry_buffers
         entry_buffers[step.layer] = found
         for place, earlier in enumerate(job.run.layers[: step.layer]):
             if earlier.key == layer.key:  # it changed nothing there, so that nothing was noted
                 entry_buffers.setdefault(place, found)
         states.store_buffers(layer.key, template.buffers, template.buffer_layout)
+
+    def _staged(self, buffers: Tensor) -> Tensor:
+        """A copy of buffers on the host, where the device copies from without a detour."""
+        return self._device.allocate_host(buffers.numel())[: buffers.numel()].copy_(buffers)
 
     def _watch(self, layer: Layer) -> BufferWatch:
         if layer.key not in self._watches:

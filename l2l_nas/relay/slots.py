@@ -274,7 +274,7 @@ class Template:
         """Take over a state's buffers, in the dtypes in which they cross."""
         self._loaded_versions = self._buffer_versions()  # the copies below are to other tensors, of the same memory
         if self.buffer_layout.buffers == self._master_layout.buffers:
-            self.buffers.copy_(buffers, non_blocking=True)  # from pageable memory: read when this returns
+            self.buffers.copy_(buffers, non_blocking=True)
             return
         for own, entry in zip(self.buffer_layout.buffers, self._master_layout.buffers, strict=True):
             own.view(self.buffers).copy_(entry.view(buffers), non_blocking=True)

@@ -277,7 +277,7 @@ class Visits:
         """Run the layer again on each micro-batch, now for its graph, and go back through it."""
         template.module.train()
         if place in run.entry_buffers:
-            template.load_buffers(run.entry_buffers[place])
+            self._load_buffers(template, run.entry_buffers[place])
         template.zero_gradients()
         run.at = place
         # another process may have updated the weights since; then other outputs are right
@@ -294,6 +294,18 @@ class Visits:
             self._go_back(run, GraphSegment(leaves, {}, outputs, run.weigh(losses, index)), index)
             del leaves, outputs, losses  # before the next micro-batch makes its own
         template.measure()
+
+    def _load_buffers(self, template: Template, buffers: Tensor) -> None:
+        """Load buffers behind all that was issued until now, before what is issued next.
+
+        On the stream of the lane that copies: what fences pinned memory knows no other.
+        """
+        before = self.device.mark()
+        with self.device.stream("up"):
+            self.device.follow(before)
+            template.load_buffers(buffers)
+            loaded = self.device.mark()
+        self.device.follow(loaded)
 
     @staticmethod
     def _go_back(run: Run, segment: GraphSegment, index: int) -> None:

@@ -163,3 +163,17 @@ def test_a_step_synchronises_no_stream(library):
     train(relay, path, step=2)
     relay.drain()
     assert not [kind for kind in library.stalls() if "synchronised" in kind]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_no_lane_waits_for_copies_to_the_device(precision, library):
+    """Buffers too come from pinned memory, with each load and again before a backward whose forward changed them."""
+    relay = relay_of(dense_pool(), precision=precision)
+    path = ("normed", "dense", "running", "normed", "mlp")
+    for step in range(5):  # in the first ones buffers and recomputed values are compared
+        train(relay, path, step=step)
+    relay.drain()
+    library.stalls()
+    train(relay, path, step=5)
+    relay.drain()
+    assert {kind.rpartition(" in ")[2].split(":")[0] for kind in library.stalls()} <= {"down", "host"}
