@@ -217,10 +217,7 @@ def _named_in(module: nn.Module, attribute: str) -> frozenset[str]:
 
 def tied_name(pool: LayerPool, key: str) -> str | None:
     """For the state of a tied parameter, the parameter's name in the layer that defines it; None for other states."""
-    if not key.startswith("tied/"):
-        return None
-    group = key.removeprefix("tied/")
-    return next(name for name, other in pool.owner(key).candidate.tied.items() if other == group)
+    return next(iter(pool.owner(key).tied_names(key)), None)
 
 
 _LAYOUTS: PerPool[dict[str, Layout]] = PerPool()

@@ -24,8 +24,9 @@ from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import SettingError, SpaceError, did_you_mean, of_user
+from l2l_nas.space.build import put_parameter
 from l2l_nas.space.elastic import cell_states
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import Layer, LayerPool, tied_key
 
 
 class StateUser(Protocol):
@@ -188,11 +189,10 @@ class ParamServer:
                 buffers[name].copy_(value)
         for name, group in layer.candidate.tied.items():
             if group not in tied:
-                key = f"tied/{group}"
+                key = tied_key(group)
                 value = self.state(key).parameters()["weight"]
                 tied[group] = nn.Parameter(value.clone(), requires_grad=self.layout(key).parameters[0].trainable)
-            path, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(path), leaf, tied[group])
+            put_parameter(module, name, tied[group])
         return module
 
     @property

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from l2l_nas.arguments import check_function, check_kind, check_list, check_seed, check_whole
-from l2l_nas.eps.layout import tied_name
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.plain import add_to, in_torch, moments_in
 from l2l_nas.eps.server import ParamServer
@@ -45,7 +44,7 @@ from l2l_nas.relay.visits import apart, back_from, full, refuse_own_parameters, 
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
-from l2l_nas.space.pool import Layer
+from l2l_nas.space.pool import Layer, tied_group
 from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
 from l2l_nas.space.values import as_tuple
 
@@ -308,8 +307,7 @@ class Resident:
                 view.copy_(values[name])
 
     def _parameters(self, key: str) -> dict[str, nn.Parameter]:
-        if tied_name(self.pool, key) is not None:
-            group = key.removeprefix("tied/")
+        if (group := tied_group(key)) is not None:
             return {"weight": self._tied[group]} if group in self._tied else {}
         if key not in self.modules:
             return {}

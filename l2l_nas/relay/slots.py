@@ -15,7 +15,7 @@ from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
 from l2l_nas.eps.scale import norms_of
 from l2l_nas.relay.access import OpenState
 from l2l_nas.relay.device import Device
-from l2l_nas.space.build import named_tensors
+from l2l_nas.space.build import named_tensors, owner_of, put_parameter
 from l2l_nas.space.pool import Layer, LayerPool
 
 
@@ -124,7 +124,6 @@ class Template:
         self.compared = 0
         self._parameters: list[list[nn.Parameter]] = []
         self._places: list[tuple[nn.Module, str, nn.Parameter]] = []  # where the module has them
-        modules = dict(self.module.named_modules(remove_duplicate=False))
         self._layouts = layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
         self.weights = tuple(_cut(slot.weights, [wire.parameter_bytes for wire in wires]))
@@ -132,7 +131,7 @@ class Template:
         self.gradients = list(self._in_slot)
         owners: dict[int, tuple[int, int]] = {}
         for number, (key, wire) in enumerate(zip(layer.states, wires, strict=True)):
-            self._parameters.append(self._bind_state(modules, layer, key, wire, self.weights[number]))
+            self._parameters.append(self._bind_state(layer, key, wire, self.weights[number]))
             owners |= {id(parameter): (number, index) for index, parameter in enumerate(self._parameters[number])}
             self._bind_gradients(number)
         self._slot_weights = [[parameter.data for parameter in parameters] for parameters in self._parameters]
@@ -147,35 +146,28 @@ class Template:
             memory = entry.view(self.buffers)
             buffer = memory.data
             for name in (entry.name, *(alias for alias, other in wires[0].aliases if other == entry.name)):
-                owner, leaf = _locate(modules, name)
+                owner, leaf = owner_of(self.module, name)
                 owner._buffers[leaf] = buffer
                 self._bound_buffers.append(_BoundBuffer(name, owner, leaf, buffer, memory))
         self._loaded_versions = self._buffer_versions()
-        for part in modules.values():
+        for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
                 # on CUDA it would move its weights to memory of its own, where no update reaches them
                 part.flatten_parameters = lambda: None  # type: ignore[method-assign]
         leftover = [name for name, tensor in named_tensors(self.module) if tensor.is_meta]
         assert not leftover, leftover
 
-    def _bind_state(
-        self, modules: dict[str, nn.Module], layer: Layer, key: str, layout: Layout, weights: Tensor
-    ) -> list[nn.Parameter]:
+    def _bind_state(self, layer: Layer, key: str, layout: Layout, weights: Tensor) -> list[nn.Parameter]:
         parameters = []
         for entry in layout.parameters:
             parameter = nn.Parameter(entry.view(weights), requires_grad=entry.trainable)
             if entry.trainable and parameter.dtype != torch.float32:
                 parameter.grad_dtype = torch.float32  # autograd adds up micro-batches in float32
             parameters.append(parameter)
-            if key != layer.key:
-                group = key.removeprefix("tied/")
-                names = [name for name, other in layer.candidate.tied.items() if other == group]
-            else:
-                names = [entry.name, *(alias for alias, name in layout.aliases if name == entry.name)]
-            for name in names:
-                owner, leaf = _locate(modules, name)
-                setattr(owner, leaf, parameter)  # setattr, as modules like nn.LSTM keep lists that follow it
-                self._places.append((owner, leaf, parameter))
+            aliases = [alias for alias, name in layout.aliases if name == entry.name]
+            for name in layer.tied_names(key) or [entry.name, *aliases]:
+                put_parameter(self.module, name, parameter)
+                self._places.append((*owner_of(self.module, name), parameter))
         return parameters
 
     def bind(
@@ -339,11 +331,6 @@ def _cut(block: Tensor, sizes: Iterable[int]) -> Iterator[Tensor]:
     for size in sizes:
         yield block[start : start + size]
         start += size
-
-
-def _locate(modules: dict[str, nn.Module], name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return modules[path], leaf
 
 
 class SlotBank:

@@ -16,7 +16,7 @@ from l2l_nas.eps.layout import layout_of
 from l2l_nas.report.colours import HUES
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, Specs, skip
-from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.pool import LayerPool, tied_key
 from l2l_nas.space.shapes import Shapes
 from l2l_nas.space.values import Wiring
 
@@ -108,7 +108,7 @@ class SpaceCard:
     def states(self, position: str, candidate: str) -> tuple[str, ...]:
         """Keys of the states of a layer: its own, then the tied ones."""
         key = f"{'shared' if self.shared else position}/{candidate}"
-        return (key, *(f"tied/{group}" for group in self.ties.get(key, ())))
+        return (key, *map(tied_key, self.ties.get(key, ())))
 
     def weights(self, architecture: Architecture) -> tuple[Weights, ...]:
         """What each position adds; a layer or tied parameter that came before is named, not counted."""

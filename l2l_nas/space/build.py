@@ -41,6 +41,18 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
 
 
+def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The part of a module that has a tensor of this name, and what the tensor is called there."""
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def put_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Put a parameter in the place of the one of this name."""
+    owner, leaf = owner_of(module, name)
+    setattr(owner, leaf, parameter)  # setattr, as modules like nn.LSTM keep lists that follow it
+
+
 class Builder:
     """Builds the layers of a pool; see [Note: modules that exist].
 

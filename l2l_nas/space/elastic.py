@@ -21,8 +21,9 @@ from torch.nn.utils import parametrize
 
 from l2l_nas.arguments import check_function, check_kind, check_table
 from l2l_nas.errors import SpaceError, user_code
+from l2l_nas.space.build import owner_of
 from l2l_nas.space.candidate import Candidate, Factory
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import Layer, LayerPool, tied_key
 
 # a dimension of a weight, as intervals from start to stop
 Interval = tuple[int, int]
@@ -174,8 +175,7 @@ def _built(factory: Factory, grids: tuple[tuple[str, Grid], ...]) -> nn.Module:
     for parameter, grid in grids:
         sizes = tuple(tuple(size for _, size in dim) for dim in grid)
         if any(len(dim) > 1 for dim in sizes):
-            path, _, leaf = parameter.rpartition(".")
-            parametrize.register_parametrization(module.get_submodule(path), leaf, Assembled(sizes), unsafe=True)
+            parametrize.register_parametrization(*owner_of(module, parameter), Assembled(sizes), unsafe=True)
     return module
 
 
@@ -220,7 +220,7 @@ def cut_out(module: nn.Module) -> nn.Module:
 def cell_states(pool: LayerPool) -> dict[str, Layer]:
     """By key of a state that is a part of a larger weight, a layer that uses it."""
     return {
-        f"tied/{group}": layer
+        tied_key(group): layer
         for layer in pool.layers
         for name, group in layer.candidate.tied.items()
         if "parametrizations." in name

@@ -15,7 +15,7 @@ from torch import nn
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.candidate import Candidate
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import Layer, LayerPool, tied_key
 
 
 def retired(pool: LayerPool, patterns: Sequence[str]) -> LayerPool:
@@ -68,7 +68,7 @@ def with_frozen(pool: LayerPool, names: Mapping[str, frozenset[str]]) -> LayerPo
 
     def fixed(layer: Layer) -> Candidate:
         candidate = layer.candidate
-        tied = frozenset(name for name, group in candidate.tied.items() if f"tied/{group}" in names)
+        tied = frozenset(name for name, group in candidate.tied.items() if tied_key(group) in names)
         own = names.get(layer.key, frozenset()) | tied
         if not own or candidate.is_skip:
             return candidate

@@ -22,6 +22,19 @@ _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 T = TypeVar("T")
 
 
+_TIED = "tied/"
+
+
+def tied_key(group: str) -> str:
+    """The key of the state of a tied parameter."""
+    return _TIED + group
+
+
+def tied_group(key: str) -> str | None:
+    """What is tied, of a state of a tied parameter; None for a layer's own state."""
+    return key.removeprefix(_TIED) if key.startswith(_TIED) else None
+
+
 @dataclass(frozen=True)
 class Layer:
     """One candidate at one position: what a visit runs.
@@ -38,7 +51,11 @@ class Layer:
     @property
     def states(self) -> tuple[str, ...]:
         """Keys of every state its parameters live in: its own, then the tied ones."""
-        return (self.key, *dict.fromkeys(f"tied/{group}" for group in self.candidate.tied.values()))
+        return (self.key, *dict.fromkeys(map(tied_key, self.candidate.tied.values())))
+
+    def tied_names(self, key: str) -> list[str]:
+        """The names that the parameter of a tied state has in this layer; none for its own state."""
+        return [name for name, group in self.candidate.tied.items() if tied_key(group) == key]
 
 
 class LayerPool:

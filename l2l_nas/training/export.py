@@ -37,6 +37,7 @@ from l2l_nas.files import (
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.build import put_parameter
 from l2l_nas.space.elastic import cut_out
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.values import Flow, as_tuple
@@ -129,8 +130,7 @@ def plain_module(pool: LayerPool, architecture: Architecture | Sequence[str]) ->
                     if layer.candidate.tied.get(name) not in tied:
                         parameter.copy_(read(name, parameter.shape))
         for name, group in layer.candidate.tied.items():
-            path, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(path), leaf, tied.setdefault(group, parameters[name]))
+            put_parameter(module, name, tied.setdefault(group, parameters[name]))
         return module
 
     return _network(pool, architecture, build)
