@@ -23,7 +23,7 @@ from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Regressi
 from l2l_nas.bench.timing import machine
 from l2l_nas.cost.traffic import StreamedBytes
 from l2l_nas.files import write_json
-from l2l_nas.layers import EncoderBlock
+from search_spaces.encoder_decoder import EncoderBlock
 
 LENGTH, HIDDEN, SIZES = 128, 64, (8, 8, 8, 8)
 

@@ -13,7 +13,7 @@ from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError
-from l2l_nas.layers.transformer import EncoderBlock, TokenEmbedding
+from l2l_nas.layers import Embedding, FeedForward, Heads, SelfAttention
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
@@ -33,11 +33,11 @@ class TokenLoss:
         return targets.numel()
 
 
-class BenchBlock(EncoderBlock):
+class BenchBlock(nn.Sequential):
     """An encoder block; `kind` makes candidates that differ without costing more."""
 
     def __init__(self, kind: int, hidden: int, *, heads: int, feedforward: int) -> None:
-        super().__init__(hidden, heads=heads, feedforward=feedforward)
+        super().__init__(SelfAttention(hidden, Heads(heads, is_causal=False)), FeedForward(hidden, feedforward))
         self.kind = kind
 
 
@@ -96,7 +96,7 @@ class StackSizes:
             Candidate(f"block{kind}", partial(BenchBlock, kind, self.hidden, **sizes))
             for kind in range(self.candidates)
         ]
-        embedding = partial(TokenEmbedding, self.vocabulary, self.hidden, sequence=self.sequence)
+        embedding = partial(Embedding, self.vocabulary, self.hidden, places=self.sequence)
         return LayerPool(
             [
                 Position("embedding", Candidate("tokens", embedding)),

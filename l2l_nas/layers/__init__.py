@@ -20,7 +20,6 @@ from l2l_nas.layers.parallel import ParallelBlock
 from l2l_nas.layers.rotary import Rotary
 from l2l_nas.layers.state_space import StateHeads, StateSpace
 from l2l_nas.layers.style import Style
-from l2l_nas.layers.transformer import DecoderBlock, EncoderBlock, TokenEmbedding
 
 __all__ = [
     "AttentionBlock",
@@ -29,9 +28,7 @@ __all__ = [
     "ClassHead",
     "CoarseBlock",
     "ConvBlock",
-    "DecoderBlock",
     "Embedding",
-    "EncoderBlock",
     "FeedForward",
     "Heads",
     "InvertedResidual",
@@ -49,7 +46,18 @@ __all__ = [
     "StateSpace",
     "Style",
     "Sum",
-    "TokenEmbedding",
     "UpBlock",
     "Zero",
 ]
+
+_GONE = {
+    "EncoderBlock": "write nn.Sequential(SelfAttention(width, Heads(4, is_causal=False)), FeedForward(width, 1024))",
+    "DecoderBlock": "search_spaces/encoder_decoder.py has one",
+    "TokenEmbedding": "write Embedding(vocabulary, width, places=length)",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _GONE:
+        raise ImportError(f"l2l_nas.layers has no {name} any more: {_GONE[name]}")
+    raise AttributeError(f"module 'l2l_nas.layers' has no attribute '{name}'")

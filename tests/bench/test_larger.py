@@ -36,7 +36,7 @@ def test_it_tells_bytes_times_and_what_binds_and_leaves_nothing_behind(tmp_path)
     assert all(row["over"]["ram"]["pairs"] == 2 for side, row in rows.items() if side != "ram")
     assert result["states_written_bytes"] >= result["states_bytes"] == 12 * result["parameters"]
     volume = 12 * result["parameters_of_an_architecture"]
-    assert volume <= result["bytes_a_step"]["written"] < 1.2 * volume
+    assert volume <= result["bytes_a_step"]["written"] < 1.25 * volume  # with a count of steps for each tensor
     # at most weights for either visit and all for the update; at this size some are in a frame
     assert 0 < result["bytes_a_step"]["read"] < 2 * volume
     assert result["binds"] in result["seconds_a_step_of"]

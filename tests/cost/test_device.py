@@ -11,10 +11,10 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.cost.device import DeviceBytes
-from l2l_nas.layers.transformer import EncoderBlock
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.space.live_bytes import LiveBytes
 from search_spaces.digits_conv import build as digits_conv
+from search_spaces.encoder_decoder import EncoderBlock
 from tests.relay.counting import peak_bytes
 from tests.relay.steps import copying
 from tests.toys import SquaredError, random_data, unet_pool

@@ -9,11 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, TensorSpec
 from l2l_nas.cost.flops import Flops
-from l2l_nas.layers.transformer import EncoderBlock
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import build_network
 from search_spaces.digits_conv import build as digits_conv
 from search_spaces.digits_shared import build as digits_shared
+from search_spaces.encoder_decoder import EncoderBlock
 from tests.toys import language_pool
 
 

@@ -14,10 +14,10 @@ from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, T
 from l2l_nas.cost.device import DeviceBytes
 from l2l_nas.errors import SettingError
 from l2l_nas.layers.conv import ConvBlock
-from l2l_nas.layers.transformer import EncoderBlock
 from l2l_nas.relay.measure import layer_needs
 from l2l_nas.relay.trace import Trace
 from l2l_nas.space.live_bytes import LiveBytes
+from search_spaces.encoder_decoder import EncoderBlock
 from tests.relay.counting import peak_bytes
 from tests.relay.steps import PATH, chain_pool, relay_of, train
 from tests.toys import SquaredError, dense_pool

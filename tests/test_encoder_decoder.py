@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas.layers import EncoderBlock, TokenEmbedding
+from l2l_nas import layers
+from search_spaces.encoder_decoder import EncoderBlock
 
 
 def copied(block: EncoderBlock, hidden: int, heads: int, feedforward: int) -> nn.TransformerEncoderLayer:
@@ -59,9 +60,7 @@ def test_a_causal_token_sees_only_earlier_ones():
         assert not torch.equal(block(x)[0, 3:], block(other)[0, 3:])
 
 
-def test_an_embedding_adds_the_token_s_and_the_place_s():
-    embedding = TokenEmbedding(10, 6, sequence=9)
-    tokens = torch.tensor([[1, 2, 3], [3, 3, 0]])
-    out = embedding(tokens)
-    assert out.shape == (2, 3, 6)
-    torch.testing.assert_close(out[1, 1], embedding.token.weight[3] + embedding.place.weight[1])
+@pytest.mark.parametrize("name", ["EncoderBlock", "DecoderBlock", "TokenEmbedding"])
+def test_a_layer_that_is_gone_tells_what_to_write(name):
+    with pytest.raises(ImportError, match=rf"no {name} any more: "):
+        getattr(layers, name)
