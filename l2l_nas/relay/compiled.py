@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.slots import Template
-from l2l_nas.space.build import hollow
+from l2l_nas.space.build import meta_copy
 
 Backend = str | Callable[..., Any]
 
@@ -41,7 +41,7 @@ class Compiled:
         """See `CallFactory`."""
         del slot
         if kind not in self._known:
-            code = hollow(template.module)  # `functional_call` gives it tensors, while a lane may read a template
+            code = meta_copy(template.module)  # `functional_call` gives it tensors, while a lane may read a template
             self._known[kind] = code, torch.compile(_runner(code, len(self._known)), backend=self._backend)
         template.call = _CompiledCall(*self._known[kind], template.module)
         template.call_again = template.call

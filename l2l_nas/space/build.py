@@ -22,7 +22,7 @@ from l2l_nas.errors import SpaceError, is_out_of_memory, what_raised
 from l2l_nas.space.contents import TENSOR_TABLES, contents, storage_of
 
 
-def hollow(module: nn.Module) -> nn.Module:
+def meta_copy(module: nn.Module) -> nn.Module:
     """A copy without memory: its parameters and buffers are on meta."""
     known: dict[int, Any] = {
         id(own): nn.Parameter(_without_memory(own), requires_grad=own.requires_grad) for own in module.parameters()
@@ -77,7 +77,7 @@ class Builder:
                 return module
         prototype = self._prototypes[kind]
         if device == "meta" and prototype is not None:
-            return hollow(prototype)
+            return meta_copy(prototype)
         module = _call(factory, device, where)
         if prototype is not None:
             module = _copied(copy.deepcopy, module, where)
@@ -105,7 +105,7 @@ class Builder:
                 again = _call(factory, device, where)
             same = {id(parameter) for parameter in again.parameters() if again is not module}
             self.borrowed[kind] = {n: p for n, p in module.named_parameters() if id(p) in same and p.requires_grad}
-        self._prototypes[kind] = None if is_new else _copied(hollow, module, where)
+        self._prototypes[kind] = None if is_new else _copied(meta_copy, module, where)
         return module
 
 

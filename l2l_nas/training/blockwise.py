@@ -24,7 +24,7 @@ from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Position
-from l2l_nas.space.convert.parts import Block
+from l2l_nas.space.convert.parts import BlockLayer
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.space.values import by_value, learns
@@ -302,7 +302,7 @@ def begin_as(server: ParamServer, layer: Layer, teacher: Layer, inputs: Batch) -
 
 def _inner(module: nn.Module) -> nn.Module:
     """The user's own module, where `convert` made a layer of it."""
-    return module.block if isinstance(module, Block) else module
+    return module.block if isinstance(module, BlockLayer) else module
 
 
 def _copy_alike(module: nn.Module, original: nn.Module) -> None:

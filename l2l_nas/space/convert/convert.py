@@ -17,13 +17,14 @@ from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line,
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.convert.compare import refuse_other_parts, same_draws
-from l2l_nas.space.convert.copies import shadow, with_hooks
-from l2l_nas.space.convert.dataflow import BlockPart, Dataflow, PlannedPosition, SegmentPart
+from l2l_nas.space.convert.copies import shallow_copy, with_hooks
+from l2l_nas.space.convert.dataflow import Dataflow
 from l2l_nas.space.convert.example import Arguments, Example
 from l2l_nas.space.convert.forms import BATCHES
 from l2l_nas.space.convert.masks import masks_always_made
 from l2l_nas.space.convert.offers import Candidates, Offers
-from l2l_nas.space.convert.parts import Block, Choice, Segment, Tape, trimmed
+from l2l_nas.space.convert.parts import BlockLayer, Choice, ModelFragment, ReplayContext, stubbed
+from l2l_nas.space.convert.plans import BlockPlan, FragmentPlan, PositionPlan
 from l2l_nas.space.convert.recording import Recording
 from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.pool import LayerPool
@@ -64,7 +65,7 @@ class ConvertedPool(LayerPool):
         for position in self.positions:
             name = position.name.replace(".", "_")
             layer, original = layers.pop(name, None), _part_of(position)
-            if isinstance(original, Block) and layer is None:
+            if isinstance(original, BlockLayer) and layer is None:
                 if not original.may_be_identity:
                     raise SpaceError(
                         "it is skipped, which this model's own code cannot do; use the network as it is, or leave "
@@ -72,11 +73,11 @@ class ConvertedPool(LayerPool):
                         position=position.name,
                     )
                 model.set_submodule(original.path, nn.Identity())
-            elif isinstance(layer, Block) and isinstance(original, Block) and not layer.path:
+            elif isinstance(layer, BlockLayer) and isinstance(original, BlockLayer) and not layer.path:
                 model.set_submodule(original.path, copy.deepcopy(layer.block))
-            elif isinstance(layer, Block | Segment):
-                target = model.get_submodule(layer.path) if isinstance(layer, Block) else model
-                _copy_tensors(layer.block if isinstance(layer, Block) else layer.model, target)
+            elif isinstance(layer, BlockLayer | ModelFragment):
+                target = model.get_submodule(layer.path) if isinstance(layer, BlockLayer) else model
+                _copy_tensors(layer.block if isinstance(layer, BlockLayer) else layer.model, target)
             else:
                 raise SpaceError(f"the network has no layer '{name}'; give one of this pool, as SearchResult.network()")
         if layers:
@@ -86,10 +87,10 @@ class ConvertedPool(LayerPool):
         return model
 
 
-def _part_of(position: Position) -> Block | Segment:
+def _part_of(position: Position) -> BlockLayer | ModelFragment:
     factory = position.candidates[0].factory
     assert isinstance(factory, Existing)
-    assert isinstance(factory.module, Block | Segment)
+    assert isinstance(factory.module, BlockLayer | ModelFragment)
     return factory.module
 
 
@@ -149,16 +150,16 @@ def convert(
             raise SpaceError(f"losses: the weight of '{name}' is {weight!r}; write a number, such as 0.01")
     choice = Choice(output, dict(losses or {}))
     given = Arguments(model, example, choice)
-    own = shadow(model, own_buffers=True)
+    own = shallow_copy(model, own_buffers=True)
     in_evaluation = _record(own, paths, given.of(BATCHES[0]), training=False)
     in_training = _record(own, paths, given.of(BATCHES[1]), training=True)
     _refuse_nested(own, in_training)
     flow = Dataflow(own, (in_evaluation, in_training), given.names, choice.ends)
-    offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPart)])
+    offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPlan)])
     modules = _build(with_hooks(model, own), flow.parts, paths, choice)
     positions = []
     for part, module, tied in zip(flow.parts, modules, _ties(model, modules), strict=True):
-        others = offers.of(part, module.block) if isinstance(part, BlockPart) and isinstance(module, Block) else ()
+        others = offers.of(part, module.block) if isinstance(part, BlockPlan) and isinstance(module, BlockLayer) else ()
         choices = [Candidate(ORIGINAL, module, tied), *others]
         positions.append(Position(part.name, choices, reads=part.reads, writes=part.writes))
     read = {name for part in flow.parts for name in part.reads}
@@ -264,21 +265,21 @@ def _record(
 
 
 def _build(
-    model: nn.Module, parts: Sequence[PlannedPosition], blocks: Sequence[str], choice: Choice
-) -> list[Block | Segment]:
+    model: nn.Module, parts: Sequence[PositionPlan], blocks: Sequence[str], choice: Choice
+) -> list[BlockLayer | ModelFragment]:
     """The parts as layers; their tensors are the model's."""
-    modules: list[Block | Segment] = []
+    modules: list[BlockLayer | ModelFragment] = []
     for part in parts:
-        if isinstance(part, BlockPart):
+        if isinstance(part, BlockPlan):
             block = model.get_submodule(part.path)
-            modules.append(Block(block, part.called, path=part.path))
+            modules.append(BlockLayer(block, part.called, path=part.path))
             continue
-        assert isinstance(part, SegmentPart)
-        tape = Tape(part.calls, part.others)
+        assert isinstance(part, FragmentPlan)
+        context = ReplayContext(part.calls, part.others)
         skipped = [*part.others, *(path for path, _ in part.wanted if path not in blocks)]
-        code = trimmed(model, tape, blocks=blocks, skipped=skipped, needed=part.needed)
+        code = stubbed(model, context, blocks=blocks, skipped=skipped, needed=part.needed)
         result = choice if part.is_head else None
-        modules.append(Segment(code, tape, arguments=part.arguments, wanted=part.wanted, result=result))
+        modules.append(ModelFragment(code, context, arguments=part.arguments, wanted=part.wanted, result=result))
     return modules
 
 

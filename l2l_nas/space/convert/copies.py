@@ -11,8 +11,8 @@ from l2l_nas.errors import SpaceError
 
 
 def with_hooks(model: nn.Module, ran: nn.Module) -> nn.Module:
-    """A shadow of a model, with the hooks that the first forward of a copy, `ran`, installed, and its flags."""
-    copied = shadow(model)
+    """A shallow_copy of a model, with the hooks that the first forward of a copy, `ran`, installed, and its flags."""
+    copied = shallow_copy(model)
     pairs = list(zip(copied.modules(), ran.modules(), strict=True))
     if any(len(own._forward_hooks) != len(other._forward_hooks) for own, other in pairs):
         for own, other in pairs:
@@ -22,7 +22,7 @@ def with_hooks(model: nn.Module, ran: nn.Module) -> nn.Module:
     return copied
 
 
-def shadow(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
+def shallow_copy(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     """A copy of a model that has the same parameters and buffers as the model itself: it takes no memory.
 
     Args:

@@ -2,83 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten, treespec_tuple
+from torch.utils._pytree import tree_leaves, treespec_tuple
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
+from l2l_nas.space.convert.agreement import argument_names, refuse_other_calls
+from l2l_nas.space.convert.events import BlockCall, Given, Key, ModuleCall, history
 from l2l_nas.space.convert.forms import (
     BATCHES,
-    Absent,
-    Call,
-    FixedValue,
+    Alias,
+    Arg,
+    ArgTree,
+    Const,
     Form,
-    HandedOn,
     Leaf,
     Ref,
-    Taken,
-    is_constant,
+    Unused,
     layout,
 )
+from l2l_nas.space.convert.fragments import FragmentDraft, Fragments, is_counted
 from l2l_nas.space.convert.parts import BlockCalled
-from l2l_nas.space.convert.recording import BlockCall, Given, Key, ModuleCall, Recording, history
-from l2l_nas.space.convert.segments import Host, Segments, is_counted
-
-
-@dataclass(frozen=True)
-class PlannedPosition:
-    """A position to be made.
-
-    Args:
-        reads, writes: names of values.
-        forms: of what it writes.
-    """
-
-    name: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class BlockPart(PlannedPosition):
-    """A block.
-
-    Args:
-        called: how the model calls it.
-        can_skip: whether what it reads first has the form of what it writes.
-    """
-
-    path: str
-    called: BlockCalled
-    can_skip: bool
-
-
-@dataclass(frozen=True)
-class SegmentPart(PlannedPosition):
-    """What lies before, between or behind blocks.
-
-    Args:
-        arguments: of the model.
-        calls: of blocks, what they take and give in this part.
-        others: of calls of other modules that do not run in it, what they give; None for those that run.
-        wanted: what it makes: leaves of the arguments of blocks, and of what other modules give.
-        needed: names of parameters and buffers.
-        is_head: whether it gives the model's output.
-    """
-
-    arguments: Call
-    calls: Mapping[Key, tuple[Call, Call]]
-    others: Mapping[str, tuple[Call | None, ...]]
-    wanted: Mapping[Key, Mapping[int, Form]]
-    needed: tuple[str, ...]
-    is_head: bool
+from l2l_nas.space.convert.plans import BlockPlan, FragmentPlan, PositionPlan
+from l2l_nas.space.convert.recording import Recording
 
 
 class Dataflow:
@@ -101,89 +52,36 @@ class Dataflow:
         inputs: Sequence[str | None],
         ends: Callable[[Any], list[Tensor]],
     ) -> None:
-        self._model = model
         self._recordings = recordings
         self._inputs = inputs
         self._results = [ends(recording.result) for recording in recordings]
         self._calls = recordings[1].calls
-        self._refuse_other_calls()
-        self._labels = [self._labels_of(call) for call in self._calls]
+        refuse_other_calls(model, recordings)
+        self._labels = [argument_names(model, call) for call in self._calls]
         self._input_forms: list[Form | None] = [
             self._form("the example", *pair) if name is not None else None
             for name, pair in zip(inputs, self._pairs([r.arguments for r in recordings]), strict=True)
         ]
         self._refs: list[list[Ref | None]] = []
-        self._handed_on: list[dict[int, int]] = []
+        self._aliases: list[dict[int, int]] = []
         self._find_refs()
         made = {ref for refs in self._refs for ref in refs if ref and ref[0] == "made"}
-        hosts = Segments(recordings, sorted(made), self._results).hosts
-        self._gradients = self._find_gradients([ref for host in hosts for ref in host.refs if ref[0] == "given"])
+        drafts = Fragments(recordings, sorted(made), self._results).drafts
+        self._gradients = self._find_gradients([ref for draft in drafts for ref in draft.refs if ref[0] == "given"])
         used = {ref for refs in self._refs for ref in refs}
-        used |= {("output", *pair) for host in hosts for _, needs in host.needs for pair in needs.outputs}
+        used |= {("output", *pair) for draft in drafts for _, needs in draft.needs for pair in needs.outputs}
         self._written = [[r for r in self._outputs_of(number) if r in used] for number in range(len(self._calls))]
         self._names: dict[Ref, str] = {("input", name): name for name in inputs if name is not None}
         for number, refs in enumerate(self._written):
             self._name(refs, self._block_name(number), [str(ref[2]) for ref in refs])
-        for host in hosts:
-            self._name(host.refs, self._segment_name(host.place), [self._label(ref) for ref in host.refs])
+        for draft in drafts:
+            self._name(draft.refs, self._fragment_name(draft.place), [self._label(ref) for ref in draft.refs])
         self._roles = self._find_roles()
-        self.parts: list[PlannedPosition] = []
-        segments = {host.place: self._segment(host) for host in hosts}
+        self.parts: list[PositionPlan] = []
+        fragments = {draft.place: self._fragment(draft) for draft in drafts}
         for number in range(len(self._calls) + 1):
-            self.parts += [segments[number]] if number in segments else []
+            self.parts += [fragments[number]] if number in fragments else []
             self.parts += [self._block(number)] if number < len(self._calls) else []
-
-    # what happened
-
-    def _refuse_other_calls(self) -> None:
-        for recording in self._recordings:
-            recording.refuse_random_decisions()
-        first, second = ([(call.path, call.nth) for call in r.calls] for r in self._recordings)
-        if first != second:
-            raise SpaceError(
-                "in training the model calls other blocks than in evaluation; set what drops blocks at random to 0"
-            )
-        if not second:
-            raise SpaceError(
-                "the model's forward calls none of these blocks; are they used, as block(x), not block.forward(x)?"
-            )
-        idle = [path for path in self._recordings[1].blocks if path not in {path for path, _ in second}]
-        if idle:
-            raise SpaceError(f"the model's forward does not call the block '{idle[0]}'; name those that run")
-        for one, other in zip(self._recordings[0].calls, self._calls, strict=True):
-            for what, a, b in (("takes", one.takes, other.takes), ("gives", one.gives, other.gives)):
-                if [isinstance(x, Tensor) for x in a] != [isinstance(y, Tensor) for y in b]:
-                    raise SpaceError(
-                        f"the block '{one.path}' {what} other things in training than in evaluation, or for other "
-                        "samples"
-                    )
-            for name, x, y in zip(self._labels_of(one), one.takes, other.takes, strict=True):
-                if not isinstance(x, Tensor) and not is_constant(x, y):
-                    raise SpaceError(
-                        f"the block '{one.path}' takes a {type(x).__name__} as '{name}', which is another one in each "
-                        'forward; switch that off (for transformers\' caches: "use_cache": False in the example)'
-                    )
-            for x, y in zip(one.gives, other.gives, strict=True):
-                if not isinstance(x, Tensor) and not is_constant(x, y):
-                    raise SpaceError(
-                        f"the block '{one.path}' returns a {type(x).__name__} that is another one for other samples or "
-                        "in training; let it return tensors"
-                    )
-        for recording in self._recordings:
-            recording.refuse_decisions()
-
-    def _labels_of(self, call: BlockCall) -> list[str]:
-        """Names of the arguments of a block, by leaf."""
-        tree = tree_unflatten(list(range(len(call.takes))), call.takes_tree)
-        module = self._model.get_submodule(call.path)
-        positional = list(inspect.signature(module.forward).parameters)
-        labels = [""] * len(call.takes)
-        for path, leaf in tree_flatten_with_path(tree)[0]:
-            keys: list[Any] = [getattr(key, "idx", getattr(key, "key", key)) for key in path]
-            is_named, first, *rest = keys
-            name = first if is_named else positional[first] if first < len(positional) else str(first)
-            labels[leaf] = re.sub(r"[^\w.+-]", "_", ".".join(map(str, (name, *rest))))
-        return labels
 
     def _pairs(self, trees: Sequence[Any]) -> list[tuple[Any, Any]]:
         return list(zip(*(tree_leaves(tree) for tree in trees), strict=True))
@@ -212,10 +110,10 @@ class Dataflow:
                     for leaf, seen in enumerate(taken)
                 ]
             )
-            self._handed_on.append(call.handed_on)
+            self._aliases.append(call.aliases)
             for leaf, seen in enumerate(given):
                 # one with a hook is made by a part, where the model's code hooks it again
-                if seen is not None and leaf not in self._handed_on[-1] and not call.gives[leaf]._backward_hooks:
+                if seen is not None and leaf not in self._aliases[-1] and not call.gives[leaf]._backward_hooks:
                     known[seen] = ("output", number, leaf)
 
     def _outputs_of(self, number: int) -> list[Ref]:
@@ -223,7 +121,7 @@ class Dataflow:
         return [
             ("output", number, leaf)
             for leaf, item in enumerate(gives)
-            if isinstance(item, Tensor) and leaf not in self._handed_on[number]
+            if isinstance(item, Tensor) and leaf not in self._aliases[number]
         ]
 
     def _ref_form(self, ref: Ref) -> Form:
@@ -258,13 +156,11 @@ class Dataflow:
             return {}
         return {id(t): g for t, g in zip(tensors, found, strict=True) if g is not None}
 
-    # names
-
     def _block_name(self, number: int) -> str:
         call = self._calls[number]
         return call.path if call.nth == 0 else f"{call.path}-{call.nth + 1}"
 
-    def _segment_name(self, place: int) -> str:
+    def _fragment_name(self, place: int) -> str:
         if place == len(self._calls):
             return "head"
         return "stem" if place == 0 else f"before.{self._block_name(place)}"
@@ -284,8 +180,6 @@ class Dataflow:
                 own = f"{name}+{self._block_name(ref[1])}.{label}"
             self._names[ref] = own
 
-    # parts
-
     def _find_roles(self) -> dict[int, str]:
         """By leaf of what a block gives, as which argument the next block takes it."""
         roles: dict[int, str] = {}
@@ -295,7 +189,7 @@ class Dataflow:
                     roles.setdefault(ref[2], self._labels[number][leaf])
         return roles
 
-    def _block(self, number: int) -> BlockPart:
+    def _block(self, number: int) -> BlockPlan:
         call, refs = self._calls[number], self._refs[number]
         written = self._written[number]
         if not written:
@@ -313,16 +207,16 @@ class Dataflow:
         if not reads:
             raise SpaceError(f"the block '{call.path}' takes no tensor")
         takes: list[Leaf] = [
-            FixedValue(item) if ref is None else Taken(reads.index(ref), self._ref_form(ref), leaf in call.changes)
+            Const(item) if ref is None else Arg(reads.index(ref), self._ref_form(ref), leaf in call.changes)
             for leaf, (item, ref) in enumerate(zip(call.takes, refs, strict=True))
         ]
-        return BlockPart(
+        return BlockPlan(
             self._block_name(number),
             tuple(self._names[ref] for ref in reads),
             tuple(self._names[ref] for ref in written),
             call.path,
             BlockCalled(
-                Call(tuple(takes), call.takes_tree),
+                ArgTree(tuple(takes), call.takes_tree),
                 self._gives(number, written),
                 modes=(self._recordings[0].calls[number].modes, call.modes),
                 has_gradients=call.has_gradients or any(learns for learns, _ in filter(None, map(history, call.gives))),
@@ -330,73 +224,72 @@ class Dataflow:
             can_skip,
         )
 
-    def _gives(self, number: int, values: Sequence[Ref], changed: Collection[int] = frozenset()) -> Call:
+    def _gives(self, number: int, values: Sequence[Ref], changed: Collection[int] = frozenset()) -> ArgTree:
         """What a block gives, where those of `values` are known; of storages that are `changed`, copies."""
         leaves: list[Leaf] = []
         one, other = (recording.calls[number].gives for recording in self._recordings)
         for leaf, pair in enumerate(zip(one, other, strict=True)):
             ref = ("output", number, leaf)
-            if leaf in self._handed_on[number]:
-                leaves.append(HandedOn(self._handed_on[number][leaf]))
+            if leaf in self._aliases[number]:
+                leaves.append(Alias(self._aliases[number][leaf]))
             elif not isinstance(pair[0], Tensor):
-                leaves.append(FixedValue(pair[0]))
+                leaves.append(Const(pair[0]))
             elif ref in values:
-                leaves.append(Taken(values.index(ref), self._ref_form(ref), storage_of(pair[1]) in changed))
+                leaves.append(Arg(values.index(ref), self._ref_form(ref), storage_of(pair[1]) in changed))
             else:
-                leaves.append(Absent(self._form(f"the block '{self._calls[number].path}'", *pair)))
+                leaves.append(Unused(self._form(f"the block '{self._calls[number].path}'", *pair)))
         call = self._calls[number]
         assert call.gives_tree is not None
         if not call.shown:
-            return Call(tuple(leaves), call.gives_tree)
+            return ArgTree(tuple(leaves), call.gives_tree)
         tree = treespec_tuple([call.gives_tree, *(tree for _, tree in call.shown)])
-        return Call(tuple(leaves), tree, tuple(path for path, _ in call.shown))
+        return ArgTree(tuple(leaves), tree, tuple(path for path, _ in call.shown))
 
-    def _segment(self, host: Host) -> SegmentPart:
-        is_head = host.place == len(self._calls)
-        storages = {storage for _, needs in host.needs for storage in needs.storages}
+    def _fragment(self, draft: FragmentDraft) -> FragmentPlan:
+        is_head = draft.place == len(self._calls)
+        storages = {storage for _, needs in draft.needs for storage in needs.storages}
         inputs = [
             ("input", name)
             for index, name in enumerate(self._inputs)
             if name is not None
             and any(storage_of(tree_leaves(r.arguments)[index]) in storages for r in self._recordings)
         ]
-        outputs = sorted({("output", *pair) for _, needs in host.needs for pair in needs.outputs})
+        outputs = sorted({("output", *pair) for _, needs in draft.needs for pair in needs.outputs})
         # a part that is made of weights alone must know the number of samples
         anything = ("input", next(name for name in self._inputs if name is not None))
-        reads: list[Ref] = [*inputs, *outputs, *dict.fromkeys(host.given.values())] or [anything]
-        changed = {s for r, needs in host.needs for index in needs.events for s in r.events[index].changes}
+        reads: list[Ref] = [*inputs, *outputs, *dict.fromkeys(draft.given.values())] or [anything]
+        changed = {s for r, needs in draft.needs for index in needs.events for s in r.events[index].changes}
         arguments: list[Leaf] = []
         for name, form, item in zip(
             self._inputs, self._input_forms, tree_leaves(self._recordings[1].arguments), strict=True
         ):
             if name is None or form is None:
-                arguments.append(FixedValue(item))
+                arguments.append(Const(item))
             else:
                 is_read = ("input", name) in reads
                 place = reads.index(("input", name)) if is_read else 0
-                arguments.append(Taken(place, form, storage_of(item) in changed) if is_read else Absent(form))
-        others = self._others(self._used(host), {key: reads.index(ref) for key, ref in host.given.items()})
+                arguments.append(Arg(place, form, storage_of(item) in changed) if is_read else Unused(form))
+        others = self._others(self._used(draft), {key: reads.index(ref) for key, ref in draft.given.items()})
         calls = {}
-        for number, call in enumerate(self._calls[: host.place] if is_head else self._calls):
+        for number, call in enumerate(self._calls[: draft.place] if is_head else self._calls):
             taken = tuple(
-                FixedValue(item) if seen is None else HandedOn(0)
-                for item, seen in zip(call.takes, call.marks, strict=True)
+                Const(item) if seen is None else Alias(0) for item, seen in zip(call.takes, call.marks, strict=True)
             )
-            calls[call.path, call.nth] = Call(taken, call.takes_tree), self._gives(number, reads, changed)
+            calls[call.path, call.nth] = ArgTree(taken, call.takes_tree), self._gives(number, reads, changed)
         wanted: dict[Key, dict[int, Form]] = {}
-        for ref in host.refs:
+        for ref in draft.refs:
             where = self._call_of(ref)
             wanted.setdefault((where.path, where.nth), {})[ref[-1]] = self._ref_form(ref)
-        name = self._segment_name(host.place)
-        return SegmentPart(
+        name = self._fragment_name(draft.place)
+        return FragmentPlan(
             name,
             tuple(self._names[ref] for ref in reads),
-            (name,) if is_head else tuple(self._names[ref] for ref in host.refs),
-            Call(tuple(arguments), self._recordings[1].arguments_tree),
+            (name,) if is_head else tuple(self._names[ref] for ref in draft.refs),
+            ArgTree(tuple(arguments), self._recordings[1].arguments_tree),
             calls,
             others,
             wanted,
-            self._needed(storages | self._changed(host), others),
+            self._needed(storages | self._changed(draft), others),
             is_head,
         )
 
@@ -404,12 +297,12 @@ class Dataflow:
         """In training, of a block that takes or gives it, or another module that gives it."""
         return self._recordings[1].others[ref[1]][ref[2]] if ref[0] == "given" else self._calls[ref[1]]
 
-    def _used(self, host: Host) -> set[Key]:
-        """Calls of the modules that a segment needs: those that compute it, pass it on, or call its blocks."""
-        ends = [ref for ref in host.refs if ref[0] == "given"] + [("given", *key) for key in host.given]
-        used: set[Key] = {key for ref in (*host.refs, *ends) for key in self._call_of(ref).inside}
+    def _used(self, draft: FragmentDraft) -> set[Key]:
+        """Calls of the modules that a fragment needs: those that compute it, pass it on, or call its blocks."""
+        ends = [ref for ref in draft.refs if ref[0] == "given"] + [("given", *key) for key in draft.given]
+        used: set[Key] = {key for ref in (*draft.refs, *ends) for key in self._call_of(ref).inside}
         used |= {(ref[1], ref[2]) for ref in ends}
-        for recording, needs in host.needs:
+        for recording, needs in draft.needs:
             storages = needs.storages.union(*(recording.events[index].writes for index in needs.events))
             storages |= {storage_of(recording.calls[number].gives[leaf]) for number, leaf in needs.outputs}
             storages |= {storage_of(_tensor_of(ref, recording)) for ref in ends}
@@ -419,13 +312,13 @@ class Dataflow:
                     used.add(call.key)
         return used
 
-    def _others(self, used: set[Key], given: Mapping[Given, int]) -> dict[str, tuple[Call | None, ...]]:
-        """What calls of modules give that do not run: not used, or run by an earlier segment.
+    def _others(self, used: set[Key], given: Mapping[Given, int]) -> dict[str, tuple[ArgTree | None, ...]]:
+        """What calls of modules give that do not run: not used, or run by an earlier fragment.
 
         Those whose outputs have no form run.
 
         Args:
-            given: what earlier segments made: which value it is.
+            given: what earlier fragments made: which value it is.
         """
         one, other = (recording.others for recording in self._recordings)
         stopped = {key[:2] for key in given}
@@ -448,7 +341,7 @@ class Dataflow:
                 continue
         return found
 
-    def _given_by(self, one: ModuleCall, other: ModuleCall, given: Mapping[Given, int]) -> Call:
+    def _given_by(self, one: ModuleCall, other: ModuleCall, given: Mapping[Given, int]) -> ArgTree:
         """What a call gives that does not run.
 
         Raises:
@@ -458,20 +351,20 @@ class Dataflow:
         leaves: list[Leaf] = []
         for leaf, (x, y) in enumerate(zip(one.gives, other.gives, strict=True)):
             place = given.get((*other.key, leaf))
-            leaves.append(_absent(x, y) if place is None else Taken(place, self._ref_form(("given", *other.key, leaf))))
-        return Call(tuple(leaves), other.gives_tree)
+            leaves.append(_unused(x, y) if place is None else Arg(place, self._ref_form(("given", *other.key, leaf))))
+        return ArgTree(tuple(leaves), other.gives_tree)
 
-    def _changed(self, host: Host) -> set[int]:
-        """Buffers that the modules of a segment change, though nothing reads them, such as BatchNorm's count."""
+    def _changed(self, draft: FragmentDraft) -> set[int]:
+        """Buffers that the modules of a fragment change, though nothing reads them, such as BatchNorm's count."""
         found: set[int] = set()
-        for recording, needs in host.needs:
+        for recording, needs in draft.needs:
             running = {recording.events[index].inside for index in needs.events}
             for event in recording.events:
                 if event.inside in running:
                     found |= event.changes & recording.names.keys()
         return found
 
-    def _needed(self, storages: set[int], others: Mapping[str, tuple[Call | None, ...]]) -> tuple[str, ...]:
+    def _needed(self, storages: set[int], others: Mapping[str, tuple[ArgTree | None, ...]]) -> tuple[str, ...]:
         """Names of the weights that these storages are, where a module uses them that runs."""
         gone = tuple(f"{path}." for path, calls in others.items() if None not in calls)
         needed = []
@@ -494,9 +387,9 @@ def _tensor_of(ref: Ref, recording: Recording) -> Any:
     return call.gives[ref[2]] if ref[0] == "output" else call.takes[ref[2]]
 
 
-def _absent(one: Any, other: Any) -> Leaf:
+def _unused(one: Any, other: Any) -> Leaf:
     if isinstance(one, Tensor) is not isinstance(other, Tensor):
         raise ValueError("other outputs")
     if isinstance(one, Tensor):
-        return Absent(Form.of(one, other, BATCHES))
-    return FixedValue(one if isinstance(one, bool | int | float | str) else None)
+        return Unused(Form.of(one, other, BATCHES))
+    return Const(one if isinstance(one, bool | int | float | str) else None)

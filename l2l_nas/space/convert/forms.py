@@ -124,7 +124,7 @@ def describe(tensor: Tensor) -> str:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Arg:
     """A tensor among the arguments of a call: which value it is.
 
     Args:
@@ -138,31 +138,31 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class FixedValue:
+class Const:
     """What is the same in every call."""
 
     value: Any
 
 
 @dataclass(frozen=True)
-class Absent:
+class Unused:
     """A tensor that nothing needs; any of this form does."""
 
     form: Form
 
 
 @dataclass(frozen=True)
-class HandedOn:
+class Alias:
     """An output that is the argument of this number."""
 
     leaf: int
 
 
-Leaf = Taken | FixedValue | Absent | HandedOn
+Leaf = Arg | Const | Unused | Alias
 
 
 @dataclass(frozen=True)
-class Call:
+class ArgTree:
     """Arguments, or outputs, of a module as a tree whose leaves are known.
 
     Args:
@@ -175,35 +175,35 @@ class Call:
     tree: TreeSpec
     shows: tuple[str, ...] = ()
 
-    def __deepcopy__(self, memo: object) -> Call:
+    def __deepcopy__(self, memo: object) -> ArgTree:
         return self  # copying a layer copies its tensors, and there are none here
 
     def fill(self, values: Sequence[Tensor], *, batch: int, device: torch.device, taken: Sequence[Any] = ()) -> Any:
         """The tree with its tensors.
 
         Args:
-            values: for leaves that are `Taken`.
-            taken: the leaves of the arguments, for leaves that are `HandedOn`.
+            values: for leaves that are `Arg`.
+            taken: the leaves of the arguments, for leaves that are `Alias`.
         """
 
         def leaf_of(leaf: Leaf) -> Any:
-            if isinstance(leaf, Taken):
+            if isinstance(leaf, Arg):
                 tensor = leaf.form.unpack(values[leaf.place])
                 return tensor.clone() if leaf.is_changed else tensor
-            if isinstance(leaf, HandedOn):
+            if isinstance(leaf, Alias):
                 return taken[leaf.leaf]
-            return leaf.value if isinstance(leaf, FixedValue) else leaf.form.zeros(batch, device)
+            return leaf.value if isinstance(leaf, Const) else leaf.form.zeros(batch, device)
 
         return tree_unflatten([leaf_of(leaf) for leaf in self.leaves], self.tree)
 
     def pick(self, outputs: object, batch: int) -> tuple[Tensor, ...]:
-        """The leaves that are `Taken`, from a tree of this structure, as values.
+        """The leaves that are `Arg`, from a tree of this structure, as values.
 
         Raises:
             TypeError: it has another structure.
         """
         leaves = tree_leaves(outputs)
-        taken = [(leaf, index) for index, leaf in enumerate(self.leaves) if isinstance(leaf, Taken)]
+        taken = [(leaf, index) for index, leaf in enumerate(self.leaves) if isinstance(leaf, Arg)]
         taken.sort(key=lambda pair: pair[0].place)
         found = [leaves[index] for _, index in taken] if len(leaves) == len(self.leaves) else leaves
         if len(found) != len(taken) or not all(isinstance(item, Tensor) for item in found):
@@ -212,4 +212,4 @@ class Call:
         return tuple(leaf.form.pack(item, batch) for (leaf, _), item in zip(taken, found, strict=True))
 
     def __str__(self) -> str:
-        return ", ".join(repr(leaf.value) if isinstance(leaf, FixedValue) else "a tensor" for leaf in self.leaves)
+        return ", ".join(repr(leaf.value) if isinstance(leaf, Const) else "a tensor" for leaf in self.leaves)

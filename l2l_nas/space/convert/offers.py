@@ -12,8 +12,8 @@ from torch import nn
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, skip
-from l2l_nas.space.convert.dataflow import BlockPart
-from l2l_nas.space.convert.parts import Block
+from l2l_nas.space.convert.parts import BlockLayer
+from l2l_nas.space.convert.plans import BlockPlan
 
 Offer = Candidate | nn.Module | Callable[..., nn.Module]
 Candidates = Mapping[str, Offer | Mapping[str, Offer]]
@@ -29,7 +29,7 @@ class Offers:
         SpaceError: for no block, or of a name that is taken.
     """
 
-    def __init__(self, candidates: Candidates, parts: Sequence[BlockPart]) -> None:
+    def __init__(self, candidates: Candidates, parts: Sequence[BlockPlan]) -> None:
         for name, offer in candidates.items():
             for own, one in offer.items() if isinstance(offer, Mapping) else [(name, offer)]:
                 if not callable(one.factory if isinstance(one, Candidate) else one):
@@ -48,7 +48,7 @@ class Offers:
         if any(_is_skip(offer) for offer in everywhere.values()) and not any(part.can_skip for part in parts):
             raise SpaceError("candidates: no block gives what it takes, so none can be skipped; leave skip() out")
 
-    def of(self, part: BlockPart, original: nn.Module) -> Iterator[Candidate]:
+    def of(self, part: BlockPlan, original: nn.Module) -> Iterator[Candidate]:
         """The candidates beside the original.
 
         Args:
@@ -67,12 +67,12 @@ class Offers:
                     name, self._factory(part, offer, original), {f"block.{own}": group for own, group in tied.items()}
                 )
 
-    def _factory(self, part: BlockPart, offer: Offer, original: nn.Module) -> nn.Module | Callable[[], nn.Module]:
+    def _factory(self, part: BlockPlan, offer: Offer, original: nn.Module) -> nn.Module | Callable[[], nn.Module]:
         """One for all blocks that are called alike, so that its layers share templates; or a layer that exists."""
         build = offer.factory if isinstance(offer, Candidate) else offer
         module = build.module if isinstance(build, Existing) else build
         if isinstance(module, nn.Module):
-            return Block(module, part.called)
+            return BlockLayer(module, part.called)
         wants_block = _wants_block(build)
         key = id(build), part.path if wants_block else repr(part.called)
         if key not in self._known:
@@ -96,7 +96,7 @@ def _wants_block(build: object) -> bool:
 class _Offered:
     """The factory of a candidate that is called as a block is."""
 
-    def __init__(self, build: Callable[..., object], part: BlockPart, block: nn.Module | None) -> None:
+    def __init__(self, build: Callable[..., object], part: BlockPlan, block: nn.Module | None) -> None:
         self._build = build
         self._part = part
         self._block = block
@@ -106,4 +106,4 @@ class _Offered:
         module = self._build() if self._block is None else self._build(block=copy.deepcopy(self._block))
         if not isinstance(module, nn.Module):
             raise TypeError(f"returned {type(module).__name__}, expected an nn.Module")
-        return Block(module, self._part.called)
+        return BlockLayer(module, self._part.called)

@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
-from l2l_nas.space.convert.copies import shadow
-from l2l_nas.space.convert.forms import PLAIN, Call, FixedValue, Form, is_constant
+from l2l_nas.space.convert.copies import shallow_copy
+from l2l_nas.space.convert.events import Key, Modes
+from l2l_nas.space.convert.forms import PLAIN, ArgTree, Const, Form, is_constant
 from l2l_nas.space.convert.masks import masks_always_made
-from l2l_nas.space.convert.recording import Key, Modes
 from l2l_nas.space.losses import add_loss
 
 
@@ -36,8 +36,8 @@ class BlockCalled:
         has_gradients: whether it trains what is in the block: not within `torch.no_grad()`.
     """
 
-    takes: Call
-    gives: Call
+    takes: ArgTree
+    gives: ArgTree
     modes: tuple[Modes, Modes] = ((), ())
     has_gradients: bool = True
 
@@ -45,7 +45,7 @@ class BlockCalled:
         return self
 
 
-class Block(nn.Module):
+class BlockLayer(nn.Module):
     """A block, or what a user offers in its place, as a layer.
 
     Args:
@@ -82,7 +82,7 @@ class Block(nn.Module):
         with _gradients(self._called.has_gradients and torch.is_grad_enabled()):
             return self._forward(values, self._called.takes, self._called.gives)
 
-    def _forward(self, values: Sequence[Tensor], takes: Call, gives: Call) -> tuple[Tensor, ...]:
+    def _forward(self, values: Sequence[Tensor], takes: ArgTree, gives: ArgTree) -> tuple[Tensor, ...]:
         batch, device = values[0].shape[0], values[0].device
         args, kwargs = takes.fill(values, batch=batch, device=device)
         if not gives.shows:
@@ -122,13 +122,13 @@ def _shown(block: nn.Module, paths: Sequence[str]) -> Iterator[list[Any]]:
             handle.remove()
 
 
-class Segment(nn.Module):
+class ModelFragment(nn.Module):
     """What a model computes outside its blocks, as a layer.
 
     Args:
-        model: with stand-ins, by `trimmed`.
-        tape: of the stand-ins.
-        arguments: of the model; those that are `Taken` are the first values.
+        model: with stand-ins, by `stubbed`.
+        context: of the stand-ins.
+        arguments: of the model; those that are `Arg` are the first values.
         wanted: what this part makes: by block call the leaves of its arguments, by call of another module those that it
             gives, and their forms.
         result: chooses the tensor that the model gives; None where this part makes none of it.
@@ -137,15 +137,15 @@ class Segment(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        tape: Tape,
+        context: ReplayContext,
         *,
-        arguments: Call,
+        arguments: ArgTree,
         wanted: Mapping[Key, Mapping[int, Form]],
         result: Callable[[Any], Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
-        self._tape = tape
+        self._context = context
         self._arguments = arguments
         self._wanted = dict(wanted)
         self._result = result
@@ -154,30 +154,32 @@ class Segment(nn.Module):
         """The values that it makes, in order, or the model's output."""
         batch, device = values[0].shape[0], values[0].device
         args, kwargs = self._arguments.fill(values, batch=batch, device=device)
-        self._tape.start(values, self._wanted, ends=self._result is None)
+        self._context.start(values, self._wanted, ends=self._result is None)
         try:
             with masks_always_made():
                 outputs = self.model(*args, **kwargs)
-            return (self._result(outputs),) if self._result is not None else self._tape.found()
+            return (self._result(outputs),) if self._result is not None else self._context.found()
         except _Reached:
-            return self._tape.found()
+            return self._context.found()
         finally:
-            self._tape.clear()
+            self._context.clear()
 
 
 class _Reached(Exception):
-    """All that a segment is for is known."""
+    """All that a fragment is for is known."""
 
 
-class Tape:
-    """What stand-ins know of the segment that runs.
+class ReplayContext:
+    """What stand-ins know of the fragment that runs.
 
     Args:
-        calls: of each call of a block, what it takes and gives; leaves that are `Taken` are values of the segment.
+        calls: of each call of a block, what it takes and gives; leaves that are `Arg` are values of the fragment.
         others: by path of a module, what each of its calls gives where it does not run.
     """
 
-    def __init__(self, calls: Mapping[Key, tuple[Call, Call]], others: Mapping[str, Sequence[Call | None]]) -> None:
+    def __init__(
+        self, calls: Mapping[Key, tuple[ArgTree, ArgTree]], others: Mapping[str, Sequence[ArgTree | None]]
+    ) -> None:
         self.calls = calls
         self._others = others
         self.clear()
@@ -257,7 +259,7 @@ class Tape:
             self._find((path, number), tree_leaves(outputs))
         return outputs
 
-    def _filled(self, gives: Call, taken: Sequence[Any] = ()) -> Any:
+    def _filled(self, gives: ArgTree, taken: Sequence[Any] = ()) -> Any:
         with _gradients(self._has_gradients):
             # the model's code may detach a tensor in place, or hook it; the values are the relay's
             values = [value.view_as(value) if value.requires_grad else value for value in self._values]
@@ -273,26 +275,26 @@ class Tape:
             raise _Reached
 
 
-def _refuse_other_arguments(path: str, takes: Call, leaves: Sequence[object]) -> None:
+def _refuse_other_arguments(path: str, takes: ArgTree, leaves: Sequence[object]) -> None:
     if len(leaves) != len(takes.leaves):
         raise SpaceError(
             f"the block '{path}' is called with {len(leaves)} arguments, {len(takes.leaves)} in the example"
         )
     for leaf, item in zip(takes.leaves, leaves, strict=True):
         is_tensor = isinstance(item, Tensor)
-        is_same = not is_tensor if isinstance(leaf, FixedValue) else is_tensor
-        if isinstance(leaf, FixedValue) and isinstance(leaf.value, PLAIN):
+        is_same = not is_tensor if isinstance(leaf, Const) else is_tensor
+        if isinstance(leaf, Const) and isinstance(leaf.value, PLAIN):
             is_same = is_constant(leaf.value, item)
         if not is_same:
-            got, expected = ("a tensor" if is_tensor else repr(item)), str(Call((leaf,), takes.tree))
+            got, expected = ("a tensor" if is_tensor else repr(item)), str(ArgTree((leaf,), takes.tree))
             raise SpaceError(
                 f"the block '{path}' takes {got} where it took {expected} in the example; a model must call its blocks "
                 "alike for all data"
             )
 
 
-def trimmed(
-    model: nn.Module, tape: Tape, *, blocks: Sequence[str], skipped: Sequence[str], needed: Sequence[str]
+def stubbed(
+    model: nn.Module, context: ReplayContext, *, blocks: Sequence[str], skipped: Sequence[str], needed: Sequence[str]
 ) -> nn.Module:
     """A copy of a model with stand-ins; its tensors are those of the model.
 
@@ -301,7 +303,7 @@ def trimmed(
         skipped: paths of modules that need not run, or whose outputs the part makes.
         needed: names of the parameters and buffers to leave in it.
     """
-    copy = shadow(model)
+    copy = shallow_copy(model)
     modules = dict(copy.named_modules(remove_duplicate=False))
     removed: set[int] = set()
     for path, module in modules.items():
@@ -314,42 +316,42 @@ def trimmed(
         for asks in ("keep_dtype", "round_dtype"):  # of what another part has
             if absent and isinstance(names := getattr(module, asks, None), tuple | list):
                 setattr(module, asks, tuple(name for name in names if name not in absent))
-        forward = _forward_of(module, path, tape, blocks, skipped)
+        forward = _forward_of(module, path, context, blocks, skipped)
         if absent or forward:
-            _stand_in(module, tape, absent, forward)
+            _stand_in(module, context, absent, forward)
     for module in modules.values():
         _forget(module, removed)
         if isinstance(getattr(type(module), "dtype", None), property) and not any(True for _ in module.parameters()):
             original = model.get_submodule(next(path for path, own in modules.items() if own is module))
             floats = [p for p in original.parameters() if p.is_floating_point()]
             if floats:  # transformers' models ask their first weight
-                _stand_in(module, tape, {}, None, dtype=floats[0].dtype)
+                _stand_in(module, context, {}, None, dtype=floats[0].dtype)
     return copy
 
 
 def _play(self: Any, path: str, args: Any, kwargs: Any) -> Any:
-    outputs, shown = self._tape.block(path, args, kwargs)
+    outputs, shown = self._context.block(path, args, kwargs)
     for inner, given in shown:  # for the hooks
         self.get_submodule(inner)(given)
     return outputs
 
 
 def _forward_of(
-    module: nn.Module, path: str, tape: Tape, blocks: Sequence[str], skipped: Sequence[str]
+    module: nn.Module, path: str, context: ReplayContext, blocks: Sequence[str], skipped: Sequence[str]
 ) -> Callable[..., Any] | None:
     if path in blocks:
         return lambda self, *args, **kwargs: _play(self, path, args, kwargs)
-    if any(path == f"{block}.{inner}" for (block, _), (_, gives) in tape.calls.items() for inner in gives.shows):
+    if any(path == f"{block}.{inner}" for (block, _), (_, gives) in context.calls.items() for inner in gives.shows):
         return lambda self, outputs: outputs
     if path in skipped:
         own = type(module).forward
-        return lambda self, *args, **kwargs: self._tape.other(path, lambda: own(self, *args, **kwargs))
+        return lambda self, *args, **kwargs: self._context.other(path, lambda: own(self, *args, **kwargs))
     return None
 
 
 def _stand_in(
     module: nn.Module,
-    tape: Tape,
+    context: ReplayContext,
     absent: Mapping[str, Tensor],
     forward: Callable[..., Any] | None,
     *,
@@ -360,7 +362,7 @@ def _stand_in(
     names: dict[str, Any] = {name: property(_zeros_like(tensor)) for name, tensor in absent.items()}
     if dtype is not None:
         names["dtype"] = property(lambda self: dtype)
-        names["device"] = property(lambda self: self._tape.device)
+        names["device"] = property(lambda self: self._context.device)
     names |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     # BatchNorm's own asks for what is no longer there
     names["_load_from_state_dict"] = nn.Module._load_from_state_dict
@@ -371,12 +373,12 @@ def _stand_in(
         for name, function in (("forward", forward), ("__call__", nn.Module.__call__)):
             setattr(own, name, function)
     module.__class__ = own
-    module._tape = tape  # type: ignore[assignment]
+    module._context = context  # type: ignore[assignment]
 
 
 def _zeros_like(tensor: Tensor) -> Callable[[Any], Tensor]:
     shape, dtype = tensor.shape, tensor.dtype
-    return lambda self: torch.zeros((), dtype=dtype, device=self._tape.device).expand(shape)
+    return lambda self: torch.zeros((), dtype=dtype, device=self._context.device).expand(shape)
 
 
 def _forget(module: nn.Module, removed: set[int]) -> None:

@@ -1,9 +1,9 @@
-"""Where a model's work between its blocks is done: in as few segments as can be, and once.
+"""Where a model's work between its blocks is done: in as few fragments as can be, and once.
 
-[Note: computed once] Several segments may need the same tensor: a feature map that a recurrent block takes in each
-round, the stem's output that the head adds. The first segment that makes it writes it as a value, and the others read
-that. A segment runs the model's own forward, so it can write only what a module gives, and read it only in place of
-that module's call. What a forward computes from it by operations of its own is computed in each segment again; so is
+[Note: computed once] Several fragments may need the same tensor: a feature map that a recurrent block takes in each
+round, the stem's output that the head adds. The first fragment that makes it writes it as a value, and the others read
+that. A fragment runs the model's own forward, so it can write only what a module gives, and read it only in place of
+that module's call. What a forward computes from it by operations of its own is computed in each fragment again; so is
 what all samples share, such as a table of positions: as a value it would be copied for each of them.
 """
 
@@ -16,31 +16,32 @@ from torch import Tensor
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
+from l2l_nas.space.convert.events import Given, Key, ModuleCall, Needs, history
 from l2l_nas.space.convert.forms import BATCHES, Form, Ref, is_constant
-from l2l_nas.space.convert.recording import Given, Key, ModuleCall, Needs, Recording, history
+from l2l_nas.space.convert.recording import Recording
 
 
 @dataclass
-class Host:
-    """A segment in the making.
+class FragmentDraft:
+    """A fragment in the making.
 
     Args:
         place: how many calls of blocks come before it.
         refs: what it makes.
         needs: what they are made of, in each recording.
-        given: what modules gave in earlier segments and this one reads, and the values that these are.
+        given: what modules gave in earlier fragments and this one reads, and the values that these are.
     """
 
     place: int
     refs: list[Ref]
     needs: list[tuple[Recording, Needs]] = field(default_factory=list)
     given: dict[Given, Ref] = field(default_factory=dict)
-    run: frozenset[Key] = frozenset()  # modules that it must run although earlier segments ran them
+    run: frozenset[Key] = frozenset()  # modules that it must run although earlier fragments ran them
     events: dict[int, frozenset[int]] = field(default_factory=dict)  # what it runs, by identity of the recording
 
 
-class Segments:
-    """Which segment makes what.
+class Fragments:
+    """Which fragment makes what.
 
     Args:
         recordings: of `BATCHES`.
@@ -48,7 +49,7 @@ class Segments:
         results: the model's output and losses, in each recording.
 
     Attributes:
-        hosts: by place, the head last.
+        drafts: by place, the head last.
 
     Raises:
         SpaceError: something that must run once would run in several.
@@ -60,15 +61,15 @@ class Segments:
         self._recordings = recordings
         self._results = results
         self._shared = [self._shareable(recording) for recording in recordings]
-        self._owners: dict[tuple[int, int], Host] = {}
-        self._makers: dict[Given, tuple[Host | None, int]] = {}  # and how many hosts were asked
-        self.hosts: list[Host] = []
-        for host in self._placed(refs):
-            self._find_needs(host)
-            self.hosts.append(host)
-            self._refuse_twice(host)
+        self._owners: dict[tuple[int, int], FragmentDraft] = {}
+        self._makers: dict[Given, tuple[FragmentDraft | None, int]] = {}  # and how many drafts were asked
+        self.drafts: list[FragmentDraft] = []
+        for draft in self._placed(refs):
+            self._find_needs(draft)
+            self.drafts.append(draft)
+            self._refuse_twice(draft)
 
-    def _placed(self, refs: Sequence[Ref]) -> list[Host]:
+    def _placed(self, refs: Sequence[Ref]) -> list[FragmentDraft]:
         """As few as can be, each as near as can be to the first block that takes what it makes."""
         made = sorted(refs)
         earliest = {ref: max(self._needs(ref, r).earliest for r in self._recordings) for ref in made}
@@ -76,13 +77,13 @@ class Segments:
         for ref in made:  # by the block that takes it first, the latest place where it can be made
             if not any(earliest[ref] <= place <= ref[1] for place in places):
                 places.append(ref[1])
-        hosts = {place: Host(place, []) for place in sorted(places)}
+        drafts = {place: FragmentDraft(place, []) for place in sorted(places)}
         for ref in made:
-            hosts[max(place for place in places if earliest[ref] <= place <= ref[1])].refs.append(ref)
-        return [*hosts.values(), Host(len(self._recordings[1].calls), [])]
+            drafts[max(place for place in places if earliest[ref] <= place <= ref[1])].refs.append(ref)
+        return [*drafts.values(), FragmentDraft(len(self._recordings[1].calls), [])]
 
-    def _needs(self, ref: Ref, recording: Recording, host: Host | None = None) -> Needs:
-        """What a tensor is made of; for a host, as far as no earlier one gives it."""
+    def _needs(self, ref: Ref, recording: Recording, draft: FragmentDraft | None = None) -> Needs:
+        """What a tensor is made of; for a draft, as far as no earlier one gives it."""
         tensors: Sequence[object]
         if ref[0] == "given":
             call = recording.others[ref[1]][ref[2]]
@@ -92,61 +93,61 @@ class Segments:
         else:
             block = recording.calls[ref[1]]
             tensors, before = [block.takes[ref[2]]], block.start
-        if host is None:
+        if draft is None:
             return recording.needs(tensors, before)
         shared = self._shared[self._recordings.index(recording)]
 
         def stop(storage: int, before: int, written: int) -> list[Given]:
             for call, leaves in shared.get(storage, ()):
-                if written < call.end <= before and call.key not in host.run:
+                if written < call.end <= before and call.key not in draft.run:
                     given = [(*call.key, leaf) for leaf in leaves]
-                    if all(self._maker(one, host.place) for one in given):
+                    if all(self._maker(one, draft.place) for one in given):
                         return given
             return []
 
         return recording.needs(tensors, before, stop)
 
-    def _find_needs(self, host: Host) -> None:
-        """Stop at what earlier hosts make; but a module that runs here anyway gives what it gives here."""
-        wanted: list[Ref] = [*host.refs, *([] if host.refs else [("result",)])]
+    def _find_needs(self, draft: FragmentDraft) -> None:
+        """Stop at what earlier drafts make; but a module that runs here anyway gives what it gives here."""
+        wanted: list[Ref] = [*draft.refs, *([] if draft.refs else [("result",)])]
         while True:
-            host.needs = [(r, self._needs(ref, r, host)) for ref in wanted for r in self._recordings]
+            draft.needs = [(r, self._needs(ref, r, draft)) for ref in wanted for r in self._recordings]
             for recording in self._recordings:
-                events = (needs.events for own, needs in host.needs if own is recording)
-                host.events[id(recording)] = frozenset().union(*events)
-            given = {key for _, needs in host.needs for key in needs.given}
-            run = {key[:2] for key in given if any(self._runs(key, host, r) for r in self._recordings)}
+                events = (needs.events for own, needs in draft.needs if own is recording)
+                draft.events[id(recording)] = frozenset().union(*events)
+            given = {key for _, needs in draft.needs for key in needs.given}
+            run = {key[:2] for key in given if any(self._runs(key, draft, r) for r in self._recordings)}
             if not run:
                 break
-            host.run |= run
+            draft.run |= run
         for key in sorted(given):
-            maker = self._maker(key, host.place)
+            maker = self._maker(key, draft.place)
             assert maker is not None
-            host.given[key] = self._ref_of(key, host.place)
-            if host.given[key] not in maker.refs and host.given[key][0] == "given":
-                maker.refs.append(host.given[key])
+            draft.given[key] = self._ref_of(key, draft.place)
+            if draft.given[key] not in maker.refs and draft.given[key][0] == "given":
+                maker.refs.append(draft.given[key])
 
-    def _runs(self, given: Given, host: Host, recording: Recording) -> bool:
+    def _runs(self, given: Given, draft: FragmentDraft, recording: Recording) -> bool:
         call = recording.others[given[0]][given[1]]
-        return any(call.start <= index < call.end for index in host.events[id(recording)])
+        return any(call.start <= index < call.end for index in draft.events[id(recording)])
 
-    def _maker(self, given: Given, place: int) -> Host | None:
-        """The first host before a place that makes all of what a module gave."""
+    def _maker(self, given: Given, place: int) -> FragmentDraft | None:
+        """The first draft before a place that makes all of what a module gave."""
         maker, first = self._makers.get(given, (None, 0))
-        for number, host in enumerate(self.hosts[first:], first):
-            if maker is not None or host.place >= place:
+        for number, draft in enumerate(self.drafts[first:], first):
+            if maker is not None or draft.place >= place:
                 break
             self._makers[given] = None, number + 1
-            if self._runs(given, host, self._recordings[1]) and all(
-                self._needs(("given", *given), r, host).events <= host.events[id(r)] for r in self._recordings
+            if self._runs(given, draft, self._recordings[1]) and all(
+                self._needs(("given", *given), r, draft).events <= draft.events[id(r)] for r in self._recordings
             ):
-                self._makers[given] = maker, _ = host, number
+                self._makers[given] = maker, _ = draft, number
         return maker if maker is not None and maker.place < place else None
 
     def _ref_of(self, given: Given, place: int) -> Ref:
         """The value: what a block took may be the same tensor."""
-        for host in self.hosts:
-            for ref in host.refs if host.place < place else ():
+        for draft in self.drafts:
+            for ref in draft.refs if draft.place < place else ():
                 if ref[0] == "made" and all(_is_taken(given, ref, recording) for recording in self._recordings):
                     return ref
         return ("given", *given)
@@ -176,14 +177,14 @@ class Segments:
         # in evaluation a dropout gives what it takes
         return is_last and training.is_own_work(other, leaf) and form.is_plain and form.dim is not None
 
-    def _refuse_twice(self, host: Host) -> None:
+    def _refuse_twice(self, draft: FragmentDraft) -> None:
         """What draws random numbers or changes a buffer must run once."""
-        for recording, needs in host.needs:
+        for recording, needs in draft.needs:
             for index in needs.events:
                 event = recording.events[index]
                 changed = event.changes & recording.names.keys()
                 for what in (*([-index - 1] if event.is_random else ()), *changed):
-                    if self._owners.setdefault((id(recording), what), host) is not host:
+                    if self._owners.setdefault((id(recording), what), draft) is not draft:
                         raise SpaceError(
                             f"what '{event.where}' computes is used in several places between the blocks, but it may "
                             "run once only: it draws random numbers or changes a buffer; make it a block, too"

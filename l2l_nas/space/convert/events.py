@@ -1,0 +1,162 @@
+"""What a recording is made of: operations, calls of blocks and of other modules, and what tells their tensors apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec
+
+from l2l_nas.errors import SpaceError
+from l2l_nas.space.contents import storage_of
+
+Mark = tuple[object, ...]
+Modes = tuple[tuple[str, type[nn.Module], bool], ...]
+Key = tuple[str, int]  # a call of a module: its path, and how many calls of it came before
+Given = tuple[str, int, int]  # what a module gave: its call, and the leaf
+
+
+def mark(leaf: object) -> Mark | None:
+    """What tells a tensor from any other of a recording, what is written into it in between included.
+
+    Raises:
+        SpaceError: it was made in inference mode, where nothing of this is known.
+    """
+    if not isinstance(leaf, Tensor):
+        return None
+    if leaf.is_inference():
+        raise SpaceError("a tensor of the model was made in torch.inference_mode(); write torch.no_grad() instead")
+    return storage_of(leaf), leaf.storage_offset(), leaf.shape, leaf.stride(), leaf.dtype, leaf._version
+
+
+def history(leaf: object) -> Mark | None:
+    """What tells a tensor from one of the same memory through which gradients go otherwise: detached, or hooked."""
+    return (leaf.requires_grad, bool(leaf._backward_hooks)) if isinstance(leaf, Tensor) else None
+
+
+def modes_of(module: nn.Module, mode: bool) -> Modes:
+    """Modules inside another that are in another mode than what is around them: path, class, whether they train."""
+    found: dict[str, tuple[type[nn.Module], bool]] = {}
+    for path, inner in module.named_modules():
+        outer = [outer for outer in found if not outer or path.startswith(f"{outer}.")]
+        if inner.training is not (found[outer[-1]][1] if outer else mode):
+            found[path] = type(inner), inner.training
+    return tuple((path, *own) for path, own in found.items())
+
+
+@dataclass
+class Event:
+    """An operation outside the blocks, or a block.
+
+    Args:
+        reads, writes: storages.
+        inside: calls of the modules that run, from the outermost on.
+        block: number of the block; None for an operation.
+        changes: storages of what it changes in place.
+        is_random: whether it draws random numbers.
+    """
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+    inside: tuple[Key, ...] = ()
+    block: int | None = None
+    changes: frozenset[int] = frozenset()
+    is_random: bool = False
+
+    @property
+    def where(self) -> str:
+        """The module that runs, for messages."""
+        return self.inside[-1][0] if self.inside else "the model's forward"
+
+
+@dataclass
+class BlockCall:
+    """One call of a block.
+
+    Args:
+        path: of the module.
+        nth: how many calls of it came before.
+        start: number of events before it.
+        takes, gives: leaves of its arguments; of its outputs and of what it shows.
+        shown: path of each module inside it that hooks of the model listen to, and the tree of what that gave.
+        marks, histories: of what it takes, when it begins.
+        modes: of modules inside it: see `modes_of`.
+        has_gradients: whether gradients are recorded where it begins: not within `torch.no_grad()`.
+        inside: calls of the modules that run around it.
+        changes: leaves of its arguments that it changes in place.
+    """
+
+    path: str
+    nth: int
+    start: int
+    inside: tuple[Key, ...]
+    takes: list[Any]
+    takes_tree: TreeSpec
+    marks: list[Mark | None]
+    histories: list[Mark | None]
+    modes: Modes
+    has_gradients: bool
+    changes: frozenset[int] = frozenset()
+    gives: list[Any] = field(default_factory=list)
+    gives_tree: TreeSpec | None = None
+    shown: list[tuple[str, TreeSpec]] = field(default_factory=list)
+    gives_marks: list[Mark | None] = field(default_factory=list)
+
+    @property
+    def aliases(self) -> dict[int, int]:
+        """By leaf of what it gives, the leaf of its arguments that it is."""
+        taken = zip(self.marks, self.histories, strict=True)
+        places = {seen: leaf for leaf, seen in enumerate(taken) if seen[0] is not None}
+        given = enumerate(zip(self.gives_marks, map(history, self.gives), strict=True))
+        return {leaf: places[seen] for leaf, seen in given if seen in places}
+
+
+@dataclass
+class ModuleCall:
+    """One call of a module that is neither a block nor part of one.
+
+    Args:
+        path, nth: of the module; how many calls of it came before.
+        inside: calls of the modules that run around it.
+        start, end: number of events before it began, and before it ended.
+        gives: leaves of its outputs.
+        is_hooked: whether the model itself listens to it by hooks.
+    """
+
+    path: str
+    nth: int
+    inside: tuple[Key, ...]
+    start: int
+    end: int = 0
+    gives: list[Any] = field(default_factory=list)
+    gives_tree: TreeSpec | None = None
+    marks: list[Mark | None] = field(default_factory=list)
+    is_hooked: bool = False
+
+    @property
+    def key(self) -> Key:
+        """Which call it is."""
+        return self.path, self.nth
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What tensors are made of.
+
+    Args:
+        events: numbers of the operations that made them.
+        storages: of all that went into them.
+        outputs: of blocks: number of the call and of the leaf.
+        given: what modules gave, where the walk stopped.
+    """
+
+    events: frozenset[int]
+    storages: frozenset[int]
+    outputs: frozenset[tuple[int, int]]
+    given: frozenset[Given] = frozenset()
+
+    @property
+    def earliest(self) -> int:
+        """The first fragment that can make them: how many blocks must have run."""
+        return max((call + 1 for call, _ in self.outputs), default=0)
