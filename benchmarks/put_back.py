@@ -2,9 +2,9 @@
 
     python benchmarks/put_back.py --text FILE [--steps 300] [--out FILE.json]
 
-A network on handwritten digits and a byte-level GPT-2 on a text are trained with `update=ahead` and with `exact`, step
-by step, whoever begins changing. Losses must be equal bit for bit. `waited` are steps in which `ahead` did not run
-ahead, as it had put back a step not long before.
+A network on handwritten digits and a byte-level GPT-2 on a text are trained with updates ahead of the check and behind
+it, step by step, whoever begins changing. Losses must be equal bit for bit. `waited` are steps in which updates did not
+run ahead, as a step had been put back not long before.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from l2l_nas import AdamW, Batches, Classification, Clip, ParamServer, Relay, To
 from l2l_nas.bench.timing import machine
 from l2l_nas.files import write_json
 from l2l_nas.pretrained.families import family_of
+from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.runs.locate import load_data
 from l2l_nas.text.data import TextForm, text_data
 from l2l_nas.text.tokenizer import Bytes
@@ -56,16 +57,16 @@ def compared(task: Callable[[str], Any], text: str, *, limit: float, steps: int)
     """Train both."""
     space, path, batches, objective = task(text)
     relays = {
-        update: Relay(ParamServer(space, optimizer=AdamW(), seed=0), device="cpu", update=update, clip=Clip(limit))
-        for update in ("ahead", "exact")
+        order: Relay(ParamServer(space, optimizer=AdamW(), seed=0), device="cpu", update=order, clip=Clip(limit))
+        for order in (UpdateOrder.AHEAD, UpdateOrder.CHECKED)
     }
     schedule, clipped, waited, differing = Cosine(2e-3, steps), 0, 0, 0
     ratios = []
     for step in range(steps):
         inputs, targets = batches.at(step)
         size, spent, losses = len(inputs[0]), {}, {}
-        waited += relays["ahead"].waits
-        for update in sorted(relays, reverse=bool(step % 2)):
+        waited += relays[UpdateOrder.AHEAD]._next_order() is UpdateOrder.CHECKED
+        for update in list(relays)[:: -1 if step % 2 else 1]:
             begun = time.process_time()
             result = relays[update].train_step(
                 path, inputs, targets, objective=objective, micro_batch=size, lr=schedule.at(step), step=step
@@ -73,11 +74,11 @@ def compared(task: Callable[[str], Any], text: str, *, limit: float, steps: int)
             relays[update].drain()
             spent[update], losses[update] = time.process_time() - begun, result.loss
         clipped += result.gradient_norm is not None and result.gradient_norm > limit
-        differing += losses["ahead"] != losses["exact"]
-        ratios.append(spent["ahead"] / spent["exact"])
+        differing += losses[UpdateOrder.AHEAD] != losses[UpdateOrder.CHECKED]
+        ratios.append(spent[UpdateOrder.AHEAD] / spent[UpdateOrder.CHECKED])
     return {
         "limit": limit, "steps": steps, "clipped": clipped, "ahead": steps - waited,
-        "put_back": relays["ahead"].put_back, "steps_with_another_loss": differing,
+        "put_back": relays[UpdateOrder.AHEAD].put_back, "steps_with_another_loss": differing,
         "processor_time_over_exact": statistics.median(ratios),
     }  # fmt: skip
 

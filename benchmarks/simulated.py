@@ -16,7 +16,7 @@ from typing import Any
 from l2l_nas.cost.chain import RelayShape
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.files import write_json
-from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.plan import UpdateOrder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it is no part of a package
 
@@ -36,8 +36,8 @@ SHAPES = {
     "half kept, updated on the host": RelayShape(slots=HALF + 2, keep=HALF),
     "streamed, 2 slots": RelayShape(slots=2),
     "streamed, 3 slots": RelayShape(slots=3),
-    "`exact`, 3 slots": RelayShape(slots=3, update=UpdatePolicy.EXACT),
-    "`ahead`, 3 slots, nothing clipped": RelayShape(slots=3, update=UpdatePolicy.AHEAD),
+    "`exact`, 3 slots, nothing clipped": RelayShape(slots=3, update=UpdateOrder.AHEAD),
+    "`exact`, 3 slots, after a clipped step": RelayShape(slots=3, update=UpdateOrder.CHECKED),
 }
 RESIDENT = {"everything resident": MODEL.layers, "half resident": HALF}  # of the first layers; see `relay_step`
 

@@ -12,7 +12,7 @@ from l2l_nas.cost.parallel import ALONE, EqualVisits, Parallelism, StepWork, par
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, simulate
 from l2l_nas.relay.measure import Work
 from l2l_nas.relay.path import PathLayer
-from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.plan import UpdateOrder
 
 # bytes a token and unit of width that the operations of a layer between its products write in 16 bits: what they keep
 # for the backward (Korthikanti et al., arXiv 2205.05198, table 2, attention in one kernel); each is read again once
@@ -128,7 +128,7 @@ def relay_step(
     ]
     updated_s = model.layer_parameters / ranks / hardware.host_updates
     updates = {f"l{i}": updated_s if i >= resident else 0.0 for i in range(model.layers)}
-    is_ahead = shape.update is UpdatePolicy.AHEAD
+    is_ahead = shape.update is UpdateOrder.AHEAD
     copies = {state: SAVING * seconds for state, seconds in updates.items()} if is_ahead else {}
     moved = model.stash_bytes(tokens, WIRE_BYTES[precision]) / hardware.link_up
     values = dict.fromkeys(shape.spill.values, moved)

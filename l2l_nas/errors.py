@@ -114,7 +114,7 @@ class NonFiniteError(L2LError):
             names = ", ".join(f"'{name}'" for name in updated[:3]) + ", ..." * (len(updated) > 3)
             text += (
                 f"; updates are eager, so {len(updated)} other layers of the step are updated already ({names}): "
-                "update=exact or ahead refuses a step as a whole"
+                "update=exact refuses a step as a whole"
             )
         super().__init__(text)
         self.what = what

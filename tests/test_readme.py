@@ -171,7 +171,7 @@ def _is_sweep(word: str) -> bool:
 EXTRA = [word for line in COMMAND_LINES for word in shlex.split(line)[3:] if "=" in word]
 CHEAP = [
     ["objectives=[accuracy]", "sampler=tpe"],
-    ["search.limits.parameters=200", "relay.update=serial", "relay.slots=3"],
+    ["search.limits.parameters=200", "relay.update=exact", "relay.slots=3"],
     ["optimizer=sgd", "train.learning_rate=0.05", "train.micro_batch=32"],
     ["sampler=random", "search.steps_per_trial=0", "search.warmup_steps=0", "search.finalist_steps=0"],
     ["objectives=[loss,parameters]", "optimizer=sgd", "optimizer.nesterov=true", "relay.threads=1", "relay.slots=1"],
@@ -194,7 +194,7 @@ def test_the_settings_above_are_those_of_the_pages():
     for word in (
         "objectives=[accuracy]",
         "search.limits.parameters=10000",
-        "relay.update=serial",
+        "relay.update=exact",
         "relay.slots=3",
     ):
         assert word in EXTRA

@@ -156,8 +156,6 @@ _ALL = (
     Side("relay", _relay()),
     Side("relay_host", _relay(stash="host"), note="stash on the host"),
     Side("relay_exact", _relay(update="exact"), note="updates wait for the whole gradient"),
-    Side("relay_ahead", _relay(update="ahead"), note="updates ahead of the check of the whole gradient"),
-    Side("relay_serial", _relay(update="serial"), note="all updates at the end"),
     Side("relay_half", _relay(keep_share=0.5), note="the last half of the layers held on the device"),
     Side("relay_kept", _relay(device_budget="all"), note="everything held on the device"),
     Side("relay_bf16", _relay(precision="bf16"), 2e-2, "bf16 compute, fp32 masters"),

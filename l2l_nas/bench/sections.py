@@ -81,7 +81,7 @@ def _exactness(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     plain = losses(Resident(work.server(), device=work.device))
     sides: dict[str, dict[str, Any]] = {
         f"{update}, stash on the {stash}": {"update": update, "stash": stash, "stress": Stress(1)}
-        for update in ("eager", "exact", "ahead", "serial")
+        for update in ("eager", "exact")
         for stash in ("device", "host")
     }
     again = losses(Resident(work.server(), device=work.device))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from l2l_nas.relay.path import NOTHING_SPILLED, PathLayer, Spill
-from l2l_nas.relay.plan import Carry, Op, Plan, Step, UpdatePolicy
+from l2l_nas.relay.plan import Carry, Op, Plan, Step, UpdateOrder
 from l2l_nas.relay.planner import plan_training
 
 LANES = ("compute", "up", "down", "host", "disk")
@@ -55,7 +55,7 @@ class RelayShape:
 
     slots: int = 2
     keep: int = 1
-    update: UpdatePolicy = UpdatePolicy.EAGER
+    update: UpdateOrder = UpdateOrder.EAGER
     spill: Spill = NOTHING_SPILLED
     frames: int = 0
     resident: frozenset[str] = frozenset()
@@ -82,7 +82,7 @@ class Piece(NamedTuple):
         work: number of what is done, among those of the chain that differ.
         after: earlier pieces that must be done first, of earlier plans too.
         is_blocking: whether the thread of its lane waits until it is done.
-        rank: of the host's works that may begin, the least goes first; 0 stays in its place.
+        rank: of the host's works that may begin, the least goes first.
     """
 
     lane: int
@@ -127,7 +127,7 @@ class Chain:
                 carry=carry,
                 upcoming=path[0] if path else None,
             )
-            builder.add(plan, is_ahead=shape.update is UpdatePolicy.AHEAD)
+            builder.add(plan)
             carry = plan.leaves
         return cls(tuple(builder.work), tuple(builder.plans), tuple(builder.awaited))
 
@@ -157,8 +157,8 @@ class _ChainBuilder:
         self._slots: dict[int, list[int]] = {}  # what the last plan did with each slot since its last load
         self._updates: dict[str, tuple[int, ...]] = {}
 
-    def add(self, plan: Plan, *, is_ahead: bool) -> None:
-        """The next plan; whether its updates may run ahead of the check."""
+    def add(self, plan: Plan) -> None:
+        """The next plan."""
         found: list[tuple[int, ...]] = []  # by step, the pieces that it stands for
         self._pieces = []
         awaited: list[int] = []
@@ -173,7 +173,7 @@ class _ChainBuilder:
                 lane = LANES.index(LANE[step.op])
                 waits = lane == HOST or step.op is Op.SAVE  # a thread waits where it reads what comes
                 known = (piece for own in reads for piece in own)
-                rank = -1 if is_ahead and step.op is Op.CHECK else self._ranks.get(step.state, 0)
+                rank = self._ranks.get(step.state, 0)
                 piece = self._put(lane, what, (*after, *known), waits=waits, rank=rank)
                 for state, _ in self._opened(step):
                     self._frames[state].users.append(piece)

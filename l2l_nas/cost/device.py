@@ -13,8 +13,8 @@ from l2l_nas.eps.inbox import gradient_bytes
 from l2l_nas.eps.layout import align
 from l2l_nas.relay.device_states import block_sizes
 from l2l_nas.relay.measure import LayerNeeds, layer_needs
-from l2l_nas.relay.path import PathLayer, learns_from, tail_start, taken_by
-from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.path import PathLayer, last_to_learn, learns_from, tail_start, taken_by
+from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.relay import PRECISIONS, Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
@@ -75,7 +75,7 @@ class DeviceBytes:
         return float(self.owned_bytes + self.resident_bytes(architecture) + max(moments))
 
     def resident_bytes(self, architecture: Architecture) -> int:
-        """States that live on the device while this architecture is trained, their gradients, and what `ahead` saves.
+        """States that live on the device while this architecture is trained, gradients, and copies before updates.
 
         Gradients of states that are updated at once may follow each other in a block; each is counted.
         """
@@ -84,8 +84,10 @@ class DeviceBytes:
         layouts = [server.layout(state) for state in states]
         gradients = sum(align(gradient_bytes(layout)) for layout in layouts if layout.is_trainable)
         saved = 0
-        if self._relay.update is UpdatePolicy.AHEAD:
-            own = [server.rules.of(s).layout for s, layout in zip(states, layouts, strict=True) if layout.is_trainable]
+        if self._relay.order is UpdateOrder.AHEAD:  # else states that live on the device wait for the check
+            late = last_to_learn(self._relay.path(architecture))
+            ahead = (s for s, layout in zip(states, layouts, strict=True) if layout.is_trainable and s not in late)
+            own = [server.rules.of(state).layout for state in ahead]
             saved = sum(
                 layout.parameter_bytes + sum(moment.num_bytes for moment in layout.moments) + 4 * len(layout.parameters)
                 for layout in own

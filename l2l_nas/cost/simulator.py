@@ -253,8 +253,7 @@ def _beside(chain: Chain, durations: Sequence[_Duration], issue: float, *, is_ah
     def finish(piece: int) -> None:
         """Have the host do what it does until a piece is done."""
         while done[piece] < 0:
-            barrier = next((index for index, one in enumerate(waiting) if not one[0]), len(waiting))
-            may = [one for one in waiting[:barrier] if one[2] <= free[HOST]]
+            may = [one for one in waiting if one[2] <= free[HOST]]
             chosen = min(may) if may else waiting[0]
             waiting.remove(chosen)
             begin, (_, one, _, number) = max(free[HOST], chosen[2]), chosen

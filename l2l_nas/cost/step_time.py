@@ -16,8 +16,8 @@ from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.measure import Work, layer_needs
-from l2l_nas.relay.path import PathLayer, learns_from
-from l2l_nas.relay.plan import UpdatePolicy
+from l2l_nas.relay.path import PathLayer, last_to_learn, learns_from
+from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.relay import PRECISIONS, Relay
 from l2l_nas.relay.trace import TraceSpan
 from l2l_nas.space.architecture import Architecture
@@ -39,7 +39,7 @@ class Prediction:
         plain_bytes: device memory that plain training needs: weights, gradients, moments, and activations.
         activation_bytes: of it, activations of a micro-batch.
         host_bytes: of this architecture's states, or of the frames for states in files; of gradients and values that
-            wait, and of what `ahead` saves.
+            wait, and of what is saved before updates ahead of the check.
         pinned_bytes: those of them that are pinned; slabs of pinned memory are larger, up to twice, and the mini-batch
             passes through them, too.
         disk_bytes: of this architecture's states in files; 0 where they are in memory.
@@ -178,9 +178,10 @@ class StepTime:
         spilled = relay.residency(self._sizes).spilled
         crossing = sum(relay.stash.size_bytes(name, self._sizes) for name in spilled)
         saved = 0
-        if relay.update is UpdatePolicy.AHEAD:  # all gradients until they are checked, and what states were before
+        if self._order is UpdateOrder.AHEAD:  # all gradients until they are checked, and what states were before
             crossing += sum({state: size for own in gradients for state, size in own.items()}.values())
-            saved = sum(state_bytes(relay, state) - layouts[state].buffer_bytes for state in streamed)
+            ahead = [state for state in streamed if state not in last_to_learn(path)]
+            saved = sum(state_bytes(relay, state) - layouts[state].buffer_bytes for state in ahead)
         else:
             crossing += simulation.staged_bytes
         wire_bytes = layer_bytes(relay.pool, self._stored(streamed), PRECISIONS[relay.precision])
@@ -223,7 +224,13 @@ class StepTime:
         relay = self.relay
         residency = relay.residency(self._sizes)
         spill = relay.stash.spill(residency.spilled)
-        return RelayShape(len(relay.bank.slots), residency.keep, relay.update, spill, FRAMES if self._in_files else 0)
+        return RelayShape(len(relay.bank.slots), residency.keep, self._order, spill, FRAMES if self._in_files else 0)
+
+    @property
+    def _order(self) -> UpdateOrder:
+        """As the relay chooses it on such a machine while nothing is clipped."""
+        overlaps = self.hardware.lanes == "streams" and not self._in_files and not self.relay.resident
+        return self.relay.order or UpdateOrder.of(self.relay.update, overlaps=overlaps)
 
     def _stored(self, streamed: Iterable[str]) -> tuple[str, ...]:
         """States whose weights are stored as they cross the link: the first of a path, as far as `relay.pinned` goes.
@@ -289,7 +296,7 @@ class StepTime:
             updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
             updated_s /= self.ways.tensor
             updates[numbers[state]] = 0.0 if state in residents else updated_s
-            if shape.update is UpdatePolicy.AHEAD and state not in residents:
+            if shape.update is UpdateOrder.AHEAD and state not in residents:
                 copies[numbers[state]] = SAVING * updated_s
         seconds = PathSeconds(
             layers,

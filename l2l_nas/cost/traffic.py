@@ -63,7 +63,7 @@ class StreamedBytes:
             plan = plan_training(
                 path,
                 slots=len(self._relay.bank.slots),
-                update=self._relay.update,
+                update=self._relay.usual_order,
                 keep=self._relay.residency(self._sizes).keep,
                 spill=self._relay.stash.spill(spilled),
                 carry=carry,

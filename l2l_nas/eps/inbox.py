@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -215,13 +215,9 @@ class GradientInbox:
         for key in keys:
             self.give_back(self.waiting.pop(key).parts)
 
-    def discard(self, states: Storage, *, but: Collection[str] = ()) -> None:
-        """Drop gradients that were not applied, or only ahead of the check, after a refused step.
-
-        Args:
-            but: states whose gradients passed the check of an earlier step.
-        """
-        self._discard({key: queued for key, queued in self.waiting.items() if key not in but}, states)
+    def discard(self, states: Storage) -> None:
+        """Drop gradients that were not applied, or only ahead of the check, after a refused step."""
+        self._discard(dict(self.waiting), states)
 
     def check(
         self,
@@ -345,7 +341,8 @@ class GradientInbox:
         What was not updated by then is updated as usual.
         """
         ahead = {key: queued for key, queued in self.waiting.items() if queued.saved is not None}
-        self._spares = [queued.saved.blocks for queued in ahead.values() if queued.saved is not None]
+        if ahead:
+            self._spares = [queued.saved.blocks for queued in ahead.values() if queued.saved is not None]
         for key, queued in ahead.items():
             if queued.coefficient != 1.0:
                 self._put_back(key, queued, states)

@@ -18,7 +18,7 @@ from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Objective, Targets
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
-from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdatePolicy
+from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
 from l2l_nas.relay.slots import SlotBank, Template, mixed_dtypes
 from l2l_nas.relay.stash import Cut, Frames
 from l2l_nas.relay.stress import Stress
@@ -38,7 +38,6 @@ class StepJob:
         bad_loss: the layer whose auxiliary loss is not finite; None where the task's own is not.
         loss: of the task, once it came from the device.
         auxiliary: the sum of all auxiliary losses, once they came from the device.
-        has_begun: whether a visit was issued.
         updated: states that were updated.
         ranks: by state, which update goes first; all in order where states are read ahead from files in that order.
     """
@@ -52,7 +51,7 @@ class StepJob:
     targets: Sequence[Targets] = ()
     count: float = 1
     cut: Cut | None = None
-    update: UpdatePolicy = UpdatePolicy.SERIAL
+    update: UpdateOrder = UpdateOrder.EAGER
     clip: Clip | None = None
     forward: Callable[[int, Template], None] | None = None
     guard: Guard = field(default_factory=Guard)
@@ -61,7 +60,6 @@ class StepJob:
     bad_loss: str | None = None
     loss: float = 0.0
     auxiliary: float = 0.0
-    has_begun: bool = False
     updated: list[str] = field(default_factory=list)
     ranks: Mapping[str, int] = field(init=False)
 
@@ -72,8 +70,7 @@ class StepJob:
 
     def rank(self, step: Step) -> int:
         """Which work of the host's lane goes first; see `Lanes.submit`."""
-        if step.op is Op.CHECK and self.update is UpdatePolicy.AHEAD:
-            return -1  # the sooner it is done, the fewer states are copied before their update
+        # the check comes first: the sooner it is done, the fewer states are copied before their update
         return self.ranks.get(step.state, len(self.ranks) + 1) if step.state else 0
 
     def require_finite_loss(self) -> None:
@@ -202,13 +199,10 @@ class PlanExecutor:
         name = step.state or (job.run.layers[step.layer].key if step.layer >= 0 else "")
         label = Label(step.op.value, name, job.step)
         if step.op in VISITS:
-            job.has_begun = True
             return (self.lanes.compute(lambda: self._visit(step, job), after=after, label=label, guard=job.guard),)
-        # what the last plan left to update comes first, and is done even if this plan is refused
-        guard = Guard() if step.op is Op.UPDATE and not job.has_begun else job.guard
         work = self._work(step, job)
         lane = _LANE.get(step.op, "host")
-        return (self.lanes.submit(lane, work, after=after, label=label, guard=guard, rank=job.rank(step)),)
+        return (self.lanes.submit(lane, work, after=after, label=label, guard=job.guard, rank=job.rank(step)),)
 
     def _work(self, step: Step, job: StepJob) -> Callable[[], None]:
         """What a lane has to do for a step."""
@@ -316,18 +310,19 @@ class PlanExecutor:
             scale=server.loss_scale if self._dtype == torch.float16 else None,
             is_loss_finite=job.is_loss_finite is not False,
         )
-        if job.update is UpdatePolicy.AHEAD and not job.check.is_refused:
+        if not job.check.is_refused:
+            job.guard.has_passed = True
             server.gradients.confirm(states)
 
     def _update(self, state: str, job: StepJob) -> None:
         if job.check is not None and job.check.is_refused:
             return
         inbox, states = job.states.server.gradients, job.states.storage
-        if job.update is UpdatePolicy.AHEAD and job.check is None:
+        if job.update is UpdateOrder.AHEAD and job.check is None:
             inbox.update_ahead(state, states, scale=job.run.scale)
             return
         try:
-            inbox.update(state, states, checked=job.update is not UpdatePolicy.EAGER, clip=job.clip)
+            inbox.update(state, states, checked=job.update is not UpdateOrder.EAGER, clip=job.clip)
         except NonFiniteError as error:
             raise NonFiniteError(error.what, layer=error.layer, step=error.step, updated=job.updated) from None
         job.updated.append(state)

@@ -1,8 +1,7 @@
 """Lanes: what runs beside the layers. Copies up and down and host updates, each lane in a thread.
 
 Copies are done in the order of the plan. Of the updates whose gradients are there, the one is done first whose layer
-comes first in the path: the next step waits for it first. A check of all gradients stays in its place, where what was
-to be updated before it is no gradient of its step; or it goes first, where updates need not wait for it (`ahead`).
+comes first in the path: the next step waits for it first. A check of all gradients goes before them.
 
 A step of a plan is submitted with the tickets of the steps it must wait for. On a CPU a ticket is done when the work is
 done; on CUDA when the work is issued, and then carries a mark that streams and threads can wait for.
@@ -90,9 +89,14 @@ class Label:
 
 @dataclass
 class Guard:
-    """Holds the first error of a step; what has not begun by then is not done."""
+    """Holds the first error of a step; what has not begun by then is not done.
+
+    Attributes:
+        has_passed: whether the step counts whatever fails from now on: what is left of it is done, each by itself.
+    """
 
     error: BaseException | None = None
+    has_passed: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class Lanes:
     ) -> None:
         self._runner = _Runner(device, stress, trace)
         self._workers: dict[str, _Worker] = {}
-        self._threads = threads
+        self.is_beside = threads
         # at the end of the process too: an interpreter that ends around a thread inside torch aborts
         weakref.finalize(self, _close, self._workers)
 
@@ -132,13 +136,12 @@ class Lanes:
         """Have work done in a lane, after other work. Returns at once.
 
         Args:
-            rank: of works of the host's lane that may begin, the least goes first; one of rank 0 begins after all that
-                were submitted before it, and before all that come behind it. One below 0 goes first of all.
+            rank: of works of the host's lane that may begin, the least goes first.
         """
         observer = self._runner.device.observer
         passed = None if observer is None else observer.passed_on()
         work = _Work(lane, do, tuple(after), label, guard, Ticket(observer), rank, passed)
-        if not self._threads:
+        if not self.is_beside:
             self._runner.run(work)
             return work.ticket
         if lane not in self._workers:
@@ -227,8 +230,7 @@ def _first(here: Sequence[_Work | None], device: Device) -> int:
     """Which work is next: in order, but of the host's those that may begin, by rank."""
     if len(here) == 1 or here[0] is None or here[0].lane != "host":
         return 0
-    end = next((index for index, work in enumerate(here) if work is None or not work.rank), len(here))
-    works = [(work.rank, index) for index, work in enumerate(here[:end]) if work and _may_begin(work, device)]
+    works = [(work.rank, index) for index, work in enumerate(here) if work and _may_begin(work, device)]
     return min(works, default=(0, 0))[1]
 
 
@@ -267,7 +269,8 @@ class _Runner:
             if work.lane != "compute" and isinstance(caught, Exception) and not isinstance(caught, L2LError):
                 error = LaneError(work.label.op, work.label.layer, caught)
                 error.__cause__ = caught
-            work.guard.error = work.guard.error or error
+            if not work.guard.has_passed:
+                work.guard.error = work.guard.error or error
             work.ticket.finish(error=error)
         else:
             work.ticket.finish(mark=mark)

@@ -62,6 +62,11 @@ def taken_by(path: Sequence[PathLayer], first: int) -> tuple[Name, ...]:
     return tuple(dict.fromkeys(name for layer in path[first:] for name in layer.reads if name not in own))
 
 
+def last_to_learn(path: Sequence[PathLayer]) -> tuple[Name, ...]:
+    """States of the layer whose gradient comes last: no update of them can run ahead of a check of all gradients."""
+    return next((layer.trainable for layer in path if layer.trainable), ())
+
+
 def tail_start(path: Sequence[PathLayer], *, slots: int, keep: int, spill: Spill = NOTHING_SPILLED) -> int:
     """Index of the first layer of the tail.
 

@@ -22,7 +22,7 @@ memory does not grow with the depth of a chain. Values that are not spilled need
 
 [Note: across the step boundary] A plan ends by loading the first layer of the next architecture, and leaves updates
 under way. The next plan begins with what the last one left: `KEEP` for a slot, `AWAIT` for an update that may be
-running, `UPDATE` for gradients that were checked and wait.
+running.
 """
 
 from __future__ import annotations
@@ -59,23 +59,39 @@ VISITS = (Op.FORWARD, *TAIL_VISITS, Op.BACKWARD)
 
 
 class UpdatePolicy(enum.StrEnum):
-    """When the host updates a layer.
+    """What updates go by.
 
-    `eager`: as soon as its gradient is complete (L2L-p). `exact`: once the whole gradient is checked (its norm, whether
-    it is finite), in forward order during the next step's forward. `ahead`: as `eager`, and once the whole gradient is
-    checked, what was updated by then is put back and updated again if it is to be clipped, so that the result is that
-    of `exact`. `serial`: all at the end of the step (plain L2L).
+    `eager`: by each layer's own gradient, as soon as it is complete (L2L-p). `exact`: by the whole gradient: its norm,
+    and whether all of it is finite.
     """
 
     EAGER = "eager"
-    AHEAD = "ahead"
     EXACT = "exact"
-    SERIAL = "serial"
 
-    @property
-    def is_at_once(self) -> bool:
-        """Whether a state is updated as soon as its gradient is complete."""
-        return self in (UpdatePolicy.EAGER, UpdatePolicy.AHEAD)
+
+class UpdateOrder(enum.Enum):
+    """When a plan updates a state.
+
+    `EAGER`: as soon as its gradient is complete. `CHECKED`: once the whole gradient is checked. `AHEAD`: as soon as
+    its gradient is complete; once the whole gradient is checked, what is to be clipped is put back and updated again,
+    so that the result is that of `CHECKED`. The updates of one step run on beside the next one's forward.
+    """
+
+    EAGER = "eager"
+    CHECKED = "checked"
+    AHEAD = "ahead"
+
+    @classmethod
+    def of(cls, policy: UpdatePolicy, *, overlaps: bool) -> UpdateOrder:
+        """How a policy is carried out best.
+
+        Args:
+            overlaps: whether host and device work side by side on states in the host's own memory. Elsewhere nothing
+                is won by an update ahead of the check, and the copy of what it changes costs time and memory.
+        """
+        if policy is UpdatePolicy.EAGER:
+            return cls.EAGER
+        return cls.AHEAD if overlaps else cls.CHECKED
 
 
 class Step(NamedTuple):
@@ -108,13 +124,11 @@ class Carry:
 
     Args:
         held: for each slot, the key of a layer whose present weights it holds, or None.
-        updating: states whose update was begun and may be running.
-        pending: states whose gradients were checked and wait for their update.
+        updating: states whose update was issued and may be running.
     """
 
     held: tuple[Name | None, ...] = ()
     updating: tuple[Name, ...] = ()
-    pending: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True)

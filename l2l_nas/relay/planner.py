@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill, learns_from, tail_start, taken_by
-from l2l_nas.relay.plan import TAIL_VISITS, Carry, Op, Plan, Step, UpdatePolicy
+from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill, last_to_learn, learns_from, tail_start, taken_by
+from l2l_nas.relay.plan import TAIL_VISITS, Carry, Op, Plan, Step, UpdateOrder
 
 _PLANS = 128  # that are kept; most steps of a search have the plan of another one
 
@@ -23,7 +23,7 @@ def plan_training(
     path: Sequence[PathLayer],
     *,
     slots: int,
-    update: UpdatePolicy = UpdatePolicy.EAGER,
+    update: UpdateOrder = UpdateOrder.EAGER,
     keep: int = 1,
     spill: Spill = NOTHING_SPILLED,
     carry: Carry | None = None,
@@ -62,7 +62,7 @@ def plan_forward(path: Sequence[PathLayer], *, slots: int, saves_buffers: bool =
 def _training(
     path: tuple[PathLayer, ...],
     slots: int,
-    update: UpdatePolicy,
+    update: UpdateOrder,
     keep: int,
     spill: Spill,
     carry: Carry | None,
@@ -84,7 +84,7 @@ def _training(
 def _forward(path: tuple[tuple[Name, bool], ...], slots: int) -> Plan:
     layers = [PathLayer(key, has_buffers=has_buffers) for key, has_buffers in path]
     visits = [(Op.FORWARD, index) for index in range(len(path))]
-    return _Builder(layers, visits, slots=slots, update=UpdatePolicy.SERIAL).build()
+    return _Builder(layers, visits, slots=slots, update=UpdateOrder.EAGER).build()
 
 
 # of a slot: the visit that needs its content next (negative: latest first), whether it holds something, its last use,
@@ -119,7 +119,7 @@ class _Builder:
         visits: Sequence[tuple[Op, int]],
         *,
         slots: int,
-        update: UpdatePolicy,
+        update: UpdateOrder,
         spill: Spill = NOTHING_SPILLED,
         carry: Carry | None = None,
         upcoming: PathLayer | None = None,
@@ -143,14 +143,14 @@ class _Builder:
         self._sends: dict[Name, list[int]] = {}
         self._saves: dict[Name, int] = {}
         self._stores: dict[Name, int] = {}
-        self._changed: dict[Name, int] = {}  # the last UPDATE or AWAIT of a state
-        self._updated: dict[Name, None] = {}  # states whose last gradient was applied, or is on its way to be
-        self._check = -1
+        # the last UPDATE or AWAIT of a state, and the CHECK that may put it back
+        self._changed: dict[Name, tuple[int, ...]] = {}
+        self._updated: dict[Name, None] = {}
         self._loaded_ahead = -1  # the slot that holds the next path's first layer
         self._uses: dict[Name, list[int]] = {}  # by key, the numbers of its visits
         # by spilled value, the numbers of the visits that read it
         self._readers: dict[Name, list[int]] = {}
-        self._awaited: dict[Name, int] = {}  # by state, how many gradients are yet to come
+        self._awaited: dict[Name, int] = {}  # by state, how many gradients it gets
         self._first = next((layer for op, layer in visits if op is Op.TAIL), len(path))
         self._tail_places: dict[Name, int] = {}  # by key, its first place in the tail
         for place in range(self._first, len(path)):
@@ -166,6 +166,9 @@ class _Builder:
                 for state in path[layer].trainable:
                     self._awaited[state] = self._awaited.get(state, 0) + 1
         self._most_held = self._count_held()
+        # by the time of the last gradient all others are there: nothing is won by an update ahead of their check
+        late = {UpdateOrder.CHECKED: self._awaited.keys(), UpdateOrder.AHEAD: last_to_learn(path)}.get(update, ())
+        self._at_once = self._awaited.keys() - late
 
     def _makes_gradients(self, op: Op, layer: int) -> bool:
         """Whether the gradients of a layer are complete after a visit: a repeated layer leaves at its first place."""
@@ -208,10 +211,8 @@ class _Builder:
             if slot.key is not None and index != self._loaded_ahead:
                 self._free(index, len(self._visits))
         held = tuple(slot.key if index == self._loaded_ahead else None for index, slot in enumerate(self._slots))
-        pending = self._awaited if self._update is UpdatePolicy.EXACT else ()
-        waiting = tuple(state for state in pending if state not in self._updated)
         updating = [state for state in self._carry.updating if state not in self._changed]
-        return Plan(tuple(self._steps), Carry(held, (*updating, *self._updated), waiting))
+        return Plan(tuple(self._steps), Carry(held, (*updating, *self._updated)))
 
     def _take_over(self) -> None:
         """Begin with what the last plan left."""
@@ -229,25 +230,19 @@ class _Builder:
         late = self._upcoming.trainable if self._upcoming else ()
         for state in carry.updating:
             if state in mine or state in late:
-                self._changed[state] = self._add(Op.AWAIT, state=state)
-        # in the order in which the forward will load them; what this path does not have comes last
-        pending = set(carry.pending)
-        for state in [*(s for s in mine if s in pending), *(s for s in carry.pending if s not in mine)]:
-            self._add_update(state, after=())
+                self._changed[state] = (self._add(Op.AWAIT, state=state),)
 
     def _finish(self) -> None:
         """When all gradients are on the host."""
-        if self._update is UpdatePolicy.EAGER or not self._awaited:
+        if self._update is UpdateOrder.EAGER or not self._awaited:
             return
-        sends = [send for own in self._sends.values() for send in own]
-        self._check = self._add(Op.CHECK, after=tuple(sends))
-        if self._update is UpdatePolicy.AHEAD:
-            return
-        # what was updated until now got its gradient of the last step; that of this one is yet to be applied
-        self._updated = {state: None for state in self._updated if state not in self._awaited}
-        if self._update is UpdatePolicy.SERIAL:
-            for state in self._awaited:
-                self._add_update(state, after=(self._check,))
+        check = self._add(Op.CHECK, after=[send for own in self._sends.values() for send in own])
+        for state in self._updated:
+            self._changed[state] = (*self._changed[state], check)
+        # in the order in which the next forward needs them
+        for state in dict.fromkeys(state for layer in self._path for state in layer.trainable):
+            if state in self._awaited and state not in self._updated:
+                self._add_update(state, after=(check,))
 
     def _load_upcoming(self, number: int, *, is_over: bool) -> None:
         """Load the next path's first layer, so that the next step starts at once: as soon as nothing is against it.
@@ -261,14 +256,9 @@ class _Builder:
         if not is_over:
             if self._most_held[number] >= len(self._slots) or self._next_use(about.key, number) < len(self._visits):
                 return
-            # what else was updated by now got the gradient of the last step, or may yet be put back by the check
-            done = self._updated if self._update is UpdatePolicy.EAGER else ()
+            done = self._updated if self._update is UpdateOrder.EAGER else ()  # else the check may put it back
             if any(state in self._awaited and state not in done for state in about.trainable):
                 return
-        elif self._update is UpdatePolicy.EXACT:
-            for state in about.trainable:
-                if state in self._awaited and state not in self._updated:
-                    self._add_update(state, after=(self._check,))
         index = self._victim(need=len(self._visits) - 1)
         if index is not None:
             self._load_into(index, len(self._path), about, number)
@@ -369,10 +359,8 @@ class _Builder:
         """Load a layer that a visit from `number` on needs."""
         self._free(index, number)
         # the newest weights, and the buffers that the layer's previous visit saved
-        fresh = [self._changed.get(state, -1) for state in about.trainable]
-        # with `ahead` the check puts back, or lets stand, what was updated before it
-        check = self._check if self._update is UpdatePolicy.AHEAD else -1
-        after = (self._slots[index].freed, self._saves.get(about.key, -1), *fresh, check)
+        fresh = [change for state in about.trainable for change in self._changed.get(state, ())]
+        after = (self._slots[index].freed, self._saves.get(about.key, -1), *fresh)
         load = self._add(Op.LOAD, layer, index, after=after)
         self._slots[index] = _Slot(key=about.key, load=load, users=(load,))
         self._where[about.key] = index
@@ -450,11 +438,11 @@ class _Builder:
             for state in about.trainable:
                 sends = self._sends.setdefault(state, [])
                 sends.append(send)
-                if self._update.is_at_once and len(sends) == self._awaited[state]:
-                    self._add_update(state, after=tuple(sends))
+                if state in self._at_once and len(sends) == self._awaited[state]:
+                    self._add_update(state, after=sends)
         slot.users = tuple(users)
 
-    def _add_update(self, state: Name, *, after: tuple[int, ...]) -> None:
-        after = (*after, self._changed.get(state, -1))
-        self._changed[state] = self._add(Op.UPDATE, state=state, after=after)
+    def _add_update(self, state: Name, *, after: Sequence[int]) -> None:
+        update = self._add(Op.UPDATE, state=state, after=(*after, *self._changed.get(state, ())))
+        self._changed[state] = (update,)
         self._updated[state] = None

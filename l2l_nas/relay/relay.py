@@ -5,10 +5,9 @@ Layer-major order, stash and recompute: L2L (arXiv 2002.05645). What is done whe
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.arguments import check_count, check_kind, check_list, check_seed, check_whole, shown
-from l2l_nas.eps.inbox import GradientCheck, QueuedGradient
+from l2l_nas.eps.inbox import GradientCheck
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
@@ -47,7 +46,7 @@ from l2l_nas.relay.interface import (
 )
 from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.path import PathLayer, learns_from
-from l2l_nas.relay.plan import Carry, UpdatePolicy
+from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.population import group, prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, Wanted, check_budget, decide
@@ -71,8 +70,8 @@ class Relay:
     Args:
         server: the host side; `use` changes to another one of the same pool.
         slots: number of slots: 2 holds the running layer and the next. More than a path can use are not made.
-        update: when the host updates layers: "eager", "ahead", "exact" or "serial". "ahead" waits as "serial" does
-            after a step that it had to put back, until four in a row needed nothing, and where processes share states.
+        update: what updates go by: "eager", each layer's own gradient; or "exact", the whole gradient, which a clip by
+            global norm and fp16 need.
         clip: scales gradients down; by global norm not with "eager".
         precision: of weights and activations on the device: "fp32", "bf16", or "fp16" with a dynamic loss scale.
             Master weights, moments and sums of gradients are float32 in any case.
@@ -106,7 +105,7 @@ class Relay:
         server: ParamServer,
         *,
         slots: int = 2,
-        update: UpdatePolicy | str = UpdatePolicy.EAGER,
+        update: UpdatePolicy | UpdateOrder | str = UpdatePolicy.EAGER,
         clip: Clip | None = None,
         precision: str = "fp32",
         stash: str = "device",
@@ -129,7 +128,9 @@ class Relay:
         depth = len(server.pool.positions)  # of the longest path; behind it comes the first layer of the next one
         slots = min(check_count("slots", slots, least=1), depth + 1)
         keep = min(check_count("keep", keep, least=1), depth)
-        self.update = UpdatePolicy(_one_of("update", update, tuple(UpdatePolicy)))
+        # tests say in which order exact updates are done
+        self.order = update if isinstance(update, UpdateOrder) else None
+        self.update = _policy(update)
         dtype = PRECISIONS[_one_of("precision", precision, tuple(PRECISIONS))]
         _one_of("stash", stash, STASHES)
         _one_of("lanes", lanes, LANES)
@@ -238,19 +239,11 @@ class Relay:
         carry, self._carry = self._carry, None
         if carry is None:
             return
-        errors: list[BaseException] = []
         try:
-            with _kept(errors):
-                self._executor.drain()
-            with self.device.stream("host"):
-                for state in carry.pending:
-                    with _kept(errors):  # those behind it passed the check as well
-                        self.server.gradients.update(state, self._states.storage, checked=True)
+            self._executor.drain()
         finally:
             self.server.gradients.discard(self._states.storage)
             self._end_updates()
-        if errors:
-            raise errors[0]
 
     def _end_updates(self) -> None:
         """Nothing is under way; only what lives on the device may be newer than the host's."""
@@ -371,7 +364,7 @@ class Relay:
         following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
         self.server.prepare(state for layer in (*layers, *following) for state in layer.states)
         self._admit([state for layer in (*layers, *following) for state in layer.states])
-        update = UpdatePolicy.SERIAL if self.waits else self.update
+        update = self._next_order()
         plan = plan_training(
             path,
             slots=len(self.bank.slots),
@@ -413,18 +406,17 @@ class Relay:
             update=update,
             clip=self.clip,
         )
-        carried = dict(self.server.gradients.waiting)
         with self.device.preserved_generators():
             try:
                 self._executor.carry_out(job)
             except BaseException:
-                self._abandon(run, carried)
+                self._abandon(run)
                 raise
         self._note(job.check, update)
         is_skipped = job.check is not None and job.check.is_refused
         self._carry = plan.leaves
-        if is_skipped:  # nothing waits, and a layer loaded ahead may have buffers that are put back now
-            self._carry = replace(plan.leaves, pending=(), held=(None,) * len(plan.leaves.held))
+        if is_skipped:  # a layer loaded ahead may have buffers that are put back now
+            self._carry = replace(plan.leaves, held=(None,) * len(plan.leaves.held))
         self.server.begin_updates(self)
         if is_skipped and not job.is_loss_finite:
             self._put_buffers_back(run)  # they have seen what overflowed
@@ -433,16 +425,25 @@ class Relay:
         return StepResult(job.loss, count, norm, is_skipped, job.auxiliary)
 
     @property
-    def waits(self) -> bool:
-        """Whether the next step's updates wait for the check of all gradients, though they may run ahead of it."""
-        # putting back would undo what other processes did to a state meanwhile
-        return self.update is UpdatePolicy.AHEAD and (self._calm < _CALM or self.server.storage.is_shared)
+    def usual_order(self) -> UpdateOrder:
+        """When steps update states while nothing is clipped."""
+        storage = self.server.storage
+        # files are for what memory does not hold, and what lives on the device is updated there in any case
+        is_beside = self.lanes.is_beside and not self.device.shares_memory
+        overlaps = is_beside and storage.is_lasting and not self.resident
+        order = self.order or UpdateOrder.of(self.update, overlaps=overlaps)
+        # to put back would undo what other processes did to a state meanwhile
+        return UpdateOrder.CHECKED if order is UpdateOrder.AHEAD and storage.is_shared else order
 
-    def _note(self, check: GradientCheck | None, update: UpdatePolicy) -> None:
+    def _next_order(self) -> UpdateOrder:
+        order = self.usual_order
+        return UpdateOrder.CHECKED if order is UpdateOrder.AHEAD and self._calm < _CALM else order
+
+    def _note(self, check: GradientCheck | None, order: UpdateOrder) -> None:
         """Remember whether running ahead pays."""
         if check is not None:
             was_needed = check.is_clipped or check.is_refused
-            self.put_back += was_needed and update is UpdatePolicy.AHEAD
+            self.put_back += was_needed and order is UpdateOrder.AHEAD
             self._calm = 0 if was_needed else min(self._calm + 1, _CALM)
 
     def _take_carry(self) -> Carry | None:
@@ -452,19 +453,12 @@ class Relay:
             return None
         return replace(carry, updating=self._executor.updating(carry.updating), held=carry.held[:slots])
 
-    def _abandon(self, run: Run, carried: Mapping[str, QueuedGradient]) -> None:
-        """After a refused step: forget gradients that were not applied, and put buffers back.
-
-        Args:
-            carried: what the step before left to update. What of it was not begun is left to the next step.
-        """
-        waiting = self.server.gradients.waiting
-        left = tuple(state for state, pending in carried.items() if waiting.get(state) is pending)
-        self._carry = Carry(pending=left) if left else None
-        self.server.gradients.discard(self._states.storage, but=left)
+    def _abandon(self, run: Run) -> None:
+        """After a refused step: forget gradients that were not applied, and put buffers back."""
+        self._carry = None
+        self.server.gradients.discard(self._states.storage)
         self._put_buffers_back(run)
-        if not left:
-            self._end_updates()
+        self._end_updates()
 
     def _put_buffers_back(self, run: Run) -> None:
         for index, buffers in reversed(run.entry_buffers.items()):
@@ -555,15 +549,6 @@ class Relay:
             self._passes.recalibrate(self._states, layers, batches[start : start + count], started)
 
 
-@contextlib.contextmanager
-def _kept(errors: list[BaseException]) -> Iterator[None]:
-    """Keep what is raised, to be raised when all else is done."""
-    try:
-        yield
-    except BaseException as error:
-        errors.append(error)
-
-
 def _fill(frames: Sequence[Batch], inputs: Batch, sizes: Sequence[int]) -> None:
     for frame, batch in zip(frames, cut_batch(inputs, sizes), strict=True):
         for target, tensor in zip(frame, batch, strict=True):
@@ -580,6 +565,14 @@ def _check_kinds(server: object, *, clip: object, stress: object, trace: object)
     ):
         if value is not None:
             check_kind(name, value, kind, wanted=wanted)
+
+
+def _policy(update: UpdatePolicy | UpdateOrder | str) -> UpdatePolicy:
+    if isinstance(update, UpdateOrder):
+        return UpdatePolicy.EAGER if update is UpdateOrder.EAGER else UpdatePolicy.EXACT
+    if update in ("ahead", "serial"):
+        raise SettingError(f"update: '{update}' is now 'exact', which chooses how it runs")
+    return UpdatePolicy(_one_of("update", update, tuple(UpdatePolicy)))
 
 
 def _one_of(name: str, value: str, known: Sequence[str]) -> str:

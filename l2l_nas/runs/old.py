@@ -64,6 +64,8 @@ def _with_names_of_today(config: Mapping[str, Any]) -> dict[str, Any]:
     search, train, relay = (found.get(name) for name in ("search", "train", "relay"))
     if isinstance(relay, dict) and "compile" in relay:
         relay.setdefault("layers", "compile" if relay.pop("compile") else "eager")
+    if isinstance(relay, dict) and relay.get("update") in ("ahead", "serial"):
+        relay["update"] = "exact"  # which has their results
     if isinstance(search, dict):
         for name in ("sampler", "strategy"):
             if name in search:

@@ -36,8 +36,7 @@ from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.problem import Problem
 
 _HALVES = 4  # micro-batches that are tried: the batch, half of it, ...
-# of device memory that is left, for states: all of them, or beside their gradients, or those and what `ahead` saves
-_STATE_SHARES = (None, 12 / 16, 12 / 28)
+_STATE_SHARES = (None, 12 / 16)  # of device memory that is left, for states: all of them, or beside their gradients
 _DRAWS = 51  # the median is that of so many random architectures
 _ROLES = {
     "compute": "compute",
@@ -319,7 +318,7 @@ def _micro_batches(batch_size: int, given: int) -> list[int]:
 def _updates(conf: RelayConf) -> tuple[UpdatePolicy, ...]:
     """Those that the precision and the clipping allow."""
     waits = conf.precision == "fp16" or (conf.clip > 0 and conf.clip_scope == "global")
-    return (UpdatePolicy.EXACT, UpdatePolicy.AHEAD if waits else UpdatePolicy.EAGER)
+    return (UpdatePolicy.EXACT,) if waits else (UpdatePolicy.EXACT, UpdatePolicy.EAGER)
 
 
 def _settings(conf: RelayConf, device_bytes: int) -> Iterator[RelayConf]:

@@ -268,7 +268,7 @@ class RelayConf:
 
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     slots: int = setting(2, "layers on the device at once")
-    update: str = setting("eager", "eager; with global norm: exact, ahead, serial")
+    update: str = setting("eager", "eager; by the whole gradient's norm: exact")
     clip: float = setting(0.0, "largest gradient norm; 0: no clipping")
     clip_scope: str = setting("global", "global, or layer: each by itself")
     precision: str = setting("fp32", "fp32, bf16 or fp16 on the device")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +23,10 @@ from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import L2LError, LaneError
 from l2l_nas.relay import relay as relay_module
 from l2l_nas.relay.device_states import DeviceStates
-from l2l_nas.relay.plan import Op, Plan
+from l2l_nas.relay.plan import Op, Plan, UpdateOrder
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.stress import Stress
+from l2l_nas.space.pool import LayerPool
 from tests.accelerator.waits import Order
 from tests.relay.steps import relay_of, train
 from tests.toys import dense_pool, repeated_pool
@@ -32,6 +34,8 @@ from tests.toys import dense_pool, repeated_pool
 PATH = ("normed", "partial", "dense", "dense", "normed", "dense", "mlp")
 OTHER = ("dense", "dense", "normed", "partial", "dense", "normed", "linear")  # has no layer of PATH
 REPEATED = ("running", "partial", "normed", "dense", "dense", "dense", "head")
+SHARED = ("running", "dense", "partial", "normed", "skip", "skip", "head")
+TURNED = ("dense", "partial", "normed", "running", "skip", "skip", "head")
 TRIES = 8
 PACED = Stress(longest_delay_s=0.0, pace=lambda op, layer: 0.03 if op == "backward" else 0.0, is_poisoning=False)
 
@@ -49,12 +53,14 @@ class Scenario:
         paths: one after the other, again and again.
         knows_next: whether a step is told the next path.
         warm_up: steps with all waits. In the first ones a relay compares what it recomputes, and the host waits.
+        pool: whose paths they are.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     paths: tuple[tuple[str, ...], ...] = (PATH,)
     knows_next: bool = True
     warm_up: int = 4
+    pool: Callable[..., LayerPool] = dense_pool
 
     def trained(self, monkeypatch, *, op=None, lost=None) -> tuple[list[Plan], L2LError | None]:
         """Train, after a warm-up with plans that lost a kind of wait: the plans as they were, and an error."""
@@ -72,7 +78,7 @@ class Scenario:
             ))  # fmt: skip
 
         monkeypatch.setattr(relay_module, "plan_training", planned)
-        relay = relay_of(dense_pool(depth=6), lanes="threads", **self.options)
+        relay = relay_of(self.pool(depth=6), lanes="threads", **self.options)
         error = None
         try:
             for step in range(self.warm_up + 2):
@@ -90,15 +96,18 @@ SCENARIOS = {
     "default": Scenario(),
     "host stash": Scenario({"stash": "host"}),
     "exact": Scenario({"update": "exact", "stash": "host", "slots": 3}),
-    "serial": Scenario({"update": "serial", "slots": 4, "keep": 3}),
-    "ahead": Scenario({"update": "ahead", "stash": "host", "stress": slow("backward")}),
-    "ahead, clipped": Scenario({"update": "ahead", "clip": Clip(0.001)}, warm_up=0),  # the next steps are not ahead
+    "checked": Scenario({"update": UpdateOrder.CHECKED, "slots": 4, "keep": 3}),
+    "ahead": Scenario({"update": UpdateOrder.AHEAD, "stash": "host", "stress": slow("backward")}),
+    # the next path begins with a layer that is updated ahead here; the next steps are not ahead
+    "ahead, clipped": Scenario(
+        {"update": UpdateOrder.AHEAD, "clip": Clip(0.001)}, (SHARED, TURNED), warm_up=0, pool=repeated_pool
+    ),
     "late updates": Scenario({"stress": slow("update")}),
     "late gradients": Scenario({"stress": slow("send")}),
     "late loads": Scenario({"stress": slow("load")}),
     "unknown paths": Scenario({"stress": slow("send")}, paths=(PATH, OTHER), knows_next=False),
     "device states": Scenario({"resident": "all"}),
-    "device states ahead": Scenario({"update": "ahead", "resident": "all"}),
+    "device states ahead": Scenario({"update": UpdateOrder.AHEAD, "resident": "all"}),
 }
 # what waits, for what, and where its loss is seen; others stand in for every other wait
 SEEN = {
@@ -118,7 +127,7 @@ SEEN = {
     ("backward", "fetch"): "exact",
     ("backward", "save"): "exact",
     ("check", "send"): "exact",
-    ("save", "tail"): "serial",
+    ("save", "tail"): "checked",
     ("load", "check"): "ahead, clipped",
     ("load", "await"): "late updates",
     ("forward", "keep"): "late gradients",

@@ -33,7 +33,7 @@ OTHERS = (
     "space.args.width=6",
     "train.batch_size=32",
     "train.learning_rate=0.01",
-    "relay.update=serial",
+    "relay.update=exact",
     "optimizer.weight_decay=0.1",
 )
 

@@ -141,12 +141,12 @@ def test_no_steps_score_the_last_weights_of_a_training(finished):
 @pytest.mark.slow
 def test_settings_are_those_of_the_run_named_unless_given(pool, tmp_path):
     own = [f"space.pool={pool}", "space.args.depth=3", "space.args.width=6", "train.batch_size=32", "seed=3"]
-    relay = ["relay.update=serial", "relay.threads=1", "objectives=[loss]"]
+    relay = ["relay.update=exact", "relay.threads=1", "objectives=[loss]"]
     assert main(["search", *own, *TINY, *relay, "folder=run", "search.trials=3"]) == 0
     assert main([*QUICK, "run=run", "space.args.samples=200", "train.batch_size=40"]) == 0
     config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert config["space"] == {"pool": pool, "args": {"depth": 3, "width": 6, "samples": 200}}
-    assert (config["seed"], config["train"]["batch_size"], config["relay"]["update"]) == (3, 40, "serial")
+    assert (config["seed"], config["train"]["batch_size"], config["relay"]["update"]) == (3, 40, "exact")
     assert config["metric"] == "loss"
     assert config["train"]["learning_rate"] == 0.008  # the command's own
     assert read("out")["objectives"] == [{"name": "loss", "maximize": False}]

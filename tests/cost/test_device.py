@@ -12,6 +12,7 @@ from torch import nn
 from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.cost.device import DeviceBytes
 from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.space.live_bytes import LiveBytes
 from search_spaces.digits_conv import build as digits_conv
 from search_spaces.encoder_decoder import EncoderBlock
@@ -159,7 +160,7 @@ def test_the_counter_counts_what_lives():
     assert (live.now, live.peak) == (4000, 8000)
 
 
-@pytest.mark.parametrize("update", ["eager", "exact", "serial", "ahead"])
+@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"device_budget": "all"}], ids=str)
 @pytest.mark.parametrize("resident", [None, 30_000, "all"])
 def test_states_that_live_on_the_device_count(resident, options, update):

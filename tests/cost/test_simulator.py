@@ -11,7 +11,7 @@ import pytest
 from l2l_nas.cost.chain import LANE, LANES, Chain, Read, RelayShape
 from l2l_nas.cost.simulator import LayerSeconds, PathSeconds, _Disk, _staged, lifted, simulate
 from l2l_nas.relay.path import PathLayer, Spill
-from l2l_nas.relay.plan import Op, Step, UpdatePolicy
+from l2l_nas.relay.plan import Op, Step, UpdateOrder
 
 RESTING = {Op.KEEP, Op.AWAIT, Op.FREE}
 
@@ -65,17 +65,16 @@ def test_one_layer_in_one_slot_is_a_chain_of_waits():
     assert found.step_s == pytest.approx(1 + 2 + 4 + 8 + 16)
 
 
-def test_serial_updates_are_in_nobodys_shadow():
+def test_what_updates_wait_for_the_check_takes_longer():
     depth = 4
     times = {
         update: simulate(
             Chain.of(path_of(depth), RelayShape(slots=3, update=update)),
             seconds_of(depth, LayerSeconds(0.01, 1, 2, 0.01), update=2),
         ).step_s
-        for update in UpdatePolicy
+        for update in UpdateOrder
     }
-    assert times[UpdatePolicy.EAGER] <= times[UpdatePolicy.EXACT] <= times[UpdatePolicy.SERIAL]
-    assert times[UpdatePolicy.EAGER] < times[UpdatePolicy.SERIAL]
+    assert times[UpdateOrder.EAGER] <= times[UpdateOrder.AHEAD] < times[UpdateOrder.CHECKED]
 
 
 @pytest.mark.parametrize("number", range(40))
@@ -84,7 +83,7 @@ def test_no_step_is_shorter_than_the_work_of_its_busiest_lane_nor_longer_than_al
     depth = draw.randint(1, 9)
     slots = draw.randint(1, depth + 1)
     spilled = frozenset(f"v{i}" for i in range(depth - 1)) if draw.random() < 0.5 else frozenset()
-    shape = RelayShape(slots, draw.randint(1, slots), draw.choice(list(UpdatePolicy)), Spill(spilled))
+    shape = RelayShape(slots, draw.randint(1, slots), draw.choice(list(UpdateOrder)), Spill(spilled))
     path = path_of(depth, has_buffers=draw.random() < 0.3)
     seconds = PathSeconds(
         [LayerSeconds(*(draw.random() for _ in range(5))) for _ in range(depth)],
@@ -179,7 +178,7 @@ def files_of(depth: int, read: float, rest: float, written: float) -> dict[str, 
     return {f"l{i}": (read, rest, written) for i in range(depth)}
 
 
-@pytest.mark.parametrize("update", list(UpdatePolicy))
+@pytest.mark.parametrize("update", list(UpdateOrder))
 def test_states_in_files_are_read_once_a_use_that_frames_do_not_spare(update):
     depth = 8
     chain = Chain.of(path_of(depth), RelayShape(slots=3, update=update, frames=4))

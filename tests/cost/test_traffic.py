@@ -87,7 +87,7 @@ def counted(relay, choices, monkeypatch, *, steps=1, batch=5, micro_batch=2) -> 
         {"device_budget": "all", "resident": None},
         {"resident": 2000},
         {"update": "exact"},
-        {"update": "serial", "stash": "host", "slots": 3},
+        {"update": "exact", "stash": "host", "slots": 3},
         {"precision": "bf16"},
         {"precision": "bf16", "stash": "host", "update": "exact"},
     ],

@@ -18,6 +18,7 @@ from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.state import Part
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import L2LError, StorageError
+from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
 from tests.eps.disks import make_rough
 from tests.nursery import Nursery
@@ -63,7 +64,7 @@ def assert_equal(one, other):
 
 
 @pytest.mark.parametrize("frames", [1, 2, 4])
-@pytest.mark.parametrize("update", ["eager", "exact", "serial"])
+@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
 @pytest.mark.parametrize("name", POOLS)
 def test_every_policy_and_pool_in_threads_under_stress_on_a_rough_disk(tmp_path, monkeypatch, name, update, frames):
     pool = POOLS[name]()

@@ -26,6 +26,7 @@ from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.layers import MixtureOfExperts, Routing
 from l2l_nas.relay.device import stream_seed
+from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
 from tests.equivalence.mixed import Mixed
 from tests.equivalence.test_relay_equals_plain import plain_tensors
@@ -223,7 +224,7 @@ def compared(name, *, optimizer=None, micro_batch=3, samples=7, clip=None, round
 
 COMBINATIONS = [
     (update, stash, budget, slots)
-    for update in ("eager", "ahead", "exact", "serial")
+    for update in ("eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD)
     for stash in ("device", "host")
     for budget in (None, "auto", "all")
     for slots in (2, 4)
@@ -369,7 +370,7 @@ class Bad(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("update", ["eager", "ahead", "exact", "serial"])
+@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
 @pytest.mark.parametrize("slots", [2, 4])
 @pytest.mark.parametrize(
     ("how", "what"),

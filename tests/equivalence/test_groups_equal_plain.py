@@ -13,6 +13,7 @@ from l2l_nas.eps.optimizers.precision import LowPrecision
 from l2l_nas.eps.optimizers.registry import in_low_precision, muon_with_adamw
 from l2l_nas.eps.optimizers.rules import Adafactor, Lion
 from l2l_nas.eps.scale import Clip
+from l2l_nas.relay.plan import UpdateOrder
 from tests.equivalence.plain import Plain
 from tests.equivalence.test_relay_equals_plain import POOLS, compare_resident, relay_of, tail_length, train
 
@@ -21,7 +22,7 @@ PATHS = {
     "language": (["embed", "attention", "feed", "attention", "head"], ["embed", "feed", "feed", "attention", "head"]),
 }
 # which clips need: eager has no global norm
-CLIPS = {"eager": [None, Clip(0.3, "layer")], "exact": [Clip(0.3)], "serial": [Clip(0.3, "layer")]}
+CLIPS = {"eager": [None, Clip(0.3, "layer")], "exact": [Clip(0.3), Clip(0.3, "layer")]}
 GROUPS = {
     "dense": [no_decay(), layer_decay(0.9), Group("layer1/*", frozen=True)],
     "language": [no_decay(), Group("*/feed/*", lr_scale=0.5), Group("*/attention/*", frozen=True)],
@@ -100,7 +101,7 @@ def test_decay_rates_and_frozen_parts_equal_param_groups_of_torch(name, rule, up
     ],
     ids=["lion", "adafactor", "muon", "bf16", "muon in 8 bits"],
 )
-@pytest.mark.parametrize("update", ["eager", "exact", "serial"])
+@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
 def test_every_rule_trains_in_the_relay_as_in_plain_pytorch(optimizer, update):
     run = of_run("language", update, None) | {"optimizer": optimizer}
     server, other = (ParamServer(POOLS["language"], optimizer=optimizer, seed=3) for _ in range(2))

@@ -128,7 +128,7 @@ def assert_equal(server, plain):
     ("settings", "clip"),
     [
         ({"update": "eager"}, None),
-        ({"update": "serial", "slots": 3}, None),
+        ({"update": "exact", "slots": 3}, None),
         ({"update": "exact", "clip": Clip(0.5, "global"), "stash": "host"}, (0.5, "global")),
         ({"update": "eager", "keep": 3, "lanes": "threads"}, None),
         ({"update": "eager", "device_budget": "all"}, None),

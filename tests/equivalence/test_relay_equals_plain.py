@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from l2l_nas import SGD, AdamW, ParamServer, Relay, Resident
 from l2l_nas.eps.scale import Clip
 from l2l_nas.relay.path import PathLayer, tail_start
+from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
 from tests.equivalence.plain import Plain
 from tests.toys import (
@@ -61,7 +62,7 @@ def runs(draw, pools, micro_batches):
     name = draw(st.sampled_from(pools))
     pool = POOLS[name]
     one = st.tuples(*[st.sampled_from([c.name for c in position.candidates]) for position in pool.positions])
-    update = draw(st.sampled_from(["eager", "ahead", "exact", "serial"]))
+    update = draw(st.sampled_from(["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD]))
     scopes = ["layer"] if update == "eager" else ["layer", "global"]
     clip = draw(st.none() | st.builds(Clip, st.sampled_from([0.05, 0.5, 50.0]), st.sampled_from(scopes)))
     budget = draw(st.sampled_from([None, None, "all", 20_000, 40_000]))
@@ -291,7 +292,7 @@ def compare_resident(run, server, other, resident):
 
 COMBINATIONS = [
     (update, stash, budget, slots)
-    for update in ("eager", "ahead", "exact", "serial")
+    for update in ("eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD)
     for stash in ("device", "host", "auto")
     for budget in (None, 40_000, "all")
     for slots in (2, 3, 4)

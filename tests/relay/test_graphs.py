@@ -88,7 +88,7 @@ OPTIONS = [
     {},
     {"slots": 3, "update": "exact", "lanes": "threads", "stash": "host"},
     {"device_budget": "all", "resident": None},
-    {"slots": 4, "keep": 3, "update": "serial"},
+    {"slots": 4, "keep": 3, "update": "exact"},
     {"resident": "all", "slots": 2},
     {"precision": "bf16"},
 ]

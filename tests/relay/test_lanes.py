@@ -228,7 +228,7 @@ INTERRUPTED = """
             pass
         else:
             sys.exit("it was not interrupted")
-        assert not relay.server.gradients.keys or update == "exact", relay.server.gradients.keys
+        assert not relay.server.gradients.keys, relay.server.gradients.keys
         relay.lanes._runner._stress = None
         if update != "eager":  # the step was refused as a whole
             assert is_same(relay.server, before)
@@ -238,7 +238,7 @@ INTERRUPTED = """
         train(relay, PATH, step=4)
         relay.close()
 
-    for slow, update in (("load", "exact"), ("send", "exact"), ("load", "serial"), ("send", "eager")):
+    for slow, update in (("load", "exact"), ("send", "exact"), ("send", "eager")):
         interrupted(slow, update)
         print(slow, update, flush=True)
 """
@@ -306,7 +306,7 @@ def test_stress_delays_each_lane_where_its_work_is_done():
     assert device.delayed == ["up", "down"]
 
 
-def test_of_updates_that_may_begin_the_first_layer_s_goes_first_and_a_check_stays_in_its_place():
+def test_of_updates_that_may_begin_the_first_layer_s_goes_first_and_a_check_before_them():
     lanes, done, begin = Lanes(Cpu(), threads=True), [], threading.Event()
 
     def submit(name, rank, after=()):
@@ -319,5 +319,5 @@ def test_of_updates_that_may_begin_the_first_layer_s_goes_first_and_a_check_stay
     tickets += [submit("check", 0), submit("behind", 1)]
     begin.set()
     lanes.wait(tickets)
-    assert done == ["first", "second", "third", "late", "check", "behind"]
+    assert done == ["check", "first", "behind", "second", "third", "late"]
     lanes.close()

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.check import check_plan
 from l2l_nas.relay.path import PathLayer, Spill, tail_start
-from l2l_nas.relay.plan import VISITS, Op, UpdatePolicy
+from l2l_nas.relay.plan import VISITS, Op, UpdateOrder
 from l2l_nas.relay.planner import plan_forward, plan_training
+from l2l_nas.testing.plans import check_plan
 
 KINDS = [
     PathLayer("a", ("a",)),
@@ -61,7 +61,7 @@ def spills(draw, path):
 @st.composite
 def chains(draw):
     """Plans one after the other, as training makes them: each begins with what the last one left."""
-    options = {"slots": draw(st.integers(1, 5)), "update": draw(st.sampled_from(UpdatePolicy))}
+    options = {"slots": draw(st.integers(1, 5)), "update": draw(st.sampled_from(UpdateOrder))}
     paths = draw(st.lists(PATHS, min_size=1, max_size=3))
     plans, carry = [], None
     for index, path in enumerate(paths):
@@ -126,7 +126,7 @@ def test_the_next_load_is_placed_before_the_visit_it_may_overlap():
 @settings(derandomize=True, deadline=None, max_examples=50, database=None)
 @given(PATHS, st.integers(1, 3))
 def test_eager_updates_stand_right_behind_their_last_send(path, slots):
-    plan = plan_training(path, slots=slots, update=UpdatePolicy.EAGER)
+    plan = plan_training(path, slots=slots, update=UpdateOrder.EAGER)
     for index, step in enumerate(plan.steps):
         if step.op is Op.UPDATE:
             before = index - 1
@@ -139,7 +139,7 @@ def test_eager_updates_stand_right_behind_their_last_send(path, slots):
 @settings(derandomize=True, deadline=None, max_examples=50, database=None)
 @given(PATHS, st.integers(1, 3))
 def test_serial_updates_stand_behind_everything_else(path, slots):
-    plan = plan_training(path, slots=slots, update=UpdatePolicy.SERIAL)
+    plan = plan_training(path, slots=slots, update=UpdateOrder.CHECKED)
     ops = [step.op for step in plan.steps if step.op is not Op.FREE]
     first = ops.index(Op.UPDATE) if Op.UPDATE in ops else len(ops)
     assert set(ops[first:]) <= {Op.UPDATE}
@@ -194,31 +194,37 @@ def test_the_tail_is_as_short_as_the_slots_but_a_repeated_layer_needs_one_slot_o
     assert tail_start([PathLayer("a")] * 6, slots=1, keep=4) == 2
 
 
-def test_exact_updates_come_first_in_forward_order_and_each_load_waits_for_its_own():
+def test_updates_behind_the_check_are_in_forward_order_and_each_load_of_the_next_step_waits_for_its_own():
     path = simple(4)
-    first = plan_training(path, slots=2, update=UpdatePolicy.EXACT)
-    assert not any(step.op is Op.UPDATE for step in first.steps)
-    assert set(first.leaves.pending) == {"0", "1", "2", "3"}
-    second = plan_training(path, slots=2, update=UpdatePolicy.EXACT, carry=first.leaves)
-    updates = {step.state: index for index, step in enumerate(second.steps) if step.op is Op.UPDATE}
-    assert list(updates) == ["0", "1", "2", "3"]
-    first_visit = next(index for index, step in enumerate(second.steps) if step.op in VISITS)
-    assert max(updates.values()) < first_visit
+    first = plan_training(path, slots=2, update=UpdateOrder.CHECKED)
+    check = next(index for index, step in enumerate(first.steps) if step.op is Op.CHECK)
+    updates = [(step.state, step.after) for step in first.steps if step.op is Op.UPDATE]
+    assert updates == [(name, (check,)) for name in "0123"]
+    second = plan_training(path, slots=2, update=UpdateOrder.CHECKED, carry=first.leaves)
+    awaits = {step.state: index for index, step in enumerate(second.steps) if step.op is Op.AWAIT}
+    assert list(awaits) == ["0", "1", "2", "3"]
     for step in second.steps:
         if step.op is Op.LOAD:
-            assert updates[str(step.layer)] in step.after
+            assert awaits[str(step.layer)] in step.after
 
 
-def test_what_the_next_path_lacks_is_updated_all_the_same():
-    first = plan_training(simple(3), slots=2, update=UpdatePolicy.EXACT)
+def test_updates_of_what_the_next_path_lacks_are_waited_for_by_a_later_one():
+    first = plan_training(simple(3), slots=2, update=UpdateOrder.CHECKED)
     other = [PathLayer("x", ("x",)), PathLayer("1", ("1",))]
-    plan = plan_training(other, slots=2, update=UpdatePolicy.EXACT, carry=first.leaves)
-    assert [step.state for step in plan.steps if step.op is Op.UPDATE] == ["1", "0", "2"] or [
-        step.state for step in plan.steps if step.op is Op.UPDATE
-    ] == ["1", "2", "0"]
+    plan = plan_training(other, slots=2, update=UpdateOrder.CHECKED, carry=first.leaves)
+    assert [step.state for step in plan.steps if step.op is Op.AWAIT] == ["1"]
+    assert set(plan.leaves.updating) == {"0", "1", "2", "x"}
 
 
-@pytest.mark.parametrize("update", UpdatePolicy)
+def test_updates_run_ahead_of_the_check_but_those_of_the_last_gradient():
+    steps = plan_training(simple(4), slots=2, update=UpdateOrder.AHEAD).steps
+    check = next(index for index, step in enumerate(steps) if step.op is Op.CHECK)
+    updates = {step.state: index for index, step in enumerate(steps) if step.op is Op.UPDATE}
+    assert [state for state, index in updates.items() if index < check] == ["3", "2", "1"]
+    assert steps[updates["0"]].after == (check,)
+
+
+@pytest.mark.parametrize("update", UpdateOrder)
 def test_the_next_path_s_first_layer_is_loaded_before_the_step_ends(update):
     upcoming = PathLayer("next", ("next",))
     plan = plan_training(simple(4), slots=2, update=update, upcoming=upcoming)

@@ -14,7 +14,7 @@ ALL_THREADS = _ExperimentalConfig(profile_all_threads=True)
 
 @pytest.mark.parametrize("lanes", ["inline", "threads"])
 def test_a_profile_has_a_range_for_each_step_of_a_plan(lanes):
-    relay = relay_of(dense_pool(), lanes=lanes, slots=2, update="serial")
+    relay = relay_of(dense_pool(), lanes=lanes, slots=2, update="exact")
     train(relay, PATH)
     with profile(activities=[ProfilerActivity.CPU], experimental_config=ALL_THREADS) as found:
         train(relay, PATH, step=7)

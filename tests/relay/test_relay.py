@@ -15,6 +15,7 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, Group, Groups, LayerPool, ParamServer, Position, Relay, TensorSpec, convert
 from l2l_nas.errors import DataError, NonFiniteError, SettingError, SpaceError
+from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.resident import Resident
 from tests.equivalence.plain import Plain
 from tests.toys import Frozen, NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
@@ -143,7 +144,7 @@ class NotANumber(SquaredError):
         return super().loss(outputs, targets) / 0
 
 
-@pytest.mark.parametrize("update", ["eager", "exact", "serial"])
+@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
 def test_a_loss_that_is_not_finite_is_refused_and_nothing_changes(update):
     relay = relay_of(dense_pool(), update=update)
     train(relay, PATH)
@@ -179,7 +180,7 @@ class Explode(nn.Module):
 
 
 def test_a_gradient_that_is_not_finite_never_reaches_a_weight_and_names_its_layer():
-    relay = relay_of(chain_pool(Explode, partial(nn.Linear, 6, 2)), update="serial")
+    relay = relay_of(chain_pool(Explode, partial(nn.Linear, 6, 2)), update="exact")
     architecture = ["c", "c"]
     with pytest.raises(NonFiniteError, match="gradient of layer 'p0/c'"):
         train(relay, architecture)
@@ -188,7 +189,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_a_weight_and_names_its_laye
 
 
 def test_with_serial_updates_a_gradient_that_is_not_finite_refuses_the_whole_step():
-    relay = relay_of(chain_pool(Explode, partial(nn.Linear, 6, 2)), update="serial")
+    relay = relay_of(chain_pool(Explode, partial(nn.Linear, 6, 2)), update="exact")
     before = {key: {n: t.clone() for n, t in relay.server.state(key).tensors().items()} for key in ("p0/c", "p1/c")}
     with pytest.raises(NonFiniteError):
         train(relay, ["c", "c"])
@@ -342,7 +343,7 @@ def test_a_training_step_leaves_the_user_s_random_numbers_alone():
 def test_the_number_of_slots_and_the_update_policy_do_not_change_the_result():
     results = []
     for slots in (1, 2, 5):
-        for update in ("eager", "serial"):
+        for update in ("eager", "exact"):
             relay = relay_of(dense_pool(), slots=slots, update=update)
             results.append(([train(relay, PATH, step=step).loss for step in range(3)], tensors(relay.server)))
     for losses, weights in results[1:]:

@@ -11,6 +11,7 @@ import torch
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.relay.device import Cpu
+from l2l_nas.relay.plan import UpdateOrder
 from tests.relay.steps import OTHER, PATH, is_same, relay_of, tensors, train
 from tests.toys import dense_pool, language_pool, repeated_pool
 
@@ -27,7 +28,7 @@ def in_templates(relay):
 
 
 @pytest.mark.parametrize("lanes", ["inline", "threads"])
-@pytest.mark.parametrize("update", ["eager", "exact", "serial"])
+@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
 @pytest.mark.parametrize("options", [{}, {"device_budget": "all"}, {"slots": 4, "keep": 2}], ids=str)
 def test_training_on_masters_equals_training_on_copies(update, lanes, options):
     paths = [PATH, OTHER, PATH, OTHER, OTHER]

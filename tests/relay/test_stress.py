@@ -16,7 +16,7 @@ import torch
 from l2l_nas import Clip
 from l2l_nas.errors import L2LError
 from l2l_nas.relay import relay as relay_module
-from l2l_nas.relay.plan import Op, Plan
+from l2l_nas.relay.plan import Op, Plan, UpdateOrder
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
@@ -273,7 +273,7 @@ def test_paced_work_takes_as_long_as_on_the_machine_and_gives_the_same_numbers()
     paced.close()
 
 
-@pytest.mark.parametrize("update", ["eager", "ahead", "exact", "serial"])
+@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
 def test_updates_that_lag_behind_are_done_for_their_own_step(update):
     """Of a path's layers those that the next path lacks are waited for by nothing but the next check."""
     options = {"update": update, "clip": Clip(0.5, "layer" if update == "eager" else "global")}

@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from l2l_nas.relay.plan import TAIL_VISITS, VISITS, Op, UpdatePolicy
+from l2l_nas.relay.plan import TAIL_VISITS, VISITS, Op, UpdateOrder
 from l2l_nas.relay.planner import plan_training
 from tests.relay.test_plan import chains, simple
 
@@ -59,7 +59,7 @@ def has_reason(first, second, layers, *, update):
             return first.slot == second.slot
         if first.op is Op.SAVE:
             return layers[first.layer].key == about.key
-        return first.state in about.trainable or (first.op is Op.CHECK and update is UpdatePolicy.AHEAD)
+        return first.state in about.trainable or (first.op is Op.CHECK and update is UpdateOrder.AHEAD)
     if second.op in VISITS:
         if first.op in (Op.LOAD, Op.KEEP, Op.SEND, Op.SAVE):
             return bool(slots_of(first) & slots_of(second))
@@ -141,7 +141,7 @@ def test_a_load_takes_the_slot_that_is_free_longest(chain):
         assert badly_chosen(plan, path, upcoming=options["upcoming"], carry=options["carry"]) == []
 
 
-@pytest.mark.parametrize("update", UpdatePolicy)
+@pytest.mark.parametrize("update", UpdateOrder)
 def test_a_needless_wait_and_a_slot_badly_chosen_are_noticed(update):
     path = simple(6)
     plan = plan_training(path, slots=3, update=update)

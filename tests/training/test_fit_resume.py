@@ -28,7 +28,7 @@ RULES = {"adamw": AdamW(), "sgd": SGD()}
 SETTINGS: dict[str, dict[str, Any]] = {
     "eager": {"update": "eager", "lanes": "inline"},
     "exact": {"update": "exact", "lanes": "threads", "clip": Clip(0.5)},
-    "serial": {"update": "serial", "lanes": "threads", "stash": "host"},
+    "checked": {"update": "exact", "lanes": "threads", "stash": "host"},
     "fp16": {"update": "exact", "lanes": "threads", "precision": "fp16"},
 }
 CASES = [(rule, setting) for rule in RULES for setting in SETTINGS if (rule, setting) != ("sgd", "fp16")]

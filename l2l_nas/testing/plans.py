@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 from l2l_nas.errors import PlanError
-from l2l_nas.relay.path import NOTHING_SPILLED, PathLayer, Spill
-from l2l_nas.relay.plan import TAIL_VISITS, VISITS, Carry, Op, Plan, Step, UpdatePolicy
+from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill
+from l2l_nas.relay.plan import TAIL_VISITS, VISITS, Carry, Op, Plan, Step, UpdateOrder
 
 _HOST = (Op.UPDATE, Op.AWAIT, Op.CHECK)
 _FRAMES = (Op.STORE, Op.FETCH)
@@ -19,7 +19,7 @@ def check_plan(
     *,
     slots: int,
     trains: bool,
-    update: UpdatePolicy = UpdatePolicy.EAGER,
+    update: UpdateOrder = UpdateOrder.EAGER,
     spill: Spill = NOTHING_SPILLED,
     carry: Carry | None = None,
     upcoming: PathLayer | None = None,
@@ -34,9 +34,9 @@ def check_plan(
     - buffers that a forward changed are saved once, before anything changes them again or loads them;
     - a spilled value is read in a frame that holds it, and stored before that frame is written again and it is needed;
     - in training, each state with trainable parameters in the path is updated once, after its last contribution, and
-      with `exact` and `serial` after all gradients are checked; `exact` leaves it to the next plan; with `ahead` before
-      or after they are, and nothing loads its weights before both;
-    - what the last plan left to update is updated, and no layer is loaded before an update that was due before it.
+      with `CHECKED` after all gradients are checked; with `AHEAD` before or after they are, and nothing loads its
+      weights before both;
+    - no layer is loaded before an update that was due before it, the last plan's included.
 
     Raises:
         PlanError: a rule is broken; the message names the step.
@@ -52,7 +52,7 @@ class _Checker:
         path: Sequence[PathLayer],
         *,
         slots: int,
-        update: UpdatePolicy,
+        update: UpdateOrder,
         spill: Spill,
         carry: Carry | None,
         upcoming: PathLayer | None,
@@ -66,6 +66,7 @@ class _Checker:
         self.spill = spill
         self.carry = carry
         self.before = self._ancestors()
+        self.checks = [index for index, step in enumerate(plan.steps) if step.op is Op.CHECK]
         self.tail = next((step.layer for step in plan.steps if step.op is Op.TAIL), self.depth)
 
     def check(self, *, trains: bool) -> None:
@@ -87,15 +88,15 @@ class _Checker:
     def _num_frames(self, step: Step) -> int:
         return len(self._written(step)) if step.op is Op.FORWARD else int(step.op in _FRAMES)
 
-    def _written(self, step: Step) -> list[str]:
+    def _written(self, step: Step) -> list[Name]:
         """The spilled values that a forward visit writes."""
         return [name for name in self.path[step.layer].writes if name in self.spill.values]
 
-    def _taken(self, step: Step) -> set[str]:
+    def _taken(self, step: Step) -> set[Name]:
         """The spilled values that a visit reads."""
         layers = self.path[self.tail : self.depth] if step.op in TAIL_VISITS else [self.path[step.layer]]
-        written: set[str] = set()
-        taken: set[str] = set()
+        written: set[Name] = set()
+        taken: set[Name] = set()
         for layer in layers:
             taken.update(set(layer.reads) - written)
             written.update(layer.writes)
@@ -149,9 +150,9 @@ class _Checker:
         """Layers that a visit runs in a slot; more than one where a repeated layer is in the tail twice."""
         return [step.layer + place for place, used in enumerate((step.slot, *step.tail)) if used == slot]
 
-    def _check_slot(self, slot: int) -> str | None:
+    def _check_slot(self, slot: int) -> Name | None:
         """Walk one slot's steps; each must wait for those before it that it conflicts with. Returns what it leaves."""
-        key: str | None = None
+        key: Name | None = None
         loaded, unsent, unsaved = -1, -1, -1
         users: list[int] = []
         is_used = False
@@ -223,7 +224,7 @@ class _Checker:
         is_first = all(other.key != key for other in self.path[self.tail : step.layer])
         return step.op is Op.BACKWARD or (step.op is Op.LEAVE and is_first)
 
-    def _is(self, index: int, op: Op, key: str) -> bool:
+    def _is(self, index: int, op: Op, key: Name) -> bool:
         step = self.steps[index]
         return step.op is op and self.path[step.layer].key == key
 
@@ -232,7 +233,7 @@ class _Checker:
             self._fail(index, otherwise)
         self._require(index, [made], "which makes what it takes")
 
-    def _refuse_stale_buffers(self, loaded: int, index: int, slot: int, key: str) -> None:
+    def _refuse_stale_buffers(self, loaded: int, index: int, slot: int, key: Name) -> None:
         """A forward must start from the buffers that the layer's previous forward, in whichever slot, left."""
         for other in range(loaded, index):
             if self._is(other, Op.SAVE, key) and self.steps[other].slot != slot:
@@ -249,21 +250,15 @@ class _Checker:
             ]
             if state in carry.updating and not any(self.steps[other].op is Op.AWAIT for other in due):
                 self._fail(index, f"the last plan's update of '{state}' may be running")
-            if state in carry.pending and not any(self.steps[other].op is Op.UPDATE for other in due):
-                self._fail(index, f"the last plan's update of '{state}' was not done")
             self._require(index, due, "which writes the weights it loads")
             if step.layer == self.depth and self._contributions(state):
-                finals = self._final_updates(state)
-                if not finals:
-                    self._fail(index, f"'{state}' has a gradient in this plan that was not applied")
-                checks = [i for i, s in enumerate(self.steps) if s.op is Op.CHECK and self.update is UpdatePolicy.AHEAD]
-                self._require(index, [*finals, *checks], "which writes the weights it loads")
+                self._require(index, [*self._updates(state), *self.checks], "which writes the weights it loads")
 
     def _check_frames(self) -> None:
         """Follow each spilled value: written, stored, fetched, read."""
-        frames: list[str] = [""] * self.spill.frames  # what is in them
+        frames: list[Name | None] = [None] * self.spill.frames  # what is in them
         users: list[list[int]] = [[] for _ in range(self.spill.frames)]
-        stored: dict[str, int] = {}
+        stored: dict[Name, int] = {}
         for index, step in enumerate(self.steps):
             if step.op is Op.STORE:
                 frame = step.frames[0]
@@ -303,28 +298,22 @@ class _Checker:
                 if value not in stored and any(value in self._taken(later) for later in later_ones):
                     raise PlanError(f"'{value}' is not stored, and is read later")
 
-    def _fill(self, index: int, frame: int, value: str, frames: list[str], users: list[list[int]]) -> None:
+    def _fill(self, index: int, frame: int, value: Name, frames: list[Name | None], users: list[list[int]]) -> None:
         """A step writes a frame: all that used it must be done."""
         self._require(index, users[frame], "which uses the frame")
         frames[frame], users[frame] = value, [index]
 
-    def _contributions(self, state: str) -> list[int]:
+    def _contributions(self, state: Name) -> list[int]:
         return [
             index
             for index, step in enumerate(self.steps)
             if step.op is Op.SEND and state in self.path[step.layer].trainable
         ]
 
-    def _final_updates(self, state: str) -> list[int]:
-        """Updates with this plan's own gradient; the others are the last plan's."""
-        sends = self._contributions(state)
-        return [
-            index
-            for index, step in enumerate(self.steps)
-            if step.op is Op.UPDATE and step.state == state and any(self.before[index] >> send & 1 for send in sends)
-        ]
+    def _updates(self, state: Name) -> list[int]:
+        return [index for index, step in enumerate(self.steps) if step.op is Op.UPDATE and step.state == state]
 
-    def _uses(self, state: str) -> int:
+    def _uses(self, state: Name) -> int:
         """How many gradients of a state there must be: one for each slot that a tail or backward visit runs."""
         count = 0
         for step in self.steps:
@@ -336,41 +325,30 @@ class _Checker:
         return count
 
     def _check_updates(self) -> None:
-        carry = self.carry or Carry()
-        own = {state for layer in self.path[: self.depth] for state in layer.trainable}
-        checks = [index for index, step in enumerate(self.steps) if step.op is Op.CHECK]
-        if len(checks) != (1 if own and self.update is not UpdatePolicy.EAGER else 0):
-            raise PlanError(f"checks {len(checks)} times")
-        late = set(self.path[self.depth].trainable) if len(self.path) > self.depth else set()
-        for state in sorted(own):
+        own = dict.fromkeys(state for layer in self.path[: self.depth] for state in layer.trainable)
+        if len(self.checks) != (1 if own and self.update is not UpdateOrder.EAGER else 0):
+            raise PlanError(f"checks {len(self.checks)} times")
+        for state in own:
             sends = self._contributions(state)
             if len(sends) != self._uses(state):
                 raise PlanError(f"'{state}' gets {len(sends)} contributions, the path has {self._uses(state)}")
-            for check in checks:
+            for check in self.checks:
                 self._require(check, sends, "which sends what it checks")
-            finals = self._final_updates(state)
-            wanted = 1 if self.update is not UpdatePolicy.EXACT or state in late else 0
-            if len(finals) != wanted:
-                raise PlanError(f"'{state}' is updated {len(finals)} times, expected {wanted}")
-            for index in finals:
-                is_ahead = self.update is UpdatePolicy.AHEAD
-                self._require(index, sends if is_ahead else [*sends, *checks], "which it needs")
-                self._require_loads_done(index, state)
-            if not finals and state not in self.leaves.pending:
-                raise PlanError(f"'{state}' waits for its update, but the plan does not say so")
+            updates = self._updates(state)
+            if len(updates) != 1:
+                raise PlanError(f"'{state}' is updated {len(updates)} times")
+            needed = [*sends, *self.checks] if self.update is UpdateOrder.CHECKED else sends
+            self._require(updates[0], needed, "which it needs")
+            self._require_loads_done(updates[0], state)
         for index, step in enumerate(self.steps):
-            if step.op is Op.UPDATE and index not in self._final_updates(step.state):
-                if step.state not in carry.pending:
-                    self._fail(index, "updates a state without a gradient")
-                if any(i < index for i in self._contributions(step.state)):
-                    self._fail(index, "updates after a new gradient of the state was sent")
-        begun = [
-            s.state for i, s in enumerate(self.steps) if s.op is Op.UPDATE and i not in self._final_updates(s.state)
-        ]
-        if sorted(begun) != sorted(carry.pending):
-            raise PlanError(f"updates {sorted(begun)} of the last plan, which left {sorted(carry.pending)}")
+            if step.op is Op.UPDATE and step.state not in own:
+                self._fail(index, "updates a state without a gradient")
+        carry = self.carry or Carry()
+        left = {*own, *(s for s in carry.updating if not any(s == step.state for step in self.steps))}
+        if set(self.leaves.updating) != left:
+            raise PlanError(f"the plan says it leaves updates of {self.leaves.updating}, but it leaves {left}")
 
-    def _require_loads_done(self, index: int, state: str) -> None:
+    def _require_loads_done(self, index: int, state: Name) -> None:
         for load, step in enumerate(self.steps):
             if step.op is Op.LOAD and load < index and state in self.path[step.layer].trainable:
                 self._require(index, [load], "which loads the weights that it changes")
