@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,10 +44,15 @@ class GradientBlock:
 
     Args:
         memory: bytes, on any device.
+
+    Attributes:
+        read: a mark behind the update that read it on a device, for the stream that writes to it next; None where it
+            is over.
     """
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
+        self.read: Any = None
         self._views: dict[int, GradientViews] = {}  # by identity of a layout, which they keep alive
 
     def views(self, layout: Layout) -> GradientViews:
@@ -206,7 +211,7 @@ class GradientInbox:
         return GradientBlock((allocator or host_block)(num_bytes))
 
     def give_back(self, blocks: Sequence[GradientBlock]) -> None:
-        """Have blocks of `allocate` be free. What reads them must be over, on a device too."""
+        """Have blocks of `allocate` be free. What reads them is over, or `read` is behind it."""
         with self._lock:
             self._blocks += blocks
 
@@ -240,7 +245,7 @@ class GradientInbox:
             NonFiniteError: one has a NaN or inf; it names the first such state. Nothing is applied.
         """
         new = self.unchecked
-        bad = [key for key, queued in new.items() if not self.gather(key, queued)]
+        bad = self._not_finite(new)
         inverse = 1.0
         if scale is not None:
             overflowed = bool(bad) or not is_loss_finite
@@ -265,20 +270,32 @@ class GradientInbox:
             is_clipped = is_clipped or factor != 1.0
         return GradientCheck(float(total_norm(norms)), is_clipped=is_clipped)
 
-    def gather(self, key: str, queued: QueuedGradient) -> bool:
-        """Sum the contributions, know their norms; whether they are finite."""
+    def _not_finite(self, new: Mapping[str, QueuedGradient]) -> list[str]:
+        """Sum the contributions to each state, know their norms; the states whose gradients are not finite."""
+        norms = [self._sum(key, queued) for key, queued in new.items()]
+        on_device = [index for index, one in enumerate(norms) if one.device != _HOST]
+        if on_device:  # one copy, which waits for all sums
+            found = torch.cat([norms[index] for index in on_device]).cpu()
+            parts = found.split([norms[index].numel() for index in on_device])
+            for index, part in zip(on_device, parts, strict=True):
+                norms[index] = part
+        bad = []
+        for (key, queued), own in zip(new.items(), norms, strict=True):
+            queued.norms = own
+            self.give_back(queued.parts[1:])
+            del queued.parts[1:]
+            # a norm that overflows on finite numbers is examined again
+            if not own.isfinite().all() and not self._values(key, queued).view(torch.float32).isfinite().all():
+                bad.append(key)
+        return bad
+
+    def _sum(self, key: str, queued: QueuedGradient) -> Tensor:
+        """Sum the contributions to a state into the first one; their norms, where they lie."""
         layout = layout_of(self._pool, key)
         first = queued.parts[0].views(layout)
-        total = first.values.view(torch.float32)
         for part in queued.parts[1:]:
-            total.add_(part.views(layout).values.view(torch.float32))
-        if queued.norms is None:
-            queued.norms = norms_of(first.gradients)
-        queued.norms = queued.norms.cpu()  # which waits for the sums
-        self.give_back(queued.parts[1:])
-        del queued.parts[1:]
-        # a norm that overflows on finite numbers is examined again
-        return bool(queued.norms.isfinite().all()) or bool(total.isfinite().all())
+            first.values.view(torch.float32).add_(part.views(layout).values.view(torch.float32))
+        return norms_of(first.gradients) if queued.norms is None else queued.norms
 
     def update(self, key: str, states: Storage, *, checked: bool, clip: Clip | None = None) -> None:
         """Apply a state's contributions, then drop them.
@@ -294,7 +311,7 @@ class GradientInbox:
         queued = self.waiting.pop(key)
         try:
             if not checked:
-                if not self.gather(key, queued):
+                if self._not_finite({key: queued}):
                     raise NonFiniteError("gradient", layer=key, step=queued.step)
                 if clip is not None:
                     queued.coefficient = clip.coefficient(queued.present_norms())
@@ -303,6 +320,7 @@ class GradientInbox:
                 gradients.view(torch.float32).mul_(queued.coefficient)
             with states.writing(key) as state:
                 state.update(self._rules.of(key).calls, gradients, queued.has_grad, lr=queued.lr)
+            queued.parts[0].read = state.written
         finally:
             self.give_back(queued.parts)
 
@@ -316,7 +334,7 @@ class GradientInbox:
             scale: what the loss was multiplied by.
         """
         queued = self.waiting[key]
-        if not self.gather(key, queued):
+        if self._not_finite({key: queued}):
             return
         gradients = self._values(key, queued)
         if scale != 1.0:
@@ -332,6 +350,7 @@ class GradientInbox:
             except BaseException as error:
                 state.put_back(queued.saved)
                 queued.saved, failure = None, error
+        queued.parts[0].read = state.written
         if failure is not None:
             raise failure
 

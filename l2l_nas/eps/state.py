@@ -7,6 +7,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +70,7 @@ class LayerState:
         views: of the weights, one for each parameter of the layout.
         version: another one after every write, and never the same for different contents: a checkpoint saves what
             changed since the last.
+        written: a mark behind the last write on a device, for the streams that read it; None where it is over.
     """
 
     layout: Layout
@@ -81,6 +83,7 @@ class LayerState:
     wire: Tensor | None = field(default=None, repr=False)
     is_pinned: bool = False
     is_on_device: bool = False
+    written: Any = field(default=None, repr=False)
     views: list[Tensor] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

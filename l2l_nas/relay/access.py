@@ -82,6 +82,7 @@ class StateAccess:
         """
         storage = self.storage
         with storage.reading(key) as state:
+            self._device.follow(state.written)
             weights = self._in_place(state, storage)
             if weights is None:
                 self._copy(state, wire_layout_of(self.server.pool, key, self._dtype), slot, storage.is_lasting)
@@ -132,7 +133,9 @@ class StateAccess:
         inbox, size = self.server.gradients, gradient_bytes(layout)
         if self._is_host:
             return inbox.allocate(size)
-        return inbox.allocate(size, self._device.allocate, self._device.torch_device)
+        block = inbox.allocate(size, self._device.allocate, self._device.torch_device)
+        self._device.follow(block.read)
+        return block
 
     def store_buffers(self, key: str, buffers: Tensor, layout: Layout | None = None) -> None:
         """Have a state's buffers be those that a forward changed; see `LayerState.store_buffers`. Frozen ones stay."""

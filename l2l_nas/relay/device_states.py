@@ -138,10 +138,10 @@ class DeviceStates:
 
     @contextlib.contextmanager
     def _updating(self, key: str) -> Iterator[LayerState]:
-        """What is done inside, or before on its stream, is over at the end.
+        """Issue an update; `LayerState.written` is behind what is done inside, or before on its stream.
 
-        So blocks of gradients may go back behind it: other streams write to them next. Where something is raised, the
-        host's state counts, if it is what the device's was before; else the state is lost.
+        Streams wait for that mark, no thread does. Where something is raised, the host's state counts, if it is what
+        the device's was before; else the state is lost.
         """
         own = self._own[key]
         was_changed = own.is_changed
@@ -149,8 +149,10 @@ class DeviceStates:
             with self._device.stream("host"):
                 try:
                     yield own.state
-                finally:
-                    self._device.wait(self._device.mark())
+                    own.state.written = self._device.mark()
+                except BaseException:
+                    self._device.wait(self._device.mark())  # its blocks go to another state
+                    raise
         except BaseException as error:
             self._drop(key)
             if was_changed:

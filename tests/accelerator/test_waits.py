@@ -22,6 +22,7 @@ from l2l_nas.eps.layout import align
 from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import L2LError, LaneError
 from l2l_nas.relay import relay as relay_module
+from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.device_states import DeviceStates
 from l2l_nas.relay.plan import Op, Plan, UpdateOrder
 from l2l_nas.relay.planner import plan_training
@@ -104,6 +105,7 @@ SCENARIOS = {
     ),
     "late updates": Scenario({"stress": slow("update")}),
     "late gradients": Scenario({"stress": slow("send")}),
+    "late saves": Scenario({"update": "exact", "stash": "host", "slots": 3, "stress": slow("save")}),
     "late loads": Scenario({"stress": slow("load")}),
     "unknown paths": Scenario({"stress": slow("send")}, paths=(PATH, OTHER), knows_next=False),
     "device states": Scenario({"resident": "all"}),
@@ -125,7 +127,7 @@ SEEN = {
     ("forward", "store"): "host stash",
     ("store", "forward"): "host stash",
     ("backward", "fetch"): "exact",
-    ("backward", "save"): "exact",
+    ("backward", "save"): "late saves",
     ("check", "send"): "exact",
     ("save", "tail"): "checked",
     ("load", "check"): "ahead, clipped",
@@ -183,13 +185,26 @@ def staged_without_a_wait(monkeypatch):
     )
 
 
-def updated_without_a_wait(monkeypatch):
-    @contextlib.contextmanager
-    def updating(states, key):
-        with states._device.stream("host"):
-            yield states._own[key].state
+def read_without_a_wait(monkeypatch):
+    opened = StateAccess.open
 
-    monkeypatch.setattr(DeviceStates, "_updating", updating)
+    def open_now(access, key, slot):
+        with access.storage.reading(key) as state:
+            state.written = None  # the mark behind its update
+        return opened(access, key, slot)
+
+    monkeypatch.setattr(StateAccess, "open", open_now)
+
+
+def written_without_a_wait(monkeypatch):
+    allocate = GradientInbox.allocate
+
+    def allocated(inbox, *about):
+        block = allocate(inbox, *about)
+        block.read = None  # the mark behind the update that read it
+        return block
+
+    monkeypatch.setattr(GradientInbox, "allocate", allocated)
 
 
 def brought_without_a_wait(monkeypatch):
@@ -207,15 +222,15 @@ def brought_without_a_wait(monkeypatch):
 
 
 def summed_without_a_wait(monkeypatch):
-    gather = GradientInbox.gather
+    sums = GradientInbox._sum
 
-    def gathered(inbox, key, queued):
+    def summed(inbox, key, queued):
         if len(queued.parts) > 1:
             inbox.give_back(queued.parts[1:])  # before anything was read
             time.sleep(0.1)  # until a visit has taken them
-        return gather(inbox, key, queued)
+        return sums(inbox, key, queued)
 
-    monkeypatch.setattr(GradientInbox, "gather", gathered)
+    monkeypatch.setattr(GradientInbox, "_sum", summed)
 
 
 def streams_without_waits(monkeypatch):
@@ -260,8 +275,9 @@ def pinned_without_a_fence(monkeypatch):
         (allocated_without_a_wait, {}),
         (pinned_without_a_fence, {"stress": slow("load")}),
         (staged_without_a_wait, {}),
-        (updated_without_a_wait, {"resident": "all"}),
-        (updated_without_a_wait, {"resident": "all", "update": "exact"}),
+        (read_without_a_wait, {"resident": "all"}),
+        (read_without_a_wait, {"resident": "all", "update": "exact"}),
+        (written_without_a_wait, {"resident": "all"}),
         (brought_without_a_wait, {"resident": "all", "precision": "bf16"}),
         (summed_without_a_wait, {"resident": "all", "slots": 3, "stress": PACED}),
     ],
@@ -271,8 +287,9 @@ def pinned_without_a_fence(monkeypatch):
         "new blocks",
         "pinned blocks",
         "staged inputs",
-        "updates on the device",
-        "updates checked",
+        "updated weights",
+        "updated weights, checked",
+        "gradients that were read",
         "states that come",
         "sums of gradients",
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
 
 import pytest
 import torch
@@ -207,3 +209,41 @@ def _two_steps(relay):
 def _half_way(rule, weights, *rest, **options):
     weights[0].zero_()
     raise ZeroDivisionError
+
+
+class Marking(Cpu):
+    """A CPU whose streams have marks, which are over at once; it records who waits for which, and nothing else."""
+
+    def __init__(self):
+        super().__init__(copies=True)
+        self._here = threading.local()
+        self.waits, self.follows = [], []
+
+    @contextlib.contextmanager
+    def stream(self, lane):
+        before, self._here.lane = getattr(self._here, "lane", None), lane
+        yield
+        self._here.lane = before
+
+    def mark(self, *, timed=False):
+        return self._here.lane
+
+    def wait(self, mark):
+        self.waits.append(mark)
+
+    def follow(self, mark):
+        self.follows.append((self._here.lane, mark))
+
+
+@pytest.mark.parametrize("update", ["eager", "exact", "ahead"])
+def test_streams_wait_for_updates_on_the_device_and_no_thread_does(update):
+    device = Marking()
+    relay = relay_of(dense_pool(), device=device, resident="all", update=update, lanes="threads")
+    for step in range(2):
+        train(relay, PATH, step=step)
+    device.waits.clear()
+    device.follows.clear()
+    train(relay, PATH, step=2)
+    assert "host" not in device.waits
+    assert {("up", "host"), ("compute", "host")} <= set(device.follows)  # who reads weights, who writes gradients
+    relay.close()
