@@ -24,11 +24,12 @@ from l2l_nas.space.contents import TENSOR_TABLES, contents, storage_of
 
 def meta_copy(module: nn.Module) -> nn.Module:
     """A copy without memory: its parameters and buffers are on meta."""
-    known: dict[int, Any] = {
-        id(own): nn.Parameter(_without_memory(own), requires_grad=own.requires_grad) for own in module.parameters()
+    copies: dict[int, Any] = {
+        id(tensor): nn.Parameter(_without_memory(tensor), requires_grad=tensor.requires_grad)
+        for tensor in module.parameters()
     }
-    known |= {id(own): _without_memory(own) for own in module.buffers()}
-    return copy.deepcopy(module, known)
+    copies |= {id(tensor): _without_memory(tensor) for tensor in module.buffers()}
+    return copy.deepcopy(module, copies)
 
 
 def _without_memory(tensor: Tensor) -> Tensor:
@@ -149,7 +150,7 @@ def _refuse_unusable(module: nn.Module, where: dict[str, str]) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
             raise SpaceError(f"{name or 'it'} gives sparse gradients, which no slot holds; write sparse=False", **where)
-    taken: dict[int, list[tuple[str, int, int]]] = {}
+    extents: dict[int, list[tuple[str, int, int]]] = {}
     for name, tensor in named_tensors(module):
         if is_lazy(tensor):
             raise SpaceError(
@@ -166,7 +167,7 @@ def _refuse_unusable(module: nn.Module, where: dict[str, str]) -> None:
             )
         start = int(tensor.storage_offset()) * tensor.itemsize
         extent = 1 + sum(int((size - 1) * step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-        neighbours = taken.setdefault(storage_of(tensor), [])
+        neighbours = extents.setdefault(storage_of(tensor), [])
         end = start + extent * tensor.itemsize if tensor.numel() else start
         for other, begins, ends in neighbours:
             if start < ends and begins < end:
@@ -176,13 +177,13 @@ def _refuse_unusable(module: nn.Module, where: dict[str, str]) -> None:
 
 def _refuse_ties_to_itself(module: nn.Module, where: dict[str, str]) -> None:
     """Functions are not copied: one that holds the module would go on using the original."""
-    own = {id(item) for _, item in (*module.named_modules(), *named_tensors(module))}
+    parts = {id(item) for _, item in (*module.named_modules(), *named_tensors(module))}
     for part in module.modules():
         for attribute, value in vars(part).items():
             for _, function in () if attribute in TENSOR_TABLES else contents(value, attribute):
                 if not isinstance(function, types.FunctionType):
                     continue  # a bound method is copied together with its module
-                if any(id(held) in own for _, held in contents(function, attribute, opaque=False)):
+                if any(id(held) in parts for _, held in contents(function, attribute, opaque=False)):
                     raise SpaceError(
                         f"a function in '{attribute}' holds a part of the layer itself, and would use the original "
                         "where the layer is a copy; make it a method, or build the layer in the factory",

@@ -198,18 +198,18 @@ class Position:
         for candidate in self.candidates:
             if candidate.name == name:
                 return candidate
-        known = ", ".join(item.name for item in self.candidates)
-        raise SpaceError(f"no candidate '{name}'; it has {known}", position=self.name)
+        names = ", ".join(item.name for item in self.candidates)
+        raise SpaceError(f"no candidate '{name}'; it has {names}", position=self.name)
 
 
 def _value_names(what: str, names: str | Sequence[str], position: str) -> tuple[str, ...]:
-    given = names if isinstance(names, str) else check_list(f"Position: {what}", names, of=object, wanted="values")
-    found = (given,) if isinstance(given, str) else tuple(given)
-    if not found:
+    listed = names if isinstance(names, str) else check_list(f"Position: {what}", names, of=object, wanted="values")
+    values = (listed,) if isinstance(listed, str) else tuple(listed)
+    if not values:
         raise SpaceError(f"{what} nothing; name at least one value", position=position)
-    for name in found:
+    for name in values:
         if not isinstance(name, str):
             raise SpaceError(f"{what} {name!r}; values are named by text", position=position)
-        if found.count(name) > 1:
+        if values.count(name) > 1:
             raise SpaceError(f"{what} '{name}' twice; name it once", position=position)
-    return found
+    return values

@@ -75,7 +75,7 @@ class Snapshot:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         self._alive: list[object] = []  # an identity that is used again would hide a change
         self.marks: dict[str, object] = {}
         seen: dict[int, int] = {}
@@ -88,9 +88,9 @@ class Snapshot:
             for name, value in vars(part).items():
                 if name in MODULE_ATTRIBUTES:
                     continue
-                for found, item in contents(value, start + name, opaque=False, seen=seen):
+                for expression, item in contents(value, start + name, opaque=False, seen=seen):
                     self._alive.append(item)
-                    self.marks[found] = id(item) if id(item) in own else _mark(item)
+                    self.marks[expression] = id(item) if id(item) in tensors else _mark(item)
 
     def changed(self, later: Snapshot) -> str | None:
         """The first expression whose value is another one in `later`, new or gone; None if there is none."""

@@ -165,8 +165,8 @@ def _candidate(name: str, candidate: str, factory: Factory, grids: Mapping[str, 
         at = f"{path}." if path else ""
         cells = list(itertools.product(*(((index for index, _ in dim)) for dim in grid)))
         for number, cell in enumerate(cells):
-            own = parameter if len(cells) == 1 else f"{at}parametrizations.{leaf}.original{number}"
-            tied[own] = ".".join([name, parameter, *(["-".join(map(str, cell))] if cell else [])])
+            name_of = parameter if len(cells) == 1 else f"{at}parametrizations.{leaf}.original{number}"
+            tied[name_of] = ".".join([name, parameter, *(["-".join(map(str, cell))] if cell else [])])
     return Candidate(candidate, functools.partial(_built, factory, tuple(grids.items())), tied)
 
 

@@ -69,11 +69,11 @@ def with_frozen(pool: LayerPool, names: Mapping[str, frozenset[str]]) -> LayerPo
     def fixed(layer: Layer) -> Candidate:
         candidate = layer.candidate
         tied = frozenset(name for name, group in candidate.tied.items() if tied_key(group) in names)
-        own = names.get(layer.key, frozenset()) | tied
-        if not own or candidate.is_skip:
+        frozen = names.get(layer.key, frozenset()) | tied
+        if not frozen or candidate.is_skip:
             return candidate
-        kind = (candidate.kind, tuple(sorted(candidate.tied.items())), own)
-        factory = factories.setdefault(kind, partial(_build_frozen, candidate.factory, own))
+        kind = (candidate.kind, tuple(sorted(candidate.tied.items())), frozen)
+        factory = factories.setdefault(kind, partial(_build_frozen, candidate.factory, frozen))
         return replace(candidate, factory=factory)
 
     candidates: dict[int, list[Candidate]] = {}
@@ -101,11 +101,11 @@ def _build_frozen(factory: Callable[[], nn.Module], names: frozenset[str]) -> nn
 
 def _named(pool: LayerPool, patterns: Sequence[str], setting: str) -> set[tuple[str, str]]:
     names = [(position.name, one.name) for position in pool.positions for one in position.candidates]
-    found: set[tuple[str, str]] = set()
+    pairs: set[tuple[str, str]] = set()
     for pattern in patterns:
         matching = [pair for pair in names if fnmatch.fnmatchcase("/".join(pair), pattern)]
         if not matching:
             hint = did_you_mean(pattern, ["/".join(pair) for pair in names]) if len(names) < 40 else ""
             raise SettingError(f"{setting}: no candidate '{pattern}'{hint or '; write POSITION/CANDIDATE'}")
-        found.update(matching)
-    return found
+        pairs.update(matching)
+    return pairs

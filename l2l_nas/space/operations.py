@@ -83,13 +83,13 @@ def graph_leaves(ends: Iterable[Tensor], *, until: Iterable[Tensor] = ()) -> Ite
     Args:
         until: tensors beyond which nothing is looked for.
     """
-    known = {tensor.grad_fn for tensor in until}
+    visited = {tensor.grad_fn for tensor in until}
     nodes = [tensor.grad_fn for tensor in ends]
     while nodes:
         node = nodes.pop()
-        if node is None or node in known:
+        if node is None or node in visited:
             continue
-        known.add(node)
+        visited.add(node)
         for following, _ in node.next_functions:
             leaf = getattr(following, "variable", None)
             if leaf is None:

@@ -153,16 +153,16 @@ class LayerPool:
         return cls([*ends, *middle, *tail], inputs=inputs, shared=True)
 
     def _find_leaders(self) -> Iterator[int]:
-        places = {position.name: index for index, position in enumerate(self.positions)}
+        indices = {position.name: index for index, position in enumerate(self.positions)}
         for index, position in enumerate(self.positions):
-            leader = places.get(position.follows, -1) if position.follows is not None else index
+            leader = indices.get(position.follows, -1) if position.follows is not None else index
             if position.follows is not None and not 0 <= leader < index:
                 raise SpaceError(
                     f"follows '{position.follows}', which is no position before it"
-                    f"{did_you_mean(position.follows, list(places)[:index])}",
+                    f"{did_you_mean(position.follows, list(indices)[:index])}",
                     position=position.name,
                 )
-            names = [{c.name for c in self.positions[place].candidates} for place in (index, leader)]
+            names = [{c.name for c in self.positions[number].candidates} for number in (index, leader)]
             if names[0] != names[1] or self.positions[leader].follows not in (None, position.follows):
                 raise SpaceError(
                     f"follows '{position.follows}', which has other candidates or follows another itself",
@@ -332,21 +332,21 @@ class PerPool(Generic[T]):
         return self in pool._remembered
 
     def __getitem__(self, pool: LayerPool) -> T:
-        found: T = pool._remembered[self]
-        return found
+        remembered: T = pool._remembered[self]
+        return remembered
 
     def __setitem__(self, pool: LayerPool, value: T) -> None:
         pool._remembered[self] = value
 
     def get(self, pool: LayerPool, default: T) -> T:
         """Of a pool, or this."""
-        found: T = pool._remembered.get(self, default)
-        return found
+        remembered: T = pool._remembered.get(self, default)
+        return remembered
 
     def setdefault(self, pool: LayerPool, value: T) -> T:
         """Of a pool, which is this if there was nothing."""
-        found: T = pool._remembered.setdefault(self, value)
-        return found
+        remembered: T = pool._remembered.setdefault(self, value)
+        return remembered
 
 
 def _specs(inputs: object) -> dict[str, tuple[TensorSpec, ...]]:
@@ -356,10 +356,10 @@ def _specs(inputs: object) -> dict[str, tuple[TensorSpec, ...]]:
         SettingError: they are something else.
     """
     named = inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]
-    found = {}
+    specs_of = {}
     for name, specs in named:
         several = (specs,) if isinstance(specs, TensorSpec) else specs
-        found[check_kind("LayerPool: the name of an input", name, str, wanted="text")] = tuple(
+        specs_of[check_kind("LayerPool: the name of an input", name, str, wanted="text")] = tuple(
             check_list("LayerPool: inputs", several, of=TensorSpec, wanted="TensorSpecs")
         )
-    return found
+    return specs_of

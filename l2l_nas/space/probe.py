@@ -86,10 +86,10 @@ def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.dev
         # an index out of range is refused as it is: on a GPU it would end all further work of the process
         if not isinstance(error.__cause__, Exception) or isinstance(error.__cause__, IndexError):
             raise
-        own = device or default_device()
-        if own.type in ("cpu", "meta"):
+        relay_device = device or default_device()
+        if relay_device.type in ("cpu", "meta"):
             raise
-        return _probed_on(str(own), build, inputs, where)
+        return _probed_on(str(relay_device), build, inputs, where)
 
 
 def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) -> ProbeResult:
@@ -112,8 +112,8 @@ def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) ->
         except Exception as error:
             recorder.raise_refusal(where)
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            given = ", ".join(map(str, inputs))
-            raise SpaceError(f"raised on input {given}: {text}", **where) from error
+            listed = ", ".join(map(str, inputs))
+            raise SpaceError(f"raised on input {listed}: {text}", **where) from error
 
 
 def _placed(error: SpaceError, where: dict[str, str]) -> SpaceError:
@@ -159,24 +159,25 @@ def _described(specs: Specs) -> str:
 
 def _refuse_hidden_tensors(module: nn.Module, where: dict[str, str]) -> None:
     """A tensor that is neither parameter nor buffer would be missing from slots and checkpoints."""
-    known = {id(tensor) for _, tensor in named_tensors(module)} | {id(part) for part in module.modules()}
+    registered = {id(tensor) for _, tensor in named_tensors(module)} | {id(part) for part in module.modules()}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             if name in MODULE_ATTRIBUTES:
                 continue
-            for found, item in contents(value, f"{path}.{name}" if path else name):
-                if id(item) in known:
+            for expression, item in contents(value, f"{path}.{name}" if path else name):
+                if id(item) in registered:
                     continue
                 if isinstance(item, nn.Module) and any(True for _ in named_tensors(item)):
                     raise SpaceError(
-                        f"keeps the layer '{found}' where its weights are not found; use nn.ModuleList or ModuleDict",
+                        f"keeps the layer '{expression}' where its weights are not found; "
+                        "use nn.ModuleList or ModuleDict",
                         **where,
                     )
                 if isinstance(item, Tensor):
                     advice = f"use register_buffer('{name}', ...)"
                     if f"{name}_g" in part._parameters or f"{name}_orig" in part._parameters:
                         advice = "use the function of this name in torch.nn.utils.parametrizations"
-                    raise SpaceError(f"keeps the tensor '{found}' as a plain attribute; {advice}", **where)
+                    raise SpaceError(f"keeps the tensor '{expression}' as a plain attribute; {advice}", **where)
 
 
 def _refuse_changes(before: Snapshot, module: nn.Module, where: dict[str, str]) -> None:
@@ -201,8 +202,10 @@ def _renew(module: nn.Module) -> list[tuple[str, Tensor]]:
 
     Those of torch's own recurrent layers stay: they refer to each a second time, and find out in the next forward.
     """
-    own = {id(p) for part in module.modules() if isinstance(part, nn.RNNBase) for p in part.parameters(recurse=False)}
-    before = [(name, tensor) for name, tensor in named_tensors(module) if id(tensor) not in own]
+    recurrent = {
+        id(p) for part in module.modules() if isinstance(part, nn.RNNBase) for p in part.parameters(recurse=False)
+    }
+    before = [(name, tensor) for name, tensor in named_tensors(module) if id(tensor) not in recurrent]
     renewed: dict[int, Tensor] = {}
     for _, tensor in before:
         copy = tensor.detach().clone()

@@ -76,10 +76,10 @@ class Repair:
         ]
         if self._pool.shared:
             for name in dict.fromkeys(architecture.choices):
-                places = [index for index in self._varied if architecture.choices[index] == name]
-                if len(places) > 1:
-                    offered = [{c.name for c in self._pool.positions[index].candidates} for index in places]
-                    changes += [(places, other) for other in sorted(set.intersection(*offered)) if other != name]
+                indices = [index for index in self._varied if architecture.choices[index] == name]
+                if len(indices) > 1:
+                    offered = [{c.name for c in self._pool.positions[index].candidates} for index in indices]
+                    changes += [(indices, other) for other in sorted(set.intersection(*offered)) if other != name]
         generator.shuffle(changes)
         return changes
 

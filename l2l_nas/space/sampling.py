@@ -145,11 +145,11 @@ class FairPaths:
     def _round(self, number: int) -> list[Architecture | None]:
         """The paths of a round; None where no fair one was found."""
         orders = [self._deal(number, index) for index in range(len(self._pool))]
-        paths = [self._allowed(orders, place) for place in range(self.round_steps)]
+        paths = [self._allowed(orders, step) for step in range(self.round_steps)]
         generator = random.Random(f"{self._seed}/fair/{number}/swaps")
         varied = [index for index, order in enumerate(orders) if len(set(order)) > 1]
         for _ in range(_MAX_SWAPS if varied else 0):
-            refused = [place for place, path in enumerate(paths) if path is None]
+            refused = [step for step, path in enumerate(paths) if path is None]
             if not refused:
                 break
             one, other = generator.choice(refused), generator.randrange(self.round_steps)
@@ -174,8 +174,8 @@ class FairPaths:
         begin = number * left
         return order + [extra[(begin + offset) % len(names)] for offset in range(left)]
 
-    def _allowed(self, orders: Sequence[Sequence[str]], place: int) -> Architecture | None:
-        architecture = self._pool.canonical(Architecture(tuple(order[place] for order in orders)))
+    def _allowed(self, orders: Sequence[Sequence[str]], step: int) -> Architecture | None:
+        architecture = self._pool.canonical(Architecture(tuple(order[step] for order in orders)))
         return architecture if first_violation(architecture, self._constraints) is None else None
 
 
@@ -234,8 +234,8 @@ class SandwichPaths:
         if self._is_allowed(free):
             return free
         starts = (self._uniform.path_at(-1 - number) for number in range(_CLIMBS))
-        found = [self._climb(start, sign, is_free=False) for start in starts]
-        return max(found, key=lambda architecture: sign * self._size(architecture))
+        paths = [self._climb(start, sign, is_free=False) for start in starts]
+        return max(paths, key=lambda architecture: sign * self._size(architecture))
 
     def _climb(self, start: Architecture, sign: int, *, is_free: bool) -> Architecture:
         """Change it while that makes it larger (sign 1) or smaller (-1)."""

@@ -79,7 +79,7 @@ def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
     takes: list[Specs] = []
     gives: list[Specs] = []
     ties: dict[str, list[int]] = {}
-    seen: dict[tuple[object, ...], Specs] = {}
+    outputs_of: dict[tuple[object, ...], Specs] = {}
     for index, position in enumerate(pool.positions):
         takes.append(sum((values[name] for name in pool.wiring.reads[index]), ()))
         inputs = takes[-1]
@@ -92,9 +92,9 @@ def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
                 outputs: Specs = sum((values[name] for name, _ in handed_on), ())
             else:
                 key = (candidate.kind, tuple(sorted(candidate.tied.items())), inputs)
-                if key not in seen:
-                    seen[key] = _outputs(pool, layer, inputs, ties, device)
-                outputs = seen[key]
+                if key not in outputs_of:
+                    outputs_of[key] = _outputs(pool, layer, inputs, ties, device)
+                outputs = outputs_of[key]
             if expected is None:
                 expected, first = outputs, candidate.name
             if outputs != expected:

@@ -35,8 +35,8 @@ def as_tuple(outputs: object) -> tuple[Tensor, ...]:
     if isinstance(outputs, Mapping):
         items = tuple(item for item in outputs.values() if item is not None)
     elif dataclasses.is_dataclass(outputs):
-        found = (getattr(outputs, field.name) for field in dataclasses.fields(outputs))
-        items = tuple(item for item in found if item is not None)
+        fields = (getattr(outputs, field.name) for field in dataclasses.fields(outputs))
+        items = tuple(item for item in fields if item is not None)
     else:
         items = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
     if not items or not all(isinstance(item, Tensor) for item in items):
@@ -171,39 +171,39 @@ class Wiring:
     def live(self, chosen: Iterable[int]) -> list[int]:
         """Of positions that are not skipped, those whose layers reach an output, in order."""
         chosen = set(chosen)
-        found, taken = self._resolved(chosen)
-        needed = {found[name] for name in self.outputs}
+        values, reads_of = self._resolved(chosen)
+        needed = {values[name] for name in self.outputs}
         live = []
         for index in sorted(chosen, reverse=True):
             if needed & set(self.writes[index]):
                 live.append(index)
-                needed.update(taken[index])
+                needed.update(reads_of[index])
         return live[::-1]
 
     def flow(self, live: Sequence[int]) -> Flow:
         """The values of a path of these positions; all others are skipped, or reach no output."""
-        found, taken = self._resolved(set(live))
+        values, reads_of = self._resolved(set(live))
         return Flow(
             self.inputs,
-            tuple(tuple(map(str, taken[index])) for index in live),
+            tuple(tuple(map(str, reads_of[index])) for index in live),
             tuple(self.writes[index] for index in live),
-            tuple(str(found[name]) for name in self.outputs),
+            tuple(str(values[name]) for name in self.outputs),
         )
 
     def _resolved(self, chosen: set[int]) -> tuple[Mapping[str, str | None], Mapping[int, tuple[str | None, ...]]]:
         """Each name's value, and what each chosen position takes."""
-        found: dict[str, str | None] = {name: name for name in self.inputs}
-        taken = {}
+        values: dict[str, str | None] = {name: name for name in self.inputs}
+        reads_of = {}
         for index, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
-            given = tuple(found[name] for name in reads)
+            given = tuple(values[name] for name in reads)
             if index in chosen:
-                taken[index] = given
+                reads_of[index] = given
             # a layer that reaches no output may write more than it reads: nobody asks for the rest
             handed_on = (*given, *([None] * len(writes)))
-            found.update(
+            values.update(
                 (name, name if index in chosen else other) for name, other in zip(writes, handed_on, strict=False)
             )
-        return found, taken
+        return values, reads_of
 
 
 def _refuse_skip(position: Position, num_reads: int) -> None:

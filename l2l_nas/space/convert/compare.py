@@ -31,7 +31,7 @@ _OUTSIDE = f"between its blocks it uses what is neither argument nor output of a
 
 
 def refuse_other_parts(
-    pool: LayerPool, model: nn.Module, parts: Sequence[nn.Module], given: Arguments, recording: Recording
+    pool: LayerPool, model: nn.Module, parts: Sequence[nn.Module], example: Arguments, recording: Recording
 ) -> None:
     """The parts one after the other must give what the model gives, and train as it does; see [Note: comparison].
 
@@ -48,18 +48,20 @@ def refuse_other_parts(
     def chained(modules: nn.Module, batch: int) -> Tensor:
         layers = tuple(modules.children())
         with user_code("a part of the model", SpaceError):
-            (output,) = flow.run(given.tensors_of(batch), lambda place, *taken: layers[path[place].position](*taken))
+            (output,) = flow.run(
+                example.tensors_of(batch), lambda index, *inputs: layers[path[index].position](*inputs)
+            )
         return output
 
     whole, cut = _Copy(model, model), _Copy(nn.ModuleList(parts), model)
     for copy in (whole, cut):
         copy.module.eval()
     with same_draws(), torch.no_grad():
-        expected, got = given.outputs_of(whole.module, given.num_samples), chained(cut.module, given.num_samples)
+        expected, got = example.outputs_of(whole.module, example.num_samples), chained(cut.module, example.num_samples)
     if not is_same(got, expected):
         raise SpaceError(f"the parts of the model give something else than the model: {_OUTSIDE}")
     batch = BATCHES[1]
-    trained = _Step(whole, lambda: given.outputs_of(whole.module, batch))
+    trained = _Step(whole, lambda: example.outputs_of(whole.module, batch))
     by_parts = _Step(cut, lambda: chained(cut.module, batch))
     if difference := trained.other_outputs(by_parts):
         raise SpaceError(f"in training the parts of the model {difference} than the model: {_OUTSIDE}")
@@ -81,11 +83,11 @@ class _Copy:
         held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         self.parameters = {n: p for n, p in model.named_parameters() if id(p) in held}
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in held}
-        known: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in self.parameters.values()}
-        known |= {id(buffer): buffer.clone() for buffer in self.buffers.values()}
-        self.parameters = {name: known[id(p)] for name, p in self.parameters.items()}
-        self.buffers = {name: known[id(b)] for name, b in self.buffers.items()}
-        self.module = copied(module, known)
+        copies: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in self.parameters.values()}
+        copies |= {id(buffer): buffer.clone() for buffer in self.buffers.values()}
+        self.parameters = {name: copies[id(p)] for name, p in self.parameters.items()}
+        self.buffers = {name: copies[id(b)] for name, b in self.buffers.items()}
+        self.module = copied(module, copies)
 
 
 class _Step:
@@ -133,11 +135,11 @@ class _Step:
             return f"the backward of the model's parts {parts._failure}"
         noise = noise_of(self.gradients.values())
         for name in dict.fromkeys((*self.gradients, *parts.gradients)):
-            own, other = self.gradients.get(name), parts.gradients.get(name)
-            if own is None or other is None:
+            gradient, other = self.gradients.get(name), parts.gradients.get(name)
+            if gradient is None or other is None:
                 who, whose = ("the model", "its parts") if other is None else ("its parts", "the model")
                 return f"'{name}' has a gradient in {who}, and none in {whose}"
-            if not is_near(other, own, noise):
+            if not is_near(other, gradient, noise):
                 return f"the gradient of '{name}' is another one in the parts of the model than in the model"
         return ""
 

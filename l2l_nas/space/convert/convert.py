@@ -40,11 +40,11 @@ class ConvertedPool(LayerPool):
     """A pool of a model's parts; `original` is the model itself."""
 
     def __init__(
-        self, positions: Sequence[Position], *, inputs: Mapping[str, TensorSpec], model: nn.Module, given: Arguments
+        self, positions: Sequence[Position], *, inputs: Mapping[str, TensorSpec], model: nn.Module, arguments: Arguments
     ) -> None:
         super().__init__(positions, inputs=inputs)
         self._model = model
-        self._given = given
+        self._arguments = arguments
 
     def restore(self, network: nn.Module) -> nn.Module:
         """The model with the weights of a network of this pool: a copy, of the model's own class.
@@ -58,9 +58,9 @@ class ConvertedPool(LayerPool):
         Raises:
             SpaceError: it is no network of this pool, or the model's own code cannot run its path.
         """
-        known: dict[int, Any] = {id(buffer): buffer.clone() for buffer in self._model.buffers()}
-        known |= {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self._model.parameters()}
-        model = copy.deepcopy(self._model, known)
+        copies: dict[int, Any] = {id(buffer): buffer.clone() for buffer in self._model.buffers()}
+        copies |= {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self._model.parameters()}
+        model = copy.deepcopy(self._model, copies)
         layers = {name: one for name, one in network.named_children() if not isinstance(one, ObjectiveLayer)}
         for position in self.positions:
             name = position.name.replace(".", "_")
@@ -82,7 +82,7 @@ class ConvertedPool(LayerPool):
                 raise SpaceError(f"the network has no layer '{name}'; give one of this pool, as SearchResult.network()")
         if layers:
             raise SpaceError(f"this pool has no position '{next(iter(layers))}', which the network has")
-        _refuse_other_outputs(model, network, self._given)
+        _refuse_other_outputs(model, network, self._arguments)
         model.train(self._model.training)
         return model
 
@@ -97,9 +97,9 @@ def _part_of(position: Position) -> BlockLayer | ModelFragment:
 @torch.no_grad()
 def _copy_tensors(source: nn.Module, target: nn.Module) -> None:
     for table in ("named_parameters", "named_buffers"):
-        own = dict(getattr(target, table)(remove_duplicate=False))
+        tensors = dict(getattr(target, table)(remove_duplicate=False))
         for name, tensor in getattr(source, table)(remove_duplicate=False):
-            own[name].copy_(tensor)
+            tensors[name].copy_(tensor)
 
 
 def convert(
@@ -149,30 +149,30 @@ def convert(
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             raise SpaceError(f"losses: the weight of '{name}' is {weight!r}; write a number, such as 0.01")
     choice = Choice(output, dict(losses or {}))
-    given = Arguments(model, example, choice)
-    own = shallow_copy(model, own_buffers=True)
-    in_evaluation = _record(own, paths, given.of(BATCHES[0]), training=False)
-    in_training = _record(own, paths, given.of(BATCHES[1]), training=True)
-    _refuse_nested(own, in_training)
-    flow = Dataflow(own, (in_evaluation, in_training), given.names, choice.ends)
+    arguments = Arguments(model, example, choice)
+    replica = shallow_copy(model, own_buffers=True)
+    in_evaluation = _record(replica, paths, arguments.of(BATCHES[0]), training=False)
+    in_training = _record(replica, paths, arguments.of(BATCHES[1]), training=True)
+    _refuse_nested(replica, in_training)
+    flow = Dataflow(replica, (in_evaluation, in_training), arguments.names, choice.ends)
     offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPlan)])
-    modules = _build(with_hooks(model, own), flow.parts, paths, choice)
+    modules = _build(with_hooks(model, replica), flow.parts, paths, choice)
     positions = []
     for part, module, tied in zip(flow.parts, modules, _ties(model, modules), strict=True):
         others = offers.of(part, module.block) if isinstance(part, BlockPlan) and isinstance(module, BlockLayer) else ()
         choices = [Candidate(ORIGINAL, module, tied), *others]
         positions.append(Position(part.name, choices, reads=part.reads, writes=part.writes))
     read = {name for part in flow.parts for name in part.reads}
-    unused = [name for name in given.tensors if name not in read]
+    unused = [name for name in arguments.tensors if name not in read]
     if unused:
         raise SpaceError(
             f"the model's {output or 'output'} does not depend on '{unused[0]}'; leave it out of the example, "
             "or give an example in which it matters"
         )
-    inputs = {name: TensorSpec.of(tensor) for name, tensor in given.tensors.items()}
-    pool = ConvertedPool(positions, inputs=inputs, model=model, given=given)
+    inputs = {name: TensorSpec.of(tensor) for name, tensor in arguments.tensors.items()}
+    pool = ConvertedPool(positions, inputs=inputs, model=model, arguments=arguments)
     check_shapes(pool)
-    refuse_other_parts(pool, model, modules, given, in_training)
+    refuse_other_parts(pool, model, modules, arguments, in_training)
     return pool
 
 
@@ -198,7 +198,7 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
         SpaceError: there is no such module, or one is part of another.
     """
     modules = dict(model.named_modules())
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for pattern in check_names("convert: blocks", blocks):
         matching = [
             path for path in modules if path and path.count(".") == pattern.count(".") and fnmatchcase(path, pattern)
@@ -211,14 +211,14 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
             raise SpaceError(f"blocks={pattern!r}: the model has no such module{nearest}")
         for path in matching:
             inner = modules[path] if type(modules[path]) in _CONTAINERS else None
-            found |= dict.fromkeys(
+            paths |= dict.fromkeys(
                 [path] if inner is None else [f"{path}.{name}" for name, _ in inner.named_children()]
             )
-    for path in found:
-        outer = next((other for other in found if path.startswith(f"{other}.")), None)
+    for path in paths:
+        outer = next((other for other in paths if path.startswith(f"{other}.")), None)
         if outer:
             raise SpaceError(f"blocks: '{path}' is part of '{outer}'; name one of them")
-    return list(found)
+    return list(paths)
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
@@ -257,9 +257,9 @@ def _record(
         raise SpaceError(f"the model raised {type(error).__name__} on the example: {text}") from error
     replaced = next((name for name, buffer in model.named_buffers() if buffers.get(name) is not buffer), None)
     if replaced is not None:
-        own = replaced.rpartition(".")[2]
+        leaf = replaced.rpartition(".")[2]
         raise SpaceError(
-            f"the model's forward replaces the buffer '{replaced}'; change it in place: self.{own}.copy_(...)"
+            f"the model's forward replaces the buffer '{replaced}'; change it in place: self.{leaf}.copy_(...)"
         )
     return recording
 
@@ -292,16 +292,16 @@ def _ties(model: nn.Module, modules: Sequence[nn.Module]) -> list[dict[str, str]
 
 
 @torch.no_grad()
-def _refuse_other_outputs(model: nn.Module, network: nn.Module, given: Arguments) -> None:
+def _refuse_other_outputs(model: nn.Module, network: nn.Module, arguments: Arguments) -> None:
     """A restored model must give what the network gives."""
     training = network.training
     model.eval()
-    place = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     try:
         with same_draws():
-            expected = network.eval()(*(tensor.to(place) for tensor in given.tensors_of(given.num_samples)))
+            expected = network.eval()(*(tensor.to(device) for tensor in arguments.tensors_of(arguments.num_samples)))
         with same_draws():
-            got = given.outputs_of(model)
+            got = arguments.outputs_of(model)
     except Exception as error:
         raise SpaceError(
             f"the model's own code cannot run this network ({what_raised(error)}); use the network as it is"

@@ -14,11 +14,11 @@ def with_hooks(model: nn.Module, ran: nn.Module) -> nn.Module:
     """A shallow_copy of a model, with the hooks that the first forward of a copy, `ran`, installed, and its flags."""
     copied = shallow_copy(model)
     pairs = list(zip(copied.modules(), ran.modules(), strict=True))
-    if any(len(own._forward_hooks) != len(other._forward_hooks) for own, other in pairs):
-        for own, other in pairs:
-            hooks = {name: table for name, table in vars(other).items() if name.startswith("_forward_")}
-            flags = {name: value for name, value in vars(other).items() if isinstance(value, bool)}
-            vars(own).update(hooks | flags | {"training": own.training})
+    if any(len(module._forward_hooks) != len(source._forward_hooks) for module, source in pairs):
+        for module, source in pairs:
+            hooks = {name: table for name, table in vars(source).items() if name.startswith("_forward_")}
+            flags = {name: value for name, value in vars(source).items() if isinstance(value, bool)}
+            vars(module).update(hooks | flags | {"training": module.training})
     return copied
 
 
@@ -28,19 +28,19 @@ def shallow_copy(model: nn.Module, *, own_buffers: bool = False) -> nn.Module:
     Args:
         own_buffers: copy the buffers.
     """
-    known: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    known |= {id(buffer): buffer.clone() if own_buffers else buffer for buffer in model.buffers()}
-    return copied(model, known)
+    copies: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    copies |= {id(buffer): buffer.clone() if own_buffers else buffer for buffer in model.buffers()}
+    return copied(model, copies)
 
 
-def copied(model: nn.Module, known: dict[int, Any]) -> nn.Module:
-    """A copy of a model; `known` are the copies of its tensors, by identity.
+def copied(model: nn.Module, copies: dict[int, Any]) -> nn.Module:
+    """A copy of a model; `copies` are those of its tensors, by identity.
 
     Raises:
         SpaceError: it cannot be copied.
     """
     try:
-        return copy.deepcopy(model, known)
+        return copy.deepcopy(model, copies)
     except Exception as error:
         raise SpaceError(
             f"the model cannot be copied ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); "

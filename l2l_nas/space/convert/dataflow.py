@@ -95,26 +95,26 @@ class Dataflow:
 
     def _find_refs(self) -> None:
         """Where each tensor that a block takes comes from: the same in both recordings, and gradients with it."""
-        known: dict[Any, Ref] = {}
+        refs: dict[Any, Ref] = {}
         arguments = [(r.argument_marks, list(map(history, tree_leaves(r.arguments)))) for r in self._recordings]
         for name, leaf_mark in zip(self._inputs, _paired(arguments), strict=True):
             if name is not None:
-                known[leaf_mark] = ("input", name)
+                refs[leaf_mark] = ("input", name)
         for number, call in enumerate(self._calls):
             calls = [recording.calls[number] for recording in self._recordings]
-            taken = _paired([(call.marks, call.histories) for call in calls])
-            given = _paired([(call.gives_marks, list(map(history, call.gives))) for call in calls])
+            inputs = _paired([(call.marks, call.histories) for call in calls])
+            outputs = _paired([(call.gives_marks, list(map(history, call.gives))) for call in calls])
             self._refs.append(
                 [
-                    None if seen is None else known.setdefault(seen, ("made", number, leaf))
-                    for leaf, seen in enumerate(taken)
+                    None if marks is None else refs.setdefault(marks, ("made", number, leaf))
+                    for leaf, marks in enumerate(inputs)
                 ]
             )
             self._aliases.append(call.aliases)
-            for leaf, seen in enumerate(given):
+            for leaf, marks in enumerate(outputs):
                 # one with a hook is made by a part, where the model's code hooks it again
-                if seen is not None and leaf not in self._aliases[-1] and not call.gives[leaf]._backward_hooks:
-                    known[seen] = ("output", number, leaf)
+                if marks is not None and leaf not in self._aliases[-1] and not call.gives[leaf]._backward_hooks:
+                    refs[marks] = ("output", number, leaf)
 
     def _outputs_of(self, number: int) -> list[Ref]:
         gives = self._calls[number].gives
@@ -141,29 +141,29 @@ class Dataflow:
         order = None if gradient is None else layout(gradient)
         return form if order in (None, tuple(range(len(form.sizes)))) else replace(form, gradient=order)
 
-    def _find_gradients(self, given: Sequence[Ref]) -> dict[int, Tensor]:
+    def _find_gradients(self, values: Sequence[Ref]) -> dict[int, Tensor]:
         """Of tensors that blocks take or give, and of values that are none of these, by identity.
 
         Their layout decides how sums round.
         """
         leaves = [leaf for call in self._calls for leaf in (*call.takes, *call.gives)]
-        leaves += [_tensor_of(ref, self._recordings[1]) for ref in given]
+        leaves += [_tensor_of(ref, self._recordings[1]) for ref in values]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         ends = [end for end in self._results[1] if end.requires_grad]
         try:
-            found = torch.autograd.grad(ends, tensors, [torch.ones_like(end) for end in ends], allow_unused=True)
+            gradients = torch.autograd.grad(ends, tensors, [torch.ones_like(end) for end in ends], allow_unused=True)
         except RuntimeError:  # the last bits are not worth a refusal
             return {}
-        return {id(t): g for t, g in zip(tensors, found, strict=True) if g is not None}
+        return {id(t): g for t, g in zip(tensors, gradients, strict=True) if g is not None}
 
     def _block_name(self, number: int) -> str:
         call = self._calls[number]
         return call.path if call.nth == 0 else f"{call.path}-{call.nth + 1}"
 
-    def _fragment_name(self, place: int) -> str:
-        if place == len(self._calls):
+    def _fragment_name(self, index: int) -> str:
+        if index == len(self._calls):
             return "head"
-        return "stem" if place == 0 else f"before.{self._block_name(place)}"
+        return "stem" if index == 0 else f"before.{self._block_name(index)}"
 
     def _label(self, ref: Ref) -> str:
         """What a block calls what it takes; of what another module gave, the module's path."""
@@ -175,10 +175,10 @@ class Dataflow:
     def _name(self, refs: Sequence[Ref], name: str, labels: Sequence[str]) -> None:
         """The first value of a part bears its name, the others what blocks call them."""
         for ref, label in zip(refs, labels, strict=True):
-            own = name if ref == refs[0] else f"{name}+{label}"
-            if own in self._names.values():
-                own = f"{name}+{self._block_name(ref[1])}.{label}"
-            self._names[ref] = own
+            value = name if ref == refs[0] else f"{name}+{label}"
+            if value in self._names.values():
+                value = f"{name}+{self._block_name(ref[1])}.{label}"
+            self._names[ref] = value
 
     def _find_roles(self) -> dict[int, str]:
         """By leaf of what a block gives, as which argument the next block takes it."""
@@ -198,8 +198,8 @@ class Dataflow:
         for ref in written:
             role = self._roles.get(ref[2])
             labels = self._labels[number]
-            found = refs[labels.index(role)] if role in labels else None
-            first += [found] if found is not None and found not in first else []
+            source = refs[labels.index(role)] if role in labels else None
+            first += [source] if source is not None and source not in first else []
         if not first and len(written) == 1:
             first = [ref for ref in refs if ref][:1]
         can_skip = [self._ref_form(ref) for ref in first] == [self._ref_form(ref) for ref in written]
@@ -267,15 +267,15 @@ class Dataflow:
                 arguments.append(Const(item))
             else:
                 is_read = ("input", name) in reads
-                place = reads.index(("input", name)) if is_read else 0
-                arguments.append(Arg(place, form, storage_of(item) in changed) if is_read else Unused(form))
+                value = reads.index(("input", name)) if is_read else 0
+                arguments.append(Arg(value, form, storage_of(item) in changed) if is_read else Unused(form))
         others = self._others(self._used(draft), {key: reads.index(ref) for key, ref in draft.given.items()})
         calls = {}
         for number, call in enumerate(self._calls[: draft.place] if is_head else self._calls):
-            taken = tuple(
-                Const(item) if seen is None else Alias(0) for item, seen in zip(call.takes, call.marks, strict=True)
+            leaves = tuple(
+                Const(item) if mark is None else Alias(0) for item, mark in zip(call.takes, call.marks, strict=True)
             )
-            calls[call.path, call.nth] = ArgTree(taken, call.takes_tree), self._gives(number, reads, changed)
+            calls[call.path, call.nth] = ArgTree(leaves, call.takes_tree), self._gives(number, reads, changed)
         wanted: dict[Key, dict[int, Form]] = {}
         for ref in draft.refs:
             where = self._call_of(ref)
@@ -312,18 +312,18 @@ class Dataflow:
                     used.add(call.key)
         return used
 
-    def _others(self, used: set[Key], given: Mapping[Given, int]) -> dict[str, tuple[ArgTree | None, ...]]:
+    def _others(self, used: set[Key], values: Mapping[Given, int]) -> dict[str, tuple[ArgTree | None, ...]]:
         """What calls of modules give that do not run: not used, or run by an earlier fragment.
 
         Those whose outputs have no form run.
 
         Args:
-            given: what earlier fragments made: which value it is.
+            values: what earlier fragments made: which value it is.
         """
         one, other = (recording.others for recording in self._recordings)
-        stopped = {key[:2] for key in given}
+        stopped = {key[:2] for key in values}
         around = {key[0] for call in self._calls for key in call.inside}  # blocks inside are counted where they run
-        found = {}
+        outputs = {}
         for path, calls in other.items():
             runs = [call.key in used - stopped for call in calls]
             if (
@@ -333,15 +333,15 @@ class Dataflow:
             ):
                 continue
             try:
-                found[path] = tuple(
-                    None if is_run else self._given_by(x, y, given)
+                outputs[path] = tuple(
+                    None if is_run else self._given_by(x, y, values)
                     for is_run, x, y in zip(runs, one[path], calls, strict=True)
                 )
             except ValueError:
                 continue
-        return found
+        return outputs
 
-    def _given_by(self, one: ModuleCall, other: ModuleCall, given: Mapping[Given, int]) -> ArgTree:
+    def _given_by(self, one: ModuleCall, other: ModuleCall, values: Mapping[Given, int]) -> ArgTree:
         """What a call gives that does not run.
 
         Raises:
@@ -350,19 +350,19 @@ class Dataflow:
         assert other.gives_tree is not None
         leaves: list[Leaf] = []
         for leaf, (x, y) in enumerate(zip(one.gives, other.gives, strict=True)):
-            place = given.get((*other.key, leaf))
-            leaves.append(_unused(x, y) if place is None else Arg(place, self._ref_form(("given", *other.key, leaf))))
+            index = values.get((*other.key, leaf))
+            leaves.append(_unused(x, y) if index is None else Arg(index, self._ref_form(("given", *other.key, leaf))))
         return ArgTree(tuple(leaves), other.gives_tree)
 
     def _changed(self, draft: FragmentDraft) -> set[int]:
         """Buffers that the modules of a fragment change, though nothing reads them, such as BatchNorm's count."""
-        found: set[int] = set()
+        storages: set[int] = set()
         for recording, needs in draft.needs:
             running = {recording.events[index].inside for index in needs.events}
             for event in recording.events:
                 if event.inside in running:
-                    found |= event.changes & recording.names.keys()
-        return found
+                    storages |= event.changes & recording.names.keys()
+        return storages
 
     def _needed(self, storages: set[int], others: Mapping[str, tuple[ArgTree | None, ...]]) -> tuple[str, ...]:
         """Names of the weights that these storages are, where a module uses them that runs."""

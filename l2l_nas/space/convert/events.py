@@ -37,12 +37,12 @@ def history(leaf: object) -> Mark | None:
 
 def modes_of(module: nn.Module, mode: bool) -> Modes:
     """Modules inside another that are in another mode than what is around them: path, class, whether they train."""
-    found: dict[str, tuple[type[nn.Module], bool]] = {}
+    modes: dict[str, tuple[type[nn.Module], bool]] = {}
     for path, inner in module.named_modules():
-        outer = [outer for outer in found if not outer or path.startswith(f"{outer}.")]
-        if inner.training is not (found[outer[-1]][1] if outer else mode):
-            found[path] = type(inner), inner.training
-    return tuple((path, *own) for path, own in found.items())
+        outer = [outer for outer in modes if not outer or path.startswith(f"{outer}.")]
+        if inner.training is not (modes[outer[-1]][1] if outer else mode):
+            modes[path] = type(inner), inner.training
+    return tuple((path, *mode_of) for path, mode_of in modes.items())
 
 
 @dataclass
@@ -106,10 +106,10 @@ class BlockCall:
     @property
     def aliases(self) -> dict[int, int]:
         """By leaf of what it gives, the leaf of its arguments that it is."""
-        taken = zip(self.marks, self.histories, strict=True)
-        places = {seen: leaf for leaf, seen in enumerate(taken) if seen[0] is not None}
-        given = enumerate(zip(self.gives_marks, map(history, self.gives), strict=True))
-        return {leaf: places[seen] for leaf, seen in given if seen in places}
+        arguments = zip(self.marks, self.histories, strict=True)
+        leaf_of = {seen: leaf for leaf, seen in enumerate(arguments) if seen[0] is not None}
+        outputs = enumerate(zip(self.gives_marks, map(history, self.gives), strict=True))
+        return {leaf: leaf_of[seen] for leaf, seen in outputs if seen in leaf_of}
 
 
 @dataclass

@@ -78,8 +78,8 @@ class Form:
     @property
     def spec(self) -> TensorSpec:
         """Of the value."""
-        own = tuple(base for slope, base in self.sizes if not slope)
-        return TensorSpec(own if self._each == 1 else (self._each, *own), self.dtype)
+        sizes = tuple(base for slope, base in self.sizes if not slope)
+        return TensorSpec(sizes if self._each == 1 else (self._each, *sizes), self.dtype)
 
     def pack(self, tensor: Tensor, batch: int) -> Tensor:
         """As a value: the batch comes first; a tensor that all samples share has a copy for each of them."""
@@ -203,13 +203,13 @@ class ArgTree:
             TypeError: it has another structure.
         """
         leaves = tree_leaves(outputs)
-        taken = [(leaf, index) for index, leaf in enumerate(self.leaves) if isinstance(leaf, Arg)]
-        taken.sort(key=lambda pair: pair[0].place)
-        found = [leaves[index] for _, index in taken] if len(leaves) == len(self.leaves) else leaves
-        if len(found) != len(taken) or not all(isinstance(item, Tensor) for item in found):
+        wanted = [(leaf, index) for index, leaf in enumerate(self.leaves) if isinstance(leaf, Arg)]
+        wanted.sort(key=lambda pair: pair[0].place)
+        tensors = [leaves[index] for _, index in wanted] if len(leaves) == len(self.leaves) else leaves
+        if len(tensors) != len(wanted) or not all(isinstance(item, Tensor) for item in tensors):
             got = ", ".join(describe(item) if isinstance(item, Tensor) else type(item).__name__ for item in leaves)
             raise TypeError(f"gives {got or 'nothing'} where the model's block gives {self}; return the same")
-        return tuple(leaf.form.pack(item, batch) for (leaf, _), item in zip(taken, found, strict=True))
+        return tuple(leaf.form.pack(item, batch) for (leaf, _), item in zip(wanted, tensors, strict=True))
 
     def __str__(self) -> str:
         return ", ".join(repr(leaf.value) if isinstance(leaf, Const) else "a tensor" for leaf in self.leaves)

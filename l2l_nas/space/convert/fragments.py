@@ -73,13 +73,13 @@ class Fragments:
         """As few as can be, each as near as can be to the first block that takes what it makes."""
         made = sorted(refs)
         earliest = {ref: max(self._needs(ref, r).earliest for r in self._recordings) for ref in made}
-        places: list[int] = []
+        indices: list[int] = []
         for ref in made:  # by the block that takes it first, the latest place where it can be made
-            if not any(earliest[ref] <= place <= ref[1] for place in places):
-                places.append(ref[1])
-        drafts = {place: FragmentDraft(place, []) for place in sorted(places)}
+            if not any(earliest[ref] <= index <= ref[1] for index in indices):
+                indices.append(ref[1])
+        drafts = {index: FragmentDraft(index, []) for index in sorted(indices)}
         for ref in made:
-            drafts[max(place for place in places if earliest[ref] <= place <= ref[1])].refs.append(ref)
+            drafts[max(index for index in indices if earliest[ref] <= index <= ref[1])].refs.append(ref)
         return [*drafts.values(), FragmentDraft(len(self._recordings[1].calls), [])]
 
     def _needs(self, ref: Ref, recording: Recording, draft: FragmentDraft | None = None) -> Needs:
@@ -100,9 +100,9 @@ class Fragments:
         def stop(storage: int, before: int, written: int) -> list[Given]:
             for call, leaves in shared.get(storage, ()):
                 if written < call.end <= before and call.key not in draft.run:
-                    given = [(*call.key, leaf) for leaf in leaves]
-                    if all(self._maker(one, draft.place) for one in given):
-                        return given
+                    outputs = [(*call.key, leaf) for leaf in leaves]
+                    if all(self._maker(one, draft.place) for one in outputs):
+                        return outputs
             return []
 
         return recording.needs(tensors, before, stop)
@@ -113,7 +113,7 @@ class Fragments:
         while True:
             draft.needs = [(r, self._needs(ref, r, draft)) for ref in wanted for r in self._recordings]
             for recording in self._recordings:
-                events = (needs.events for own, needs in draft.needs if own is recording)
+                events = (needs.events for run_in, needs in draft.needs if run_in is recording)
                 draft.events[id(recording)] = frozenset().union(*events)
             given = {key for _, needs in draft.needs for key in needs.given}
             run = {key[:2] for key in given if any(self._runs(key, draft, r) for r in self._recordings)}
@@ -127,48 +127,48 @@ class Fragments:
             if draft.given[key] not in maker.refs and draft.given[key][0] == "given":
                 maker.refs.append(draft.given[key])
 
-    def _runs(self, given: Given, draft: FragmentDraft, recording: Recording) -> bool:
-        call = recording.others[given[0]][given[1]]
+    def _runs(self, output: Given, draft: FragmentDraft, recording: Recording) -> bool:
+        call = recording.others[output[0]][output[1]]
         return any(call.start <= index < call.end for index in draft.events[id(recording)])
 
-    def _maker(self, given: Given, place: int) -> FragmentDraft | None:
+    def _maker(self, output: Given, index: int) -> FragmentDraft | None:
         """The first draft before a place that makes all of what a module gave."""
-        maker, first = self._makers.get(given, (None, 0))
+        maker, first = self._makers.get(output, (None, 0))
         for number, draft in enumerate(self.drafts[first:], first):
-            if maker is not None or draft.place >= place:
+            if maker is not None or draft.place >= index:
                 break
-            self._makers[given] = None, number + 1
-            if self._runs(given, draft, self._recordings[1]) and all(
-                self._needs(("given", *given), r, draft).events <= draft.events[id(r)] for r in self._recordings
+            self._makers[output] = None, number + 1
+            if self._runs(output, draft, self._recordings[1]) and all(
+                self._needs(("given", *output), r, draft).events <= draft.events[id(r)] for r in self._recordings
             ):
-                self._makers[given] = maker, _ = draft, number
-        return maker if maker is not None and maker.place < place else None
+                self._makers[output] = maker, _ = draft, number
+        return maker if maker is not None and maker.place < index else None
 
-    def _ref_of(self, given: Given, place: int) -> Ref:
+    def _ref_of(self, output: Given, index: int) -> Ref:
         """The value: what a block took may be the same tensor."""
         for draft in self.drafts:
-            for ref in draft.refs if draft.place < place else ():
-                if ref[0] == "made" and all(_is_taken(given, ref, recording) for recording in self._recordings):
+            for ref in draft.refs if draft.place < index else ():
+                if ref[0] == "made" and all(_is_taken(output, ref, recording) for recording in self._recordings):
                     return ref
-        return ("given", *given)
+        return ("given", *output)
 
     def _shareable(self, recording: Recording) -> dict[int, list[tuple[ModuleCall, list[int]]]]:
         """By storage, calls of modules that gave it and what of it, the outermost first; such as may be values."""
-        found: dict[int, list[tuple[ModuleCall, list[int]]]] = {}
+        calls_of: dict[int, list[tuple[ModuleCall, list[int]]]] = {}
         around = {key[0] for call in recording.calls for key in call.inside}
         for path, calls in recording.others.items():
             first, second = (one.others.get(path, []) for one in self._recordings)
             if len(first) != len(second) or path in around or not is_counted(calls):
                 continue
             for call, one, other in zip(calls, first, second, strict=True):
-                places: dict[int, list[int]] = {}
+                leaves_of: dict[int, list[int]] = {}
                 for leaf, item in enumerate(call.gives):
                     if isinstance(item, Tensor):
-                        places.setdefault(storage_of(item), []).append(leaf)
-                for storage, leaves in places.items() if _is_known(one, other) else ():
+                        leaves_of.setdefault(storage_of(item), []).append(leaf)
+                for storage, leaves in leaves_of.items() if _is_known(one, other) else ():
                     if all(self._may_be_value(one, other, leaf) for leaf in leaves):
-                        found.setdefault(storage, []).append((call, leaves))
-        return {storage: sorted(pairs, key=lambda p: (p[0].start, -p[0].end)) for storage, pairs in found.items()}
+                        calls_of.setdefault(storage, []).append((call, leaves))
+        return {storage: sorted(pairs, key=lambda p: (p[0].start, -p[0].end)) for storage, pairs in calls_of.items()}
 
     def _may_be_value(self, one: ModuleCall, other: ModuleCall, leaf: int) -> bool:
         evaluation, training = self._recordings
@@ -191,9 +191,9 @@ class Fragments:
                         )
 
 
-def _is_taken(given: Given, made: Ref, recording: Recording) -> bool:
+def _is_taken(output: Given, made: Ref, recording: Recording) -> bool:
     """Whether a block took the very tensor that a module gave, and not what was detached from it."""
-    path, nth, leaf = given
+    path, nth, leaf = output
     module, block = recording.others[path][nth], recording.calls[made[1]]
     same_memory = module.marks[leaf] == block.marks[made[2]]
     return same_memory and history(module.gives[leaf]) == block.histories[made[2]]

@@ -71,10 +71,10 @@ class BlockLayer(nn.Module):
         """As the model's own `train` leaves what is inside: a part of it may stay in evaluation."""
         super().train(mode)
         modules = dict(self.block.named_modules())
-        for path, kind, own in self._called.modes[mode]:
+        for path, kind, is_training in self._called.modes[mode]:
             if not path or isinstance(modules.get(path), kind):  # a candidate need not have this module
                 for inner in modules[path].modules():
-                    inner.training = own
+                    inner.training = is_training
         return self
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
@@ -322,7 +322,7 @@ def stubbed(
     for module in modules.values():
         _forget(module, removed)
         if isinstance(getattr(type(module), "dtype", None), property) and not any(True for _ in module.parameters()):
-            original = model.get_submodule(next(path for path, own in modules.items() if own is module))
+            original = model.get_submodule(next(path for path, other in modules.items() if other is module))
             floats = [p for p in original.parameters() if p.is_floating_point()]
             if floats:  # transformers' models ask their first weight
                 _stand_in(module, context, {}, None, dtype=floats[0].dtype)
@@ -331,8 +331,8 @@ def stubbed(
 
 def _play(self: Any, path: str, args: Any, kwargs: Any) -> Any:
     outputs, shown = self._context.block(path, args, kwargs)
-    for inner, given in shown:  # for the hooks
-        self.get_submodule(inner)(given)
+    for inner, shown_outputs in shown:  # for the hooks
+        self.get_submodule(inner)(shown_outputs)
     return outputs
 
 
@@ -344,8 +344,8 @@ def _forward_of(
     if any(path == f"{block}.{inner}" for (block, _), (_, gives) in context.calls.items() for inner in gives.shows):
         return lambda self, outputs: outputs
     if path in skipped:
-        own = type(module).forward
-        return lambda self, *args, **kwargs: self._context.other(path, lambda: own(self, *args, **kwargs))
+        forward = type(module).forward
+        return lambda self, *args, **kwargs: self._context.other(path, lambda: forward(self, *args, **kwargs))
     return None
 
 
@@ -367,12 +367,12 @@ def _stand_in(
     # BatchNorm's own asks for what is no longer there
     names["_load_from_state_dict"] = nn.Module._load_from_state_dict
     names["_save_to_state_dict"] = nn.Module._save_to_state_dict
-    own = type(kind.__name__, (kind,), names)
+    stand_in = type(kind.__name__, (kind,), names)
     if forward is not None:
         # set last, and with the plain call: transformers wraps the one or the other to checkpoint a block
         for name, function in (("forward", forward), ("__call__", nn.Module.__call__)):
-            setattr(own, name, function)
-    module.__class__ = own
+            setattr(stand_in, name, function)
+    module.__class__ = stand_in
     module._context = context  # type: ignore[assignment]
 
 
@@ -403,11 +403,11 @@ def chosen_output(outputs: Any, output: str | int | None, argument: str = "outpu
     if output is None and len(tensors) == 1:
         return next(iter(tensors.values()))
     if output not in tensors:
-        given = f"no tensor '{output}'" if output is not None else "no single tensor"
+        problem = f"no tensor '{output}'" if output is not None else "no single tensor"
         texts = [f"losses={{{name!r}: ...}}" if argument == "losses" else f"output={name!r}" for name in tensors]
         listed = " or ".join(texts)
         raise SpaceError(
-            f"the model gives {given}; " + (f"write {listed}" if listed else f"got {type(outputs).__name__}")
+            f"the model gives {problem}; " + (f"write {listed}" if listed else f"got {type(outputs).__name__}")
         )
     return tensors[output]
 

@@ -151,16 +151,16 @@ class Recording:
         self._in_block = False
         call = self.calls[-1]
         call.gives, call.gives_tree = tree_flatten(outputs)
-        own = _storages((call.takes, call.gives))
+        storages = _storages((call.takes, call.gives))
         call.gives_marks = [mark(leaf) for leaf in call.gives]
         for inner, leaves, tree in self._shown:
             call.shown.append((inner, tree))
             call.gives += leaves  # those that are views of what it takes or gives are no further outputs
-            call.gives_marks += [None if own & _storages(leaf) else mark(leaf) for leaf in leaves]
+            call.gives_marks += [None if storages & _storages(leaf) else mark(leaf) for leaf in leaves]
         self._shown.clear()
-        call.changes = frozenset(i for i, seen in enumerate(call.marks) if seen != mark(call.takes[i]))
-        given = [leaf for leaf, seen in zip(call.gives, call.gives_marks, strict=True) if seen is not None]
-        self.events.append(Event(_storages(call.takes), _storages(given), block=len(self.calls) - 1))
+        call.changes = frozenset(i for i, before in enumerate(call.marks) if before != mark(call.takes[i]))
+        made = [leaf for leaf, known in zip(call.gives, call.gives_marks, strict=True) if known is not None]
+        self.events.append(Event(_storages(call.takes), _storages(made), block=len(self.calls) - 1))
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
         """An operation that ran."""
@@ -202,13 +202,13 @@ class Recording:
         def go_on(storages: Iterable[int], before: int) -> None:
             for storage in storages:
                 writers = self.writers.get(storage, ())
-                place = bisect.bisect_left(writers, before)
-                stops = stop(storage, before, writers[place - 1] if place else -1)
+                index = bisect.bisect_left(writers, before)
+                stops = stop(storage, before, writers[index - 1] if index else -1)
                 given.update(stops)
                 if stops:
                     wanted.discard(storage)
-                elif place:
-                    heapq.heappush(queue, -writers[place - 1])
+                elif index:
+                    heapq.heappush(queue, -writers[index - 1])
 
         def want(storages: Iterable[int], before: int) -> None:
             new = [storage for storage in storages if storage not in wanted]
@@ -228,9 +228,9 @@ class Recording:
                 events.add(index)
                 want(event.reads, index)
             else:
-                found = self._outputs_in(event.block, wanted)
-                outputs |= found
-                wanted -= _storages([self.calls[event.block].gives[leaf] for _, leaf in found])
+                pairs = self._outputs_in(event.block, wanted)
+                outputs |= pairs
+                wanted -= _storages([self.calls[event.block].gives[leaf] for _, leaf in pairs])
             go_on(written & wanted, index)
         self._refuse_unknown(wanted)
         return Needs(frozenset(events), frozenset(wanted), frozenset(outputs), frozenset(given))
@@ -241,8 +241,8 @@ class Recording:
         aliases = call.aliases
         return {
             (block, leaf)
-            for leaf, (item, seen) in enumerate(zip(call.gives, call.gives_marks, strict=True))
-            if seen is not None and storage_of(item) in storages and leaf not in aliases
+            for leaf, (item, mark_of) in enumerate(zip(call.gives, call.gives_marks, strict=True))
+            if mark_of is not None and storage_of(item) in storages and leaf not in aliases
         }
 
     def is_last(self, call: ModuleCall, leaf: int) -> bool:
