@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +30,7 @@ class Clip:
         if self.scope not in ("global", "layer"):
             raise SettingError(f"gradients are clipped by the norm of 'global' or 'layer', got {self.scope!r}")
 
-    def coefficient(self, norms: list[Tensor]) -> float:
+    def coefficient(self, norms: Sequence[Tensor] | Tensor) -> float:
         """What to multiply gradients by.
 
         Args:
@@ -40,12 +41,25 @@ class Clip:
 
 def norms_of(gradients: list[Tensor] | tuple[Tensor, ...], *, out: Tensor | None = None) -> Tensor:
     """The norm of each gradient, formed as `clip_grad_norm_` does: on an accelerator by one kernel for all of them."""
-    return torch.stack(torch._foreach_norm(gradients), out=out)
+    return torch.stack(torch._foreach_norm(list(gradients)), out=out)
 
 
-def total_norm(norms: list[Tensor]) -> Tensor:
+def are_finite(gradients: Sequence[Tensor]) -> bool:
+    """Whether no gradient has a NaN or inf."""
+    if not gradients:
+        return True
+    device = gradients[0].device
+    found, one = torch.zeros((), device=device), torch.ones((), device=device)
+    # what torch's own gradient scaler does, in one kernel; a product with 1 changes no bit
+    torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), found, one)
+    return not found.item()
+
+
+def total_norm(norms: Sequence[Tensor] | Tensor) -> Tensor:
     """The norm of all gradients from the norms of each, as torch forms it: the order matters for the last bit."""
-    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    if not isinstance(norms, Tensor):
+        norms = torch.stack(list(norms)) if norms else torch.zeros(0)
+    return torch.linalg.vector_norm(norms)
 
 
 @dataclass

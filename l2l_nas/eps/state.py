@@ -151,20 +151,37 @@ class LayerState:
             gradients: a block laid out as the weights.
             touched: for each parameter, whether it got a gradient; the others stay as they are, as in torch.
         """
+        views = [
+            entry.view(gradients) if own else None for entry, own in zip(self.layout.parameters, touched, strict=True)
+        ]
+        self.apply(calls, views, lr=lr)
+
+    def apply(self, calls: Sequence[RuleCall], gradients: Sequence[Tensor | None], *, lr: float) -> None:
+        """`update` with gradients where they are; None where there is none."""
         self.version = next(_VERSIONS)  # first: an update that raises has changed something
         for call in calls:
-            chosen = [index for index in call.indices if touched[index]]
-            for part in self._parts(chosen):
-                call.rule.update(
-                    [self.views[index] for index in part],
-                    [self.layout.parameters[index].view(gradients) for index in part],
-                    [[self._moment(number, index) for index in part] for number in call.moments],
-                    [self._step_views[index] for index in part],
-                    lr=lr * call.lr_scale,
-                )
+            for part in self._parts([index for index in call.indices if gradients[index] is not None]):
+                weights, moments, steps = self.tensors_for(call, part)
+                own = [gradient for index in part if (gradient := gradients[index]) is not None]
+                call.rule.update(weights, own, moments, steps, lr=lr * call.lr_scale)
                 for index in part if self._wire_views else ():
                     self._wire_views[index].copy_(self.views[index])
         self.visits += 1
+
+    def tensors_for(
+        self, call: RuleCall, indices: Sequence[int]
+    ) -> tuple[list[Tensor], list[list[Tensor]], list[Tensor]]:
+        """Weights, moments and steps of some of a call's parameters."""
+        return (
+            [self.views[index] for index in indices],
+            [[self._moment(number, index) for index in indices] for number in call.moments],
+            [self._step_views[index] for index in indices],
+        )
+
+    def mark_updated(self) -> None:
+        """After an update through `tensors_for`."""
+        self.visits += 1
+        self.mark_changed()
 
     @property
     def updated_blocks(self) -> tuple[Tensor, ...]:

@@ -96,7 +96,11 @@ def own_storage(chosen: str | Storage, *, pool: LayerPool, optimizer: Optimizer)
 
 
 class RamStorage:
-    """All states in host memory, always in full. A change that ends half-way costs the state: see `Storage.writing`."""
+    """All states in host memory, always in full. A change that ends half-way costs the state: see `Storage.writing`.
+
+    Attributes:
+        changes: another number after a state was put, replaced or lost; until then each key has the same state.
+    """
 
     is_lasting = True
     is_shared = False
@@ -104,6 +108,7 @@ class RamStorage:
     def __init__(self) -> None:
         self._states: dict[str, LayerState] = {}
         self._lost: dict[str, str] = {}  # why a state is refused
+        self.changes = 0
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -114,31 +119,42 @@ class RamStorage:
         """See `Storage`."""
         self._states[key] = state
         self._lost.pop(key, None)
+        self.changes += 1
 
     put_new = put
 
     def clear(self) -> None:
         """See `Storage`."""
         self._states, self._lost = {}, {}
+        self.changes += 1
 
     def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:
         """See `Storage`."""
-        return contextlib.nullcontext(self._open(key))
+        return contextlib.nullcontext(self.open(key))
 
     @contextlib.contextmanager
     def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
         """See `Storage`."""
-        state = self._open(key)
+        state = self.open(key)
         before = state.writes
         try:
             yield state
         except BaseException as error:
-            lost = StateLostError.by(key, error)
-            if lost is error or state.writes != before:
-                self._lost[key] = lost.reason
+            if StateLostError.by(key, error) is error or state.writes != before:
+                self.lose(key, error)
             raise
 
-    def _open(self, key: str) -> LayerState:
+    def lose(self, key: str, error: BaseException) -> None:
+        """Refuse a state from now on, as a change of it ended with this error."""
+        self._lost[key] = StateLostError.by(key, error).reason
+        self.changes += 1
+
+    def open(self, key: str) -> LayerState:
+        """A state, for as long as `changes` stays.
+
+        Raises:
+            StateLostError: it was lost.
+        """
         if key in self._lost:
             raise StateLostError(key, self._lost[key])
         return self._states[key]

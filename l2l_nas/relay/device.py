@@ -449,10 +449,17 @@ def stream_seed(seed: int, step: int, position: int, micro_batch: int) -> int:
     It depends on nothing else, so a recompute replays them and results do not depend on the schedule. Each value is
     folded in by splitmix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
     """
-    state = 0
-    for value in (seed, step, position, micro_batch):
-        state = (state + 0x9E3779B97F4A7C15 + (value & _MASK)) & _MASK
-        state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ state >> 27) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state >> 1
+    return _folded(_folded(_folded(_folded(0, seed), step), position), micro_batch) >> 1
+
+
+def step_seeds(seed: int, step: int) -> Callable[[int, int], int]:
+    """`stream_seed` of one step, by position and micro-batch."""
+    state = _folded(_folded(0, seed), step)
+    return lambda position, micro_batch: _folded(_folded(state, position), micro_batch) >> 1
+
+
+def _folded(state: int, value: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15 + (value & _MASK)) & _MASK
+    state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ state >> 27) * 0x94D049BB133111EB) & _MASK
+    return state ^ state >> 31

@@ -12,17 +12,25 @@ from torch import Tensor
 from l2l_nas.eps.inbox import GradientCheck, GradientMessage
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.state import Part
-from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, UserCodeError, is_out_of_memory, what_raised
+from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, is_out_of_memory
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Objective, Targets
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
-from l2l_nas.relay.slots import SlotBank, Template, mixed_dtypes
+from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.stash import Cut, Frames
 from l2l_nas.relay.stress import Stress
-from l2l_nas.relay.visits import Run, Visits
+from l2l_nas.relay.visits import (
+    Run,
+    Visits,
+    named_error,
+    refuse_changed_parameters,
+    refuse_moved_parameters,
+    refuse_replaced_buffers,
+    where,
+)
 from l2l_nas.space.pool import Layer
 
 _LANE = {Op.LOAD: "up", Op.FETCH: "up", Op.FREE: "up", Op.SAVE: "down", Op.STORE: "down", Op.SEND: "down"}
@@ -242,14 +250,14 @@ class PlanExecutor:
     def _save(self, step: Step, job: StepJob) -> None:
         layer, states = job.run.layers[step.layer], job.states
         template = self.bank.template(layer, step.slot)
-        self._refuse_replaced_buffers(layer, template)
+        refuse_replaced_buffers(layer, template, self.bank.pool)
 
         def stored() -> Tensor | None:
             with states.storage.reading(layer.key, Part.BUFFERS) as state:
                 is_other = states.storage.is_shared and state.version != template.buffers_version
                 return None if is_other else state.buffers.clone()
 
-        if not self._watch(layer).has_changed(template, stored, self._where(layer)):
+        if not self._watch(layer).has_changed(template, stored, where(layer, self.bank.pool)):
             return
         with states.storage.reading(layer.key, Part.BUFFERS) as before:
             found = self._staged(before.buffers)
@@ -268,13 +276,6 @@ class PlanExecutor:
         if layer.key not in self._watches:
             self._watches[layer.key] = BufferWatch(may_change(self.bank.pool, layer))
         return self._watches[layer.key]
-
-    def _refuse_replaced_buffers(self, layer: Layer, template: Template) -> None:
-        for name in template.rebind_buffers():
-            raise SpaceError(
-                f"its forward replaces the buffer '{name}'; change it in place: self.{name}.copy_(...)",
-                **self._where(layer),
-            )
 
     def _send(self, step: Step, job: StepJob) -> None:
         job.require_finite_loss()
@@ -342,14 +343,17 @@ class PlanExecutor:
                 self._compute(step, job, templates)
         except (L2LError, MemoryError, PlanError) as error:
             if isinstance(error, SpaceError) and error.position is None and run.at is not None and run.at < run.depth:
-                raise SpaceError(str(error), **self._where(run.layers[run.at])) from None
+                raise SpaceError(str(error), **where(run.layers[run.at], self.bank.pool)) from None
             raise
         except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
                 raise
-            raise self._named(error, job) from error
+            raise named_error(error, run.layers[: run.depth], run.at, self.bank.pool, self._dtype) from error
         for layer, template, version in zip(layers, templates, versions, strict=True):
-            self._refuse_changes(layer, template, version)
+            refuse_replaced_buffers(layer, template, self.bank.pool)
+            if template.weights_version != version:
+                refuse_changed_parameters(layer, self.bank.pool)
+            refuse_moved_parameters(layer, template, self.bank.pool)
 
     @staticmethod
     def _bind(step: Step, job: StepJob, template: Template) -> None:
@@ -359,20 +363,6 @@ class PlanExecutor:
         begins = step.op is Op.BACKWARD or (step.op is Op.ENTER and (tail is None or template not in tail.templates))
         gradients = [job.states.allocate_gradients(state) for state in template.opened] if begins else None
         template.bind([state.weights for state in template.opened], gradients)
-
-    def _named(self, error: BaseException, job: StepJob) -> L2LError:
-        """What the user's code raised, with the layer that it is."""
-        run = job.run
-        if run.at is None:
-            first, last = run.layers[0].key, run.layers[run.depth - 1].key
-            return SpaceError(f"the backward from '{last}' towards '{first}' {what_raised(error)}")
-        if run.at == run.depth:
-            return UserCodeError(f"the task's loss {what_raised(error)}")
-        text = what_raised(error)
-        if "more than 1 value per channel" in text:
-            text += "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
-        text += mixed_dtypes(job.states.server.layout(run.layers[run.at].key), self._dtype, error)
-        return SpaceError(f"its layer {text}", **self._where(run.layers[run.at]))
 
     def _compute(self, step: Step, job: StepJob, templates: Sequence[Template]) -> None:
         run, template = job.run, templates[0]
@@ -389,23 +379,6 @@ class PlanExecutor:
         else:
             assert job.objective is not None
             self._visits.tail(run, job.objective, job.targets, job.count)
-
-    def _refuse_changes(self, layer: Layer, template: Template, version: int) -> None:
-        """Refuse what a visit may not change; the probe sees it before, unless a value decided it."""
-        self._refuse_replaced_buffers(layer, template)
-        if template.weights_version != version:
-            raise SpaceError(
-                "changed its parameters, which only the optimizer may; keep running values in a buffer",
-                **self._where(layer),
-            )
-        if template.rebind_parameters():
-            raise SpaceError(
-                "moved or replaced its parameters, so that no update would reach them; leave them as they are",
-                **self._where(layer),
-            )
-
-    def _where(self, layer: Layer) -> dict[str, str]:
-        return {"position": self.bank.pool.positions[layer.position].name, "candidate": layer.candidate.name}
 
     def _frames(self, step: Step, job: StepJob) -> dict[str, Frames]:
         """Where a forward visit writes its values."""

@@ -18,6 +18,7 @@ from l2l_nas.arguments import check_count, check_kind, check_list, check_seed, c
 from l2l_nas.eps.inbox import GradientCheck
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.storage import RamStorage
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError, did_you_mean, user_code
 from l2l_nas.relay.access import StateAccess
@@ -27,6 +28,8 @@ from l2l_nas.relay.device_states import DeviceStates, fitting
 from l2l_nas.relay.evaluation import Evaluation, about, cut_batch, expect
 from l2l_nas.relay.executor import PlanExecutor, StepJob
 from l2l_nas.relay.extend import Caches
+from l2l_nas.relay.held import HeldStep, HeldSteps
+from l2l_nas.relay.held_path import HeldPath
 from l2l_nas.relay.interface import (
     Batch,
     Objective,
@@ -50,7 +53,7 @@ from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.population import group, prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, Wanted, check_budget, decide
-from l2l_nas.relay.slots import SlotBank
+from l2l_nas.relay.slots import EagerCalls, SlotBank
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
@@ -155,6 +158,10 @@ class Relay:
         self.lanes = Lanes(self.device, threads=is_beside, stress=stress, trace=trace)
         limit_bytes = None if isinstance(pinned, str) else pinned or 0
         self.wire = WireMemory(self.device.host_allocator, limit_bytes=limit_bytes)
+        self._held: HeldSteps | None = None
+        is_plain = isinstance(calls, EagerCalls) and stress is None and not is_beside
+        if is_plain and self.device.shares_memory and dtype == torch.float32:
+            self._held = HeldSteps(self.pool, self.bank, self.stash.specs, self.device, seed=self.seed, trace=trace)
         self._executor = PlanExecutor(self.device, self.bank, self.lanes, dtype=dtype, stress=stress)
         self._passes = Evaluation(
             self.pool, bank=self.bank, stash=self.stash, executor=self._executor, device=self.device
@@ -210,6 +217,8 @@ class Relay:
         if self._device_states is not None:
             self._device_states.serve(server)
         self.bank.unbind()
+        if self._held is not None:
+            self._held.release()
         self._serve(server)
 
     def drain(self) -> None:
@@ -359,6 +368,11 @@ class Relay:
         if self._executor.has_failed:
             self.drain()
         residency = self.residency(sizes)
+        held_path = self._held_path(architecture, residency)
+        if held_path is not None:
+            if upcoming is not None and upcoming != architecture:
+                self.pool.path(upcoming)
+            return self._held_step(held_path, inputs, parts, sizes, objective=objective, count=count, lr=lr, step=step)
         path = self.path(architecture)
         layers = self.pool.path(architecture)
         following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
@@ -423,6 +437,52 @@ class Relay:
         assert run.loss is not None
         norm = job.check.norm if job.check else None
         return StepResult(job.loss, count, norm, is_skipped, job.auxiliary)
+
+    def _held_path(self, architecture: Architecture, residency: Residency) -> HeldPath | None:
+        """A path whose step waits for nothing, as all is held; None for others. See [Note: held]."""
+        if self._held is None or residency.spilled or not isinstance(self.server.storage, RamStorage):
+            return None
+        most = min(residency.keep, len(self.bank.slots))
+        if most < len(self.pool.positions) and not 0 < len(self.pool.path(architecture)) <= most:
+            return None
+        path = self._held.path(architecture)
+        return path if path.layers else None
+
+    def _held_step(
+        self,
+        path: HeldPath,
+        inputs: Batch,
+        parts: Sequence[Targets],
+        sizes: tuple[int, ...],
+        *,
+        objective: Objective,
+        count: float,
+        lr: float,
+        step: int,
+    ) -> StepResult:
+        steps = self._held
+        assert steps is not None
+        if self._carry is not None:
+            self._finish()  # what a step of another kind left
+        is_eager = self.update is UpdatePolicy.EAGER
+        held = HeldStep(
+            path,
+            self.server,
+            [path.flow.by_input(batch) for batch in steps.batches(inputs, sizes)],
+            parts,
+            shares(sizes),
+            objective=objective,
+            count=count,
+            lr=lr,
+            step=step,
+            clip=self.clip,
+            has_norm=not is_eager,
+        )
+        loss, auxiliary, check = steps.run(held)
+        if is_eager:
+            return StepResult(loss, count, auxiliary=auxiliary)
+        self._note(check, UpdateOrder.CHECKED)
+        return StepResult(loss, count, check.norm if check else None, auxiliary=auxiliary)
 
     @property
     def usual_order(self) -> UpdateOrder:

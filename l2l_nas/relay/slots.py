@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from l2l_nas.eps.inbox import GradientBlock, GradientViews, gradient_bytes
 from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
 from l2l_nas.eps.scale import norms_of
+from l2l_nas.eps.wire import host_block
 from l2l_nas.relay.access import OpenState
 from l2l_nas.relay.device import Device
 from l2l_nas.space.build import named_tensors, owner_of, put_parameter
 from l2l_nas.space.pool import Layer, LayerPool
+
+_OWN = 512  # layers that have templates of their own
 
 
 class CallFactory(Protocol):
@@ -77,6 +80,20 @@ class Slot:
         return tuple(block for block in vars(self).values() if isinstance(block, Tensor))
 
 
+class OwnSlot(Slot):
+    """A slot of one layer that is held: only its buffers are ever used, so that nothing else takes memory."""
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """See `Slot`."""
+        return host_block(self._sizes[0])
+
+    @cached_property
+    def gradients(self) -> Tensor:
+        """See `Slot`."""
+        return host_block(self._sizes[1])
+
+
 class _BoundBuffer(NamedTuple):
     """A buffer of a template: where the module has it, and the memory that it is a view of."""
 
@@ -103,6 +120,8 @@ class Template:
         module: the layer.
         weights: by state, the part of the slot's weights that it uses.
         gradients: by state, the block that its gradients lie in.
+        parameters: by state, those that are bound to it.
+        places: where the module has them.
         order: number of the state and index of each parameter, as the module lists them.
         buffers: the part of the slot's buffers that it uses.
         learns: whether anything of it is trainable.
@@ -122,8 +141,8 @@ class Template:
         self.opened: tuple[OpenState, ...] = ()
         self.buffers_version: int | None = None
         self.compared = 0
-        self._parameters: list[list[nn.Parameter]] = []
-        self._places: list[tuple[nn.Module, str, nn.Parameter]] = []  # where the module has them
+        self.parameters: list[list[nn.Parameter]] = []
+        self.places: list[tuple[nn.Module, str, nn.Parameter]] = []
         self._layouts = layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
         self.weights = tuple(_cut(slot.weights, [wire.parameter_bytes for wire in wires]))
@@ -131,10 +150,10 @@ class Template:
         self.gradients = list(self._in_slot)
         owners: dict[int, tuple[int, int]] = {}
         for number, (key, wire) in enumerate(zip(layer.states, wires, strict=True)):
-            self._parameters.append(self._bind_state(layer, key, wire, self.weights[number]))
-            owners |= {id(parameter): (number, index) for index, parameter in enumerate(self._parameters[number])}
+            self.parameters.append(self._bind_state(layer, key, wire, self.weights[number]))
+            owners |= {id(parameter): (number, index) for index, parameter in enumerate(self.parameters[number])}
             self._bind_gradients(number)
-        self._slot_weights = [[parameter.data for parameter in parameters] for parameters in self._parameters]
+        self._slot_weights = [[parameter.data for parameter in parameters] for parameters in self.parameters]
         self._bound: list[Sequence[Tensor]] = list(self._slot_weights)
         self.order = tuple(owners[id(p)] for p in self.module.parameters())
         self.buffer_layout, self._master_layout = wires[0], layouts[0]
@@ -167,7 +186,7 @@ class Template:
             aliases = [alias for alias, name in layout.aliases if name == entry.name]
             for name in layer.tied_names(key) or [entry.name, *aliases]:
                 put_parameter(self.module, name, parameter)
-                self._places.append((*owner_of(self.module, name), parameter))
+                self.places.append((*owner_of(self.module, name), parameter))
         return parameters
 
     def bind(
@@ -182,7 +201,7 @@ class Template:
         for number, tensors in enumerate(weights):
             tensors = self._slot_weights[number] if tensors is None else tensors
             if tensors is not self._bound[number]:
-                for parameter, tensor in zip(self._parameters[number], tensors, strict=True):
+                for parameter, tensor in zip(self.parameters[number], tensors, strict=True):
                     parameter.data = tensor
                 self._bound[number] = tensors
         for number, block in enumerate(gradients or ()):
@@ -198,7 +217,7 @@ class Template:
 
     def _bind_gradients(self, number: int) -> None:
         views = self.gradients[number].views(self._layouts[number])
-        for parameter, gradient in zip(self._parameters[number], views.gradients, strict=True):
+        for parameter, gradient in zip(self.parameters[number], views.gradients, strict=True):
             if parameter.requires_grad:
                 parameter.grad = gradient
 
@@ -220,14 +239,14 @@ class Template:
     @property
     def weights_version(self) -> int:
         """Another number after anything wrote to its parameters."""
-        return sum(parameter._version for parameters in self._parameters for parameter in parameters)
+        return sum(parameter._version for parameters in self.parameters for parameter in parameters)
 
     def rebind_parameters(self) -> bool:
         """Bind parameters again that a forward moved or replaced, so that no update reached them; whether it did."""
-        replaced = [place for place in self._places if place[0]._parameters.get(place[1]) is not place[2]]
+        replaced = [place for place in self.places if place[0]._parameters.get(place[1]) is not place[2]]
         for owner, leaf, parameter in replaced:
             setattr(owner, leaf, parameter)
-        pairs = [pair for both in zip(self._parameters, self._bound, strict=True) for pair in zip(*both, strict=True)]
+        pairs = [pair for both in zip(self.parameters, self._bound, strict=True) for pair in zip(*both, strict=True)]
         moved = [(parameter, tensor) for parameter, tensor in pairs if parameter.data_ptr() != tensor.data_ptr()]
         for parameter, tensor in moved:
             parameter.data = tensor
@@ -262,9 +281,13 @@ class Template:
             if views.gradients:
                 norms_of(views.gradients, out=views.norms)
 
+    def watch_buffers(self) -> None:
+        """See from now on whether torch knows of a write to a buffer."""
+        self._loaded_versions = self._buffer_versions()
+
     def load_buffers(self, buffers: Tensor) -> None:
         """Take over a state's buffers, in the dtypes in which they cross."""
-        self._loaded_versions = self._buffer_versions()  # the copies below are to other tensors, of the same memory
+        self.watch_buffers()  # the copies below are to other tensors, of the same memory
         if self.buffer_layout.buffers == self._master_layout.buffers:
             self.buffers.copy_(buffers, non_blocking=True)
             return
@@ -365,6 +388,7 @@ class SlotBank:
         self._sizes = (max(wires, default=0), max(gradients, default=0), max(buffers, default=0))
         self.slots: tuple[Slot, ...] = ()
         self._templates: dict[tuple[object, int], Template] = {}
+        self._own: dict[str, Template] = {}  # by layer, the latest last
         self._has_warned = False  # of a memory format that is not kept
         self._kinds: dict[tuple[str, int], object] = {
             (layer.key, layer.position): (layer.candidate.kind, tuple(sorted(layer.candidate.tied.items())))
@@ -398,17 +422,41 @@ class SlotBank:
         """
         kind = self.kind(layer)
         if (kind, slot) not in self._templates:
-            template = Template(self.pool, layer, self.slots[slot], self._dtype)
+            template = self._made(layer, self.slots[slot])
             self._calls(kind, template, slot)
             self._templates[kind, slot] = template
-            if template.is_channels_last and not self._has_warned:
-                self._has_warned = True
-                warnings.warn(
-                    f"the weights of '{layer.key}' are channels_last; the relay keeps and computes with contiguous "
-                    "ones, and with contiguous tensors between layers: results differ by rounding, and a convolution "
-                    "may be slower on a GPU",
-                    stacklevel=2,
-                )
+
+    def _made(self, layer: Layer, slot: Slot) -> Template:
+        template = Template(self.pool, layer, slot, self._dtype)
+        if template.is_channels_last and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the weights of '{layer.key}' are channels_last; the relay keeps and computes with contiguous "
+                "ones, and with contiguous tensors between layers: results differ by rounding, and a convolution "
+                "may be slower on a GPU",
+                stacklevel=2,
+            )
+        return template
+
+    def separate(self, layer: Layer) -> Template:
+        """A layer's own template, for as long as it is among the latest that were asked for; see `OwnSlot`."""
+        template = self._own.pop(layer.key, None)
+        if template is None:
+            layouts = [layout_of(self.pool, key) for key in layer.states]
+            sizes = (
+                sum(one.parameter_bytes for one in layouts),
+                sum(map(_slot_bytes, layouts)),
+                layouts[0].buffer_bytes,
+            )
+            template = self._made(layer, OwnSlot(self._device, sizes))
+            while len(self._own) >= _OWN:
+                self._own.pop(next(iter(self._own)))
+        self._own[layer.key] = template
+        return template
+
+    def forget(self, layer: Layer) -> None:
+        """Make another template the next time that the layer's own is asked for."""
+        self._own.pop(layer.key, None)
 
     def template(self, layer: Layer, slot: int) -> Template:
         """The template of a layer's kind in a slot, which was built."""
@@ -426,7 +474,8 @@ class SlotBank:
     @property
     def templates(self) -> tuple[tuple[object, Template], ...]:
         """All of them, each with its kind."""
-        return tuple((kind, template) for (kind, _), template in self._templates.items())
+        own = ((template.module, template) for template in self._own.values())
+        return (*((kind, template) for (kind, _), template in self._templates.items()), *own)
 
     @property
     def num_templates(self) -> int:
@@ -448,7 +497,7 @@ class SlotBank:
 
     def unbind(self) -> None:
         """Have all parameters be those in the slots, and refer to no state."""
-        for template in self._templates.values():
+        for template in (*self._templates.values(), *self._own.values()):
             template.unbind()
 
     @property

@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.errors import SettingError, SpaceError
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.errors import L2LError, SettingError, SpaceError, UserCodeError, what_raised
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
-from l2l_nas.relay.slots import Template
+from l2l_nas.relay.slots import Template, mixed_dtypes
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
 from l2l_nas.space.operations import graph_leaves
-from l2l_nas.space.pool import Layer
+from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.tolerance import is_near
 from l2l_nas.space.values import Flow, as_tuple, by_value, learns
 
@@ -133,7 +134,7 @@ class Run:
 
     def given(self, place: int, taken: Batch, outputs: object) -> dict[str, Batch]:
         """What a layer of the path gave for what it took, by value, in the dtypes in which it is stored."""
-        return written(self.flow.writes[place], apart(taken, as_tuple(outputs)), self.specs)
+        return given_by(self.flow.writes[place], taken, outputs, self.specs)
 
     def note_auxiliary(self, place: int, losses: Batch, index: int) -> None:
         """Add up the auxiliary losses of a layer of the path, on the device."""
@@ -352,6 +353,11 @@ def apart(taken: Batch, outputs: Batch) -> Batch:
     return tuple(tensor.view_as(tensor) if id(tensor) in known else tensor for tensor in outputs)
 
 
+def given_by(names: Sequence[str], taken: Batch, outputs: object, specs: Mapping[str, Specs]) -> dict[str, Batch]:
+    """What a layer that trains gave for what it took, by value."""
+    return written(names, apart(taken, as_tuple(outputs)), specs)
+
+
 def written(names: Sequence[str], outputs: Batch, specs: Mapping[str, Specs]) -> dict[str, Batch]:
     """What a layer gave, by value, in the dtypes of the specs."""
     return {name: as_dtypes(specs[name], tensors) for name, tensors in by_value(names, outputs).items()}
@@ -377,12 +383,63 @@ def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch, mo
     Raises:
         SettingError: the loss depends on a parameter that the outputs do not come from.
     """
-    updated = {id(leaf) for leaf in (*outputs, *(parameter for module in modules for parameter in module.parameters()))}
-    if any(id(leaf) not in updated for leaf in graph_leaves([loss], until=outputs)):
+    leaves = [leaf for leaf in graph_leaves([loss], until=outputs) if not any(leaf is output for output in outputs)]
+    if leaves and not {id(p) for module in modules for p in module.parameters()}.issuperset(map(id, leaves)):
         raise SettingError(
             f"the objective {type(objective).__name__} has parameters of its own, which nothing would train; "
             "derive it from nn.Module, make them part of the last layer, or detach them"
         )
+
+
+def where(layer: Layer, pool: LayerPool) -> dict[str, str]:
+    """Position and candidate of a layer, for errors."""
+    return {"position": pool.positions[layer.position].name, "candidate": layer.candidate.name}
+
+
+def refuse_replaced_buffers(layer: Layer, template: Template, pool: LayerPool) -> None:
+    """Refuse a forward that replaced a buffer."""
+    for name in template.rebind_buffers():
+        raise SpaceError(
+            f"its forward replaces the buffer '{name}'; change it in place: self.{name}.copy_(...)",
+            **where(layer, pool),
+        )
+
+
+def refuse_changed_parameters(layer: Layer, pool: LayerPool) -> None:
+    """Refuse a forward that wrote to parameters; the probe sees it before, unless a value decided it."""
+    raise SpaceError(
+        "changed its parameters, which only the optimizer may; keep running values in a buffer",
+        **where(layer, pool),
+    )
+
+
+def refuse_moved_parameters(layer: Layer, template: Template, pool: LayerPool) -> None:
+    """Refuse a forward that moved or replaced parameters."""
+    if template.rebind_parameters():
+        raise SpaceError(
+            "moved or replaced its parameters, so that no update would reach them; leave them as they are",
+            **where(layer, pool),
+        )
+
+
+def named_error(
+    error: BaseException, path: Sequence[Layer], at: int | None, pool: LayerPool, dtype: torch.dtype
+) -> L2LError:
+    """What the user's code raised, with the layer that it is.
+
+    Args:
+        at: see `Run`.
+        dtype: of weights on the device.
+    """
+    if at is None:
+        return SpaceError(f"the backward from '{path[-1].key}' towards '{path[0].key}' {what_raised(error)}")
+    if at == len(path):
+        return UserCodeError(f"the task's loss {what_raised(error)}")
+    text = what_raised(error)
+    if "more than 1 value per channel" in text:
+        text += "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
+    text += mixed_dtypes(layout_of(pool, path[at].key), dtype, error)
+    return SpaceError(f"its layer {text}", **where(path[at], pool))
 
 
 def _refuse_others(again: Batch, before: Batch) -> None:

@@ -15,7 +15,14 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from l2l_nas.arguments import check_count, check_kind, check_list, check_number
-from l2l_nas.eps.optimizers.base import StateTensor, check_betas, check_rate, check_weight_decay, like_weights
+from l2l_nas.eps.optimizers.base import (
+    Optimizer,
+    StateTensor,
+    check_betas,
+    check_rate,
+    check_weight_decay,
+    like_weights,
+)
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.parameters import Parameter
 
@@ -222,6 +229,11 @@ class Adafactor:
             update = variance.clamp_(min=least * least).rsqrt_().mul_(gradient)
             excess = max(1.0, update.norm(2).item() / (update.numel() ** 0.5 * self.clip))
             weight.add_(update, alpha=-size * min(lr, 1 / count**0.5) / excess)
+
+
+def updates_many(rule: Optimizer) -> bool:
+    """Whether a rule updates the parameters of many states in one call: to the same bits, in one kernel, or none."""
+    return type(rule) in (AdamW, SGD, Lion)
 
 
 SCALES = ("match_rms_adamw", "original")

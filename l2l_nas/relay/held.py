@@ -1,0 +1,422 @@
+"""A training step where everything is held: what a plain loop does, and no more.
+
+[Note: held] Where layers compute on the master weights themselves, and the whole path fits the device with what its
+backward needs, nothing is loaded, stored, sent or recomputed, and nothing overlaps. The plan of such a step would be
+one `TAIL` over all layers, one `CHECK` of all gradients and one `UPDATE` of all states: the step does just these three,
+in the caller's thread. Its result is that of a plan's execution to the last bit, whatever the update policy: values
+flow between layers as the tail's do, and gradients are summed, checked and clipped in the same order.
+
+Each layer has a template of its own here, bound to the states for as long as those stay. `.grad`s are autograd's own
+tensors: what autograd leaves at None has no gradient, and the first micro-batch's gradient costs no addition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from l2l_nas.eps.inbox import GradientCheck
+from l2l_nas.eps.scale import Clip, are_finite, norms_of, total_norm
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import LayerState
+from l2l_nas.eps.storage import RamStorage
+from l2l_nas.errors import L2LError, LaneError, NonFiniteError, PlanError, SpaceError, is_out_of_memory
+from l2l_nas.relay.buffers import BufferWatch, may_change
+from l2l_nas.relay.device import Device, step_seeds
+from l2l_nas.relay.held_path import HeldPath
+from l2l_nas.relay.interface import Batch, Objective, Targets
+from l2l_nas.relay.lanes import Label
+from l2l_nas.relay.slots import SlotBank
+from l2l_nas.relay.trace import Trace
+from l2l_nas.relay.visits import (
+    back_from,
+    full,
+    given_by,
+    named_error,
+    refuse_own_parameters,
+    where,
+    with_plain_gradients,
+)
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import Specs
+from l2l_nas.space.losses import collect_losses, weighted
+from l2l_nas.space.pool import LayerPool
+
+_MOST_PATHS = 64  # whose programs are remembered
+_ALIGNMENT_BYTES = 64  # of torch's own allocator on a CPU: kernels may take another path on memory that is not
+
+
+@dataclass
+class HeldStep:
+    """What a step is to do, and what it found.
+
+    Attributes:
+        batches: the inputs of each micro-batch, by value.
+        targets: of each micro-batch.
+        shares: of each micro-batch, which part of the step's samples it has.
+        count: of all targets.
+        has_norm: whether the norm of all gradients is wanted.
+        at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
+        auxiliary: by layer of the path, the sum of its auxiliary losses.
+    """
+
+    path: HeldPath
+    server: ParamServer
+    batches: Sequence[dict[str, Batch]]
+    targets: Sequence[Targets]
+    shares: Sequence[float]
+    objective: Objective
+    count: float
+    lr: float
+    step: int
+    clip: Clip | None
+    has_norm: bool
+    at: int | None = None
+    loss: Tensor | None = None
+    auxiliary: dict[int, Tensor] = field(default_factory=dict)
+
+
+class HeldResult(NamedTuple):
+    """The losses of a step, and what all gradients together say; None where nothing learns."""
+
+    loss: float
+    auxiliary: float
+    check: GradientCheck | None
+
+
+class HeldSteps:
+    """Does the steps of paths that are held; see [Note: held].
+
+    Args:
+        pool: of the paths.
+        bank: makes templates.
+        specs: of values.
+        device: shares the host's memory.
+        seed: of dropout's random numbers.
+        trace: records what is done.
+    """
+
+    def __init__(
+        self,
+        pool: LayerPool,
+        bank: SlotBank,
+        specs: Mapping[str, Specs],
+        device: Device,
+        *,
+        seed: int,
+        trace: Trace | None,
+    ) -> None:
+        self._pool, self._bank, self._specs, self._device = pool, bank, specs, device
+        self._seed, self._trace = seed, trace
+        self._programs: dict[tuple[str, ...], HeldPath] = {}  # by choices
+        self._bound: tuple[HeldPath, RamStorage, int] | None = None  # whose templates have which states
+        self._watches: dict[str, BufferWatch] = {}
+        self._buffers: dict[str, int] = {}  # by layer, the version of the state whose buffers its template has
+
+    def path(self, architecture: Architecture) -> HeldPath:
+        """Of a path; the latest are remembered."""
+        choices = Architecture.from_choices(architecture).choices
+        found = self._programs.pop(choices, None)
+        if found is None:
+            layers = self._pool.path(architecture)
+            found = HeldPath(layers, self._pool.flow(layers), self._specs, self._bank)
+            while len(self._programs) >= _MOST_PATHS:
+                self._programs.pop(next(iter(self._programs)))
+        self._programs[choices] = found
+        return found
+
+    def batches(self, inputs: Batch, sizes: Sequence[int]) -> list[Batch]:
+        """Inputs in micro-batches, each where kernels find memory as elsewhere: contiguous, and aligned."""
+        parts = [tensor.detach().split(list(sizes)) for tensor in inputs]
+        return [tuple(map(_aligned, batch)) for batch in zip(*parts, strict=True)]
+
+    def release(self) -> None:
+        """Refer to no state."""
+        for path in self._programs.values():
+            path.release()
+        self._bound = None
+        self._buffers.clear()
+
+    def run(self, held: HeldStep) -> HeldResult:
+        """Do a step.
+
+        Raises:
+            NonFiniteError: the loss, an auxiliary loss or a gradient is not finite; nothing was changed.
+            L2LError: what the user's code raised, or changed and may not.
+        """
+        path, server = held.path, held.server
+        self._bind(path, server)
+        try:
+            with self._device.preserved_generators(), self._span("compute", "tail", held):
+                self._compute(held)
+            loss, auxiliary = self._losses(held)
+            check = None
+            if path.uses:
+                gradients = path.gradients()
+                with self._span("host", "check", held):
+                    check, gradients = _checked(held, gradients)
+                with self._span("host", "update", held):
+                    _update(held, gradients)
+            self._store_buffers(path, server)
+        except BaseException:
+            self._forget(path)
+            raise
+        finally:
+            for parameter in path.parameters:
+                parameter.grad = None
+        return HeldResult(loss, auxiliary, check)
+
+    def _bind(self, path: HeldPath, server: ParamServer) -> None:
+        """Have the templates of a path be in training, on the states of the server."""
+        storage = server.storage
+        assert isinstance(storage, RamStorage)
+        if self._bound is None or self._bound[0] is not path or self._bound[1:] != (storage, storage.changes):
+            path.bind(server, storage)
+            self._bound = path, storage, storage.changes
+        for number in path.with_buffers:
+            layer, template = path.owners[number], path.templates[number]
+            state = storage.open(layer.key)
+            if self._buffers.get(layer.key) == state.version:
+                template.watch_buffers()
+            else:
+                template.load_buffers(state.buffers)
+
+    def _forget(self, path: HeldPath) -> None:
+        """After an error: what a forward made of its module, or of buffers, is of no use."""
+        for layer in path.owners:
+            self._bank.forget(layer)
+            self._buffers.pop(layer.key, None)
+        self._programs = {choices: one for choices, one in self._programs.items() if not one.shares(path)}
+        self._bound = None
+
+    @contextlib.contextmanager
+    def _recorded(self, lane: str, label: Label) -> Iterator[None]:
+        start = time.perf_counter()
+        with label.profiled():
+            yield
+        if self._trace is not None:
+            self._trace.add(lane, label.op, label.layer, label.step, start, time.perf_counter())
+
+    def _span(self, lane: str, op: str, held: HeldStep) -> contextlib.AbstractContextManager[object]:
+        """What is done inside, for a trace and for torch's profiler."""
+        label = Label(op, held.path.layers[0].key if op == "tail" else "", held.step)
+        return label.profiled() if self._trace is None else self._recorded(lane, label)
+
+    def _compute(self, held: HeldStep) -> None:
+        """All micro-batches forward and backward."""
+        path = held.path
+        versions = path.versions
+        try:
+            with torch.enable_grad():
+                for index in range(len(held.batches)):
+                    ends, loss = self._forward(held, index)
+                    held.at = None
+                    if index == 0 and path.versions != versions:
+                        path.refuse_changes(self._pool, versions)
+                    if loss.requires_grad:
+                        ends.append((loss, None))
+                    back_from(ends)
+                    if index == 0 and len(held.batches) > 1:
+                        path.own_gradients()
+        except (L2LError, MemoryError, PlanError) as error:
+            at = held.at
+            if isinstance(error, SpaceError) and error.position is None and at is not None and at < len(path.layers):
+                raise SpaceError(str(error), **where(path.layers[at], self._pool)) from None
+            raise
+        except (Exception, SystemExit) as error:
+            if is_out_of_memory(error):
+                raise
+            raise named_error(error, path.layers, held.at, self._pool, torch.float32) from error
+        path.refuse_changes(self._pool, versions)
+
+    def _forward(self, held: HeldStep, index: int) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor]:
+        """A micro-batch through all layers: its auxiliary losses, each with its gradient, and the task's loss."""
+        path, seeds, seed = held.path, step_seeds(self._seed, held.step), self._device.seed
+        specs, depth = self._specs, len(path.layers)
+        values, ends = held.batches[index], []
+        # the last micro-batch's backward begins with the last layer and the loss as one part, see `Visits.leave`
+        is_hooked = index < len(held.batches) - 1 or path.has_repeats
+        with collect_losses() as collected:
+            for number, place in enumerate(path.places):
+                held.at = number
+                reads = place.reads
+                taken = values[reads[0]] if len(reads) == 1 else tuple(t for name in reads for t in values[name])
+                seed(seeds(place.layer.position, index))
+                outputs = place.module(*taken)
+                if place.dtype is not None and is_plain(outputs, place.dtype, taken):
+                    given: Batch = (outputs,)
+                    values[place.writes[0]] = given
+                else:
+                    found = given_by(place.writes, taken, outputs, specs)
+                    values |= found
+                    given = tuple(tensor for tensors in found.values() for tensor in tensors)
+                if collected:
+                    losses = full(collected)
+                    collected.clear()
+                    for one in losses:
+                        part = one.detach() * held.shares[index]
+                        held.auxiliary[number] = held.auxiliary[number] + part if number in held.auxiliary else part
+                    ends += weighted(losses, held.shares[index])
+                if is_hooked or number < depth - 1:
+                    with_plain_gradients(given)
+        held.at = depth
+        given = full(tuple(tensor for name in path.flow.outputs for tensor in values[name]))
+        objective = path.objective or held.objective
+        loss = objective.loss(given, held.targets[index]) / held.count
+        if index == 0:
+            refuse_own_parameters(objective, loss, given, [template.module for template in path.templates])
+        held.loss = loss.detach() if held.loss is None else held.loss + loss.detach()
+        values.clear()
+        return ends, loss
+
+    @staticmethod
+    def _losses(held: HeldStep) -> tuple[float, float]:
+        """The task's loss and the sum of the others, in one copy from the device.
+
+        Raises:
+            NonFiniteError: one is not finite.
+        """
+        assert held.loss is not None
+        if not held.auxiliary:
+            loss, others = held.loss.item(), []
+        else:
+            found = [held.loss, *held.auxiliary.values()]
+            loss, *others = torch.stack([one.detach().reshape(()) for one in found]).tolist()
+        if not math.isfinite(loss):
+            raise NonFiniteError("loss", layer=None, step=held.step)
+        for place, value in zip(held.auxiliary, others, strict=True):
+            if not math.isfinite(value):
+                raise NonFiniteError("auxiliary loss", layer=held.path.layers[place].key, step=held.step)
+        return loss, sum(others)
+
+    def _store_buffers(self, path: HeldPath, server: ParamServer) -> None:
+        """Have the host's buffers be those that the forward left."""
+        for number in path.with_buffers:
+            layer, template = path.owners[number], path.templates[number]
+            state = server.storage.open(layer.key)  # type: ignore[attr-defined]
+            watch = self._watches.setdefault(layer.key, BufferWatch(may_change(server.pool, layer)))
+            if watch.has_changed(template, partial(_buffers_of, state), where(layer, self._pool)):
+                if layer.key in server.frozen:
+                    self._buffers.pop(layer.key, None)
+                    continue
+                state.store_buffers(template.buffers, template.buffer_layout)
+            self._buffers[layer.key] = state.version
+
+
+def _buffers_of(state: LayerState) -> Tensor:
+    return state.buffers
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    if tensor.is_contiguous() and not tensor.data_ptr() % _ALIGNMENT_BYTES:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def is_plain(outputs: object, dtype: torch.dtype, taken: Batch) -> bool:
+    """Whether what a layer gave is one tensor as the next layer takes it: `given_by` would change nothing."""
+    return (
+        type(outputs) is Tensor
+        and outputs.dtype is dtype
+        and outputs.is_contiguous()
+        and not outputs.is_neg()
+        and all(outputs is not tensor for tensor in taken)
+    )
+
+
+def _checked(held: HeldStep, gradients: list[Tensor | None]) -> tuple[GradientCheck, list[Tensor | None]]:
+    """What all gradients together say, and these as they are to be applied. See `GradientInbox.check`."""
+    path, clip = held.path, held.clip
+    numbers = [number for number, gradient in enumerate(gradients) if gradient is not None]
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present or (clip is None and not held.has_norm):
+        if not are_finite(present):
+            _refuse(held, gradients)
+        return GradientCheck(0.0), gradients
+    norms, places = norms_of(present), {number: place for place, number in enumerate(numbers)}
+    order = path.order
+    if len(present) < len(gradients):
+        order = torch.tensor([places[number] for number in order.tolist() if number in places])
+    listed = norms[order]
+    norm = float(total_norm(listed))
+    if not math.isfinite(norm):
+        _refuse(held, gradients)  # or it overflowed on finite numbers
+    if clip is None:
+        return GradientCheck(norm), gradients
+    shared = clip.coefficient(listed) if clip.scope == "global" else 1.0
+    is_clipped = False
+    for use in path.uses:
+        own = [number for number in use.numbers if number in places]
+        factor = shared
+        if clip.scope == "layer" and own:
+            factor = clip.coefficient(norms[places[own[0]] : places[own[-1]] + 1])
+        if factor != 1.0 and own:
+            # not in place: what autograd gave for two parameters may be one memory
+            scaled = torch._foreach_mul([present[places[number]] for number in own], factor)
+            for number, gradient in zip(own, scaled, strict=True):
+                gradients[number] = gradient
+            is_clipped = True
+    return GradientCheck(norm, is_clipped=is_clipped), gradients
+
+
+def _refuse(held: HeldStep, gradients: Sequence[Tensor | None]) -> None:
+    """Raise for the first state with a gradient that is not finite, in the order in which they would have come."""
+    for use in held.path.uses:
+        own = [gradient for number in use.numbers if (gradient := gradients[number]) is not None]
+        if not all(bool(gradient.isfinite().all()) for gradient in own):
+            raise NonFiniteError("gradient", layer=use.key, step=held.step)
+
+
+def _update(held: HeldStep, gradients: Sequence[Tensor | None]) -> None:
+    """Apply gradients that were checked.
+
+    Raises:
+        LaneError: a rule raised; states that it had changed by then are lost, see `Storage.writing`.
+    """
+    path, server, lr = held.path, held.server, held.lr
+    singles: Sequence[int] = path.singles
+    if path.joints:
+        if any(gradient is None for gradient in gradients):
+            singles = range(len(path.uses))
+        else:
+            _update_jointly(held, gradients)
+    for number in singles:
+        use = path.uses[number]
+        own: list[Tensor | None] = [None] * use.num_parameters
+        for index, place in zip(use.indices, use.numbers, strict=True):
+            own[index] = gradients[place]
+        try:
+            with server.storage.writing(use.key) as state:
+                state.apply(server.rules.of(use.key).calls, own, lr=lr)
+        except L2LError:
+            raise
+        except Exception as error:
+            raise LaneError("update", use.key, error) from error
+
+
+def _update_jointly(held: HeldStep, gradients: Sequence[Tensor | None]) -> None:
+    """One call of each rule for all states that it updates."""
+    path, storage = held.path, held.server.storage
+    assert isinstance(storage, RamStorage)
+    before = path.block_versions
+    try:
+        for joint in path.joints:
+            own = [gradient for number in joint.gradients if (gradient := gradients[number]) is not None]
+            joint.rule.update(joint.weights, own, joint.moments, joint.steps, lr=held.lr * joint.lr_scale)
+    except BaseException as error:
+        lost = [path.uses[number].key for number in path.changed_since(before)]
+        for key in lost:
+            storage.lose(key, error)
+        if isinstance(error, Exception) and not isinstance(error, L2LError):
+            raise LaneError("update", (*lost, path.uses[0].key)[0], error) from error
+        raise
+    for number in path.joint_uses:
+        path.held[number].mark_updated()
