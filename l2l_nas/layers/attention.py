@@ -120,11 +120,11 @@ class SelfAttention(Residual):
         if cache is not None:
             key, value = torch.cat((cache[0], key), dim=2), torch.cat((cache[1], value), dim=2)
         mask = self._mask(x.shape[1], key.shape[2], x.device, None)
-        given = self.behind(x, self._attended(query, key, value, mask))
+        outputs = self.behind(x, self._attended(query, key, value, mask))
         if self.heads.window is not None:  # what no later token sees
             cut = max(0, key.shape[2] - (self.heads.window - 1))
             key, value, dropped = key[:, :, cut:], value[:, :, cut:], dropped + cut
-        return given, (key, value, torch.tensor(dropped))
+        return outputs, (key, value, torch.tensor(dropped))
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Take over the weights of attention with as many queries; keys and values shared by more are means.
@@ -161,12 +161,12 @@ class SelfAttention(Residual):
         window = self.heads.window if self.heads.window is not None and self.heads.window < seen else None
         if documents is None and window is None and (new == seen or not self.heads.is_causal):
             return None
-        places = torch.arange(seen - new, seen, device=device)[:, None] - torch.arange(seen, device=device)
+        distances = torch.arange(seen - new, seen, device=device)[:, None] - torch.arange(seen, device=device)
         mask = torch.ones(new, seen, dtype=torch.bool, device=device)
         if self.heads.is_causal:
-            mask = mask & (places >= 0)
+            mask = mask & (distances >= 0)
         if window is not None:
-            mask = mask & (places.abs() < window)
+            mask = mask & (distances.abs() < window)
         if documents is not None:
             mask = mask & (documents[:, None, :, None] == documents[:, None, None, :])
         return mask

@@ -81,8 +81,8 @@ class MixtureOfExperts(Residual):
             assert isinstance(expert, FeedForward)
             rows, ranks = torch.where(choices == index)
             # an expert without a token runs too: its gradient is zero, not missing, and nothing waits for a count
-            given = expert.added(tokens[rows]) * weights[rows, ranks].unsqueeze(-1).to(tokens.dtype)
-            total = total.index_add(0, rows, given)
+            outputs = expert.added(tokens[rows]) * weights[rows, ranks].unsqueeze(-1).to(tokens.dtype)
+            total = total.index_add(0, rows, outputs)
         if self.training and self.routing.balance:
             add_loss(self.routing.balance * self._imbalance(probabilities, choices))
         return self.behind(x, total.view_as(x))
@@ -110,10 +110,10 @@ class MixtureOfExperts(Residual):
         self.router.load_state_dict(original.router.state_dict())
         tokens = original.before(inputs[0]).flatten(0, -2)
         choices = original.routed(tokens)[2]
-        for index, (own, other) in enumerate(zip(self.experts, original.experts, strict=True)):
-            assert isinstance(own, FeedForward)
+        for index, (expert, other) in enumerate(zip(self.experts, original.experts, strict=True)):
+            assert isinstance(expert, FeedForward)
             gets = (choices == index).any(-1)
-            own.begin_as(other, (tokens[gets] if gets.any() else tokens,))
+            expert.begin_as(other, (tokens[gets] if gets.any() else tokens,))
 
     def _imbalance(self, probabilities: Tensor, choices: Tensor) -> Tensor:
         """1 where all experts get the same, up to the number of experts where one gets all."""

@@ -70,14 +70,16 @@ class FeedForward(Residual):
                     _nearest(getattr(self, name), getattr(original, name))
             return
         pairs = [(getattr(self, name), getattr(original, name)) for name in ("up", "gate", "down")]
-        layers = [(own, other) for own, other in pairs if isinstance(own, nn.Linear) and isinstance(other, nn.Linear)]
+        layers = [
+            (layer, other) for layer, other in pairs if isinstance(layer, nn.Linear) and isinstance(other, nn.Linear)
+        ]
         *inner, (down, other_down) = layers
         does = original.inner(original.before(inputs[0])).abs().flatten(0, -2).mean(dim=0)
         best = (does * other_down.weight.norm(dim=0)).topk(down.in_features).indices.sort().values
-        for own, other in inner:
-            own.weight.copy_(other.weight[best])
-            if own.bias is not None:
-                own.bias.copy_(other.bias[best])
+        for layer, other in inner:
+            layer.weight.copy_(other.weight[best])
+            if layer.bias is not None:
+                layer.bias.copy_(other.bias[best])
         down.weight.copy_(other_down.weight[:, best])
         if down.bias is not None:
             down.bias.copy_(other_down.bias)

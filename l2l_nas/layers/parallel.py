@@ -41,8 +41,8 @@ class ParallelBlock(nn.Module):
 
     def extend(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
         """The next tokens of a sequence; see `SelfAttention.extend`."""
-        given, cache = self.attention.extend(x, cache)
-        return given + self._beside(x), cache
+        outputs, cache = self.attention.extend(x, cache)
+        return outputs + self._beside(x), cache
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Take over the attention, and of the feed-forward network what a narrower one or one of this rank does.

@@ -56,32 +56,32 @@ class Rotary:
         return cosine.to(like.dtype), sine.to(like.dtype)
 
 
-def _llama3(about: Rotary, rates: Tensor) -> Tensor:
+def _llama3(rotary: Rotary, rates: Tensor) -> Tensor:
     """Slow rates are divided, fast ones stay, those between are mixed."""
-    turns = about.original * rates / (2 * math.pi)
-    share = ((turns - about.low) / (about.high - about.low)).clamp(0, 1)
-    return (1 - share) * rates / about.factor + share * rates
+    turns = rotary.original * rates / (2 * math.pi)
+    share = ((turns - rotary.low) / (rotary.high - rotary.low)).clamp(0, 1)
+    return (1 - share) * rates / rotary.factor + share * rates
 
 
-def _yarn(about: Rotary, rates: Tensor) -> Tensor:
+def _yarn(rotary: Rotary, rates: Tensor) -> Tensor:
     """As `_llama3`, but between numbers of the head, not between rates."""
     turning = 2 * len(rates)
 
     def number(turns: float) -> float:
-        return turning * math.log(about.original / (turns * 2 * math.pi)) / (2 * math.log(about.base))
+        return turning * math.log(rotary.original / (turns * 2 * math.pi)) / (2 * math.log(rotary.base))
 
-    first, last = number(about.high), number(about.low)
-    if about.is_whole:
+    first, last = number(rotary.high), number(rotary.low)
+    if rotary.is_whole:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, turning - 1)
     last = last + 0.001 if first == last else last
     divided = ((torch.arange(len(rates), device=rates.device).float() - first) / (last - first)).clamp(0, 1)
-    return rates / about.factor * divided + rates * (1 - divided)
+    return rates / rotary.factor * divided + rates * (1 - divided)
 
 
 STRETCHES: Mapping[str, Callable[[Rotary, Tensor], Tensor]] = {
-    "default": lambda about, rates: rates,
-    "linear": lambda about, rates: rates / about.factor,
+    "default": lambda rotary, rates: rates,
+    "linear": lambda rotary, rates: rates / rotary.factor,
     "llama3": _llama3,
     "yarn": _yarn,
 }

@@ -115,8 +115,8 @@ class StateSpace(Residual):
         total = seen.new_zeros(()) if self.conv.bias is None else self.conv.bias
         for back in range(self.heads.kernel):
             start = self.heads.kernel - 1 - back
-            own = functional.pad(documents, (back, 0), value=-2)[:, :length] == documents
-            total = total + seen[:, start : start + length] * self.conv.weight[:, 0, start] * own[..., None]
+            is_within = functional.pad(documents, (back, 0), value=-2)[:, :length] == documents
+            total = total + seen[:, start : start + length] * self.conv.weight[:, 0, start] * is_within[..., None]
         return total
 
 

@@ -86,8 +86,8 @@ class Style:
             layers: where these are.
             last: further ones, of which the last is scaled down.
         """
-        found = [part for layer in (*layers, last) if layer is not None for part in layer.modules()]
-        drawn = [part for part in found if isinstance(part, nn.Linear | nn.Embedding)]
+        modules = [part for layer in (*layers, last) if layer is not None for part in layer.modules()]
+        drawn = [part for part in modules if isinstance(part, nn.Linear | nn.Embedding)]
         if self.deviation is not None:
             for part in drawn:
                 part.weight.normal_(0, self.deviation)

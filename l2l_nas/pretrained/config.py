@@ -82,10 +82,10 @@ class Config:
     def activation(self, name: str, named_otherwise: Mapping[str, str]) -> str:
         """An activation, as our layers name it."""
         value = self._fields.get(name)
-        known = {**_ACTIVATIONS, **named_otherwise}
-        if not isinstance(value, str) or value not in known:
-            raise SpaceError(f"config: '{name}' is {value!r}; known are {', '.join(known)}")
-        return known[value]
+        activations = {**_ACTIVATIONS, **named_otherwise}
+        if not isinstance(value, str) or value not in activations:
+            raise SpaceError(f"config: '{name}' is {value!r}; known are {', '.join(activations)}")
+        return activations[value]
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -101,10 +101,10 @@ class Config:
         """
         kinds = self.get("layer_types")
         if kinds is not None:
-            known = (FULL, SLIDING)
-            if not isinstance(kinds, list) or len(kinds) != layers or not all(str(kind) in known for kind in kinds):
+            names = (FULL, SLIDING)
+            if not isinstance(kinds, list) or len(kinds) != layers or not all(str(kind) in names for kind in kinds):
                 raise SpaceError(
-                    f"config: 'layer_types' are {shown(kinds)}; known are {', '.join(known)}, for each layer"
+                    f"config: 'layer_types' are {shown(kinds)}; known are {', '.join(names)}, for each layer"
                 )
             return kinds
         if rule == "each":

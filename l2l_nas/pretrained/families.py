@@ -126,7 +126,7 @@ class Family:
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the published tensors, by name."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes_of: dict[str, tuple[int, ...]] = {}
         for position in self.positions:
             with torch.device("meta"):
                 parameters = dict(position.candidates[0].factory().named_parameters())
@@ -134,8 +134,8 @@ class Family:
                 if name == position.name:
                     first, *others = parameters[parameter].shape
                     shape = (source.rows or first, *others)
-                    found[source.name] = shape[::-1] if source.is_transposed else shape
-        return found
+                    shapes_of[source.name] = shape[::-1] if source.is_transposed else shape
+        return shapes_of
 
 
 def row_of(config: Mapping[str, Any]) -> Row:
@@ -192,16 +192,16 @@ class _FamilyBuilder:
             positions.append(("norm", partial(NORMS[row.norm], self._hidden, eps=self._style.eps)))
         positions.append(("head", self._head))
         ties = {"embedding": "token.weight", "head": "out.weight" if row.is_masked else "weight"}
-        known: dict[str, dict[str, Tensor]] = {}  # blocks are alike
+        parameters_of: dict[str, dict[str, Tensor]] = {}  # blocks are alike
         for name, factory in positions:
             kind, _, number = name.partition("_")
-            if kind not in known:
+            if kind not in parameters_of:
                 with torch.device("meta"):
-                    known[kind] = dict(factory().named_parameters())
+                    parameters_of[kind] = dict(factory().named_parameters())
             tied = ties[name] if self._is_tied and name == "head" else ""
-            own = {key: parameter for key, parameter in known[kind].items() if key != tied}
+            own_parameters = {key: parameter for key, parameter in parameters_of[kind].items() if key != tied}
             theirs = names.block.format(number) if number else ""
-            sources |= {(name, key): one for key, one in self._sources(kind, own, theirs)}
+            sources |= {(name, key): one for key, one in self._sources(kind, own_parameters, theirs)}
         made = []
         for name, factory in positions:
             tie = {ties[name]: "embedding"} if self._is_tied and name in ties else {}
@@ -298,23 +298,23 @@ class _FamilyBuilder:
         weight = config.number("router_aux_loss_coef", 0.001) if config.get("output_router_logits") else 0.0
         return Routing(experts, chosen, balance=weight * chosen / self._layers, is_normalised=True)
 
-    def _sources(self, kind: str, own: Mapping[str, Tensor], theirs: str) -> Iterator[tuple[str, TensorSource]]:
+    def _sources(self, kind: str, parameters: Mapping[str, Tensor], theirs: str) -> Iterator[tuple[str, TensorSource]]:
         """Where the parameters of a layer are, whose published names begin like this."""
         names, tensors = self._names(kind), self._row.tensors
         within = "feed_forward." if kind == "block" else ""
         fused = {part: (name, parts) for name, parts in tensors.fused.items() for part in parts}
-        for key, parameter in own.items():
+        for key, parameter in parameters.items():
             part, _, leaf = key.rpartition(".")
             is_turned = tensors.is_transposed and bool(theirs) and parameter.dim() == 2
-            place = part.removeprefix("attention.").removeprefix(within)
-            if place not in fused:
+            inner = part.removeprefix("attention.").removeprefix(within)
+            if inner not in fused:
                 yield key, TensorSource(theirs + _named(names, key), is_turned)
                 continue
-            name, parts = fused[place]
+            name, parts = fused[inner]
             groups = self._count("heads") if tensors.is_by_head else 1
-            counts = [len(own[f"{part.removesuffix(place)}{one}.{leaf}"]) // groups for one in parts]
-            begin = sum(counts[: parts.index(place)])
-            rows, count = groups * sum(counts), counts[parts.index(place)]
+            counts = [len(parameters[f"{part.removesuffix(inner)}{one}.{leaf}"]) // groups for one in parts]
+            begin = sum(counts[: parts.index(inner)])
+            rows, count = groups * sum(counts), counts[parts.index(inner)]
             yield key, TensorSource(f"{theirs}{name}.{leaf}", is_turned, rows, groups, begin, count)
 
     def _names(self, kind: str) -> Names:
@@ -338,6 +338,6 @@ def _named(names: Names, key: str) -> str:
     if key in names:
         return names[key]
     part, _, leaf = key.rpartition(".")
-    found = re.search(r"\d+", part)
-    theirs = names[part if found is None else part.replace(found[0], "*", 1)]
-    return f"{theirs if found is None else theirs.replace('*', found[0])}.{leaf}"
+    number = re.search(r"\d+", part)
+    theirs = names[part if number is None else part.replace(number[0], "*", 1)]
+    return f"{theirs if number is None else theirs.replace('*', number[0])}.{leaf}"

@@ -81,7 +81,7 @@ class Folder(Published):
     @property
     def beside(self) -> dict[str, bytes]:
         """See `Published.beside`: files right in the folder, but hidden ones, code, and what is too large."""
-        found = {}
+        contents = {}
         with named_failures(self.path):
             paths = sorted(self.path.iterdir())
         for path in paths:
@@ -89,8 +89,8 @@ class Folder(Published):
             if is_left or not path.is_file() or not self._is_within(path):
                 continue
             if path.stat().st_size <= _MOST_BESIDE_BYTES:
-                found[path.name] = read_bytes(path, most_bytes=_MOST_BESIDE_BYTES)
-        return found
+                contents[path.name] = read_bytes(path, most_bytes=_MOST_BESIDE_BYTES)
+        return contents
 
     def _is_within(self, path: Path) -> bool:
         """Whether a file is no link to somewhere else; a snapshot in the library's cache is all links to its blobs."""
@@ -136,8 +136,8 @@ class Folder(Published):
     def _scan(self, file: str, names: set[str] | None) -> None:
         with self._named(file):
             handle = self._handle(file)
-            found = set(handle.keys())
-            for name in sorted(found):
+            stored = set(handle.keys())
+            for name in sorted(stored):
                 part = handle.get_slice(name)
                 if name.endswith(_CONSTANTS):
                     continue
@@ -151,8 +151,8 @@ class Folder(Published):
                     ours = ours.removesuffix(old) + new if ours.endswith(old) else ours
                 self.shapes[ours] = tuple(part.get_shape())
                 self._places[ours] = file, name
-        if names is not None and names != found:
-            name = min(names ^ found)
+        if names is not None and names != stored:
+            name = min(names ^ stored)
             raise StorageError(
                 f"{self.path / file} {'lacks' if name in names else 'has'} {name}, other than {INDEX} says; get both "
                 "again"

@@ -74,18 +74,18 @@ def found_model(
         changed[row.keys["key_value"]] = heads.key_value or heads.count
     if config.get("layer_types") or config.get("use_sliding_window") or row.windows == "each":
         changed["layer_types"] = [SLIDING if factory.args[1].window else FULL for factory in attention]
-    found = {**config, **changed, "torch_dtype": "float32", "dtype": "float32"}
-    found.pop("quantization_config", None)  # what is written is not
-    family = family_of(found)
+    fields = {**config, **changed, "torch_dtype": "float32", "dtype": "float32"}
+    fields.pop("quantization_config", None)  # what is written is not
+    family = family_of(fields)
     renamed = {}
     for position, (name, candidate) in zip(family.positions, layers, strict=True):
-        wanted, given = _as_data(position.candidates[0].factory), _as_data(candidate.factory)
-        if wanted[0] is not given[0]:
+        wanted, chosen = _as_data(position.candidates[0].factory), _as_data(candidate.factory)
+        if wanted[0] is not chosen[0]:
             raise _not_expressed("its attention and feed-forward sub-layers do not take turns", config)
-        if wanted != given:
+        if wanted != chosen:
             raise _not_expressed(f"'{name}' is another layer than its others or than the family's", config)
         renamed[position.name] = name
-    return FoundModel(family, renamed, {**files, "config.json": json.dumps(found, indent=2).encode()})
+    return FoundModel(family, renamed, {**files, "config.json": json.dumps(fields, indent=2).encode()})
 
 
 def _as_data(factory: Any) -> tuple[Any, ...]:

@@ -119,17 +119,17 @@ class GGUF(Published):
         """At its begin, its middle and its end."""
         stored = self._stored[name]
         size = self._num_bytes(stored)
-        found = []
+        samples = []
         with open_file(self.path) as file:
-            for place in (0, size // 2, max(0, size - _SAMPLED)):
-                file.seek(stored.offset + place)
-                found.append(file.read(min(_SAMPLED, size - place)))
-        return b"".join(found)
+            for start in (0, size // 2, max(0, size - _SAMPLED)):
+                file.seek(stored.offset + start)
+                samples.append(file.read(min(_SAMPLED, size - start)))
+        return b"".join(samples)
 
     def _published(self, name: str) -> str:
-        found = _BLOCK.fullmatch(name)
-        if found and found[2] in _IN_BLOCK:
-            return f"model.layers.{int(found[1])}.{_IN_BLOCK[found[2]]}.{found[3]}"
+        block = _BLOCK.fullmatch(name)
+        if block and block[2] in _IN_BLOCK:
+            return f"model.layers.{int(block[1])}.{_IN_BLOCK[block[2]]}.{block[3]}"
         return _TOP.get(name, name)  # an unknown one is refused as a tensor too many
 
     def _num_bytes(self, stored: Stored) -> int:

@@ -79,22 +79,22 @@ class _Reader:
             if key in metadata:
                 raise ValueError(f"{key!r} twice")
             metadata[key] = self._value(self._scalar("I"))
-        found: dict[str, Stored] = {}
+        listed: dict[str, Stored] = {}
         for _ in range(num_tensors):
             name = self._string()
             dimensions = self._scalar("I")
-            if dimensions > _DIMENSIONS or name in found:
+            if dimensions > _DIMENSIONS or name in listed:
                 raise ValueError(f"tensor {name!r} twice, or of {dimensions} dimensions")
             shape = tuple(self._scalar("Q") for _ in range(dimensions))
             kind = self._scalar("I")
             if not all(shape) or math.prod(shape) > 64 * self._num_bytes:
                 raise ValueError(f"tensor {name!r} of shape {list(shape)}")
-            found[name] = Stored(shape[::-1], kind, self._scalar("Q"))
+            listed[name] = Stored(shape[::-1], kind, self._scalar("Q"))
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"alignment {alignment!r}, expected a power of 2")
         start = -(-self._file.tell() // alignment) * alignment
-        tensors = {name: Stored(one.shape, one.kind, start + one.offset) for name, one in found.items()}
+        tensors = {name: Stored(one.shape, one.kind, start + one.offset) for name, one in listed.items()}
         return Header(metadata, tensors, start, alignment)
 
     def _take(self, num_bytes: int) -> bytes:

@@ -42,8 +42,8 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
     elif cut == "gpt-2":
         before = byte_level
     else:
-        known = ", ".join(["gpt-2", "smollm", *_SPLITS])
-        raise StorageError(f"{path} cuts text as {cut!r}; known are {known}. Name a tokenizer.json instead")
+        supported = ", ".join(["gpt-2", "smollm", *_SPLITS])
+        raise StorageError(f"{path} cuts text as {cut!r}; known are {supported}. Name a tokenizer.json instead")
     tokens = _texts(metadata, "tokens", path)
     merges = []
     for merge in _texts(metadata, "merges", path):
@@ -65,7 +65,7 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
 
 
 def _texts(metadata: Mapping[str, Any], name: str, path: Path) -> list[str]:
-    found = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+    texts = metadata.get(f"tokenizer.ggml.{name}")
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise StorageError(f"{path} lacks tokenizer.ggml.{name}; name a tokenizer.json instead")
-    return found
+    return texts

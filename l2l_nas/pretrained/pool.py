@@ -49,10 +49,15 @@ class PublishedPool(LayerPool):
     def hugging_face(self, architecture: Architecture) -> FoundModel:
         """See `training.hugging_face.Publishable`."""
         layers = [(self.positions[layer.position].name, layer.candidate) for layer in self.path(architecture)]
-        config, own = self.published.config, self.tokenizer
-        if own is not None:
-            ends = own.end if len(own.ends) < 2 else sorted(own.ends)
-            config = {**config, "bos_token_id": own.begin, "eos_token_id": ends, "pad_token_id": own.padding}
+        config, tokenizer = self.published.config, self.tokenizer
+        if tokenizer is not None:
+            ends = tokenizer.end if len(tokenizer.ends) < 2 else sorted(tokenizer.ends)
+            config = {
+                **config,
+                "bos_token_id": tokenizer.begin,
+                "eos_token_id": ends,
+                "pad_token_id": tokenizer.padding,
+            }
         return found_model(config, layers, self.beside)
 
     @property
@@ -75,8 +80,8 @@ def open_published(name: str) -> Published:
         SettingError: a package is missing.
         StorageError: missing, damaged or of an unknown kind.
     """
-    kind, _, place = name.partition(":")
-    return _KINDS[kind](Path(place).expanduser())
+    kind, _, location = name.partition(":")
+    return _KINDS[kind](Path(location).expanduser())
 
 
 def published_pool(
@@ -126,8 +131,8 @@ def published_pool(
             more.append(skip())
         read = partial(_read, published, family.sources, position.name)
         weights = FirstWeights(read, f"{published.fingerprint} {position.name}")
-        own = Candidate(ORIGINAL, original.factory, original.tied, weights=weights)
-        positions.append(position.with_candidates([own, *more]))
+        candidate = Candidate(ORIGINAL, original.factory, original.tied, weights=weights)
+        positions.append(position.with_candidates([candidate, *more]))
     return PublishedPool(positions, published, family, length=chosen)
 
 

@@ -111,10 +111,10 @@ class Published(ABC):
                 )
         for name, of in copies.items():
             if self.shapes[name] != self.shapes[of] or self.sample(name) != self.sample(of):
-                own = ' or, for a head of its own, write "tie_word_embeddings": false into config.json'
+                advice = ' or, for a head of its own, write "tie_word_embeddings": false into config.json'
                 raise StorageError(
                     f"{self.path}: {name} is tied to {of}, but their values differ; save the model anew"
-                    + own * name.endswith(".weight")
+                    + advice * name.endswith(".weight")
                 )
 
 
