@@ -17,6 +17,7 @@ from l2l_nas import AdamW, Candidate, Group, Groups, LayerPool, ParamServer, Pos
 from l2l_nas.errors import DataError, NonFiniteError, SettingError, SpaceError
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.stress import Stress
 from tests.equivalence.plain import Plain
 from tests.toys import Frozen, NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
@@ -602,10 +603,19 @@ class Breaking(nn.Linear):
         return y
 
 
-@pytest.mark.parametrize("update", ["eager", "exact"])
-def test_a_gradient_that_is_not_finite_tells_which_layers_are_updated_already(update):
+@pytest.mark.parametrize(
+    ("update", "settings"),
+    [
+        ("eager", {}),
+        ("exact", {}),
+        # the next step has begun when the gradient is found
+        ("eager", {"lanes": "threads", "stress": Stress(slow={"update": 0.05}, is_poisoning=False)}),
+    ],
+    ids=["eager", "exact", "late"],
+)
+def test_a_gradient_that_is_not_finite_tells_which_layers_are_updated_already(update, settings):
     kinds = [partial(nn.Linear, 6, 6), partial(Breaking, 6, 6), partial(nn.Linear, 6, 6), partial(nn.Linear, 6, 2)]
-    relay = relay_of(chain_pool(*kinds), update=update)
+    relay = relay_of(chain_pool(*kinds), update=update, **settings)
 
     def two_steps():  # where updates run beside, the second one tells
         for step in range(2):
