@@ -17,6 +17,7 @@ import l2l_nas
 from l2l_nas import AdamW, ParamServer, Relay, skip
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.plan import UpdateOrder
+from l2l_nas.space.convert.masks import masks_always_made
 from l2l_nas.training.export import PlainNetwork, build_network
 from tests.converted import CASES, ManyClasses, batch
 
@@ -70,7 +71,8 @@ def model_steps(model, case, pool):
         inputs, targets = batch(case, pool, step)
         model.train()
         if isinstance(case.example, dict):
-            outputs = model(**{**case.example, **dict(zip(pool.sources, inputs, strict=True))}).logits
+            with masks_always_made():  # grouped queries take another kernel without a mask, whose last bits differ
+                outputs = model(**{**case.example, **dict(zip(pool.sources, inputs, strict=True))}).logits
         else:
             outputs = model(*inputs)
         loss = objective.loss((outputs,), targets) / objective.count(targets)
