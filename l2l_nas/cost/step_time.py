@@ -233,23 +233,14 @@ class StepTime:
         return self.relay.order or UpdateOrder.of(self.relay.update, overlaps=overlaps)
 
     def _stored(self, streamed: Iterable[str]) -> tuple[str, ...]:
-        """States whose weights are stored as they cross the link: the first of a path, as far as `relay.pinned` goes.
+        """States whose weights are stored as they cross the link: all of a path, or none with `pinned=none`.
 
         See [Note: what crosses] in `eps/wire.py`.
         """
         relay = self.relay
         if self._in_files or (relay.precision == "fp32" and self.hardware.lanes != "streams"):
             return ()
-        left = relay.wire.limit_bytes
-        if left is None:
-            return tuple(streamed)
-        found = []
-        for state in streamed:
-            size = layer_bytes(relay.pool, [state], PRECISIONS[relay.precision])
-            if size <= left:
-                left -= size
-                found.append(state)
-        return tuple(found)
+        return tuple(streamed) if relay.wire.stores else ()
 
     def _plain_bytes(self, layouts: Mapping[str, Layout]) -> int:
         return sum(state_bytes(self.relay, state) + layout.parameter_bytes for state, layout in layouts.items())
@@ -423,8 +414,6 @@ def pool_bytes(relay: Relay, layers: Sequence[Layer]) -> int:
     """Host memory of the states of all these layers, with what is stored of their weights in the wire's dtype."""
     states = dict.fromkeys(state for layer in layers for state in layer.states)
     own_bytes = sum(state_bytes(relay, state) for state in states)
-    if relay.precision == "fp32":
+    if relay.precision == "fp32" or not relay.wire.stores:
         return own_bytes
-    wire_bytes = layer_bytes(relay.pool, states, PRECISIONS[relay.precision])
-    limit = relay.wire.limit_bytes
-    return own_bytes + (wire_bytes if limit is None else min(wire_bytes, limit))
+    return own_bytes + layer_bytes(relay.pool, states, PRECISIONS[relay.precision])

@@ -79,15 +79,15 @@ class Relay:
         precision: of weights and activations on the device: "fp32", "bf16", or "fp16" with a dynamic loss scale.
             Master weights, moments and sums of gradients are float32 in any case.
         stash: where values wait for the backward: "device", "host" (the device's memory then does not grow with the
-            depth of a chain), or "auto": on the device as far as the budget goes.
+            depth of a chain).
         keep: how many of the last layers stay on the device and are not recomputed, where there is no budget.
         device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
             "all" keeps everything, "auto" what half of the free memory holds; None what `slots` and `keep` say.
         resident: bytes of device memory for states that live there, moments included, and are updated there; "all" for
             the states of every path, "auto" for those with `device_budget="all"`, None for none. Not where processes
             share states. On a CPU they are where layers compute in any case.
-        pinned: bytes of host memory for weights as they cross the link; "all", or "auto": what is needed; None for
-            none. What does not fit is rounded for each load, into a block that is used again. See `eps/wire.py`.
+        pinned: "all" to store weights on the host as they cross the link; None to round them for each load, into a
+            block that is used again. See `eps/wire.py`.
         lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
             CPU, where they would take the cores from the layers, unless they wait for a disk.
         layers: how they run: "eager", "compile" (`torch.compile`, one graph for each kind; or a backend of it), or
@@ -115,7 +115,7 @@ class Relay:
         keep: int = 1,
         device_budget: Budget = None,
         resident: Budget = "auto",
-        pinned: Budget = "all",
+        pinned: Literal["all"] | None = "all",
         lanes: str = "auto",
         layers: Layers = "eager",
         device: str | torch.device | Device = "auto",
@@ -125,7 +125,7 @@ class Relay:
         sharers: int = 1,
     ) -> None:
         _check_kinds(server, clip=clip, stress=stress, trace=trace)
-        for name, budget in (("device_budget", device_budget), ("resident", resident), ("pinned", pinned)):
+        for name, budget in (("device_budget", device_budget), ("resident", resident)):
             check_budget(name, budget)
         check_count("sharers", sharers, least=1)
         depth = len(server.pool.positions)  # of the longest path; behind it comes the first layer of the next one
@@ -135,7 +135,11 @@ class Relay:
         self.order = update if isinstance(update, UpdateOrder) else None
         self.update = _policy(update)
         dtype = PRECISIONS[_one_of("precision", precision, tuple(PRECISIONS))]
+        if stash == "auto":
+            raise SettingError("stash=auto is gone; take stash=host, which hides behind the layers, or device")
         _one_of("stash", stash, STASHES)
+        if pinned not in ("all", None):
+            raise SettingError(f"pinned takes all or none, and no number of bytes any more; got {shown(pinned)}")
         _one_of("lanes", lanes, LANES)
         self.clip = clip
         self._refuse_eager_with(precision)
@@ -156,8 +160,7 @@ class Relay:
         waits = self.device.torch_device.type != "cpu" or not server.storage.is_lasting
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
         self.lanes = Lanes(self.device, threads=is_beside, stress=stress, trace=trace)
-        limit_bytes = None if isinstance(pinned, str) else pinned or 0
-        self.wire = WireMemory(self.device.host_allocator, limit_bytes=limit_bytes)
+        self.wire = WireMemory(self.device.host_allocator, stores=pinned is not None)
         self._held: HeldSteps | None = None
         is_plain = isinstance(calls, EagerCalls) and stress is None and not is_beside
         if is_plain and self.device.shares_memory and dtype == torch.float32:

@@ -20,7 +20,7 @@ from l2l_nas.space.pool import LayerPool
 
 Budget = int | Literal["all", "auto"] | None
 _SHARE = 0.5  # of the free memory, for "auto": other processes want some, and what a layer needs is an estimate
-STASHES = ("device", "host", "auto")
+STASHES = ("device", "host")
 
 
 def check_budget(name: str, value: object) -> None:
@@ -57,13 +57,10 @@ class Wanted:
     Args:
         slots: the least number of slots.
         keep: the length of the tail where there is no budget.
-        where: "device", "host", or "auto": on the device as far as the budget goes.
+        where: "device" or "host".
         budget: bytes of slots, stash, and the tail's activations; "all" for everything; "auto" for what half of the
             free memory holds, with no complaint; None for just what is asked.
         free_bytes: of the device.
-
-    Raises:
-        SettingError: a stash that fills no budget.
     """
 
     slots: int
@@ -71,10 +68,6 @@ class Wanted:
     where: str
     budget: Budget
     free_bytes: Callable[[], int]
-
-    def __post_init__(self) -> None:
-        if self.where == "auto" and self.budget is None:
-            raise SettingError("stash=auto fills a device budget; set device_budget, or stash=device or host")
 
 
 def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...], wanted: Wanted) -> Residency:
@@ -85,22 +78,21 @@ def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...]
     """
     slots, keep, where, budget = wanted.slots, wanted.keep, wanted.where, wanted.budget
     depth = len(pool.positions)
-    later = frozenset(stash.spillable)
+    spilled = frozenset(stash.spillable if where == "host" else ())
     if budget == "all":
-        return Residency(depth, max(slots, depth), frozenset() if where != "host" else later)
-    spilled = later if where != "device" else frozenset()
+        return Residency(depth, max(slots, depth), spilled)
     if budget is None:
         return Residency(keep, max(slots, keep), spilled)
     costs = [_costs(pool, stash, position, max(sizes)) for position in range(depth)]
     gradients = _gradients(pool, stash, sizes)
 
-    def needs(length: int, away: frozenset[str]) -> int:
+    def needs(length: int) -> int:
         count = max(slots, min(length + 1, depth))
         # the tail's activations, or those of the one layer before it that is run again
         held = max(sum(costs[-length:]), *costs) + gradients
-        return count * bank.slot_bytes + stash.needs_bytes(sizes, away) + held
+        return count * bank.slot_bytes + stash.needs_bytes(sizes, spilled) + held
 
-    least = needs(1, spilled)
+    least = needs(1)
     if budget == "auto":
         budget = max(least, int(_SHARE * wanted.free_bytes()))
     if least > budget:
@@ -108,15 +100,7 @@ def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...]
             f"a device budget of {budget:,} bytes is too small for these layers and micro-batches; "
             f"the least is {least:,}" + ("" if where == "host" else ", or less with relay.stash=host")
         )
-    length = max(length for length in range(1, depth + 1) if needs(length, spilled) <= budget)
-    if where == "auto":
-        # with n positions, no path has a layer beyond n - length in front of its tail: nothing may be left to spill
-        behind = later.intersection(name for names in pool.wiring.writes[depth - length :] for name in names)
-        for name in reversed(stash.spillable):
-            if name not in behind and needs(length, spilled - {name}) <= budget:
-                spilled -= {name}
-        if spilled <= behind and needs(length, frozenset()) <= needs(length, spilled):
-            spilled = frozenset()
+    length = max(length for length in range(1, depth + 1) if needs(length) <= budget)
     return Residency(length, max(slots, min(length + 1, depth)), spilled)
 
 

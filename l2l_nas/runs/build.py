@@ -82,7 +82,7 @@ def build_relay(
             keep=conf.keep,
             device_budget=parse_budget(conf.budget),
             resident=parse_budget(conf.resident, name="resident"),
-            pinned=parse_budget(conf.pinned, name="pinned"),
+            pinned=None if conf.pinned == "none" else conf.pinned,
             # the files come after the relay (`pool_in_files`), which would see that they make lanes wait
             lanes="threads" if conf.lanes == "auto" and conf.storage == "file" else conf.lanes,
             layers=conf.layers,
@@ -133,7 +133,7 @@ def decide_residency(relay: Relay, conf: RelayConf, *, samples: int, micro_batch
         SettingError: the device budget is too small.
     """
     residency = relay.residency(cut_sizes(samples, micro_batch))
-    if conf.budget == "auto" and conf.stash != "auto":
+    if conf.budget == "auto":
         return replace(conf, budget="none", keep=residency.keep, slots=residency.slots)
     return conf
 

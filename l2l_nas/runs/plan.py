@@ -24,6 +24,7 @@ from l2l_nas.errors import ConstraintError, SettingError, SpaceError
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
+from l2l_nas.relay.residency import STASHES
 from l2l_nas.report.bench_table import format_bytes
 from l2l_nas.report.text import format_choices
 from l2l_nas.runs.build import build_relay
@@ -56,7 +57,7 @@ _LIFTS = {
     "host": "more samples a step, a faster host",
     "disk": "more samples a step, relay.storage=ram, more relay.resident, a faster disk",
     "issue": "more samples a micro-batch and a step, larger layers, more relay.budget",
-    "round": "more relay.pinned, relay.storage=ram, more samples a step, more relay.resident",
+    "round": "relay.pinned=all, relay.storage=ram, more samples a step, more relay.resident",
 }
 
 
@@ -326,8 +327,9 @@ def _settings(conf: RelayConf, device_bytes: int) -> Iterator[RelayConf]:
     yield replace(conf, slots=2, budget="all", stash="device", keep=1)
     for slots in (2, 3):
         for budget in (device_bytes, device_bytes // 2):  # the other half for states
-            yield replace(conf, slots=slots, budget=str(budget), stash="auto", keep=1)
-        for stash in ("device", "host"):
+            for stash in STASHES:
+                yield replace(conf, slots=slots, budget=str(budget), stash=stash, keep=1)
+        for stash in STASHES:
             yield replace(conf, slots=slots, budget="none", stash=stash, keep=1)
 
 

@@ -126,7 +126,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["relay.slots=0"], "slot"),
         (["relay.update=foo"], "relay.update: no 'foo'; choose from eager, ahead, exact, serial"),
         (["relay.precision=fp8"], "relay.precision: no 'fp8'; choose from fp32, bf16, fp16"),
-        (["relay.stash=disk"], "relay.stash: no 'disk'; choose from device, host, auto"),
+        (["relay.stash=disk"], "relay.stash: no 'disk'; choose from device, host"),
         (["relay.lanes=fast"], "relay.lanes: no 'fast'; choose from auto, threads, inline"),
         (
             ["relay.layers=graphs", "relay.device=cpu"],
@@ -135,7 +135,8 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["relay.layers=graph"], "relay.layers: no 'graph'; did you mean 'graphs'?"),
         (["sampler=grid"], "sampler=grid goes through every architecture"),
         (["relay.storage=disk"], "relay.storage: no 'disk'; choose from ram, file"),
-        (["relay.stash=auto", "relay.budget=none"], "stash=auto fills a device budget"),
+        (["relay.stash=auto"], "relay.stash=auto is gone; take stash=host"),
+        (["relay.pinned=8GiB"], "relay.pinned takes all or none, and no number of bytes any more; got '8GiB'"),
         (["relay.clip=-1"], "relay.clip must be at least 0, got -1.0"),
         (["relay.clip=1"], "use update=exact, or clip per layer"),
         (["relay.clip=1", "relay.clip_scope=half"], "'global' or 'layer', got 'half'"),

@@ -29,7 +29,7 @@ def test_where_things_are_kept_and_when_they_are_copied_changes_no_number(pool):
     plain = result_of(pool, "plain", "relay.budget=none")
     settings = {
         "all": ["relay.budget=all"],
-        "some": ["relay.budget=40KiB", "relay.stash=auto"],
+        "some": ["relay.budget=40KiB", "relay.stash=host"],
         "host": ["relay.budget=none", "relay.stash=host", "relay.slots=3", "relay.lanes=threads"],
         "file": ["relay.storage=file"],
         "serial": ["relay.update=exact"],

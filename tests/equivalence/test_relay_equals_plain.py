@@ -66,7 +66,7 @@ def runs(draw, pools, micro_batches):
     scopes = ["layer"] if update == "eager" else ["layer", "global"]
     clip = draw(st.none() | st.builds(Clip, st.sampled_from([0.05, 0.5, 50.0]), st.sampled_from(scopes)))
     budget = draw(st.sampled_from([None, None, "all", 20_000, 40_000]))
-    stash = draw(st.sampled_from(["device", "host", "auto"] if budget else ["device", "host"]))
+    stash = draw(st.sampled_from(["device", "host"]))
     if budget == 20_000:
         stash = "host"
     if name in (*VALUES, "elastic", "mixers") and isinstance(budget, int):
@@ -293,10 +293,9 @@ def compare_resident(run, server, other, resident):
 COMBINATIONS = [
     (update, stash, budget, slots)
     for update in ("eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD)
-    for stash in ("device", "host", "auto")
+    for stash in ("device", "host")
     for budget in (None, 40_000, "all")
     for slots in (2, 3, 4)
-    if budget is not None or stash != "auto"  # "auto" fills a budget
 ]
 
 

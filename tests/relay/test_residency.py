@@ -101,7 +101,7 @@ def test_low_precision_needs_less_memory(precision):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stash", ["device", "host", "auto"])
+@pytest.mark.parametrize("stash", ["device", "host"])
 def test_a_budget_is_kept_and_a_larger_one_keeps_more(stash):
     pool, sizes = stack(6), (2,) * 4
     start = least(pool, sizes, stash=stash)
@@ -120,7 +120,7 @@ def test_a_budget_is_kept_and_a_larger_one_keeps_more(stash):
 
 def test_one_byte_less_than_the_least_is_refused_and_the_least_is_not():
     pool, sizes = stack(4), (2, 1)
-    for stash in ("device", "host", "auto"):
+    for stash in ("device", "host"):
         start = least(pool, sizes, stash=stash)
         with pytest.raises(SettingError, match=f"the least is {start:,}"):
             relay_on(pool, stash=stash, device_budget=start - 1).residency(sizes)
@@ -186,25 +186,9 @@ def test_more_budget_means_fewer_loads():
     assert counts[0] > counts[-1] == 7
 
 
-def test_auto_spills_only_what_has_no_room():
-    pool, sizes = stack(8), (2,) * 4
-    start = least(pool, sizes, stash="auto")
-    spilled = []
-    for frames in range(5):
-        relay = relay_on(pool, stash="auto", device_budget=start)
-        budget = start + frames * relay.stash.size_bytes(relay.stash.spillable[0], sizes)
-        relay = relay_on(pool, stash="auto", device_budget=budget)
-        found = relay.residency(sizes)
-        relay.stash.cut(sizes, found.spilled)
-        assert relay.device_bytes <= budget
-        assert found.keep == 1
-        spilled.append(len(found.spilled))
-    assert spilled == [8, 7, 6, 5, 4]
-
-
-def test_auto_without_a_budget_is_refused():
-    with pytest.raises(SettingError, match="stash=auto fills a device budget; set device_budget"):
-        relay_on(stack(2), stash="auto")
+def test_a_stash_that_fills_a_budget_is_gone():
+    with pytest.raises(SettingError, match="stash=auto is gone; take stash=host"):
+        relay_on(stack(2), stash="auto", device_budget="all")
 
 
 class Recurrent(nn.LSTM):
