@@ -125,10 +125,11 @@ def relay_of(case: Case, server: Any, **more: Any) -> Any:
 
 
 def _as_known(relay: Any, options: dict[str, Any]) -> dict[str, Any]:
-    from l2l_nas.relay.plan import UpdatePolicy
+    from l2l_nas.relay import plan
 
-    if options["update"] not in {str(policy.value) for policy in UpdatePolicy}:
-        options["update"] = "exact"
+    order = getattr(plan, "UpdateOrder", None)  # there are two policies since, and orders in which one is carried out
+    if order is not None and options["update"] != "eager":
+        options["update"] = order.AHEAD if options["update"] == "ahead" else order.CHECKED
     unknown = set(options) - set(inspect.signature(relay).parameters)
     if unknown:
         raise TypeError(f"teach _as_known where Relay takes {', '.join(sorted(unknown))} now")

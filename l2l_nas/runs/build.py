@@ -82,7 +82,7 @@ def build_relay(
             keep=conf.keep,
             device_budget=parse_budget(conf.budget),
             resident=parse_budget(conf.resident, name="resident"),
-            pinned=None if conf.pinned == "none" else conf.pinned,
+            pinned=None if conf.pinned == "none" else conf.pinned,  # type: ignore[arg-type]
             # the files come after the relay (`pool_in_files`), which would see that they make lanes wait
             lanes="threads" if conf.lanes == "auto" and conf.storage == "file" else conf.lanes,
             layers=conf.layers,
