@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.inbox import GradientCheck, GradientMessage
+from l2l_nas.eps.host import free_memory_bytes
+from l2l_nas.eps.inbox import GradientCheck, GradientMessage, gradient_bytes
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, is_out_of_memory
@@ -20,6 +21,7 @@ from l2l_nas.relay.interface import Objective, Targets
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
 from l2l_nas.relay.slots import SlotBank, Template
+from l2l_nas.relay.staging import Staging
 from l2l_nas.relay.stash import Cut, Frames
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.visits import (
@@ -34,6 +36,7 @@ from l2l_nas.relay.visits import (
 from l2l_nas.space.pool import Layer
 
 _LANE = {Op.LOAD: "up", Op.FETCH: "up", Op.FREE: "up", Op.SAVE: "down", Op.STORE: "down", Op.SEND: "down"}
+_STAGING_SHARE = 0.25  # of free host memory, for gradients that wait for updates
 
 
 @dataclass
@@ -127,6 +130,7 @@ class PlanExecutor:
         self._slots: dict[int, list[Ticket]] = {}  # by slot, what the last plan did with it since its last load
         self._updates: dict[str, Ticket] = {}  # by state, its last update
         self._watches: dict[str, BufferWatch] = {}  # by layer
+        self.staging = Staging(int(_STAGING_SHARE * free_memory_bytes()))
 
     def carry_out(self, job: StepJob) -> None:
         """Issue all steps; visits are done when this returns (on CUDA: issued), and so are saves and the judgement.
@@ -145,6 +149,9 @@ class PlanExecutor:
                     self.bank.build(job.run.layers[step.layer], step.slot)
             for step in job.plan.steps:
                 after = tuple(ticket for other in step.after for ticket in issued[other])
+                is_staged = job.update is UpdateOrder.EAGER  # other orders hold all gradients of a step
+                if step.op is Op.SEND and is_staged:
+                    after += self._back_pressure(step, job)
                 tickets = self._issue(step, job, after)
                 issued.append(tickets)
                 if step.op is Op.LOAD:
@@ -153,6 +160,8 @@ class PlanExecutor:
                     slots.setdefault(slot, []).extend(tickets)
                 if step.op is Op.UPDATE:
                     self._updates[step.state] = tickets[0]
+                    if is_staged:
+                        self.staging.update(step.state, tickets[0])
                 if step.op in (Op.SAVE, Op.CHECK) or (step.op is Op.SEND and not has_sent):
                     awaited += tickets  # the first gradient brings the loss
                 has_sent = has_sent or step.op is Op.SEND
@@ -183,8 +192,15 @@ class PlanExecutor:
         tickets = [*self._updates.values(), *(ticket for used in self._slots.values() for ticket in used)]
         self._updates.clear()
         self._slots.clear()
+        self.staging.clear()
         self.lanes.wait(tickets)
         self.lanes.flush_trace()
+
+    def _back_pressure(self, step: Step, job: StepJob) -> tuple[Ticket, ...]:
+        """Updates that a gradient waits for, so that not too many wait on the host."""
+        layouts = {key: job.states.server.layout(key) for key in job.run.layers[step.layer].states}
+        sizes = {key: gradient_bytes(layout) for key, layout in layouts.items() if layout.is_trainable}
+        return self.staging.send(sizes, newest_first=bool(job.ranks))
 
     def _quiet(self, tickets: Iterable[Ticket]) -> None:
         """Wait until nothing of a refused plan runs any more."""
@@ -195,6 +211,7 @@ class PlanExecutor:
             self._device.wait(self._device.mark())  # a visit that failed left no mark, but perhaps work
         self._updates.clear()
         self._slots.clear()
+        self.staging.clear()
 
     def _issue(self, step: Step, job: StepJob, after: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
         """Have one step done; its tickets."""
