@@ -36,8 +36,8 @@ def parameters_cost(pool: LayerPool) -> Cost:
             is_sum = is_sum and len(pool.positions[layer.position].candidates) == 1
 
     def of_layer(layer: Layer) -> float:
-        own = [state for state in layer.states if first[state] == layer.position]
-        return sum(layout_of(pool, state).num_parameters for state in own)
+        counted = [state for state in layer.states if first[state] == layer.position]
+        return sum(layout_of(pool, state).num_parameters for state in counted)
 
     return Cost("parameters", lambda a: float(num_parameters(pool, a)), of_layer if is_sum else None)
 

@@ -65,9 +65,9 @@ class DeviceBytes:
         spill = relay.stash.spill(residency.spilled)
         first = tail_start(path, slots=len(relay.bank.slots), keep=residency.keep, spill=spill)
         learning = learns_from(path)
-        of_use = {name for about, has in zip(path, learning, strict=True) if has for name in about.writes}
+        of_use = {name for entry, has_use in zip(path, learning, strict=True) if has_use for name in entry.writes}
         needs = [
-            self._needs(layer, not of_use.isdisjoint(about.reads)) for layer, about in zip(layers, path, strict=True)
+            self._needs(layer, not of_use.isdisjoint(entry.reads)) for layer, entry in zip(layers, path, strict=True)
         ]
         gradients = self._gradients(path, of_use)
         entered = self._bytes(of_use.intersection(taken_by(path, first)))
@@ -87,10 +87,10 @@ class DeviceBytes:
         if self._relay.order is UpdateOrder.AHEAD:  # else states that live on the device wait for the check
             late = last_to_learn(self._relay.path(architecture))
             ahead = (s for s, layout in zip(states, layouts, strict=True) if layout.is_trainable and s not in late)
-            own = [server.rules.of(state).layout for state in ahead]
+            saved_layouts = [server.rules.of(state).layout for state in ahead]
             saved = sum(
                 layout.parameter_bytes + sum(moment.num_bytes for moment in layout.moments) + 4 * len(layout.parameters)
-                for layout in own
+                for layout in saved_layouts
             )
         return self.state_bytes(architecture) + gradients + saved
 
@@ -113,25 +113,25 @@ class DeviceBytes:
         """The most bytes of activations of a micro-batch in plain training, which keeps those of every layer."""
         path, layers = self._relay.path(architecture), self._relay.pool.path(architecture)
         needs = [self._needs(layer, index > 0) for index, layer in enumerate(layers)]
-        gradients = self._gradients(path, {name for about in path for name in about.writes})
+        gradients = self._gradients(path, {name for layer in path for name in layer.writes})
         return max(self._tail(needs, gradients, 0, 0))
 
     def _gradients(self, path: Sequence[PathLayer], of_use: set[str]) -> list[_Gradients]:
         """What each layer's backward meets."""
-        last = {name: index for index, about in enumerate(path) for name in about.reads}
-        found = []
-        for index, about in enumerate(path):
+        last = {name: index for index, layer in enumerate(path) for name in layer.reads}
+        gradients = []
+        for index, layer in enumerate(path):
             before = of_use.intersection(name for layer in path[:index] for name in layer.writes)
             later = {name for name in before if last.get(name, -1) > index}
-            found.append(
+            gradients.append(
                 _Gradients(
-                    self._bytes(before.intersection(about.reads)),
-                    self._bytes(of_use.intersection(about.writes)),
-                    self._bytes(later.intersection(about.reads)),
-                    self._bytes(later.difference(about.reads)),
+                    self._bytes(before.intersection(layer.reads)),
+                    self._bytes(of_use.intersection(layer.writes)),
+                    self._bytes(later.intersection(layer.reads)),
+                    self._bytes(later.difference(layer.reads)),
                 )
             )
-        return found
+        return gradients
 
     def _streamed(
         self, needs: Sequence[LayerNeeds], gradients: Sequence[_Gradients], learning: Sequence[bool]

@@ -110,36 +110,36 @@ def read_hardware(name: str) -> Hardware:
         SettingError: no profile in that file.
         StorageError: the file cannot be read.
     """
-    found = read_json(Path(name))
-    known = {entry.name: entry for entry in fields(Hardware)}
-    if not isinstance(found, dict) or not found.keys() <= known.keys():
-        unknown = sorted(found.keys() - known.keys())[:1] if isinstance(found, dict) else []
+    content = read_json(Path(name))
+    entries = {entry.name: entry for entry in fields(Hardware)}
+    if not isinstance(content, dict) or not content.keys() <= entries.keys():
+        unknown = sorted(content.keys() - entries.keys())[:1] if isinstance(content, dict) else []
         raise SettingError(
             f"{name}: no hardware profile" + "".join(f": '{one}' is no figure of one" for one in unknown)
         )
-    if isinstance(found.get("sources"), str):  # one for all figures, as files of before have it
-        found["sources"] = {"all": found["sources"]}
-    given = Fields(found, name, advice="measure it: plan hardware=measure", error=SettingError)
-    for key in found:
-        _check(given, key)
+    if isinstance(content.get("sources"), str):  # one for all figures, as files of before have it
+        content["sources"] = {"all": content["sources"]}
+    figures = Fields(content, name, advice="measure it: plan hardware=measure", error=SettingError)
+    for key in content:
+        _check(figures, key)
     try:
-        return Hardware(**found)
+        return Hardware(**content)
     except TypeError as error:
         raise SettingError(f"{name}: no hardware profile: {str(error).partition(') ')[2]}") from None
 
 
-def _check(given: Fields, key: str) -> None:
+def _check(figures: Fields, key: str) -> None:
     if key in ("name", "lanes"):
-        given.text(key)
+        figures.text(key)
     elif key == "sources":
-        if not all(isinstance(source, str) for source in given.table(key).values()):
-            given.refuse(key, "texts by figure")
+        if not all(isinstance(source, str) for source in figures.table(key).values()):
+            figures.refuse(key, "texts by figure")
     elif key == "peak_flops":
-        peaks = given.table(key)
-        rates = Fields(peaks, f"{given.where}: {key}", error=SettingError)
+        peaks = figures.table(key)
+        rates = Fields(peaks, f"{figures.where}: {key}", error=SettingError)
         for precision in peaks:
             rates.number(precision)
         if "fp32" not in peaks:
-            given.refuse(key, "numbers by precision, with fp32")
+            figures.refuse(key, "numbers by precision, with fp32")
     else:
-        given.number(key)
+        figures.number(key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.optimizers.rules import AdamW
+from l2l_nas.eps.scratch import sequential_seconds
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.files import named_failures, temporary_name
 from l2l_nas.relay.device import Device, open_device
@@ -46,27 +46,27 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
         SettingError: no such device.
         StorageError: the disk could not be written.
     """
-    own = open_device(device)
-    is_host = own.torch_device.type == "cpu"
-    host, far = own.allocate_host(_COPY_BYTES), own.allocate(_COPY_BYTES)
-    other = own.allocate(_COPY_BYTES)
+    opened = open_device(device)
+    is_host = opened.torch_device.type == "cpu"
+    host, far = opened.allocate_host(_COPY_BYTES), opened.allocate(_COPY_BYTES)
+    other = opened.allocate(_COPY_BYTES)
     beside = torch.zeros_like(host)
-    inside = _fastest(lambda: other.copy_(far, non_blocking=True), own)
-    up = _fastest(lambda: far.copy_(host, non_blocking=True), own)
-    down = _fastest(lambda: host.copy_(far, non_blocking=True), own)
-    across = _fastest(lambda: beside.copy_(host), own)
-    tiny = own.put(torch.zeros(8))
+    inside = _fastest(lambda: other.copy_(far, non_blocking=True), opened)
+    up = _fastest(lambda: far.copy_(host, non_blocking=True), opened)
+    down = _fastest(lambda: host.copy_(far, non_blocking=True), opened)
+    across = _fastest(lambda: beside.copy_(host), opened)
+    tiny = opened.put(torch.zeros(8))
     source = (
-        f"measured on {own.torch_device.type}, {platform.machine()}, torch {torch.__version__}, "
+        f"measured on {opened.torch_device.type}, {platform.machine()}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} threads; matrix rates are those of large products"
     )
     # free now, and what this process has taken of it
     host_bytes = free_memory_bytes()
     profile = Hardware(
         name="measured",
-        peak_flops={name: _products(own, dtype) for name, dtype in PRECISIONS.items()},
+        peak_flops={name: _products(opened, dtype) for name, dtype in PRECISIONS.items()},
         efficiency=1.0,
-        device_bytes=host_bytes if is_host else own.free_bytes() + 2 * _COPY_BYTES,
+        device_bytes=host_bytes if is_host else opened.free_bytes() + 2 * _COPY_BYTES,
         device_bandwidth=2 * _COPY_BYTES / inside,
         link_up=_COPY_BYTES / up,
         link_down=_COPY_BYTES / down,
@@ -74,7 +74,7 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
         host_bandwidth=2 * _COPY_BYTES / across,
         host_updates=_updates(),
         disk=_disk(folder),
-        kernel_s=_fastest(lambda: [tiny.add_(1) for _ in range(100)], own) / 100,
+        kernel_s=_fastest(lambda: [tiny.add_(1) for _ in range(100)], opened) / 100,
         lanes="inline" if is_host else "streams",
         sources=dict.fromkeys(_MEASURED, source),
     )
@@ -118,29 +118,9 @@ def _updates() -> float:
 
 def _disk(folder: Path) -> float:
     """Bytes a second that are read from a file that is not in memory, or written to it: the slower of both."""
-    content = os.urandom(1 << 20)
-    count = _COPY_BYTES // len(content)
-    path = temporary_name(folder / "disk")
-    with named_failures(path):
+    with named_failures(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with path.open("wb") as file:
-                begun = time.perf_counter()
-                for _ in range(count):
-                    file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-                written_s = time.perf_counter() - begun
-                if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            with path.open("rb", buffering=0) as file:
-                begun = time.perf_counter()
-                while file.read(len(content)):
-                    pass
-                read_s = time.perf_counter() - begun
-        finally:
-            path.unlink(missing_ok=True)
-    return _COPY_BYTES / max(written_s, read_s, 1e-9)
+    return _COPY_BYTES / max(*sequential_seconds(temporary_name(folder / "disk"), _COPY_BYTES), 1e-9)
 
 
 def _issue_s(profile: Hardware, device: str) -> float:

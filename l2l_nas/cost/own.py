@@ -37,8 +37,8 @@ def named_costs(costs: object) -> list[OwnCost]:
     Raises:
         SettingError: it is no dict of functions by name.
     """
-    found = check_table("costs", costs, wanted="a dict of functions by name")
-    return [_Named(name, check_function(f"costs: '{name}'", cost)) for name, cost in found.items()]
+    table = check_table("costs", costs, wanted="a dict of functions by name")
+    return [_Named(name, check_function(f"costs: '{name}'", cost)) for name, cost in table.items()]
 
 
 def own_costs(
@@ -56,7 +56,7 @@ def own_costs(
         SettingError: there is no such thing, it gives something else, or two costs have one name.
         L2LError: what is named raised something.
     """
-    found = dict(beside or {})
+    costs = dict(beside or {})
     for one in chosen:
         if isinstance(one, str):
             name, cost = one.rpartition(":")[2], _made(one, pool)
@@ -64,10 +64,10 @@ def own_costs(
             name, cost = getattr(one, "__name__", type(one).__name__), one
         else:
             raise SettingError(f"search.costs: {one!r} is no function of an architecture")
-        if name in found:
+        if name in costs:
             raise SettingError(f"search.costs: two costs are called '{name}'; rename one")
-        found[name] = cost
-    return found
+        costs[name] = cost
+    return costs
 
 
 def _made(name: str, pool: LayerPool) -> OwnCost:

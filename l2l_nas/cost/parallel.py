@@ -154,15 +154,15 @@ def parallel_step(work: StepWork, hardware: Hardware, ways: Parallelism, *, prec
     # forward and backward; a stage in the middle takes while it sends
     sends_s = 2 * work.between_bytes / (send_bandwidth(hardware, ways) / 2) if ways.pipeline > 1 else 0.0
     busy_s = compute_s + tensor_s + sends_s
-    own = ways.tensor * ways.pipeline
-    summed_s = all_reduce_s(work.gradient_bytes / own, ways.data, ring_bandwidth(hardware, ways))
+    parts = ways.tensor * ways.pipeline
+    summed_s = all_reduce_s(work.gradient_bytes / parts, ways.data, ring_bandwidth(hardware, ways))
     return ParallelStep(
         compute_s,
         tensor_s,
         sends_s,
         busy_s / pipeline_share(ways.pipeline, work.micro_batches) - busy_s,
         (1 - ways.overlapped) * summed_s,
-        hardware.resident_update_s(work.num_parameters / own),
+        hardware.resident_update_s(work.num_parameters / parts),
     )
 
 

@@ -122,13 +122,13 @@ class Costs:
         """Those costs that are sums over layers, by name: found in microseconds, as each layer is measured once."""
 
         def of(cost: Callable[[Layer], float]) -> Callable[[Architecture], float]:
-            known: dict[tuple[int, str], float] = {}
+            values: dict[tuple[int, str], float] = {}
 
             def value_of(layer: Layer) -> float:
-                place = (layer.position, layer.candidate.name)
-                if place not in known:
-                    known[place] = cost(layer)
-                return known[place]
+                key = (layer.position, layer.candidate.name)
+                if key not in values:
+                    values[key] = cost(layer)
+                return values[key]
 
             def value(architecture: Architecture) -> float:
                 return float(sum(value_of(layer) for layer in pool.path(architecture)))
