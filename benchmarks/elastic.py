@@ -3,16 +3,15 @@
     python benchmarks/elastic.py --out FILE [--seeds 3] [--steps 450]
 
 Each position of `elastic_conv` has six blocks, which are regions of the largest; the other space has the same blocks
-with weights of their own. Both are trained on scikit-learn's digits by as many steps of the same paths (sandwich: the
-largest, the smallest, a random one), paired by seed, one after the other in an order that alternates. Then 40 random
-networks, the smallest and the largest are scored on the validation part, BatchNorm measured anew for each.
+with weights of their own. Both are trained on scikit-learn's digits by as many steps of the same paths (fair: each
+block equally often), paired by seed, one after the other in an order that alternates. Then 40 random networks, the
+smallest and the largest are scored on the validation part, BatchNorm measured anew for each.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +19,6 @@ import torch
 from l2l_nas import Batches, Candidate, LayerPool, ParamServer, Position, Problem, Relay, UniformPaths
 from l2l_nas.bench.standalone import Recipe
 from l2l_nas.bench.timing import machine
-from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import write_json
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import digits
@@ -78,7 +76,7 @@ def trained(problem: Problem, steps: int, seed: int) -> dict[str, float]:
     trainer = Trainer(
         relay, problem.task, Batches(problem.data.train, batch_size=recipe.batch, seed=seed), recipe.batch
     )
-    paths = build_paths("sandwich", pool, seed=seed, size=partial(num_parameters, pool))
+    paths = build_paths("fair", pool, seed=seed)
     trainer.fit(paths.path_at, start=0, steps=steps, schedule=Cosine(recipe.learning_rate, steps))
     inner = len(pool.positions) - 2
     choices = {"smallest": "x2k3", "largest": "x6k5"}

@@ -82,7 +82,7 @@ BENCHES: dict[str, Bench] = {
         "supernets' rankings beside training each architecture alone",
         {},
         {
-            "samplers": ("uniform", "fair", "sandwich"),
+            "samplers": ("uniform", "fair"),
             "architectures": 0,
             "runs": 3,
             "seeds": 3,

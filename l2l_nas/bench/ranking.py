@@ -154,9 +154,8 @@ def score_supernet(
     relay = Relay(server, device=device, device_budget="all", seed=seed)
     try:
         trainer = recipe.trainer(problem, relay, seed=seed)
-        size = functools.partial(num_parameters, problem.pool)
         paths = build_paths(
-            sampler, problem.pool, seed=seed, size=size, constraints=(NonEmpty(problem.pool), *problem.constraints)
+            sampler, problem.pool, seed=seed, constraints=(NonEmpty(problem.pool), *problem.constraints)
         )
         trainer.fit(
             paths.path_at,

@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 
 from l2l_nas.cost.catalogue import build_costs
-from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.own import own_costs
@@ -213,7 +212,6 @@ class SearchRun:
             section.warmup_paths,
             pool,
             seed=self.conf.seed,
-            size=partial(num_parameters, pool),
             constraints=unmeasured((NonEmpty(pool), *self.constraints)),
         )
         self.costs.figures(self.paths.path_at(0))  # refuses costs that cannot be found

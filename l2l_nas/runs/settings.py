@@ -291,7 +291,7 @@ class SearchSection:
     time: str = setting("", "of warm-up, trials and finalists together: 10m")
     trials: Optional[int] = setting(None, "architectures to evaluate; null: as it fits")  # noqa: UP045 - OmegaConf
     warmup_steps: Optional[int] = setting(None, "on random paths; null: as it fits")  # noqa: UP045
-    warmup_paths: str = setting("uniform", "uniform, fair or sandwich")
+    warmup_paths: str = setting("uniform", "uniform or fair")
     steps_per_trial: Optional[int] = setting(None, "steps that a trial trains; null: as it fits")  # noqa: UP045
     trial_weights: str = setting("scratch", "what it trains: scratch, shared, fork")
     finalists: int = setting(8, "how many of the best are trained further")

@@ -3,16 +3,15 @@
 Each is a function of (seed, step) alone, so that an interrupted run goes on with the very same paths. A new one is a
 class with `path_at` and one entry in `PATH_SAMPLERS`.
 
-    uniform   every position draws by itself
-    fair      every candidate of every position once a round
-    sandwich  the largest path, the smallest, a random one, one after the other
+    uniform  every position draws by itself
+    fair     every candidate of every position once a round
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from numbers import Integral
 from typing import Protocol
@@ -24,8 +23,6 @@ from l2l_nas.space.constraint import Constraint, Graded, first_violation, total_
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.repair import Repair
 
-Size = Callable[[Architecture], float]
-
 _MAX_DRAWS = 1000
 # draws before one is led towards what is allowed, if a constraint tells how far off it is, and starts of that
 _FREE_DRAWS = 100
@@ -33,8 +30,6 @@ _REPAIRS = 5
 # exchanges tried to make a fair round allowed, each with two checks of constraints. Where no such round exists, with
 # 6 candidates and a limit on parameters: 2 ms a step for 8 positions, 12 for 94, far below the step itself
 _MAX_SWAPS = 200
-# starts of the search for the largest and the smallest path where the constraints refuse the obvious ones
-_CLIMBS = 4
 
 
 class PathSampler(Protocol):
@@ -179,119 +174,23 @@ class FairPaths:
         return architecture if first_violation(architecture, self._constraints) is None else None
 
 
-class SandwichPaths:
-    """The largest path, the smallest, a random one, and again (sandwich rule, Yu & Huang, arXiv 1903.05134, 4.1).
-
-    Theirs are slices of one network, so that the largest trains them all, and one update sums their gradients. Here
-    candidates are layers of their own and every step updates: two steps of three go to candidates that are the largest
-    or the smallest of their position. Of equally large ones each step draws one.
-
-    Without constraints, and without layers shared between positions, the two are exact; otherwise they are the best
-    found by changing one position at a time, or all that offer a candidate.
-
-    Args:
-        pool, seed, constraints: as for `UniformPaths`.
-        size: of an architecture, such as its number of parameters.
-
-    Raises:
-        ConstraintError: no architecture was found that the constraints allow.
-    """
-
-    def __init__(self, pool: LayerPool, *, seed: int, size: Size, constraints: Sequence[Constraint] = ()) -> None:
-        self._pool = pool
-        self._seed = seed
-        self._size = size
-        self._constraints = tuple(constraints)
-        self._uniform = UniformPaths(pool, seed=seed, constraints=constraints)
-        homes: dict[str, list[int]] = {}
-        for index, position in enumerate(pool.positions):
-            for candidate in position.candidates:
-                homes.setdefault(candidate.name, []).append(index)
-        single = [([index], name) for name, indices in homes.items() for index in indices]
-        # a layer that is shared between positions is gone only when all of them change
-        self._moves = single + [(indices, name) for name, indices in homes.items()]
-        self.largest = self._extreme(+1)
-        self.smallest = self._extreme(-1)
-        self._variants = [(path, self._equals(path)) for path in (self.largest, self.smallest)]
-
-    def path_at(self, step: int) -> Architecture:
-        """The architecture of a step.
-
-        Raises:
-            ConstraintError: as `UniformPaths`.
-        """
-        place = step % 3
-        if place == 2:
-            return self._uniform.path_at(step)
-        path, names = self._variants[place]
-        generator = random.Random(f"{self._seed}/sandwich/{step}")
-        drawn = self._pool.canonical(Architecture(tuple(generator.choice(options) for options in names)))
-        # what is as large position by position need not be so together, in a shared pool or under constraints
-        return drawn if self._is_allowed(drawn) and self._size(drawn) == self._size(path) else path
-
-    def _extreme(self, sign: int) -> Architecture:
-        free = self._climb(UniformPaths(self._pool, seed=self._seed).path_at(0), sign, is_free=True)
-        if self._is_allowed(free):
-            return free
-        starts = (self._uniform.path_at(-1 - number) for number in range(_CLIMBS))
-        paths = [self._climb(start, sign, is_free=False) for start in starts]
-        return max(paths, key=lambda architecture: sign * self._size(architecture))
-
-    def _climb(self, start: Architecture, sign: int, *, is_free: bool) -> Architecture:
-        """Change it while that makes it larger (sign 1) or smaller (-1)."""
-        best, value = start, sign * self._size(start)
-        is_better = True
-        while is_better:
-            is_better = False
-            for indices, name in self._moves:
-                other = self._with(best, indices, name)
-                reached = sign * self._size(other)
-                if reached > value and (is_free or self._is_allowed(other)):
-                    best, value, is_better = other, reached, True
-        return best
-
-    def _equals(self, path: Architecture) -> list[list[str]]:
-        """By position, the candidates that leave the path as large as it is."""
-        size = self._size(path)
-        return [
-            [c.name for c in position.candidates if self._size(self._with(path, [index], c.name)) == size]
-            for index, position in enumerate(self._pool.positions)
-        ]
-
-    def _with(self, path: Architecture, indices: Sequence[int], name: str) -> Architecture:
-        choices = list(path.choices)
-        for index in indices:
-            choices[index] = name
-        return self._pool.canonical(Architecture(tuple(choices)))
-
-    def _is_allowed(self, architecture: Architecture) -> bool:
-        return first_violation(architecture, self._constraints) is None
+PATH_SAMPLERS: dict[str, type[UniformPaths | FairPaths]] = {"uniform": UniformPaths, "fair": FairPaths}
 
 
-Build = Callable[[LayerPool, int, Sequence[Constraint], Size], PathSampler]
-
-PATH_SAMPLERS: dict[str, Build] = {
-    "uniform": lambda pool, seed, constraints, size: UniformPaths(pool, seed=seed, constraints=constraints),
-    "fair": lambda pool, seed, constraints, size: FairPaths(pool, seed=seed, constraints=constraints),
-    "sandwich": lambda pool, seed, constraints, size: SandwichPaths(
-        pool, seed=seed, size=size, constraints=constraints
-    ),
-}
-
-
-def build_paths(
-    name: str, pool: LayerPool, *, seed: int, size: Size, constraints: Sequence[Constraint] = ()
-) -> PathSampler:
+def build_paths(name: str, pool: LayerPool, *, seed: int, constraints: Sequence[Constraint] = ()) -> PathSampler:
     """A path sampler by name.
 
     Args:
         name: a key of `PATH_SAMPLERS`.
-        size: of an architecture, for those that ask which is the largest.
 
     Raises:
         SettingError: no such name.
         ConstraintError: no architecture was found that the constraints allow.
     """
+    if name == "sandwich":
+        raise SettingError(
+            "search.warmup_paths=sandwich is gone: take fair, which trains elastic layers better as well"
+        )
     if name not in PATH_SAMPLERS:
         raise SettingError(f"search.warmup_paths: no path sampling '{name}'{did_you_mean(name, PATH_SAMPLERS)}")
-    return PATH_SAMPLERS[name](pool, seed, constraints, size)
+    return PATH_SAMPLERS[name](pool, seed=seed, constraints=constraints)

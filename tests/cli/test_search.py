@@ -29,7 +29,7 @@ def trials_of(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("paths", ["uniform", "fair", "sandwich"])
+@pytest.mark.parametrize("paths", ["uniform", "fair"])
 def test_coverage_of_warm_up_is_in_the_result_the_log_and_a_picture(pool, tmp_path, paths, pictures):
     assert main([*WORDS, "folder=run", f"search.warmup_paths={paths}", "search.warmup_steps=40"]) == 0
     coverage = read(tmp_path / "run" / "result.json")["coverage"]

@@ -158,7 +158,7 @@ def ranking() -> dict[str, Any]:
     over = {"value": 0.213, "low": -0.123, "high": 0.302}
     rows = [
         {"sampler": name, **agreement_with_truth(value, 0.0123), "over_parameters": {"tau": over, "rho": over}}
-        for name, value in (("uniform", 0.801), ("sandwich", 0.602))
+        for name, value in (("uniform", 0.801), ("fair", 0.602))
     ]
     return {
         "bench": "ranking",
@@ -174,7 +174,7 @@ def ranking() -> dict[str, Any]:
         },
         "parameters": [900, 2000, 7000, 20000],
         "alone": [[0.50, 0.54], [0.60, 0.64], [0.70, 0.72], [0.71, 0.75]],
-        "scores": {name: [[0.4, 0.45, 0.5, 0.6], [0.42, 0.47, 0.52, 0.62]] for name in ("uniform", "sandwich")},
+        "scores": {name: [[0.4, 0.45, 0.5, 0.6], [0.42, 0.47, 0.52, 0.62]] for name in ("uniform", "fair")},
     }
 
 

@@ -53,9 +53,9 @@ def test_each_ranking_has_a_line_with_its_interval_and_the_controls_stand_below(
     row = next(line for line in lines if line.startswith(" uniform"))
     assert " ".join(row.split()) == "uniform 0.80 (0.74 to 0.85) 0.012 0.90 0.21 (-0.12 to 0.30)"
     names = [line[1:].split("  ")[0] for line in lines[4:9]]
-    assert names == ["uniform", "sandwich", "parameters", "seed, by seed", "seed, by others"]
+    assert names == ["uniform", "fair", "parameters", "seed, by seed", "seed, by others"]
     assert lines[13].strip() == "Samples: 6,000 training, 1,000 validation"
-    assert lines[12].strip() == "uniform 0.0123, sandwich 0.0123, parameters 0.0300"
+    assert lines[12].strip() == "uniform 0.0123, fair 0.0123, parameters 0.0300"
 
 
 def test_each_reason_to_leave_something_out_is_one_line():

@@ -11,7 +11,7 @@ from torch import nn
 from l2l_nas import LayerPool, Position, Require, TensorSpec, UniformPaths, skip
 from l2l_nas.errors import ConstraintError, SettingError
 from l2l_nas.space.candidate import Candidate
-from l2l_nas.space.sampling import PATH_SAMPLERS, FairPaths, SandwichPaths, build_paths
+from l2l_nas.space.sampling import PATH_SAMPLERS, FairPaths, build_paths
 
 POOL = LayerPool(
     [Position(f"p{index}", [Candidate("a", nn.Identity), Candidate("b", nn.Identity), skip()]) for index in range(3)],
@@ -27,15 +27,10 @@ UNEVEN = LayerPool(
     ],
     inputs=TensorSpec((4,)),
 )
-WEIGHTS = {"a": 1, "b": 2, "skip": 0, "c": 3, "d": 3}
-
-
-def size(architecture):
-    return sum(WEIGHTS[name] for name in architecture.choices)
 
 
 def paths_of(name, pool=POOL, seed=0, constraints=()):
-    return build_paths(name, pool, seed=seed, size=size, constraints=constraints)
+    return build_paths(name, pool, seed=seed, constraints=constraints)
 
 
 def steps_by_candidate(paths):
@@ -139,35 +134,3 @@ def test_a_fair_path_is_the_canonical_one_in_a_shared_pool():
         paths = [sampler.path_at(3 * number + turn) for turn in range(3)]
         assert all(pool.canonical(path) == path for path in paths)
         assert Counter(name for path in paths for name in path.choices) == {"a": 4, "b": 4, "skip": 4}
-
-
-def test_sandwich_takes_the_largest_the_smallest_and_a_random_path_in_turn():
-    sampler = paths_of("sandwich")
-    assert sampler.largest.choices == ("b", "b", "b")
-    assert sampler.smallest.choices == ("skip", "skip", "skip")
-    uniform = UniformPaths(POOL, seed=0)
-    for step in range(0, 30, 3):
-        assert sampler.path_at(step) == sampler.largest
-        assert sampler.path_at(step + 1) == sampler.smallest
-        assert sampler.path_at(step + 2) == uniform.path_at(step + 2)
-
-
-def test_of_equally_large_candidates_sandwich_draws_one_each_step():
-    drawn = [paths_of("sandwich", UNEVEN).path_at(step).choices for step in range(0, 90, 3)]
-    assert {names[:2] for names in drawn} == {("c", "b")}
-    assert {names[2] for names in drawn} == {"c", "d"}
-
-
-def test_sandwich_finds_the_largest_and_the_smallest_that_are_allowed():
-    limit = Require("a size of 2 to 4", lambda architecture: 2 <= size(architecture) <= 4)
-    sampler = paths_of("sandwich", constraints=[limit])
-    assert (size(sampler.largest), size(sampler.smallest)) == (4, 2)
-    assert all(2 <= size(sampler.path_at(step)) <= 4 for step in range(60))
-
-
-def test_sandwich_counts_a_layer_that_is_used_twice_once_if_its_size_does():
-    pool = LayerPool.repeated([Candidate(name, nn.Identity) for name in "abc"], depth=3, inputs=TensorSpec((4,)))
-    sampler = SandwichPaths(pool, seed=0, size=lambda path: sum(WEIGHTS[name] for name in set(path.choices)))
-    assert sorted(sampler.largest.choices) == ["a", "b", "c"]
-    assert sampler.smallest.choices == ("a", "a", "a")
-    assert {sorted(sampler.path_at(step).choices) == ["a", "b", "c"] for step in range(0, 30, 3)} == {True}

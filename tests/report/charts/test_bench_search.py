@@ -12,7 +12,7 @@ def test_the_parameter_count_and_every_sampler_have_a_chart_with_tau_and_its_int
     assert [chart.title for chart in sheet.charts] == [
         "parameter count\ntau 0.59 (0.53 to 0.64)",
         "uniform paths\ntau 0.80 (0.74 to 0.85)\nover parameters 0.21 (-0.12 to 0.30)",
-        "sandwich paths\ntau 0.60 (0.54 to 0.65)\nover parameters 0.21 (-0.12 to 0.30)",
+        "fair paths\ntau 0.60 (0.54 to 0.65)\nover parameters 0.21 (-0.12 to 0.30)",
     ]
     assert "2 seeds, 2 supernets; one seed against the others: tau 0.88 (0.82 to 0.93)" in sheet.title
 
