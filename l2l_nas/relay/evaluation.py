@@ -11,21 +11,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
-from l2l_nas.errors import of_user
+from l2l_nas.eps.storage import RamStorage
+from l2l_nas.errors import SettingError, of_user
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.executor import PlanExecutor, StepJob
 from l2l_nas.relay.extend import Caches
+from l2l_nas.relay.held import HeldSteps, is_plain
 from l2l_nas.relay.interface import Batch, Reduce
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import Op, Plan
 from l2l_nas.relay.planner import plan_forward
-from l2l_nas.relay.population import PopulationPass
+from l2l_nas.relay.population import PopulationPass, group, prefixes
 from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.visits import Run, full, written
+from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.values import Flow, as_tuple
+
+_MOST_POPULATIONS = 8  # whose passes are remembered: a population is scored on one batch after the other
 
 
 class Evaluation:
@@ -34,16 +39,48 @@ class Evaluation:
     Args:
         pool: of the layers.
         bank, stash, executor, device: the relay's.
+        held: visits layers where they lie, if they can be; see [Note: held].
     """
 
     def __init__(
-        self, pool: LayerPool, *, bank: SlotBank, stash: Stash, executor: PlanExecutor, device: Device
+        self,
+        pool: LayerPool,
+        *,
+        bank: SlotBank,
+        stash: Stash,
+        executor: PlanExecutor,
+        device: Device,
+        held: HeldSteps | None,
     ) -> None:
         self._pool = pool
         self._bank = bank
         self._stash = stash
         self._executor = executor
         self._device = device
+        self._held = held
+        self._inputs = pool.flow(())
+        self._groups: dict[tuple[tuple[tuple[str, ...], ...], int | None], list[tuple[list[int], PopulationPass]]] = {}
+
+    def groups(
+        self, architectures: Sequence[Architecture], *, most: int | None
+    ) -> list[tuple[list[int], PopulationPass]]:
+        """Passes for a population, each with the numbers of its members; the latest are remembered. See `group`.
+
+        Raises:
+            SettingError: an architecture without layers.
+        """
+        key = tuple(Architecture.from_choices(one).choices for one in architectures), most
+        found = self._groups.pop(key, None)
+        if found is None:
+            paths = [self._pool.path(architecture) for architecture in architectures]
+            if not all(paths):
+                raise SettingError("the architecture has no layers: every position is skipped")
+            members = group(self._pool, paths, most=most)
+            found = [(own, prefixes(self._pool, [paths[member] for member in own])) for own in members]
+            while len(self._groups) >= _MOST_POPULATIONS:
+                self._groups.pop(next(iter(self._groups)))
+        self._groups[key] = found
+        return found
 
     def predict(
         self,
@@ -66,7 +103,9 @@ class Evaluation:
         reduced: set[tuple[str, ...]] = set()
 
         def visit(place: int, template: Template) -> None:
-            module = template.module.eval()
+            module = template.module
+            if module.training:
+                module.eval()
             call = caches.caller(place, module, count(), self._device) if caches is not None else template.call
             for reads, writes in tree.visits[place]:
                 is_end = reduce is not None and writes in tree.ends and set(writes) <= set(tree.over[place])
@@ -82,7 +121,7 @@ class Evaluation:
                 if name in names:
                     own[name] = _on_host(batches)
 
-        self._forward(states, tree.layers, visit)
+        self._forward(states, tree.layers, visit, tree=tree)
         for name, batches in values.items():  # inputs that nothing reads, and that are outputs
             keep(name, batches)
         found = []
@@ -116,6 +155,7 @@ class Evaluation:
                 # the module itself: a compiled graph would be a new one for this mixture of modes
                 values.update(self._run(layers[place], module, values, flow.reads[place], flow.writes[place]))
             finally:
+                module.eval()
                 for norm, momentum in zip(norms, momenta, strict=True):
                     norm.momentum = momentum
             for name in [name for name in values if last.get(name, place) <= place]:
@@ -152,9 +192,13 @@ class Evaluation:
         layers: Sequence[Layer],
         visit: Callable[[int, Template], None],
         *,
+        tree: PopulationPass | None = None,
         saves_buffers: bool = False,
     ) -> None:
         """Stream layers through the slots, and do something with each."""
+        if self._held is not None and tree is not None and isinstance(states.storage, RamStorage):
+            self._held.visit(states.server, self._held.layers(tree), visit)
+            return
         states.server.prepare(state for layer in layers for state in layer.states)
         plan = plan_forward(
             [about(states.server, layer) for layer in layers], slots=len(self._bank.slots), saves_buffers=saves_buffers
@@ -169,13 +213,12 @@ class Evaluation:
     def _moved(self, batches: Iterable[Batch]) -> dict[str, Sequence[Batch]]:
         """Batches of inputs on the device, in its precision, by value."""
         found: dict[str, list[Batch]] = {name: [] for name in self._pool.sources}
-        flow = self._pool.flow(())
         for batch in batches:
             put = tuple(
                 self._device.put(tensor).to(spec.dtype).contiguous()
                 for tensor, spec in zip(batch, self._stash.inputs, strict=True)
             )
-            for name, tensors in flow.by_input(put).items():
+            for name, tensors in self._inputs.by_input(put).items():
                 found[name].append(tensors)
         return dict(found)
 
@@ -184,7 +227,13 @@ class Evaluation:
 
         They outlive their slot: a layer may return a view of a weight or buffer, such as a mask.
         """
-        values = written(self._pool.wiring.writes[layer.position], as_tuple(outputs), self._stash.specs)
+        names = self._pool.wiring.writes[layer.position]
+        if self._held is not None:  # what is a view of a master stays as it is until outputs are on the host
+            specs = self._stash.specs[names[0]]
+            if len(names) == 1 and len(specs) == 1 and is_plain(outputs, specs[0].dtype):
+                return [(outputs,)]
+            return list(written(names, as_tuple(outputs), self._stash.specs).values())
+        values = written(names, as_tuple(outputs), self._stash.specs)
         return [tuple(t.clone() if self._bank.holds(t) else t for t in batch) for batch in values.values()]
 
 

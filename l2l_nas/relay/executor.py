@@ -28,8 +28,7 @@ from l2l_nas.relay.visits import (
     Run,
     Visits,
     named_error,
-    refuse_changed_parameters,
-    refuse_moved_parameters,
+    refuse_changes,
     refuse_replaced_buffers,
     where,
 )
@@ -367,10 +366,7 @@ class PlanExecutor:
                 raise
             raise named_error(error, run.layers[: run.depth], run.at, self.bank.pool, self._dtype) from error
         for layer, template, version in zip(layers, templates, versions, strict=True):
-            refuse_replaced_buffers(layer, template, self.bank.pool)
-            if template.weights_version != version:
-                refuse_changed_parameters(layer, self.bank.pool)
-            refuse_moved_parameters(layer, template, self.bank.pool)
+            refuse_changes(layer, template, version, self.bank.pool)
 
     @staticmethod
     def _bind(step: Step, job: StepJob, template: Template) -> None:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor
@@ -31,10 +31,11 @@ from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import L2LError, LaneError, NonFiniteError, PlanError, SpaceError, is_out_of_memory
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device, step_seeds
-from l2l_nas.relay.held_path import HeldPath
+from l2l_nas.relay.held_path import HeldLayers, HeldPath
 from l2l_nas.relay.interface import Batch, Objective, Targets
 from l2l_nas.relay.lanes import Label
-from l2l_nas.relay.slots import SlotBank
+from l2l_nas.relay.population import PopulationPass
+from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.trace import Trace
 from l2l_nas.relay.visits import (
     back_from,
@@ -48,9 +49,10 @@ from l2l_nas.relay.visits import (
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.losses import collect_losses, weighted
-from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.pool import Layer, LayerPool
 
 _MOST_PATHS = 64  # whose programs are remembered
+_MOST_PASSES = 8  # of evaluations, likewise
 _ALIGNMENT_BYTES = 64  # of torch's own allocator on a CPU: kernels may take another path on memory that is not
 
 
@@ -117,7 +119,8 @@ class HeldSteps:
         self._pool, self._bank, self._specs, self._device = pool, bank, specs, device
         self._seed, self._trace = seed, trace
         self._programs: dict[tuple[str, ...], HeldPath] = {}  # by choices
-        self._bound: tuple[HeldPath, RamStorage, int] | None = None  # whose templates have which states
+        self._bound: tuple[HeldLayers, RamStorage, int] | None = None  # whose templates have which states
+        self._visited: dict[int, tuple[PopulationPass, HeldLayers]] = {}  # by identity of the pass
         self._watches: dict[str, BufferWatch] = {}
         self._buffers: dict[str, int] = {}  # by layer, the version of the state whose buffers its template has
 
@@ -140,8 +143,8 @@ class HeldSteps:
 
     def release(self) -> None:
         """Refer to no state."""
-        for path in self._programs.values():
-            path.release()
+        for held in (*self._programs.values(), *(layers for _, layers in self._visited.values())):
+            held.release()
         self._bound = None
         self._buffers.clear()
 
@@ -153,7 +156,7 @@ class HeldSteps:
             L2LError: what the user's code raised, or changed and may not.
         """
         path, server = held.path, held.server
-        self._bind(path, server)
+        self._bind(path, server, is_training=True)
         try:
             with self._device.preserved_generators(), self._span("compute", "tail", held):
                 self._compute(held)
@@ -174,12 +177,48 @@ class HeldSteps:
                 parameter.grad = None
         return HeldResult(loss, auxiliary, check)
 
-    def _bind(self, path: HeldPath, server: ParamServer) -> None:
-        """Have the templates of a path be in training, on the states of the server."""
+    def layers(self, tree: PopulationPass) -> HeldLayers:
+        """Those of a pass, for `visit`; of the latest passes they are remembered."""
+        found = self._visited.pop(id(tree), None)
+        if found is None or found[0] is not tree:
+            found = tree, HeldLayers(tree.layers, self._bank)
+            while len(self._visited) >= _MOST_PASSES:
+                self._visited.pop(next(iter(self._visited)))
+        self._visited[id(tree)] = found
+        return found[1]
+
+    def visit(self, server: ParamServer, held: HeldLayers, do: Callable[[int, Template], None]) -> None:
+        """Do something with each of these layers where they lie, in evaluation."""
+        self._bind(held, server, is_training=False)
+        versions, places = held.versions, {layer.key: number for number, layer in enumerate(held.owners)}
+        at = 0
+        try:
+            with torch.no_grad():
+                for at, layer in enumerate(held.layers):
+                    do(at, held.templates[places[layer.key]])
+            held.refuse_changes(self._pool, versions)
+        except BaseException as error:
+            self._forget(held)
+            self._raise_named(error, held.layers, at)
+        finally:
+            for number in held.with_buffers:
+                self._buffers.pop(held.owners[number].key, None)
+
+    def _raise_named(self, error: BaseException, layers: Sequence[Layer], at: int | None) -> NoReturn:
+        """Raise an error of the user's code with the layer that it is; others as they are."""
+        if isinstance(error, SpaceError) and error.position is None and at is not None and at < len(layers):
+            raise SpaceError(str(error), **where(layers[at], self._pool)) from None
+        is_named = isinstance(error, L2LError | MemoryError | PlanError) or is_out_of_memory(error)
+        if is_named or not isinstance(error, Exception | SystemExit):
+            raise error
+        raise named_error(error, layers, at, self._pool, torch.float32) from error
+
+    def _bind(self, path: HeldLayers, server: ParamServer, *, is_training: bool) -> None:
+        """Have templates be in training or evaluation, on the states of the server."""
         storage = server.storage
         assert isinstance(storage, RamStorage)
         if self._bound is None or self._bound[0] is not path or self._bound[1:] != (storage, storage.changes):
-            path.bind(server, storage)
+            path.bind(server, storage, is_training=is_training)
             self._bound = path, storage, storage.changes
         for number in path.with_buffers:
             layer, template = path.owners[number], path.templates[number]
@@ -189,12 +228,13 @@ class HeldSteps:
             else:
                 template.load_buffers(state.buffers)
 
-    def _forget(self, path: HeldPath) -> None:
+    def _forget(self, path: HeldLayers) -> None:
         """After an error: what a forward made of its module, or of buffers, is of no use."""
         for layer in path.owners:
             self._bank.forget(layer)
             self._buffers.pop(layer.key, None)
         self._programs = {choices: one for choices, one in self._programs.items() if not one.shares(path)}
+        self._visited.clear()
         self._bound = None
 
     @contextlib.contextmanager
@@ -226,15 +266,8 @@ class HeldSteps:
                     back_from(ends)
                     if index == 0 and len(held.batches) > 1:
                         path.own_gradients()
-        except (L2LError, MemoryError, PlanError) as error:
-            at = held.at
-            if isinstance(error, SpaceError) and error.position is None and at is not None and at < len(path.layers):
-                raise SpaceError(str(error), **where(path.layers[at], self._pool)) from None
-            raise
-        except (Exception, SystemExit) as error:
-            if is_out_of_memory(error):
-                raise
-            raise named_error(error, path.layers, held.at, self._pool, torch.float32) from error
+        except BaseException as error:
+            self._raise_named(error, path.layers, held.at)
         path.refuse_changes(self._pool, versions)
 
     def _forward(self, held: HeldStep, index: int) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor]:
@@ -321,7 +354,7 @@ def _aligned(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def is_plain(outputs: object, dtype: torch.dtype, taken: Batch) -> bool:
+def is_plain(outputs: object, dtype: torch.dtype, taken: Batch = ()) -> TypeGuard[Tensor]:
     """Whether what a layer gave is one tensor as the next layer takes it: `given_by` would change nothing."""
     return (
         type(outputs) is Tensor

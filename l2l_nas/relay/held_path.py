@@ -70,7 +70,91 @@ class Joint:
     steps: list[Tensor] = field(default_factory=list)
 
 
-class HeldPath:
+class HeldLayers:
+    """Layers with templates of their own, which compute on the states themselves.
+
+    Args:
+        layers: in order; one may be there twice.
+        bank: makes the templates.
+
+    Attributes:
+        owners: the layers, each once, in the order of first places; `templates` are theirs.
+        parameters: of all templates.
+        states: keys of all states.
+        with_buffers: numbers of the owners that have buffers.
+    """
+
+    def __init__(self, layers: Sequence[Layer], bank: SlotBank) -> None:
+        self.layers = tuple(layers)
+        owners: dict[str, Layer] = {}
+        for layer in layers:
+            owners.setdefault(layer.key, layer)
+        self.owners = list(owners.values())
+        self.templates = [bank.separate(layer) for layer in self.owners]
+        self.parameters = [p for template in self.templates for own in template.parameters for p in own]
+        self.states = tuple(dict.fromkeys(state for layer in layers for state in layer.states))
+        self.with_buffers = [n for n, template in enumerate(self.templates) if template.buffers.numel()]
+        # where modules have their parameters
+        self._places = [(own._parameters, leaf, p) for template in self.templates for own, leaf, p in template.places]
+        self._addresses: list[int] = []
+        self._views: list[list[Sequence[Tensor]]] = []
+        self._bound: tuple[RamStorage, int] | None = None
+
+    def shares(self, other: HeldLayers) -> bool:
+        """Whether both have a template."""
+        return not {id(template) for template in self.templates}.isdisjoint(map(id, other.templates))
+
+    def bind(self, server: ParamServer, storage: RamStorage, *, is_training: bool) -> None:
+        """Have the templates be in training or evaluation, on the states of a server."""
+        if self._bound is None or self._bound[0] is not storage or self._bound[1] != storage.changes:
+            server.prepare(self.states)
+            self._views = [[storage.open(key).views for key in layer.states] for layer in self.owners]
+            self._open(server, storage)
+            self._bound = storage, storage.changes
+        for template, views in zip(self.templates, self._views, strict=True):
+            template.bind(views)
+            template.module.train(is_training)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._addresses = [parameter.data_ptr() for parameter in self.parameters]
+
+    def _open(self, server: ParamServer, storage: RamStorage) -> None:
+        """Find what else is to be known of states that were not used before."""
+
+    def release(self) -> None:
+        """Refer to no state."""
+        self._bound, self._views = None, []
+        for template in self.templates:
+            template.unbind()
+
+    @property
+    def versions(self) -> list[int]:
+        """Of each parameter, another number after anything but an update wrote to it."""
+        return [parameter._version for parameter in self.parameters]
+
+    def refuse_changes(self, pool: LayerPool, versions: Sequence[int]) -> None:
+        """Refuse what a forward may not change; the probe sees it before, unless a value decided it.
+
+        Args:
+            versions: what they were before.
+
+        Raises:
+            SpaceError: parameters were changed, moved or replaced, or a buffer was replaced.
+        """
+        for number in self.with_buffers:
+            refuse_replaced_buffers(self.owners[number], self.templates[number], pool)
+        if self.versions != versions:
+            changed = {id(p) for p, old in zip(self.parameters, versions, strict=True) if p._version != old}
+            for layer, template in zip(self.owners, self.templates, strict=True):
+                if any(id(p) in changed for own in template.parameters for p in own):
+                    refuse_changed_parameters(layer, pool)
+        is_same = all(own.get(leaf) is parameter for own, leaf, parameter in self._places)
+        if not is_same or [parameter.data_ptr() for parameter in self.parameters] != self._addresses:
+            for layer, template in zip(self.owners, self.templates, strict=True):
+                refuse_moved_parameters(layer, template, pool)
+
+
+class HeldPath(HeldLayers):
     """What a step of one path needs to know, found once.
 
     Args:
@@ -80,7 +164,6 @@ class HeldPath:
         bank: makes the templates.
 
     Attributes:
-        owners: its layers, each once, in the order of first places; `templates` are theirs.
         uses: states that learn, in the order in which their gradients would leave: the last layer's first.
         order: of all gradients, as a plain model lists their parameters.
         objective: the task with the weights that it has in this path, if it learns.
@@ -90,32 +173,20 @@ class HeldPath:
     """
 
     def __init__(self, layers: Sequence[Layer], flow: Flow, specs: Mapping[str, Specs], bank: SlotBank) -> None:
-        self.layers, self.flow = tuple(layers), flow
-        owners: dict[str, Layer] = {}
-        for layer in layers:
-            owners.setdefault(layer.key, layer)
-        self.owners = list(owners.values())
-        self.templates = [bank.separate(layer) for layer in self.owners]
+        super().__init__(layers, bank)
+        self.flow = flow
         self.has_repeats = len(self.owners) < len(self.layers)
         modules = {layer.key: t.module for layer, t in zip(self.owners, self.templates, strict=True)}
         self.places = [
             HeldLayer(layer, modules[layer.key], reads, writes, _only_dtype(writes, specs))
             for layer, reads, writes in zip(layers, flow.reads, flow.writes, strict=True)
         ]
-        self.parameters = [p for template in self.templates for own in template.parameters for p in own]
-        self.states = tuple(dict.fromkeys(state for layer in layers for state in layer.states))
-        self.with_buffers = [n for n, template in enumerate(self.templates) if template.buffers.numel()]
         held = next((module for module in modules.values() if isinstance(module, ObjectiveLayer)), None)
         self.objective: Any = None if held is None else held.task
         self.uses = self._find_uses()
         self.order = torch.tensor(self._find_order(), dtype=torch.long)
         self._primary = [parameter for use in self.uses for parameter in use.parameters[0]]
         self._tied = [use for use in self.uses if len(use.parameters) > 1]
-        # where modules have their parameters
-        self._places = [(own._parameters, leaf, p) for template in self.templates for own, leaf, p in template.places]
-        self._addresses: list[int] = []
-        self._views: list[list[Sequence[Tensor]]] = []
-        self._bound: tuple[RamStorage, int] | None = None
         self.held: list[LayerState] = []
         self.joints: list[Joint] = []
         self.joint_uses: list[int] = []
@@ -149,26 +220,8 @@ class HeldPath:
         )
         return list(dict.fromkeys(numbers[one] for one in listed if one in numbers))
 
-    def shares(self, other: HeldPath) -> bool:
-        """Whether both have a template."""
-        return not {id(template) for template in self.templates}.isdisjoint(map(id, other.templates))
-
-    def bind(self, server: ParamServer, storage: RamStorage) -> None:
-        """Have the templates be in training, on the states of a server."""
-        if self._bound is None or self._bound[0] is not storage or self._bound[1] != storage.changes:
-            server.prepare(self.states)
-            self.held = [storage.open(use.key) for use in self.uses]
-            self._views = [[storage.open(key).views for key in layer.states] for layer in self.owners]
-            self._join(server)
-            self._bound = storage, storage.changes
-        for template, views in zip(self.templates, self._views, strict=True):
-            template.bind(views)
-            template.module.train()
-        for parameter in self.parameters:
-            parameter.grad = None
-        self._addresses = [parameter.data_ptr() for parameter in self.parameters]
-
-    def _join(self, server: ParamServer) -> None:
+    def _open(self, server: ParamServer, storage: RamStorage) -> None:
+        self.held = [storage.open(use.key) for use in self.uses]
         joints: dict[object, Joint] = {}
         self.joint_uses, self.singles = [], []
         for number, (use, state) in enumerate(zip(self.uses, self.held, strict=True)):
@@ -192,35 +245,8 @@ class HeldPath:
 
     def release(self) -> None:
         """Refer to no state."""
-        self._bound, self.held, self.joints, self._views, self._blocks = None, [], [], [], []
-        for template in self.templates:
-            template.unbind()
-
-    @property
-    def versions(self) -> list[int]:
-        """Of each parameter, another number after anything but an update wrote to it."""
-        return [parameter._version for parameter in self.parameters]
-
-    def refuse_changes(self, pool: LayerPool, versions: Sequence[int]) -> None:
-        """Refuse what a forward may not change; the probe sees it before, unless a value decided it.
-
-        Args:
-            versions: what they were before.
-
-        Raises:
-            SpaceError: parameters were changed, moved or replaced, or a buffer was replaced.
-        """
-        for number in self.with_buffers:
-            refuse_replaced_buffers(self.owners[number], self.templates[number], pool)
-        if self.versions != versions:
-            changed = {id(p) for p, old in zip(self.parameters, versions, strict=True) if p._version != old}
-            for layer, template in zip(self.owners, self.templates, strict=True):
-                if any(id(p) in changed for own in template.parameters for p in own):
-                    refuse_changed_parameters(layer, pool)
-        is_same = all(own.get(leaf) is parameter for own, leaf, parameter in self._places)
-        if not is_same or [parameter.data_ptr() for parameter in self.parameters] != self._addresses:
-            for layer, template in zip(self.owners, self.templates, strict=True):
-                refuse_moved_parameters(layer, template, pool)
+        super().release()
+        self.held, self.joints, self._blocks = [], [], []
 
     def gradients(self) -> list[Tensor | None]:
         """Of the trainable parameters of all states in `uses`; None where autograd gave none."""

@@ -51,7 +51,7 @@ from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.path import PathLayer, learns_from
 from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
-from l2l_nas.relay.population import group, prefixes
+from l2l_nas.relay.population import prefixes
 from l2l_nas.relay.residency import STASHES, Budget, Residency, Wanted, check_budget, decide
 from l2l_nas.relay.slots import EagerCalls, SlotBank
 from l2l_nas.relay.stash import Stash
@@ -167,7 +167,7 @@ class Relay:
             self._held = HeldSteps(self.pool, self.bank, self.stash.specs, self.device, seed=self.seed, trace=trace)
         self._executor = PlanExecutor(self.device, self.bank, self.lanes, dtype=dtype, stress=stress)
         self._passes = Evaluation(
-            self.pool, bank=self.bank, stash=self.stash, executor=self._executor, device=self.device
+            self.pool, bank=self.bank, stash=self.stash, executor=self._executor, device=self.device, held=self._held
         )
         self._carry: Carry | None = None
         if resident == "auto":
@@ -557,15 +557,11 @@ class Relay:
         if max_bytes is not None:
             check_count("max_bytes", max_bytes)
         self._pause()
-        paths = [self.pool.path(architecture) for architecture in architectures]
-        if not all(paths):
-            raise SettingError("the architecture has no layers: every position is skipped")
         most = (
             None if max_bytes is None else max_bytes // max(self.stash.size_bytes(n, sizes) for n in self.stash.places)
         )
-        results: list[Batch] = [()] * len(paths)
-        for members in group(self.pool, paths, most=most):
-            tree = prefixes(self.pool, [paths[member] for member in members])
+        results: list[Batch] = [()] * len(architectures)
+        for members, tree in self._passes.groups(architectures, most=most):
             outputs = self._passes.predict(self._states, tree, inputs, sizes, reduce=reduce)
             for member, batches in zip(members, outputs, strict=True):
                 results[member] = batches

@@ -422,6 +422,18 @@ def refuse_moved_parameters(layer: Layer, template: Template, pool: LayerPool) -
         )
 
 
+def refuse_changes(layer: Layer, template: Template, version: int, pool: LayerPool) -> None:
+    """Refuse what a visit may not change; the probe sees it before, unless a value decided it.
+
+    Args:
+        version: of the template's weights before the visit.
+    """
+    refuse_replaced_buffers(layer, template, pool)
+    if template.weights_version != version:
+        refuse_changed_parameters(layer, pool)
+    refuse_moved_parameters(layer, template, pool)
+
+
 def named_error(
     error: BaseException, path: Sequence[Layer], at: int | None, pool: LayerPool, dtype: torch.dtype
 ) -> L2LError:
