@@ -13,29 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from l2l_nas.relay.path import NOTHING_SPILLED, PathLayer, Spill
+from l2l_nas.relay import schedule
+from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill
 from l2l_nas.relay.plan import Carry, Op, Plan, Step, UpdateOrder
 from l2l_nas.relay.planner import plan_training
 
-LANES = ("compute", "up", "down", "host", "disk")
-COMPUTE, UP, DOWN, HOST, DISK = range(len(LANES))
-# the lane of each operation; those without one take no time
-LANE: Mapping[Op, str] = {
-    Op.LOAD: "up",
-    Op.FETCH: "up",
-    Op.SAVE: "down",
-    Op.STORE: "down",
-    Op.SEND: "down",
-    Op.CHECK: "host",
-    Op.UPDATE: "host",
-    Op.FORWARD: "compute",
-    Op.ENTER: "compute",
-    Op.TAIL: "compute",
-    Op.LEAVE: "compute",
-    Op.BACKWARD: "compute",
-}
-# operations that the issuing thread waits for before a step is over
-_AWAITED = (Op.SAVE, Op.CHECK)
+LANES = (*schedule.LANES, "disk")
+UP, COMPUTE, DOWN, HOST, DISK = range(len(LANES))
 _STEPS = 3  # the first begins with empty slots, the second with what that one left
 _WEIGHTS, _ALL = 1, 2  # how much of a state is in a frame
 
@@ -58,7 +42,7 @@ class RelayShape:
     update: UpdateOrder = UpdateOrder.EAGER
     spill: Spill = NOTHING_SPILLED
     frames: int = 0
-    resident: frozenset[str] = frozenset()
+    resident: frozenset[Name] = frozenset()
 
 
 class Read(NamedTuple):
@@ -69,7 +53,7 @@ class Read(NamedTuple):
         rest: whether moments and step counts come.
     """
 
-    state: str
+    state: Name
     weights: bool
     rest: bool
 
@@ -146,56 +130,33 @@ class _ChainBuilder:
         self.plans: list[tuple[Piece, ...]] = []
         self.awaited: list[tuple[int, ...]] = []
         self._states = [tuple(dict.fromkeys((about.key, *about.trainable))) for about in path]
-        places = [(state, place + 1) for place, about in enumerate(path) for state in about.trainable]
-        # updates from files keep their order: so they are read ahead
-        self._ranks = {state: 1 for state, _ in places} if shape.frames else dict(reversed(places))
+        self._ranks = schedule.update_ranks(path, in_files=bool(shape.frames))
         self._num_frames = shape.frames
         self._resident = shape.resident
-        self._frames: dict[str, _DiskFrame] = {}  # by state, the one used last at the end
+        self._frames: dict[Name, _DiskFrame] = {}  # by state, the one used last at the end
         self._pieces: list[Piece] = []
         self._count = 0
-        self._slots: dict[int, list[int]] = {}  # what the last plan did with each slot since its last load
-        self._updates: dict[str, tuple[int, ...]] = {}
+        self._schedule: schedule.Schedule[int] = schedule.Schedule()
 
     def add(self, plan: Plan) -> None:
         """The next plan."""
-        found: list[tuple[int, ...]] = []  # by step, the pieces that it stands for
         self._pieces = []
-        awaited: list[int] = []
-        has_sent = False
-        slots: dict[int, list[int]] = {}
         uses = _Uses(state for step in plan.steps for state, _ in self._opened(step))
-        for step in plan.steps:
-            after = tuple(dict.fromkeys(piece for other in step.after for piece in found[other]))
-            if step.op in LANE:
-                reads = [self._read(state, filled, uses) for state, filled in self._opened(step)]
-                what = Step(step.op, step.layer, state=step.state, value=step.value)
-                lane = LANES.index(LANE[step.op])
-                waits = lane == HOST or step.op is Op.SAVE  # a thread waits where it reads what comes
-                known = (piece for own in reads for piece in own)
-                rank = self._ranks.get(step.state, 0)
-                piece = self._put(lane, what, (*after, *known), waits=waits, rank=rank)
-                for state, _ in self._opened(step):
-                    self._frames[state].users.append(piece)
-                found.append((piece,))
-                if step.op in _AWAITED or (step.op is Op.SEND and not has_sent):
-                    awaited.append(piece)  # the first gradient brings the loss
-                has_sent = has_sent or step.op is Op.SEND
-            elif step.op is Op.KEEP:
-                found.append(tuple(self._slots.get(step.slot, ())))
-            elif step.op is Op.AWAIT:
-                found.append(self._updates.get(step.state, ()))
-            else:
-                found.append(after)
-            if step.op is Op.UPDATE:
-                self._updates[step.state] = found[-1]
-            if step.op is Op.LOAD:
-                slots[step.slot] = []
-            for slot in (step.slot, *step.tail):
-                slots.setdefault(slot, []).extend(found[-1])
-        self._slots = slots
+
+        def submit(step: Step, after: tuple[int, ...]) -> int:
+            opened = self._opened(step)
+            reads = [piece for state, filled in opened for piece in self._read(state, filled, uses)]
+            what = Step(step.op, step.layer, state=step.state, value=step.value)
+            lane = LANES.index(schedule.LANE[step.op])
+            waits = lane == HOST or step.op is Op.SAVE  # a thread waits where it reads what comes
+            rank = schedule.rank(step, self._ranks)
+            piece = self._put(lane, what, (*after, *reads), waits=waits, rank=rank)
+            for state, _ in opened:
+                self._frames[state].users.append(piece)
+            return piece
+
+        self.awaited.append(tuple(self._schedule.follow(plan, str, submit)))
         self.plans.append(tuple(self._pieces))
-        self.awaited.append(tuple(awaited))
 
     def _put(self, lane: int, what: Step | Read, after: tuple[int, ...], *, waits: bool, rank: int = 0) -> int:
         number = self.work.setdefault(what, len(self.work))
@@ -203,7 +164,7 @@ class _ChainBuilder:
         self._count += 1
         return self._count - 1
 
-    def _opened(self, step: Step) -> list[tuple[str, int]]:
+    def _opened(self, step: Step) -> list[tuple[Name, int]]:
         """The states in files that a step uses, and how much of each."""
         if not self._num_frames:
             return []
@@ -212,9 +173,10 @@ class _ChainBuilder:
             return [(state, _WEIGHTS) for state in states if state not in self._resident]
         return [(step.state, _ALL)] if step.op is Op.UPDATE and step.state not in self._resident else []
 
-    def _read(self, state: str, filled: int, uses: _Uses) -> tuple[int, ...]:
+    def _read(self, state: Name, filled: int, uses: _Uses) -> tuple[int, ...]:
         """Have a state in a frame, of those whose own is needed latest; the pieces that bring it."""
-        frame, after = self._frames.pop(state, None), self._updates.get(state, ())
+        update = self._schedule.updates.get(str(state))
+        frame, after = self._frames.pop(state, None), () if update is None else (update,)
         if frame is None:
             frame = _DiskFrame(0)
             if len(self._frames) == self._num_frames:
@@ -232,8 +194,8 @@ class _ChainBuilder:
 class _Uses:
     """The uses of states in a plan, in order."""
 
-    def __init__(self, states: Iterator[str]) -> None:
-        self._places: dict[str, list[int]] = {}
+    def __init__(self, states: Iterator[Name]) -> None:
+        self._places: dict[Name, list[int]] = {}
         self._count = 0
         for state in states:
             self._places.setdefault(state, []).append(self._count)
@@ -244,10 +206,10 @@ class _Uses:
         """One more is past."""
         self._met += 1
 
-    def latest(self, states: Mapping[str, _DiskFrame]) -> str:
+    def latest(self, states: Mapping[Name, _DiskFrame]) -> Name:
         """That whose next use comes last, or that was used longest ago."""
 
-        def next_use(state: str) -> int:
+        def next_use(state: Name) -> int:
             places = self._places.get(state, ())
             index = bisect.bisect_left(places, self._met)
             return places[index] if index < len(places) else self._count

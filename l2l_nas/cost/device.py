@@ -13,7 +13,7 @@ from l2l_nas.eps.inbox import gradient_bytes
 from l2l_nas.eps.layout import align
 from l2l_nas.relay.device_states import block_sizes
 from l2l_nas.relay.measure import LayerNeeds, layer_needs
-from l2l_nas.relay.path import PathLayer, last_to_learn, learns_from, tail_start, taken_by
+from l2l_nas.relay.path import Name, PathLayer, last_to_learn, learns_from, tail_start, taken_by
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.relay import PRECISIONS, Relay
 from l2l_nas.space.architecture import Architecture
@@ -116,7 +116,7 @@ class DeviceBytes:
         gradients = self._gradients(path, {name for layer in path for name in layer.writes})
         return max(self._tail(needs, gradients, 0, 0))
 
-    def _gradients(self, path: Sequence[PathLayer], of_use: set[str]) -> list[_Gradients]:
+    def _gradients(self, path: Sequence[PathLayer], of_use: set[Name]) -> list[_Gradients]:
         """What each layer's backward meets."""
         last = {name: index for index, layer in enumerate(path) for name in layer.reads}
         gradients = []
@@ -162,9 +162,9 @@ class DeviceBytes:
             yield alive + needs[index].peak + (0 if is_last else gradients[index].after + gradients[index].elsewhere)
             alive += needs[index].alive
 
-    def _bytes(self, values: Iterable[str]) -> int:
+    def _bytes(self, values: Iterable[Name]) -> int:
         """Of values, for the largest micro-batch."""
-        specs = [spec for name in values for spec in self._relay.stash.specs[name]]
+        specs = [spec for name in values for spec in self._relay.stash.specs[str(name)]]
         return max(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
     def _needs(self, layer: Layer, needs_gradient: bool) -> LayerNeeds:

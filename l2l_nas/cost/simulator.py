@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from l2l_nas.cost.chain import COMPUTE, DISK, HOST, LANES, Chain, Read
+from l2l_nas.relay.path import Name, NumberedPath
 from l2l_nas.relay.plan import Op, Step
 from l2l_nas.relay.trace import TraceSpan
 
@@ -61,14 +62,14 @@ class PathSeconds:
     """
 
     layers: Sequence[LayerSeconds]
-    updates: Mapping[str, float]
-    values: Mapping[str, float] = field(default_factory=dict)
+    updates: Mapping[Name, float]
+    values: Mapping[Name, float] = field(default_factory=dict)
     check: float = 0.0
     issue: float = 0.0
     copy: float = 0.0
     batches: int = 1
-    copies: Mapping[str, float] = field(default_factory=dict)
-    files: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    copies: Mapping[Name, float] = field(default_factory=dict)
+    files: Mapping[Name, tuple[float, float, float]] = field(default_factory=dict)
 
     def of(self, step: Step | Read) -> float:
         """How long work keeps its lane busy: the one table of durations."""
@@ -156,8 +157,8 @@ def simulate(
     seconds: PathSeconds,
     *,
     lanes: str = "streams",
-    names: Sequence[str] = (),
-    gradients: Sequence[Mapping[str, int]] = (),
+    path: NumberedPath | None = None,
+    gradients: Sequence[Mapping[Name, int]] = (),
 ) -> Simulation:
     """Run plans, one after the other.
 
@@ -167,7 +168,7 @@ def simulate(
     Args:
         seconds: what each step takes.
         lanes: "streams", "threads" or "inline"; see `Hardware`.
-        names: of the layers, for spans; none are recorded without.
+        path: has the names for spans; none are recorded without.
         gradients: of each layer, bytes of the gradient of each of its states, to find how many wait on the host.
     """
     durations = [
@@ -184,7 +185,7 @@ def simulate(
     issue_s = seconds.issue * sum(piece.lane == COMPUTE for piece in last)
     round_s = sum(durations[piece.work].rounded for piece in last)
     spans: list[_Done] = []
-    if names or gradients:
+    if path is not None or gradients:
         pieces = [(number, piece) for number, plan in enumerate(chain.plans) for piece in plan]
         spans = [
             (n, p.lane, chain.work[p.work], end - took_s, end)
@@ -193,7 +194,7 @@ def simulate(
     return Simulation(
         ends[-1] - (ends[-2] if len(ends) > 1 else 0.0),
         {**dict(zip(LANES, busy, strict=True)), "issue": issue_s, "round": round_s},
-        tuple(TraceSpan(LANES[lane], *_label(w, names), n, a, b) for n, lane, w, a, b in spans) if names else (),
+        tuple(TraceSpan(LANES[lane], *_label(w, path), n, a, b) for n, lane, w, a, b in spans) if path else (),
         _staged(spans, gradients) if gradients else 0,
     )
 
@@ -333,20 +334,27 @@ class _Disk:
         return now + seconds
 
 
-def _label(what: Step | Read, names: Sequence[str]) -> tuple[str, str]:
+def _label(what: Step | Read, path: NumberedPath) -> tuple[str, str]:
     if isinstance(what, Read):
-        return "read", what.state
-    name = what.state or what.value or (names[what.layer % len(names)] if what.layer >= 0 else "")
-    return what.op.value, name
+        return "read", path.state(what.state)
+    match what.op:
+        case Op.CHECK:
+            return what.op.value, ""
+        case Op.UPDATE:
+            return what.op.value, path.state(what.state)
+        case Op.STORE | Op.FETCH:
+            return what.op.value, path.value(what.value)
+        case _:
+            return what.op.value, path.state(path.layers[what.layer % len(path.layers)].key)
 
 
-def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[str, int]]) -> int:
+def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[Name, int]]) -> int:
     """The most bytes of blocks that gradients wait in, from a copy's begin to the end of the update that uses it.
 
     Blocks are taken again as the server does: the smallest free one that is large enough, else a new one, which takes
     the place of one that is free.
     """
-    events: list[tuple[float, int, str, int]] = []
+    events: list[tuple[float, int, Name, int]] = []
     for _, _, step, start, end in work:
         if isinstance(step, Read):
             continue
@@ -355,7 +363,7 @@ def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[str, int]]) -> in
         elif step.op is Op.UPDATE:
             events.append((round(end, _DIGITS), 0, step.state, 0))
     free: list[int] = []
-    waiting: dict[str, list[int]] = {}
+    waiting: dict[Name, list[int]] = {}
     now = most = 0
     for _, is_sent, state, size in sorted(events):
         if not is_sent:

@@ -11,15 +11,14 @@ from l2l_nas.cost.device import DeviceBytes
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.parallel import ALONE, EqualVisits, StepWork, all_reduce_s, inside_bandwidth, ring_bandwidth
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
-from l2l_nas.cost.traffic import layer_bytes, renamed
+from l2l_nas.cost.traffic import layer_bytes
 from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.measure import Work, layer_needs
-from l2l_nas.relay.path import PathLayer, last_to_learn, learns_from
+from l2l_nas.relay.path import Name, PathLayer, Spill, last_to_learn, learns_from
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.relay import PRECISIONS, Relay
-from l2l_nas.relay.trace import TraceSpan
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 
@@ -133,8 +132,8 @@ class StepTime:
         visits = []
         for known in self._known(layers, path):
             visits += [EqualVisits(known.forward, known.written_bytes), EqualVisits(known.backward, known.read_bytes)]
-        states = dict.fromkeys(state for about in path for state in about.trainable)
-        layouts = [layout_of(relay.pool, state) for state in states]
+        trained = relay.numbered(architecture)
+        layouts = [layout_of(relay.pool, trained.state(number)) for number in trained.trainable]
         return StepWork(
             visits,
             sum(layout.num_parameters for layout in layouts),
@@ -150,25 +149,23 @@ class StepTime:
         layers = relay.pool.path(architecture)
         states = dict.fromkeys(state for layer in layers for state in layer.states)
         layouts = {state: layout_of(relay.pool, state) for state in states}
-        path = relay.path(architecture)
+        path = relay.numbered(architecture)
         residents = self._residents(architecture)
         gradients = [
             {
-                number: layouts[state].parameter_bytes
-                for state, number in zip(own.trainable, about.trainable, strict=True)
-                if state not in residents
+                number: layouts[path.state(number)].parameter_bytes
+                for number in layer.trainable
+                if path.state(number) not in residents
             }
-            for own, about in zip(path, renamed(path)[0], strict=True)
+            for layer in path.layers
         ]
         simulation = simulate(
             chain,
             seconds,
             lanes=self._lanes,
-            names=[layer.key for layer in layers] if with_spans else (),
+            path=path if with_spans else None,
             gradients=gradients,
         )
-        if with_spans:
-            simulation = replace(simulation, spans=_with_names(simulation.spans, path))
         num_parameters = sum(layout.num_parameters for layout in layouts.values() if layout.is_trainable)
         forward_s = sum(self._seconds(one.forward) for one in known)
         backward_s = sum(self._seconds(one.backward) for one in known)
@@ -180,7 +177,8 @@ class StepTime:
         saved = 0
         if self._order is UpdateOrder.AHEAD:  # all gradients until they are checked, and what states were before
             crossing += sum({state: size for own in gradients for state, size in own.items()}.values())
-            ahead = [state for state in streamed if state not in last_to_learn(path)]
+            late = set(map(path.state, last_to_learn(path.layers)))
+            ahead = [state for state in streamed if state not in late]
             saved = sum(state_bytes(relay, state) - layouts[state].buffer_bytes for state in ahead)
         else:
             crossing += simulation.staged_bytes
@@ -219,12 +217,10 @@ class StepTime:
         """Of the frames for states in files, each as large as the largest."""
         return FRAMES * max(state_bytes(self.relay, state) for state in self.relay.pool.states)
 
-    def shape(self) -> RelayShape:
+    def _shape(self, spill: Spill) -> RelayShape:
         """The settings that decide plans."""
-        relay = self.relay
-        residency = relay.residency(self._sizes)
-        spill = relay.stash.spill(residency.spilled)
-        return RelayShape(len(relay.bank.slots), residency.keep, self._order, spill, FRAMES if self._in_files else 0)
+        slots, keep = len(self.relay.bank.slots), self.relay.residency(self._sizes).keep
+        return RelayShape(slots, keep, self._order, spill, FRAMES if self._in_files else 0)
 
     @property
     def _order(self) -> UpdateOrder:
@@ -256,39 +252,35 @@ class StepTime:
 
     def _prepare(self, architecture: Architecture) -> tuple[Chain, PathSeconds, list[_Known]]:
         relay, hardware = self.relay, self.hardware
-        path = relay.path(architecture)
-        short, values = renamed(path)
-        shape = self.shape()
-        spilled = frozenset(values[name] for name in shape.spill.values if name in values)
-        shape = replace(shape, spill=replace(shape.spill, values=spilled))
-        residents = self._residents(architecture)
-        numbers = {
-            state: number
-            for about, own in zip(path, short, strict=True)
-            for state, number in zip((about.key, *about.trainable), (own.key, *own.trainable), strict=True)
-        }
+        path = relay.numbered(architecture)
+        spill, residents = relay.residency(self._sizes).spilled, self._residents(architecture)
+        shape = self._shape(relay.stash.spill(path.numbers_of(spill)))
         if self._in_files:
-            shape = replace(shape, resident=frozenset(numbers[state] for state in residents if state in numbers))
-        if (short, shape) not in self._chains:
-            self._chains[short, shape] = Chain.of(short, shape)
+            here = frozenset(number for number, state in enumerate(path.states) if state in residents)
+            shape = replace(shape, resident=here)
+        if (path.layers, shape) not in self._chains:
+            self._chains[path.layers, shape] = Chain.of(path.layers, shape)
         chosen = relay.pool.path(architecture)
-        known = self._known(chosen, path)
+        known = self._known(chosen, relay.path(architecture))
         streamed = dict.fromkeys(state for layer in chosen for state in layer.states if state not in residents)
         stored = frozenset(self._stored(streamed))
         layers = [
             self._layer_seconds(one, layer, residents=residents, stored=stored)
             for one, layer in zip(known, chosen, strict=True)
         ]
-        names = {number: name for name, number in values.items()}
-        moved = {n: relay.stash.size_bytes(names[n], self._sizes) / hardware.link_up for n in spilled}
-        updates: dict[str, float] = {}
-        copies: dict[str, float] = {}
-        for state in dict.fromkeys(state for about in path for state in about.trainable):
+        moved = {
+            number: relay.stash.size_bytes(path.value(number), self._sizes) / hardware.link_up
+            for number in shape.spill.values
+        }
+        updates: dict[Name, float] = {}
+        copies: dict[Name, float] = {}
+        for number in path.trainable:
+            state = path.state(number)
             updated_s = layout_of(relay.pool, state).num_parameters / hardware.host_updates
             updated_s /= self.ways.tensor
-            updates[numbers[state]] = 0.0 if state in residents else updated_s
+            updates[number] = 0.0 if state in residents else updated_s
             if shape.update is UpdateOrder.AHEAD and state not in residents:
-                copies[numbers[state]] = SAVING * updated_s
+                copies[number] = SAVING * updated_s
         seconds = PathSeconds(
             layers,
             updates,
@@ -299,11 +291,11 @@ class StepTime:
             copies=copies,
             files={
                 number: self._file_seconds(state)
-                for state, number in numbers.items()
+                for number, state in enumerate(path.states)
                 if self._in_files and state not in residents
             },
         )
-        return self._chains[short, shape], seconds, known
+        return self._chains[path.layers, shape], seconds, known
 
     def _file_seconds(self, state: str) -> tuple[float, float, float]:
         """The reading of its weights and of the rest, and the writing of all."""
@@ -354,7 +346,7 @@ class StepTime:
         )
 
     def _known(self, layers: Sequence[Layer], path: Sequence[PathLayer]) -> list[_Known]:
-        of_use: set[str] = set()
+        of_use: set[Name] = set()
         found = []
         for layer, about, has in zip(layers, path, learns_from(path), strict=True):
             needs_gradient = not of_use.isdisjoint(about.reads)
@@ -381,26 +373,13 @@ class StepTime:
             self._value_bytes(about.reads) if needs_gradient else 0,
         )
 
-    def _value_bytes(self, names: Iterable[str]) -> int:
-        specs = [spec for name in names for spec in self.relay.stash.specs[name]]
+    def _value_bytes(self, names: Iterable[Name]) -> int:
+        specs = [spec for name in names for spec in self.relay.stash.specs[str(name)]]
         return sum(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
     def _all_batches(self, work: Work) -> Work:
         share = sum(self._sizes) / max(self._sizes)
         return Work(work.flops * share, work.bytes * share, work.kernels * math.ceil(len(self._sizes)))
-
-
-def _with_names(spans: Sequence[TraceSpan], path: tuple[PathLayer, ...]) -> tuple[TraceSpan, ...]:
-    """Spans of a path whose states and values are numbers, with their names."""
-    short, values = renamed(path)
-    states = {
-        number: state
-        for about, own in zip(path, short, strict=True)
-        for state, number in zip((about.key, *about.trainable), (own.key, *own.trainable), strict=True)
-    }
-    names = {number: name for name, number in values.items()}
-    of = {"update": states, "read": states, "store": names, "fetch": names}
-    return tuple(replace(span, layer=of.get(span.op, {}).get(span.layer, span.layer)) for span in spans)
 
 
 def state_bytes(relay: Relay, key: str) -> int:

@@ -11,7 +11,7 @@ import torch
 from l2l_nas.eps.inbox import gradient_bytes
 from l2l_nas.eps.layout import layout_of, wire_layout_of
 from l2l_nas.relay.buffers import may_change
-from l2l_nas.relay.path import PathLayer
+from l2l_nas.relay.path import Name, PathLayer
 from l2l_nas.relay.plan import Carry, Op
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.relay import PRECISIONS, Relay
@@ -35,28 +35,31 @@ class StreamedBytes:
         self._relay = relay
         self._sizes = sizes
         self._dtype = PRECISIONS[relay.precision]
-        self._moves: dict[tuple[tuple[PathLayer, ...], frozenset[str]], Counter[tuple[Op, int | str]]] = {}
+        self._moves: dict[tuple[tuple[PathLayer, ...], frozenset[Name]], Counter[tuple[Op, int]]] = {}
 
     def __call__(self, architecture: Architecture) -> float:
         """Of a step that follows one of the same architecture and comes before another."""
         relay = self._relay
-        path, values = renamed(relay.path(architecture))
-        spilled = frozenset(values[name] for name in relay.residency(self._sizes).spilled if name in values)
-        if (path, spilled) not in self._moves:
-            self._moves[path, spilled] = self._moves_of(path, spilled)
-        moves = self._moves[path, spilled]
+        path = relay.numbered(architecture)
+        spilled = path.numbers_of(relay.residency(self._sizes).spilled)
+        key = (path.layers, spilled)
+        if key not in self._moves:
+            self._moves[key] = self._moves_of(path.layers, spilled)
         layers = relay.pool.path(architecture)
         residents = frozenset(relay.residents(architecture))
-        names = {number: name for name, number in values.items()}
         return float(
             sum(
                 count
-                * (self._value(names[what]) if isinstance(what, str) else self._of_move(op, layers[what], residents))
-                for (op, what), count in moves.items()
+                * (
+                    self._value(path.value(what))
+                    if op in (Op.STORE, Op.FETCH)
+                    else self._of_move(op, layers[what], residents)
+                )
+                for (op, what), count in self._moves[key].items()
             )
         )
 
-    def _moves_of(self, path: tuple[PathLayer, ...], spilled: frozenset[str]) -> Counter[tuple[Op, int | str]]:
+    def _moves_of(self, path: tuple[PathLayer, ...], spilled: frozenset[Name]) -> Counter[tuple[Op, int]]:
         """How often each layer of such a path is moved, and how, and each value."""
         carry: Carry | None = None
         for _ in range(2):  # the first step begins with empty slots
@@ -71,10 +74,10 @@ class StreamedBytes:
             )
             carry = plan.leaves
         saved = {step.layer for step in plan.steps if step.op is Op.SAVE}
-        moves: Counter[tuple[Op, int | str]] = Counter()
+        moves: Counter[tuple[Op, int]] = Counter()
         for step in plan.steps:
             if step.op in (Op.STORE, Op.FETCH):
-                moves[step.op, step.value] += 1
+                moves[step.op, int(step.value)] += 1
             elif step.op in (Op.LOAD, Op.SEND, Op.SAVE):
                 moves[step.op, step.layer % len(path)] += 1  # behind the path comes the first layer of the next one
             elif step.op is Op.BACKWARD and step.layer in saved:
@@ -120,23 +123,3 @@ def layer_bytes(pool: LayerPool, states: Iterable[str], dtype: torch.dtype, *, b
         else sum(entry.numel * entry.dtype.itemsize for entry in wire.buffers)
         for state, wire in wires.items()
     )
-
-
-def renamed(path: tuple[PathLayer, ...]) -> tuple[tuple[PathLayer, ...], dict[str, str]]:
-    """The same path with numbers for names, and its values: a plan depends on what is the same, not on names."""
-    states: dict[str, str] = {}
-    values: dict[str, str] = {}
-
-    def numbers(names: Iterable[str], known: dict[str, str]) -> tuple[str, ...]:
-        return tuple(known.setdefault(name, str(len(known))) for name in names)
-
-    renamed = tuple(
-        about._replace(
-            key=numbers([about.key], states)[0],
-            trainable=numbers(about.trainable, states),
-            reads=numbers(about.reads, values),
-            writes=numbers(about.writes, values),
-        )
-        for about in path
-    )
-    return renamed, values

@@ -19,7 +19,7 @@ from l2l_nas.relay.executor import PlanExecutor, StepJob
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.held import HeldSteps, is_plain
 from l2l_nas.relay.interface import Batch, Reduce
-from l2l_nas.relay.path import PathLayer
+from l2l_nas.relay.path import NumberedPath, PathLayer, numbered
 from l2l_nas.relay.plan import Op, Plan
 from l2l_nas.relay.planner import plan_forward
 from l2l_nas.relay.population import PopulationPass, group, prefixes
@@ -200,13 +200,12 @@ class Evaluation:
             self._held.visit(states.server, self._held.layers(tree), visit)
             return
         states.server.prepare(state for layer in layers for state in layer.states)
-        plan = plan_forward(
-            [about(states.server, layer) for layer in layers], slots=len(self._bank.slots), saves_buffers=saves_buffers
-        )
-        expect(states, plan, layers)
+        path = numbered([about(states.server, layer) for layer in layers])
+        plan = plan_forward(path.layers, slots=len(self._bank.slots), saves_buffers=saves_buffers)
+        expect(states, plan, layers, path)
         run = Run(tuple(layers), len(layers), Flow({}, (), (), ()), self._stash.specs, lambda position, batch: 0)
         try:
-            self._executor.carry_out(StepJob(plan, run, states, forward=visit))
+            self._executor.carry_out(StepJob(plan, run, states, path, forward=visit))
         finally:
             self._executor.drain()
 
@@ -253,7 +252,7 @@ def about(server: ParamServer, layer: Layer) -> PathLayer:
     return PathLayer(layer.key, tuple(trainable), bool(server.layout(layer.key).buffers))
 
 
-def expect(states: StateAccess, plan: Plan, layers: Sequence[Layer]) -> None:
+def expect(states: StateAccess, plan: Plan, layers: Sequence[Layer], path: NumberedPath) -> None:
     """Tell the storage what this plan will read and write, in order."""
 
     def uses() -> Iterator[tuple[str, Part]]:
@@ -261,7 +260,7 @@ def expect(states: StateAccess, plan: Plan, layers: Sequence[Layer]) -> None:
             if step.op is Op.LOAD:
                 yield from ((state, Part.WEIGHTS) for state in layers[step.layer].states)
             elif step.op is Op.UPDATE:
-                yield step.state, Part.ALL
+                yield path.state(step.state), Part.ALL
 
     with of_user(states.server.storage, "storage"):
         states.storage.expect(uses())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +19,9 @@ from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Objective, Targets
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
+from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
+from l2l_nas.relay.schedule import LANE, Schedule, rank, update_ranks
 from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.staging import Staging
 from l2l_nas.relay.stash import Cut, Frames
@@ -34,7 +36,6 @@ from l2l_nas.relay.visits import (
 )
 from l2l_nas.space.pool import Layer
 
-_LANE = {Op.LOAD: "up", Op.FETCH: "up", Op.FREE: "up", Op.SAVE: "down", Op.STORE: "down", Op.SEND: "down"}
 _STAGING_SHARE = 0.25  # of free host memory, for gradients that wait for updates
 
 
@@ -44,17 +45,18 @@ class StepJob:
 
     Attributes:
         states: where layers come from.
+        path: says what the plan's numbers are.
         check: of all gradients, once CHECK is done.
         bad_loss: the layer whose auxiliary loss is not finite; None where the task's own is not.
         loss: of the task, once it came from the device.
         auxiliary: the sum of all auxiliary losses, once they came from the device.
         updated: states that were updated.
-        ranks: by state, which update goes first; all in order where states are read ahead from files in that order.
     """
 
     plan: Plan
     run: Run
     states: StateAccess
+    path: NumberedPath
     step: int = -1
     lr: float = 0.0
     objective: Objective | None = None
@@ -71,17 +73,6 @@ class StepJob:
     loss: float = 0.0
     auxiliary: float = 0.0
     updated: list[str] = field(default_factory=list)
-    ranks: Mapping[str, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        layers = self.run.layers[: self.run.depth] if self.states.storage.is_lasting else ()
-        places = [(state, place + 1) for place, layer in enumerate(layers) for state in layer.states]
-        self.ranks = dict(reversed(places))
-
-    def rank(self, step: Step) -> int:
-        """Which work of the host's lane goes first; see `Lanes.submit`."""
-        # the check comes first: the sooner it is done, the fewer states are copied before their update
-        return self.ranks.get(step.state, len(self.ranks) + 1) if step.state else 0
 
     def require_finite_loss(self) -> None:
         """Raise NonFiniteError unless the loss and auxiliary losses are finite, or may become so with a lower scale.
@@ -126,8 +117,7 @@ class PlanExecutor:
         self._dtype = dtype
         self._stress = stress
         self._visits = Visits(device)
-        self._slots: dict[int, list[Ticket]] = {}  # by slot, what the last plan did with it since its last load
-        self._updates: dict[str, Ticket] = {}  # by state, its last update
+        self._schedule: Schedule[Ticket] = Schedule()
         self._watches: dict[str, BufferWatch] = {}  # by layer
         self.staging = Staging(int(_STAGING_SHARE * free_memory_bytes()))
 
@@ -138,49 +128,42 @@ class PlanExecutor:
             NonFiniteError: the loss is not finite, or a gradient where all are checked.
             L2LError: a lane failed.
         """
-        issued: list[tuple[Ticket, ...]] = []
-        awaited: list[Ticket] = []
-        slots: dict[int, list[Ticket]] = {}
-        has_sent = False
+        issued: list[Ticket] = []
+        ranks = update_ranks(job.path.layers, in_files=not job.states.storage.is_lasting)
+        is_staged = job.update is UpdateOrder.EAGER  # other orders hold all gradients of a step
+
+        def submit(step: Step, after: tuple[Ticket, ...]) -> Ticket:
+            if step.op is Op.SEND and is_staged:
+                after += self._back_pressure(step, job, newest_first=bool(ranks))
+            issued.append(self._submit(step, job, after, rank(step, ranks)))
+            if step.op is Op.UPDATE and is_staged:
+                self.staging.update(job.path.state(step.state), issued[-1])
+            return issued[-1]
+
+        is_poisoning = self._stress is not None and self._stress.is_poisoning
         try:
             for step in job.plan.steps:
                 if step.op is Op.LOAD:
                     self.bank.build(job.run.layers[step.layer], step.slot)
-            for step in job.plan.steps:
-                after = tuple(ticket for other in step.after for ticket in issued[other])
-                is_staged = job.update is UpdateOrder.EAGER  # other orders hold all gradients of a step
-                if step.op is Op.SEND and is_staged:
-                    after += self._back_pressure(step, job)
-                tickets = self._issue(step, job, after)
-                issued.append(tickets)
-                if step.op is Op.LOAD:
-                    slots[step.slot] = []
-                for slot in (step.slot, *step.tail):
-                    slots.setdefault(slot, []).extend(tickets)
-                if step.op is Op.UPDATE:
-                    self._updates[step.state] = tickets[0]
-                    if is_staged:
-                        self.staging.update(step.state, tickets[0])
-                if step.op in (Op.SAVE, Op.CHECK) or (step.op is Op.SEND and not has_sent):
-                    awaited += tickets  # the first gradient brings the loss
-                has_sent = has_sent or step.op is Op.SEND
-            self._slots = slots
-            self.lanes.wait(awaited)
+            self.lanes.wait(self._schedule.follow(job.plan, job.path.state, submit, frees=is_poisoning))
             job.require_finite_loss()
         except BaseException as error:
             job.guard.error = job.guard.error or error
-            self._quiet(ticket for tickets in issued for ticket in tickets)
+            self._quiet(issued)
             raise
 
     @property
     def has_failed(self) -> bool:
         """Whether an update of an earlier step is known to have failed; `drain` says how."""
-        return any(ticket.is_done and ticket.error is not None for ticket in self._updates.values())
+        return any(ticket.is_done and ticket.error is not None for ticket in self._schedule.updates.values())
 
-    def updating(self, states: Iterable[str]) -> tuple[str, ...]:
-        """Those of these states whose update may be running."""
-        self._updates = {state: ticket for state, ticket in self._updates.items() if not ticket.is_over()}
-        return tuple(state for state in states if state in self._updates)
+    @property
+    def is_updating(self) -> bool:
+        """Whether an update of an earlier step may be running."""
+        updates = self._schedule.updates
+        for state in [state for state, ticket in updates.items() if ticket.is_over()]:
+            del updates[state]
+        return bool(updates)
 
     def drain(self) -> None:
         """Wait for everything under way, and forget what slots hold.
@@ -188,45 +171,39 @@ class PlanExecutor:
         Raises:
             L2LError: an update failed.
         """
-        tickets = [*self._updates.values(), *(ticket for used in self._slots.values() for ticket in used)]
-        self._updates.clear()
-        self._slots.clear()
+        last, self._schedule = self._schedule, Schedule()
+        tickets = [*last.updates.values(), *(ticket for used in last.slots.values() for ticket in used)]
         self.staging.clear()
         self.lanes.wait(tickets)
         self.lanes.flush_trace()
 
-    def _back_pressure(self, step: Step, job: StepJob) -> tuple[Ticket, ...]:
+    def _back_pressure(self, step: Step, job: StepJob, *, newest_first: bool) -> tuple[Ticket, ...]:
         """Updates that a gradient waits for, so that not too many wait on the host."""
         layouts = {key: job.states.server.layout(key) for key in job.run.layers[step.layer].states}
         sizes = {key: gradient_bytes(layout) for key, layout in layouts.items() if layout.is_trainable}
-        return self.staging.send(sizes, newest_first=bool(job.ranks))
+        return self.staging.send(sizes, newest_first=newest_first)
 
     def _quiet(self, tickets: Iterable[Ticket]) -> None:
         """Wait until nothing of a refused plan runs any more."""
-        for ticket in [*tickets, *self._updates.values()]:
+        last, self._schedule = self._schedule, Schedule()
+        for ticket in [*tickets, *last.updates.values()]:
             ticket.wait()
             self._device.wait(ticket.mark)
         with self._device.stream("compute"):
             self._device.wait(self._device.mark())  # a visit that failed left no mark, but perhaps work
-        self._updates.clear()
-        self._slots.clear()
         self.staging.clear()
 
-    def _issue(self, step: Step, job: StepJob, after: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
-        """Have one step done; its tickets."""
-        if step.op is Op.KEEP:
-            return tuple(self._slots.get(step.slot, ()))
-        if step.op is Op.AWAIT:
-            return (self._updates[step.state],) if step.state in self._updates else ()
-        if step.op is Op.FREE and (self._stress is None or not self._stress.is_poisoning):
-            return after
-        name = step.state or (job.run.layers[step.layer].key if step.layer >= 0 else "")
+    def _submit(self, step: Step, job: StepJob, after: tuple[Ticket, ...], rank: int) -> Ticket:
+        """Have one step done."""
+        name = job.run.layers[step.layer].key if step.layer >= 0 else ""
+        if step.op is Op.UPDATE:
+            name = job.path.state(step.state)
         label = Label(step.op.value, name, job.step)
         if step.op in VISITS:
-            return (self.lanes.compute(lambda: self._visit(step, job), after=after, label=label, guard=job.guard),)
+            return self.lanes.compute(lambda: self._visit(step, job), after=after, label=label, guard=job.guard)
+        lane = LANE.get(step.op, "up")  # FREE: a slot is poisoned before it is loaded
         work = self._work(step, job)
-        lane = _LANE.get(step.op, "host")
-        return (self.lanes.submit(lane, work, after=after, label=label, guard=job.guard, rank=job.rank(step)),)
+        return self.lanes.submit(lane, work, after=after, label=label, guard=job.guard, rank=rank)
 
     def _work(self, step: Step, job: StepJob) -> Callable[[], None]:
         """What a lane has to do for a step."""
@@ -249,7 +226,7 @@ class PlanExecutor:
                 return lambda: self._check_gradients(job)
             case _:
                 assert step.op is Op.UPDATE
-                return lambda: self._update(step.state, job)
+                return lambda: self._update(job.path.state(step.state), job)
 
     def _load(self, layer: Layer, slot: int, states: StateAccess) -> None:
         template = self.bank.template(layer, slot)
@@ -307,10 +284,11 @@ class PlanExecutor:
     def _move(self, step: Step, job: StepJob) -> Callable[[], None]:
         """Copy a spilled value between its frame and the host."""
         assert job.cut is not None
-        frame, away = job.cut.ring[step.frames[0]][step.value], job.cut.host[step.value]
+        value = job.path.value(step.value)
+        frame, away = job.cut.ring[step.frames[0]][value], job.cut.host[value]
         if step.op is Op.STORE:
             return lambda: _copy(frame, away)
-        job.run.values[step.value] = frame
+        job.run.values[value] = frame
         return lambda: _copy(away, frame)
 
     def _check_gradients(self, job: StepJob) -> None:

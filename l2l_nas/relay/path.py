@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 RING = 3  # frames for the spilled values of a chain: one is read, one is written, one is on its way
 
-Name = str  # of a layer, state or value
+Name = int | str  # of a layer, state or value; see `numbered`
 
 
 class PathLayer(NamedTuple):
@@ -43,6 +43,75 @@ class Spill:
 
 
 NOTHING_SPILLED = Spill()
+
+
+@dataclass(frozen=True)
+class NumberedPath:
+    """A path with numbers for names: a plan depends on what is the same, not on what it is called.
+
+    So paths of different layers have one plan, which is made once.
+
+    Args:
+        layers: with numbers.
+        upcoming: the first layer of the next path, if it is known.
+        states: the name of each state, by its number; layers' keys are among them.
+        values: the name of each value.
+        trainable: numbers of the states that have trainable parameters, those of the next layer included.
+        learning: names of the values whose gradients are of use.
+    """
+
+    layers: tuple[PathLayer, ...]
+    upcoming: PathLayer | None
+    states: tuple[str, ...]
+    values: tuple[str, ...]
+    trainable: tuple[Name, ...]
+    learning: frozenset[str]
+
+    def state(self, number: Name) -> str:
+        """Its name."""
+        return self.states[int(number)]
+
+    def value(self, number: Name) -> str:
+        """Its name."""
+        return self.values[int(number)]
+
+    def numbers_of(self, values: frozenset[str]) -> frozenset[Name]:
+        """Those of values with these names."""
+        return frozenset(number for number, name in enumerate(self.values) if name in values) if values else frozenset()
+
+    def slot_keys(self, held: Sequence[str | None]) -> tuple[Name | None, ...]:
+        """What slots hold, by number; -1 for what is not of this path."""
+        return tuple(None if k is None else self.states.index(k) if k in self.states else -1 for k in held)
+
+
+def numbered(path: Sequence[PathLayer], upcoming: PathLayer | None = None) -> NumberedPath:
+    """The same path with numbers, in the order in which names first occur."""
+    states: dict[Name, Name] = {}
+    values: dict[Name, Name] = {}
+
+    def numbers(names: Iterable[Name], known: dict[Name, Name]) -> tuple[Name, ...]:
+        return tuple(known.setdefault(name, len(known)) for name in names)
+
+    layers = [
+        PathLayer(
+            numbers([layer.key], states)[0],
+            numbers(layer.trainable, states),
+            layer.has_buffers,
+            numbers(layer.reads, values),
+            numbers(layer.writes, values),
+        )
+        for layer in (*path, *([upcoming] if upcoming else []))
+    ]
+    return NumberedPath(
+        tuple(layers[: len(path)]),
+        layers[-1] if upcoming else None,
+        tuple(map(str, states)),
+        tuple(map(str, values)),
+        tuple(dict.fromkeys(state for layer in layers for state in layer.trainable)),
+        frozenset(
+            str(name) for layer, learns in zip(path, learns_from(path), strict=True) if learns for name in layer.writes
+        ),
+    )
 
 
 def learns_from(path: Sequence[PathLayer]) -> list[bool]:

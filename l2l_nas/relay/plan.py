@@ -101,7 +101,7 @@ class Step(NamedTuple):
         op: what to do.
         layer: index in the path, or its length for the first layer of the next path; -1 where there is none.
         slot: the slot it works on, or -1.
-        state: the state to update or wait for, or empty. States and values go by the names that the path gives them.
+        state: the state to update or wait for, or -1. States and values go by the names that the path gives them.
         value: what STORE and FETCH move.
         frames: the frame that STORE reads or FETCH fills; those that a FORWARD writes its spilled values to, in order.
         tail: for TAIL, the slots of the layers after `layer`.
@@ -111,8 +111,8 @@ class Step(NamedTuple):
     op: Op
     layer: int = -1
     slot: int = -1
-    state: Name = ""
-    value: Name = ""
+    state: Name = -1
+    value: Name = -1
     frames: tuple[int, ...] = ()
     tail: tuple[int, ...] = ()
     after: tuple[int, ...] = ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -48,7 +47,7 @@ from l2l_nas.relay.interface import (
     shares,
 )
 from l2l_nas.relay.lanes import Lanes
-from l2l_nas.relay.path import PathLayer, learns_from
+from l2l_nas.relay.path import NumberedPath, PathLayer, numbered
 from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.population import prefixes
@@ -59,11 +58,12 @@ from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 from l2l_nas.relay.visits import Run
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LANES = ("auto", "threads", "inline")
+_PATHS = 256  # that are remembered as plans see them
 _CALM = 4  # steps in a row without clipping, after which updates run ahead again
 
 
@@ -169,7 +169,8 @@ class Relay:
         self._passes = Evaluation(
             self.pool, bank=self.bank, stash=self.stash, executor=self._executor, device=self.device, held=self._held
         )
-        self._carry: Carry | None = None
+        self._left: tuple[str | None, ...] | None = None  # what the last step left in slots; None: nothing was left
+        self._paths: dict[tuple[Architecture, str], NumberedPath] = {}
         if resident == "auto":
             resident = "all" if device_budget == "all" else None
         self.resident: int | Literal["all"] = resident or 0
@@ -248,8 +249,8 @@ class Relay:
 
     def _finish(self) -> None:
         """Finish updates. What lives on the device may be newer than the host's."""
-        carry, self._carry = self._carry, None
-        if carry is None:
+        left, self._left = self._left, None
+        if left is None:
             return
         try:
             self._executor.drain()
@@ -314,6 +315,20 @@ class Relay:
             for layer, taken, given in zip(layers, reads, flow.writes, strict=True)
         )
 
+    def numbered(self, architecture: Architecture, following: Sequence[Layer] = ()) -> NumberedPath:
+        """An architecture's path as plans see it, with numbers; paths of before are remembered.
+
+        Args:
+            following: the first layer of the next path, if it is known.
+        """
+        key = (architecture, "".join(layer.key for layer in following))
+        if key not in self._paths:
+            if len(self._paths) == _PATHS:
+                del self._paths[next(iter(self._paths))]
+            upcoming = about(self.server, following[0]) if following else None
+            self._paths[key] = numbered(self.path(architecture), upcoming)
+        return self._paths[key]
+
     def residency(self, sizes: tuple[int, ...]) -> Residency:
         """What stays on the device, for micro-batches of these sizes.
 
@@ -376,22 +391,22 @@ class Relay:
             if upcoming is not None and upcoming != architecture:
                 self.pool.path(upcoming)
             return self._held_step(held_path, inputs, parts, sizes, objective=objective, count=count, lr=lr, step=step)
-        path = self.path(architecture)
         layers = self.pool.path(architecture)
         following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
         self.server.prepare(state for layer in (*layers, *following) for state in layer.states)
         self._admit([state for layer in (*layers, *following) for state in layer.states])
-        update = self._next_order()
+        path = self.numbered(architecture, following)
+        order = self._next_order()
         plan = plan_training(
-            path,
+            path.layers,
             slots=len(self.bank.slots),
-            update=update,
+            update=order,
             keep=residency.keep,
-            spill=self.stash.spill(residency.spilled),
-            carry=self._take_carry(),
-            upcoming=about(self.server, following[0]) if following else None,
+            spill=self.stash.spill(path.numbers_of(residency.spilled)),
+            carry=self._taken_over(path),
+            upcoming=path.upcoming,
         )
-        expect(self._states, plan, (*layers, *following))
+        expect(self._states, plan, (*layers, *following), path)
         cut = self.stash.cut(sizes, residency.spilled)
         scale = self.server.loss_scale
         run = Run(
@@ -401,9 +416,7 @@ class Relay:
             specs=self.stash.specs,
             values={name: cut.own[name] for name in self.pool.sources},
             seeds=lambda position, batch: stream_seed(self.seed, step, position, batch),
-            learning=frozenset(
-                name for about, has in zip(path, learns_from(path), strict=True) if has for name in about.writes
-            ),
+            learning=path.learning,
             scale=scale.scale if scale is not None and self.precision == "fp16" else 1.0,
             spilled=residency.spilled,
             shares=shares(sizes),
@@ -414,13 +427,14 @@ class Relay:
             plan,
             run,
             self._states,
+            path,
             step=step,
             lr=lr,
             objective=objective,
             targets=[each(part, self.device.put) for part in parts],
             count=count,
             cut=cut,
-            update=update,
+            update=order,
             clip=self.clip,
         )
         with self.device.preserved_generators():
@@ -429,11 +443,11 @@ class Relay:
             except BaseException:
                 self._abandon(run)
                 raise
-        self._note(job.check, update)
+        self._note(job.check, order)
         is_skipped = job.check is not None and job.check.is_refused
-        self._carry = plan.leaves
-        if is_skipped:  # a layer loaded ahead may have buffers that are put back now
-            self._carry = replace(plan.leaves, held=(None,) * len(plan.leaves.held))
+        # a layer loaded ahead may have buffers that are put back now
+        left = [None if key is None or is_skipped else path.state(key) for key in plan.leaves.held]
+        self._left = tuple(left)
         self.server.begin_updates(self)
         if is_skipped and not job.is_loss_finite:
             self._put_buffers_back(run)  # they have seen what overflowed
@@ -465,7 +479,7 @@ class Relay:
     ) -> StepResult:
         steps = self._held
         assert steps is not None
-        if self._carry is not None:
+        if self._left is not None:
             self._finish()  # what a step of another kind left
         is_eager = self.update is UpdatePolicy.EAGER
         held = HeldStep(
@@ -509,16 +523,16 @@ class Relay:
             self.put_back += was_needed and order is UpdateOrder.AHEAD
             self._calm = 0 if was_needed else min(self._calm + 1, _CALM)
 
-    def _take_carry(self) -> Carry | None:
-        """What the last plan left, less the updates that are over."""
-        carry, slots = self._carry, len(self.bank.slots)
-        if carry is None:
+    def _taken_over(self, path: NumberedPath) -> Carry | None:
+        """What the last plan left. Where an update may be running, all are waited for, so that few plans differ."""
+        if self._left is None:
             return None
-        return replace(carry, updating=self._executor.updating(carry.updating), held=carry.held[:slots])
+        held = path.slot_keys(self._left[: len(self.bank.slots)])
+        return Carry(held, path.trainable if self._executor.is_updating else ())
 
     def _abandon(self, run: Run) -> None:
         """After a refused step: forget gradients that were not applied, and put buffers back."""
-        self._carry = None
+        self._left = None
         self.server.gradients.discard(self._states.storage)
         self._put_buffers_back(run)
         self._end_updates()

@@ -18,7 +18,7 @@ from torch import Tensor
 from l2l_nas.eps.layout import Entry, align
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import bytes_of
-from l2l_nas.relay.path import RING, Spill
+from l2l_nas.relay.path import RING, Name, Spill
 from l2l_nas.space.candidate import Specs, TensorSpec
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import check_shapes
@@ -90,7 +90,7 @@ class Stash:
         """What a layer takes at its position, on the device."""
         return tuple(spec for name in self._wiring.reads[layer.position] for spec in self.specs[name])
 
-    def spill(self, values: frozenset[str]) -> Spill:
+    def spill(self, values: frozenset[Name]) -> Spill:
         """What plans need to know of values that wait on the host."""
         return Spill(values, self.frames)
 

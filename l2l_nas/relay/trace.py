@@ -16,10 +16,7 @@ from typing import Any, TypedDict
 
 from l2l_nas.errors import SettingError
 from l2l_nas.files import write_atomically
-
-# up: LOAD weights, FETCH stash. compute: FORWARD, TAIL, BACKWARD. down: SAVE, SEND gradients, STORE stash.
-# host: UPDATE, CHECK.
-LANES = ("up", "compute", "down", "host")
+from l2l_nas.relay.schedule import LANES
 
 Interval = tuple[float, float]  # begin and end in seconds
 
@@ -29,7 +26,7 @@ class TraceSpan:
     """One operation on one lane.
 
     Args:
-        lane: one of `LANES`.
+        lane: one of the schedule's `LANES`.
         op: what was done, as `Op` of the plan calls it.
         layer: the key of the layer or state it was done to; empty for none.
         step: the training step.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from l2l_nas.relay.plan import VISITS, Op, Plan
-
-_LANES = {Op.LOAD: "up", Op.FETCH: "up", Op.SAVE: "down", Op.STORE: "down", Op.SEND: "down", Op.CHECK: "host"}
-
+from l2l_nas.relay.path import Name
+from l2l_nas.relay.plan import Op, Plan
+from l2l_nas.relay.schedule import LANE
 
 _STANDING = (Op.KEEP, Op.AWAIT, Op.FREE)  # work of others, for those that wait for it
 
@@ -15,8 +14,7 @@ _STANDING = (Op.KEEP, Op.AWAIT, Op.FREE)  # work of others, for those that wait 
 class Order:
     """What comes before what when plans run one after the other, without poison: by waits, lanes and the host.
 
-    A lane does its work in order, but for updates, which may go in any; a check begins after all updates before it and
-    ends before all after it.
+    A lane does its work in order, but for that of the host, which may go in any.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -24,9 +22,8 @@ class Order:
         self.waits: list[tuple[int, ...]] = []
         self.orders: list[set[int]] = []
         used: dict[int, list[int]] = {}
-        updates: dict[str, int] = {}
+        updates: dict[Name, int] = {}
         last: dict[str, int] = {}
-        since: list[int] = []  # updates that began after the last check
         awaited: list[int] = []
         for plan in plans:
             base, begun, mine, has_sent = len(self.ops), tuple(awaited), {}, False
@@ -41,18 +38,12 @@ class Order:
                 for slot in (step.slot, *step.tail):
                     mine.setdefault(slot, []).append(index)
                 orders = set(begun)
-                lane = "compute" if step.op in VISITS else _LANES.get(step.op)
+                lane = LANE.get(step.op)
                 if lane in last:
                     orders.add(last[lane])
-                if step.op is Op.UPDATE and "host" in last:
-                    orders.add(last["host"])
-                if step.op is Op.CHECK:
-                    orders.update(since)
-                    since = []
                 if step.op is Op.UPDATE:
                     updates[step.state] = index
-                    since.append(index)
-                if lane is not None:
+                if lane is not None and lane != "host":
                     last[lane] = index
                 if step.op in (Op.SAVE, Op.CHECK) or (step.op is Op.SEND and not has_sent):
                     awaited.append(index)

@@ -8,23 +8,21 @@ import sys
 
 import pytest
 
-from l2l_nas.cost.chain import LANE, LANES, Chain, Read, RelayShape
+from l2l_nas.cost.chain import LANES, Chain, Read, RelayShape
 from l2l_nas.cost.simulator import LayerSeconds, PathSeconds, _Disk, _staged, lifted, simulate
-from l2l_nas.relay.path import PathLayer, Spill
+from l2l_nas.relay.path import PathLayer, Spill, numbered
 from l2l_nas.relay.plan import Op, Step, UpdateOrder
+from l2l_nas.relay.schedule import LANE
 
 RESTING = {Op.KEEP, Op.AWAIT, Op.FREE}
 
 
 def path_of(depth: int, *, has_buffers: bool = False) -> list[PathLayer]:
-    return [
-        PathLayer(f"l{i}", (f"l{i}",), has_buffers, reads=(f"v{i - 1}",) if i else ("x",), writes=(f"v{i}",))
-        for i in range(depth)
-    ]
+    return [PathLayer(i, (i,), has_buffers, reads=(i,), writes=(i + 1,)) for i in range(depth)]
 
 
 def seconds_of(depth: int, layer: LayerSeconds, *, update: float = 0.0, **others) -> PathSeconds:
-    return PathSeconds([layer] * depth, {f"l{i}": update for i in range(depth)}, **others)
+    return PathSeconds([layer] * depth, dict.fromkeys(range(depth), update), **others)
 
 
 def test_every_operation_of_a_plan_has_a_lane_or_takes_no_time():
@@ -82,12 +80,12 @@ def test_no_step_is_shorter_than_the_work_of_its_busiest_lane_nor_longer_than_al
     draw = random.Random(number)
     depth = draw.randint(1, 9)
     slots = draw.randint(1, depth + 1)
-    spilled = frozenset(f"v{i}" for i in range(depth - 1)) if draw.random() < 0.5 else frozenset()
+    spilled = frozenset(range(1, depth)) if draw.random() < 0.5 else frozenset()
     shape = RelayShape(slots, draw.randint(1, slots), draw.choice(list(UpdateOrder)), Spill(spilled))
     path = path_of(depth, has_buffers=draw.random() < 0.3)
     seconds = PathSeconds(
         [LayerSeconds(*(draw.random() for _ in range(5))) for _ in range(depth)],
-        {f"l{i}": draw.random() for i in range(depth)},
+        {i: draw.random() for i in range(depth)},
         {name: draw.random() for name in spilled},
     )
     chain = Chain.of(path, shape, steps=6)
@@ -104,7 +102,7 @@ def test_spans_are_those_of_all_steps_and_lanes_do_one_thing_at_a_time():
     depth = 4
     chain = Chain.of(path_of(depth), RelayShape(slots=2))
     layer = LayerSeconds(1, 2, 4, 1)
-    found = simulate(chain, seconds_of(depth, layer, update=1), names=[f"l{i}" for i in range(depth)])
+    found = simulate(chain, seconds_of(depth, layer, update=1), path=numbered(path_of(depth)))
     assert {span.step for span in found.spans} == {0, 1, 2}
     for lane in LANES:
         spans = [span for span in found.spans if span.lane == lane]
@@ -117,7 +115,7 @@ def test_spans_are_those_of_all_steps_and_lanes_do_one_thing_at_a_time():
 def test_gradients_pile_up_where_updates_lag_behind():
     depth = 6
     chain = Chain.of(path_of(depth), RelayShape(slots=3))
-    gradients = [{f"l{i}": 100} for i in range(depth)]
+    gradients = [{i: 100} for i in range(depth)]
     fast, slow = (
         simulate(chain, seconds_of(depth, LayerSeconds(0, 1, 2, 0.1), update=update), gradients=gradients)
         for update in (0.1, 20)
@@ -153,9 +151,9 @@ def test_a_block_is_taken_again_when_its_update_is_done_and_not_before():
         return 0, 2, Step(Op.SEND, layer), start, start + 1.0
 
     def update(layer, end):
-        return 0, 3, Step(Op.UPDATE, state=f"l{layer}"), end - 1.0, end
+        return 0, 3, Step(Op.UPDATE, state=layer), end - 1.0, end
 
-    gradients = [{f"l{i}": size} for i, size in enumerate((100, 100, 40))]
+    gradients = [{i: size} for i, size in enumerate((100, 100, 40))]
     assert _staged([send(0, 0), update(0, 2), send(1, 3), update(1, 5)], gradients) == 100
     assert _staged([send(0, 0), update(0, 2), send(1, 3), send(2, 4), update(1, 9), update(2, 9)], gradients) == 140
     assert _staged([send(0, 0), send(1, 1), update(0, 9), update(1, 9)], gradients) == 200
@@ -174,8 +172,8 @@ def test_weights_are_rounded_beside_the_copy_of_those_before_and_take_the_thread
     assert lifted(chain, seconds, lanes="streams")["round"] < 0.6 * behind.step_s
 
 
-def files_of(depth: int, read: float, rest: float, written: float) -> dict[str, tuple[float, float, float]]:
-    return {f"l{i}": (read, rest, written) for i in range(depth)}
+def files_of(depth: int, read: float, rest: float, written: float) -> dict[int, tuple[float, float, float]]:
+    return dict.fromkeys(range(depth), (read, rest, written))
 
 
 @pytest.mark.parametrize("update", list(UpdateOrder))
@@ -195,7 +193,7 @@ def test_a_disk_that_binds_is_busy_all_the_time_and_a_faster_one_lifts_it():
     depth = 8
     chain = Chain.of(path_of(depth), RelayShape(slots=3, frames=4))
     seconds = seconds_of(depth, LayerSeconds(0.01, 0.01, 0.02, 0.01), update=0.01, files=files_of(depth, 1, 2, 3))
-    found = simulate(chain, seconds, names=[f"l{i}" for i in range(depth)])
+    found = simulate(chain, seconds, path=numbered(path_of(depth)))
     assert found.binds == "disk"
     assert found.over_bound == pytest.approx(1, abs=0.15)
     assert depth * (2 + 3) < found.busy_s["disk"] <= depth * (1 + 1 + 2 + 3)

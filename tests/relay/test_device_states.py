@@ -235,7 +235,7 @@ class Marking(Cpu):
         self.follows.append((self._here.lane, mark))
 
 
-@pytest.mark.parametrize("update", ["eager", "exact", "ahead"])
+@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
 def test_streams_wait_for_updates_on_the_device_and_no_thread_does(update):
     device = Marking()
     relay = relay_of(dense_pool(), device=device, resident="all", update=update, lanes="threads")

@@ -159,7 +159,7 @@ def test_eager_names_layer_and_step_of_a_bad_gradient_in_the_next_step_at_the_la
 
     def steps():
         train(relay, ["linear", "root", "linear", "one"], step=7)
-        for ticket in relay._executor._updates.values():
+        for ticket in relay._executor._schedule.updates.values():
             ticket.wait()
         train(relay, follower, step=8)
 

@@ -18,6 +18,7 @@ from l2l_nas.errors import L2LError
 from l2l_nas.relay import relay as relay_module
 from l2l_nas.relay.plan import Op, Plan, UpdateOrder
 from l2l_nas.relay.planner import plan_training
+from l2l_nas.relay.schedule import LANE as LANE_OF
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 from tests.equivalence.plain import Plain
@@ -174,7 +175,9 @@ REDUNDANT = {
         Op.LOAD, Op.SAVE, ("normed", "dense", "partial", "dense", "normed", "partial", "head")
     ),
 }  # fmt: skip
-LANE = {Op.STORE: "down", Op.SAVE: "down", Op.SEND: "down", Op.LOAD: "up", Op.FETCH: "up", Op.FREE: "up"}
+
+
+LANE = {op: lane for op, lane in LANE_OF.items() if lane in ("up", "down")} | {Op.FREE: "up"}
 
 
 @pytest.mark.parametrize("name", REDUNDANT)
