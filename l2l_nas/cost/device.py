@@ -1,6 +1,6 @@
 """The device memory that a training step of an architecture needs, under a relay's settings.
 
-Slots and stash are what the relay owns; what layers keep and make while they run is found by trials of them.
+Slots and stash are what the relay owns; what layers keep and make while they run is found by dry runs.
 """
 
 from __future__ import annotations

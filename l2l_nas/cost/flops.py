@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch.utils.flop_counter import FlopCounterMode
 
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.dry_run import BATCH
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.shapes import Shapes, trial_of
-from l2l_nas.space.trial import BATCH
+from l2l_nas.space.shapes import Shapes, dry_run_of
 
 
 class Flops:
@@ -37,6 +37,6 @@ class Flops:
         key = (layer.candidate.kind, inputs)
         if key not in self._known:
             counter = FlopCounterMode(display=False)
-            trial_of(self._pool, layer, inputs).evaluate(counter)
+            dry_run_of(self._pool, layer, inputs).evaluate(counter)
             self._known[key] = counter.get_total_flops() // BATCH
         return self._known[key]

@@ -1,4 +1,4 @@
-"""What a layer asks of a device, by a trial of each kind: memory beside its slot, and operations.
+"""What a layer asks of a device, by a dry run of each kind: memory beside its slot, and operations.
 
 Storages are counted while they live, in a forward and a backward of one micro-batch. On meta, kernels may make more
 inside (an LSTM on a CPU keeps gates) or other things (attention goes by its plain formula): see the log for how far it
@@ -22,7 +22,7 @@ from l2l_nas.space.contents import storage_of
 from l2l_nas.space.live_bytes import LiveBytes
 from l2l_nas.space.operations import OperationLog, tensors_in
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
-from l2l_nas.space.shapes import trial_of
+from l2l_nas.space.shapes import dry_run_of
 
 
 @dataclass(frozen=True)
@@ -93,18 +93,18 @@ def layer_needs(
 def _layer_needs(
     pool: LayerPool, layer: Layer, inputs: Specs, samples: int, dtype: torch.dtype, needs_gradient: bool
 ) -> LayerNeeds:
-    trial = trial_of(pool, layer, inputs, samples=samples, needs_gradient=needs_gradient)
+    dry_run = dry_run_of(pool, layer, inputs, samples=samples, needs_gradient=needs_gradient)
     layout = layout_of(pool, layer.key)
     fixed = {entry.name for entry in (*layout.parameters, *layout.buffers) if entry.is_fixed}
-    for name, tensor in named_tensors(trial.module):
+    for name, tensor in named_tensors(dry_run.module):
         if tensor.dtype == torch.float32 and name not in fixed:
             tensor.data = tensor.data.to(dtype)
-    for parameter in trial.module.parameters():
+    for parameter in dry_run.module.parameters():
         if parameter.requires_grad:  # as in a slot, so that no backward makes one
             parameter.grad = torch.zeros_like(parameter)
     live, counter = LiveBytes(meta=True), _WorkCounter()
     try:
-        outputs = trial.forward(live, counter)
+        outputs = dry_run.forward(live, counter)
     except RuntimeError as error:
         if advice := mixed_dtypes(layout, dtype, error):
             raise SpaceError(
@@ -116,7 +116,7 @@ def _layer_needs(
     kept = live.now + live.inputs
     del outputs  # those without a gradient are not kept
     alive, forward_peak, forward, counter.work = live.now, live.peak, counter.work, Work()
-    trial.backward(live, counter)
+    dry_run.backward(live, counter)
     return LayerNeeds(kept, alive, forward_peak, live.peak, forward, counter.work)
 
 

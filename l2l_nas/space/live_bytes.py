@@ -24,7 +24,7 @@ class LiveBytes(OperationLog):
     Attributes:
         now: bytes alive that were made since it was entered.
         peak: the most there ever were.
-        inputs: bytes alive of what a trial's forward was given.
+        inputs: bytes alive of what a dry run's forward was given.
     """
 
     def __init__(self, *, meta: bool = False) -> None:

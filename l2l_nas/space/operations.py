@@ -23,7 +23,7 @@ class OperationLog(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
 
     def begin(self, phase: Phase, tensors: Sequence[Tensor]) -> None:
-        """A trial is about to run: a layer on these inputs, or its backward from these gradients."""
+        """A dry run is about to run a layer on these inputs, or its backward from these gradients."""
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An operation is about to run."""

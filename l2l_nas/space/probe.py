@@ -25,9 +25,9 @@ from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import Specs, TensorSpec
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents, storage_of
+from l2l_nas.space.dry_run import BATCH, DryRun
 from l2l_nas.space.operations import OperationLog, Phase, may_draw, name_of, tensors_in, written_by
 from l2l_nas.space.randomness import drawing_nothing, preserved_generators
-from l2l_nas.space.trial import BATCH, LayerTrial
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ def _placed(error: SpaceError, where: dict[str, str]) -> SpaceError:
 
 def _run(module: nn.Module, recorder: _Recorder, inputs: Specs, device: str, where: dict[str, str]) -> Specs:
     """Training forward, backward, and evaluation; the outputs."""
-    trial = LayerTrial(module, inputs, device)
+    dry_run = DryRun(module, inputs, device)
     recorder.know(module)
     module.train()
     before = Snapshot(module)
@@ -134,9 +134,9 @@ def _run(module: nn.Module, recorder: _Recorder, inputs: Specs, device: str, whe
         recorder.raise_refusal(where)
         return result
 
-    specs = _specs(checked(trial.forward), where)
-    checked(trial.backward)
-    evaluated = _specs(checked(trial.evaluate), where)
+    specs = _specs(checked(dry_run.forward), where)
+    checked(dry_run.backward)
+    evaluated = _specs(checked(dry_run.evaluate), where)
     if evaluated != specs:
         raise SpaceError(
             f"gives {_described(specs)} in training and {_described(evaluated)} in evaluation; the next layer must be "

@@ -16,10 +16,10 @@ from torch import nn
 from l2l_nas.errors import ShapeError, SpaceError, one_line
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Position, Specs
+from l2l_nas.space.dry_run import DryRun
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
 from l2l_nas.space.probe import ProbeResult, probe
 from l2l_nas.space.randomness import preserved_generators
-from l2l_nas.space.trial import LayerTrial
 from l2l_nas.space.values import by_value
 
 
@@ -166,12 +166,12 @@ def may_draw(pool: LayerPool, layer: Layer) -> bool:
     return not results or any(result.may_draw for result in results)
 
 
-def trial_of(pool: LayerPool, layer: Layer, inputs: Specs, **options: Any) -> LayerTrial:
-    """A trial of a new module of a layer, where it runs; the options are those of `LayerTrial`."""
+def dry_run_of(pool: LayerPool, layer: Layer, inputs: Specs, **options: Any) -> DryRun:
+    """A dry run of a new module of a layer, where it runs; the options are those of `DryRun`."""
     device = runs_on(pool, layer)
     with preserved_generators(device):
         module = pool.build_module(layer, device=device)
-    return LayerTrial(module, inputs, device, **options)
+    return DryRun(module, inputs, device, **options)
 
 
 def refuse_lone_sample(pool: LayerPool, architecture: Architecture | None, *, advice: str) -> None:
@@ -205,9 +205,9 @@ def refuse_lone_sample(pool: LayerPool, architecture: Architecture | None, *, ad
 @torch.no_grad()
 def _raised_alone(pool: LayerPool, layer: Layer, inputs: Specs) -> str:
     """What a layer raises in training on one sample; nothing where it trains."""
-    trial = trial_of(pool, layer, inputs, samples=1)
+    dry_run = dry_run_of(pool, layer, inputs, samples=1)
     try:
-        trial.forward()
+        dry_run.forward()
     except Exception as error:  # any that it raises, it would raise in training
         return one_line(str(error) or type(error).__name__)
     return ""

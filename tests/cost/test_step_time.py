@@ -17,8 +17,8 @@ from l2l_nas.cost.traffic import layer_bytes
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.measure import layer_needs
 from l2l_nas.relay.relay import PRECISIONS
+from l2l_nas.space.dry_run import BATCH
 from l2l_nas.space.shapes import check_shapes
-from l2l_nas.space.trial import BATCH
 from tests.eps.test_wire import stored_bytes
 from tests.relay.pinning import PinningCpu
 from tests.relay.steps import PATH, relay_of, train

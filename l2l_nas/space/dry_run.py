@@ -1,7 +1,7 @@
-"""Trials: a layer runs on an example batch, while modes look on.
+"""Dry runs: a layer runs on an example batch, while modes look on.
 
 All that is found out about a layer before it is trained is found so: what it gives, whether the relay can carry it, its
-operations, the memory it needs. A trial runs on meta, which costs no memory and no arithmetic; on the host where meta
+operations, the memory it needs. It runs on meta, which costs no memory and no arithmetic; on the host where meta
 cannot tell; on the relay's device where the host cannot either. `l2l_nas.space.probe` finds out which.
 """
 
@@ -25,7 +25,7 @@ from l2l_nas.space.values import as_tuple, learns
 BATCH = 2
 
 
-class LayerTrial:
+class DryRun:
     """A layer and an example batch. No run changes the random numbers of the process.
 
     Args:
