@@ -136,7 +136,7 @@ class _ChainBuilder:
         self._frames: dict[Name, _DiskFrame] = {}  # by state, the one used last at the end
         self._pieces: list[Piece] = []
         self._count = 0
-        self._schedule: schedule.Schedule[int] = schedule.Schedule()
+        self._schedule: schedule.PlanSchedule[int] = schedule.PlanSchedule()
 
     def add(self, plan: Plan) -> None:
         """The next plan."""

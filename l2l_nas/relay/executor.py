@@ -21,7 +21,7 @@ from l2l_nas.relay.interface import Objective, Targets
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
 from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
-from l2l_nas.relay.schedule import LANE, Schedule, rank, update_ranks
+from l2l_nas.relay.schedule import LANE, PlanSchedule, rank, update_ranks
 from l2l_nas.relay.slots import SlotBank, Template
 from l2l_nas.relay.staging import Staging
 from l2l_nas.relay.stash import Cut, Frames
@@ -117,7 +117,7 @@ class PlanExecutor:
         self._dtype = dtype
         self._stress = stress
         self._visits = Visits(device)
-        self._schedule: Schedule[Ticket] = Schedule()
+        self._schedule: PlanSchedule[Ticket] = PlanSchedule()
         self._watches: dict[str, BufferWatch] = {}  # by layer
         self.staging = Staging(int(_STAGING_SHARE * free_memory_bytes()))
 
@@ -171,7 +171,7 @@ class PlanExecutor:
         Raises:
             L2LError: an update failed.
         """
-        last, self._schedule = self._schedule, Schedule()
+        last, self._schedule = self._schedule, PlanSchedule()
         tickets = [*last.updates.values(), *(ticket for used in last.slots.values() for ticket in used)]
         self.staging.clear()
         self.lanes.wait(tickets)
@@ -185,7 +185,7 @@ class PlanExecutor:
 
     def _quiet(self, tickets: Iterable[Ticket]) -> None:
         """Wait until nothing of a refused plan runs any more."""
-        last, self._schedule = self._schedule, Schedule()
+        last, self._schedule = self._schedule, PlanSchedule()
         for ticket in [*tickets, *last.updates.values()]:
             ticket.wait()
             self._device.wait(ticket.mark)

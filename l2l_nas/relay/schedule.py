@@ -48,7 +48,7 @@ def rank(step: Step, ranks: Mapping[Name, int]) -> int:
     return ranks.get(step.state, _LAST) if step.op is Op.UPDATE else 0
 
 
-class Schedule(Generic[Work]):
+class PlanSchedule(Generic[Work]):
     """Has the steps of plans done, one plan after the other, each step after what it waits for.
 
     Attributes:

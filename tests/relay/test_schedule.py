@@ -13,7 +13,7 @@ from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.lanes import Ticket
 from l2l_nas.relay.plan import Op, UpdateOrder
 from l2l_nas.relay.planner import plan_training
-from l2l_nas.relay.schedule import LANE, Schedule
+from l2l_nas.relay.schedule import LANE, PlanSchedule
 from l2l_nas.testing.plans import _Checker
 from tests.relay.steps import PATH, relay_of, train
 from tests.relay.test_plan import chains
@@ -23,7 +23,7 @@ from tests.toys import dense_pool, repeated_pool
 @settings(derandomize=True, deadline=None, max_examples=60, database=None)
 @given(chains())
 def test_the_checker_takes_for_certain_what_the_schedule_waits_for(chain):
-    schedule = Schedule()
+    schedule = PlanSchedule()
     for plan, path, options in chain:
         works, waits, before = {}, {}, []
 
