@@ -118,10 +118,10 @@ def _precision(pool: str) -> Iterator[Case]:
 def _optimizers() -> dict[str, Callable[[], Any]]:
     """By name; made where they are used, as only a worker may import the library."""
 
-    def low(moments: str) -> Any:
+    def low() -> Any:
         import l2l_nas
 
-        return l2l_nas.LowPrecision(l2l_nas.AdamW(), moments)
+        return l2l_nas.LowPrecision(l2l_nas.AdamW(), "bf16")
 
     def groups() -> Any:
         from l2l_nas import AdamW, Group, Groups, layer_decay, no_decay
@@ -147,8 +147,7 @@ def _optimizers() -> dict[str, Callable[[], Any]]:
         "lion": lambda: plain("Lion", weight_decay=0.1),
         "adafactor": lambda: plain("Adafactor"),
         "muon": lambda: plain("muon_with_adamw"),
-        "bf16": lambda: low("bf16"),
-        "8bit": lambda: low("8bit"),
+        "bf16": low,
         "groups": groups,
         "frozen": frozen,
     }

@@ -1,9 +1,9 @@
-"""What moments in bf16 and in 8 bits do to a training, and how many bytes a parameter the optimizers keep.
+"""What moments in bf16 do to a training, and how many bytes a parameter the optimizers keep.
 
     python benchmarks/moments.py [--seeds 4] [--steps 240] [--out FILE]
 
 A network of four linear layers (64, 256, 256, 256, 10) learns handwritten digits in the relay, by AdamW and by Muon
-with AdamW, with moments in float32, bfloat16 and 8-bit codes. Runs of one seed have the same first weights and
+with AdamW, with moments in float32 and bfloat16. Runs of one seed have the same first weights and
 batches, so that their losses are compared in pairs; how far apart runs of different seeds are is written beside them.
 Bytes are those of the state's own blocks. The time is that of an update of all layers.
 """
@@ -31,7 +31,7 @@ from l2l_nas.training.data import Data, Split
 from l2l_nas.training.schedule import Cosine
 
 WIDTH, WINDOW = 256, 20
-KEPT = ("fp32", "bf16", "8bit")
+KEPT = ("fp32", "bf16")
 RULES: Mapping[str, Mapping[str, Any]] = {"adamw": {"weight_decay": 0.05}, "muon": {"weight_decay": 0.05}}
 RATES = {"adamw": 2e-3, "muon": 2e-3}
 

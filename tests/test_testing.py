@@ -106,7 +106,7 @@ def test_our_storages(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moments", ["fp32", "8bit"])
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_our_optimizers(name, moments):
     lr = {"lion": 0.003, "adafactor": 0.05}.get(name, 0.01)

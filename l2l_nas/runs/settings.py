@@ -70,7 +70,7 @@ class TrainConf:
 class OptimizerConf:
     """What every optimizer takes."""
 
-    moments: str = setting("fp32", "stored in fp32, bf16 or 8bit")
+    moments: str = setting("fp32", "stored in fp32 or bf16")
     no_decay: str = setting("none", "none, or norms_and_biases: no decay on these")
     layer_decay: float = setting(1.0, "rate of a position over that of the next one")
     groups: dict[str, Any] = setting({}, "NAME: match, lr_scale, weight_decay, frozen")

@@ -88,17 +88,17 @@ def test_words_and_objects_train_alike(problem, place):  # noqa: F811
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_its_optimizer_and_refuses_another(place, refused, capsys):
-    words = ["optimizer=muon", "optimizer.moments=8bit", "optimizer.no_decay=norms_and_biases", "schedule=restarts"]
+    words = ["optimizer=muon", "optimizer.moments=bf16", "optimizer.no_decay=norms_and_biases", "schedule=restarts"]
     assert main([*WORDS, *words, "folder=run"]) == 0
     again = ["search", "space.pool=tiny.py:build", "resume=run", "search.trials=14"]
-    assert 'optimizer.moments=fp32: the run in run has optimizer.moments="8bit"' in refused(
+    assert 'optimizer.moments=fp32: the run in run has optimizer.moments="bf16"' in refused(
         *again, "optimizer.moments=fp32"
     )
     assert "schedule=cosine: the run in run has schedule=restarts" in refused(*again, "schedule=cosine")
     assert "optimizer.groups" in refused(*again, "optimizer.groups.all.match=all")
     assert main(again) == 0
     assert len(trials_of(place / "run")) == 14
-    assert config_of("run")["optimizer"]["moments"] == "8bit"
+    assert config_of("run")["optimizer"]["moments"] == "bf16"
 
 
 @pytest.mark.slow
@@ -138,7 +138,8 @@ def test_a_network_is_trained_by_them_as_well(place, refused):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["optimizer.moments=int8"], "moments: no 'int8'; choose from fp32, bf16, 8bit"),
+        (["optimizer.moments=int8"], "moments: no 'int8'; choose from fp32, bf16"),
+        (["optimizer.moments=8bit"], "moments=8bit is gone: take bf16"),
         (["optimizer.no_decay=true"], "optimizer.no_decay must be of type str"),
         (["optimizer.layer_decay=1.5"], "layer_decay must lie in (0, 1], got 1.5"),
         (["optimizer.groups.a.match=stm/*"], "group 'a': matches no parameter; write a pattern"),

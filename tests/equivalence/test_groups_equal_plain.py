@@ -97,9 +97,9 @@ def test_decay_rates_and_frozen_parts_equal_param_groups_of_torch(name, rule, up
         Adafactor(),
         muon_with_adamw(),
         LowPrecision(AdamW(), "bf16"),
-        in_low_precision(Groups(muon_with_adamw().rule, [*muon_with_adamw().groups, no_decay()]), "8bit"),
+        in_low_precision(Groups(muon_with_adamw().rule, [*muon_with_adamw().groups, no_decay()]), "bf16"),
     ],
-    ids=["lion", "adafactor", "muon", "bf16", "muon in 8 bits"],
+    ids=["lion", "adafactor", "muon", "bf16", "muon in bf16"],
 )
 @pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
 def test_every_rule_trains_in_the_relay_as_in_plain_pytorch(optimizer, update):

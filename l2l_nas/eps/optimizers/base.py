@@ -20,7 +20,6 @@ class StateTensor:
 
     Args:
         name: what checkpoints call it, a word; `moment0`, `moment1` by custom.
-        signed: whether it may be below zero. What is never negative has one bit more in 8-bit codes.
 
     Raises:
         SettingError: a name that is no word, or that weights and buffers have.
@@ -29,14 +28,12 @@ class StateTensor:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    signed: bool = True
 
     def __post_init__(self) -> None:
         check_kind("StateTensor: name", self.name, str, wanted="text")
         for size in check_list("StateTensor: shape", self.shape, of=object, wanted="sizes"):
             check_count("StateTensor: shape", size)
         check_kind("StateTensor: dtype", self.dtype, torch.dtype, wanted="a dtype, such as torch.float32")
-        check_kind("StateTensor: signed", self.signed, bool, wanted="True or False")
         if not self.name.isidentifier() or self.name in ("weights", "buffers", "steps", "visits"):
             raise SettingError(f"an optimizer's tensor is called '{self.name}'; take a word such as moment0")
 
@@ -91,9 +88,9 @@ def rule_for(rule: Optimizer, parameter: Parameter) -> Optimizer:
     return rule if found is None else found(parameter)
 
 
-def like_weights(shape: tuple[int, ...], *, signed: Sequence[bool]) -> tuple[StateTensor, ...]:
+def like_weights(shape: tuple[int, ...], count: int) -> tuple[StateTensor, ...]:
     """Moments of the parameter's own shape, in float32."""
-    return tuple(StateTensor(f"moment{index}", shape, signed=one) for index, one in enumerate(signed))
+    return tuple(StateTensor(f"moment{index}", shape) for index in range(count))
 
 
 def check_rule(name: str, rule: object) -> None:

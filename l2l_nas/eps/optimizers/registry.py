@@ -59,7 +59,7 @@ def build_optimizer(chosen: str | Mapping[str, Any] | Optimizer) -> Optimizer:
     Args:
         chosen: a key of `OPTIMIZERS`, or `FILE.py:NAME` or `MODULE:NAME` of a class or function that gives one. A dict
             has the name, as "name", and the arguments. Those of `COMMON` every optimizer takes: `moments`, "fp32",
-            "bf16" or "8bit"; `no_decay`, "none" or "norms_and_biases"; `layer_decay`, see there; `groups`, a dict of
+            or "bf16"; `no_decay`, "none" or "norms_and_biases"; `layer_decay`, see there; `groups`, a dict of
             the arguments of `Group` by its name.
 
     Raises:
@@ -132,7 +132,7 @@ def _group(name: str, content: object) -> Group:
 
 
 def in_low_precision(optimizer: Optimizer, moments: str) -> Optimizer:
-    """An optimizer with all its moments in "bf16" or "8bit", those of its groups' own rules as well.
+    """An optimizer with all its moments in "bf16", those of its groups' own rules as well.
 
     Raises:
         SettingError: another precision.
@@ -147,6 +147,6 @@ def in_low_precision(optimizer: Optimizer, moments: str) -> Optimizer:
 
 
 def moments_of(optimizer: Optimizer) -> str:
-    """In what precision an optimizer keeps its moments: "fp32", "bf16" or "8bit"."""
+    """In what precision an optimizer keeps its moments: "fp32" or "bf16"."""
     rule = optimizer.rule if isinstance(optimizer, Groups) else optimizer
     return rule.moments if isinstance(rule, LowPrecision) else "fp32"

@@ -44,7 +44,7 @@ class AdamW:
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
         """See `Optimizer.state`: the gradient's mean and that of its square."""
-        return like_weights(shape, signed=(True, False))
+        return like_weights(shape, 2)
 
     def update(
         self,
@@ -93,7 +93,7 @@ class SGD:
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
         """See `Optimizer.state`: the momentum, if there is one."""
-        return like_weights(shape, signed=(True,) if self.momentum else ())
+        return like_weights(shape, 1 if self.momentum else 0)
 
     def update(
         self,
@@ -142,7 +142,7 @@ class Lion:
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
         """See `Optimizer.state`: the momentum."""
-        return like_weights(shape, signed=(True,))
+        return like_weights(shape, 1)
 
     def update(
         self,
@@ -196,9 +196,9 @@ class Adafactor:
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
         """See `Optimizer.state`: two factors of a matrix, the second moment of a vector."""
         if len(shape) < 2:
-            return (StateTensor("variance", shape, signed=False),)
+            return (StateTensor("variance", shape),)
         rows, columns = (*shape[:-1], 1), (*shape[:-2], 1, shape[-1])
-        return StateTensor("row_variance", rows, signed=False), StateTensor("column_variance", columns, signed=False)
+        return StateTensor("row_variance", rows), StateTensor("column_variance", columns)
 
     def update(
         self,
@@ -280,7 +280,7 @@ class Muon:
         """
         if len(shape) < 2:
             raise SettingError(f"muon updates matrices, not a parameter of shape {shape}; write muon_with_adamw()")
-        return like_weights(shape, signed=(True,))
+        return like_weights(shape, 1)
 
     def for_parameter(self, parameter: Parameter) -> Muon:
         """The rule for a parameter: see `rule_for`.
