@@ -94,9 +94,9 @@ class StateLostError(StorageError):
 class NonFiniteError(L2LError):
     """A loss or a gradient that is not finite; it never reaches a master weight.
 
-    With `exact` and `serial` updates, and for the loss, the whole step is refused. With `eager` updates, layers behind
-    the named one in the path may already be updated by their own, finite gradients, and the error may come with the
-    next step.
+    With `exact` updates, where everything is held, and for the loss, the whole step is refused. Else, with `eager`
+    updates, layers behind the named one in the path may already be updated by their own, finite gradients, and the
+    error may come with the next step.
 
     Args:
         what: "loss" or "gradient".

@@ -459,8 +459,7 @@ class Relay:
         """A path whose step waits for nothing, as all is held; None for others. See [Note: held]."""
         if self._held is None or residency.spilled or not isinstance(self.server.storage, RamStorage):
             return None
-        most = min(residency.keep, len(self.bank.slots))
-        if most < len(self.pool.positions) and not 0 < len(self.pool.path(architecture)) <= most:
+        if residency.keep < len(self.pool.positions) and residency.keep < len(self.pool.path(architecture)):
             return None
         path = self._held.path(architecture)
         return path if path.layers else None
