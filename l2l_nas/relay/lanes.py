@@ -13,6 +13,7 @@ waited for. So an exception in a lane reaches the caller as soon as it waits for
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -34,11 +35,17 @@ _NO_RANGE = contextlib.nullcontext()
 
 
 class Ticket:
-    """Says when a piece of work is done, or how it failed."""
+    """Says when a piece of work is done, or how it failed.
 
-    __slots__ = ("_lock", "_observer", "_passed", "error", "is_done", "mark")
+    Args:
+        lane: that does it.
+        number: a later one for work that was submitted later.
+    """
 
-    def __init__(self, observer: Observer | None = None) -> None:
+    __slots__ = ("_lock", "_observer", "_passed", "error", "is_done", "lane", "mark", "number")
+
+    def __init__(self, observer: Observer | None = None, *, lane: str = "host", number: int = 0) -> None:
+        self.lane, self.number = lane, number
         self._lock = threading.Lock()
         self._lock.acquire()
         self._observer = observer
@@ -68,6 +75,20 @@ class Ticket:
             return False
         self.wait()
         return self.error is None
+
+
+def _marks(after: Iterable[Ticket], lane: str) -> list[Any]:
+    """What the stream of a lane is to wait for: a stream does its work in order, so of each other one its last mark.
+
+    The caller's own stream may be another one than in the last step.
+    """
+    last: dict[str, Ticket] = {}
+    for ticket in after:
+        if ticket.mark is not None and (ticket.lane != lane or lane == "compute"):
+            known = last.setdefault(ticket.lane, ticket)
+            if known.number < ticket.number:
+                last[ticket.lane] = ticket
+    return [ticket.mark for ticket in last.values()]
 
 
 @dataclass(frozen=True)
@@ -127,6 +148,7 @@ class Lanes:
         self._runner = _Runner(device, stress, trace)
         self._workers: dict[str, _Worker] = {}
         self.is_beside = threads
+        self._numbers = itertools.count()
         # at the end of the process too: an interpreter that ends around a thread inside torch aborts
         weakref.finalize(self, _close, self._workers)
 
@@ -140,7 +162,8 @@ class Lanes:
         """
         observer = self._runner.device.observer
         passed = None if observer is None else observer.passed_on()
-        work = _Work(lane, do, tuple(after), label, guard, Ticket(observer), rank, passed)
+        ticket = Ticket(observer, lane=lane, number=next(self._numbers))
+        work = _Work(lane, do, tuple(after), label, guard, ticket, rank, passed)
         if not self.is_beside:
             self._runner.run(work)
             return work.ticket
@@ -155,7 +178,8 @@ class Lanes:
         Raises:
             BaseException: what it, or something it waits for, raised.
         """
-        work = _Work("compute", do, tuple(after), label, guard, Ticket(self._runner.device.observer))
+        ticket = Ticket(self._runner.device.observer, lane="compute", number=next(self._numbers))
+        work = _Work("compute", do, tuple(after), label, guard, ticket)
         self._runner.run(work)
         if work.ticket.error is not None:
             raise work.ticket.error
@@ -289,8 +313,8 @@ class _Runner:
         started = time.perf_counter()
         with self.device.stream(work.lane):
             if work.lane != "host":
-                for ticket in work.after:
-                    self.device.follow(ticket.mark)
+                for awaited in _marks(work.after, work.lane):
+                    self.device.follow(awaited)
             if self._stress is not None:  # behind the waits: on the device too, what is late is the work itself
                 seconds = self._stress.delay_s(work.label.op)
                 if work.lane == "host":

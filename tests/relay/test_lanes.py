@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import signal
 import subprocess
 import sys
@@ -321,3 +322,33 @@ def test_of_updates_that_may_begin_the_first_layer_s_goes_first_and_a_check_befo
     lanes.wait(tickets)
     assert done == ["check", "first", "behind", "second", "third", "late"]
     lanes.close()
+
+
+class Following(Cpu):
+    """A CPU with marks, each a number, that records which of them each lane's stream is to wait for."""
+
+    def __init__(self):
+        super().__init__(copies=True)
+        self.count = itertools.count()
+        self.follows = []
+
+    def mark(self, *, timed=False):
+        return next(self.count)
+
+    def follow(self, mark):
+        self.follows.append(mark)
+
+
+def test_a_stream_waits_for_the_last_mark_of_each_other_lane_alone():
+    device = Following()
+    lanes = Lanes(device, threads=False)
+    up = [submit(lanes, "up", int) for _ in range(3)]  # marks 0 to 2
+    computed = [lanes.compute(int, after=(), label=LABEL, guard=Guard()) for _ in range(2)]  # 3 and 4
+    down = submit(lanes, "down", int, *up, *reversed(computed))
+    assert sorted(device.follows) == [2, 4]
+    device.follows.clear()
+    submit(lanes, "down", int, down, up[1])
+    assert device.follows == [1]
+    device.follows.clear()
+    lanes.compute(int, after=computed, label=LABEL, guard=Guard())  # on what may be another stream of the caller's
+    assert device.follows == [4]
