@@ -38,7 +38,7 @@ class _Gradients:
 
     @property
     def due(self) -> int:
-        """What is held of a micro-batch before its backward."""
+        """Bytes of gradients that are held of a micro-batch before its backward."""
         return self.after + self.begun
 
 
@@ -58,7 +58,7 @@ class DeviceBytes:
         self._dtype = PRECISIONS[relay.precision]
 
     def __call__(self, architecture: Architecture) -> float:
-        """Slots, stash, states that live there, and the largest moment of the path's layers."""
+        """Bytes of slots, stash, states on the device, and the largest moment of the path's layers."""
         relay = self._relay
         residency = relay.residency(self._sizes)
         path, layers = relay.path(architecture), relay.pool.path(architecture)
@@ -95,7 +95,7 @@ class DeviceBytes:
         return self.state_bytes(architecture) + gradients + saved
 
     def state_bytes(self, architecture: Architecture) -> int:
-        """Of states that live on the device while this architecture is trained."""
+        """Bytes of the states that live on the device while this architecture is trained."""
         server = self._relay.server
         return sum(sum(block_sizes(server, state, self._dtype)) for state in self._residents(architecture))
 
@@ -104,7 +104,7 @@ class DeviceBytes:
 
     @property
     def owned_bytes(self) -> int:
-        """Slots and stash: what no architecture changes."""
+        """Bytes of slots and stash, which no architecture changes."""
         relay = self._relay
         arena = relay.stash.needs_bytes(self._sizes, relay.residency(self._sizes).spilled)
         return len(relay.bank.slots) * relay.bank.slot_bytes + arena
@@ -117,7 +117,7 @@ class DeviceBytes:
         return max(self._tail(needs, gradients, 0, 0))
 
     def _gradients(self, path: Sequence[PathLayer], of_use: set[Name]) -> list[_Gradients]:
-        """What each layer's backward meets."""
+        """For each layer, the gradients that its backward reads, makes and passes by."""
         last = {name: index for index, layer in enumerate(path) for name in layer.reads}
         gradients = []
         for index, layer in enumerate(path):
@@ -136,7 +136,7 @@ class DeviceBytes:
     def _streamed(
         self, needs: Sequence[LayerNeeds], gradients: Sequence[_Gradients], learning: Sequence[bool]
     ) -> Iterator[int]:
-        """Visits of the layers before the tail."""
+        """Bytes at the largest moments of each visit of the layers before the tail."""
         others = len(self._sizes) - 1
         for need, gradient, is_learning in zip(needs, gradients, learning, strict=False):
             # a forward's graph of one micro-batch lives until the next one has its own
@@ -151,7 +151,7 @@ class DeviceBytes:
     def _tail(
         self, needs: Sequence[LayerNeeds], gradients: Sequence[_Gradients], first: int, entered: int
     ) -> Iterator[int]:
-        """The round: one micro-batch forward through all its layers, and back.
+        """Bytes at the largest moment of each layer of the tail: one micro-batch goes forward through it, and back.
 
         Args:
             entered: bytes of the gradients that it leaves to the layers before it, of a micro-batch.
@@ -163,7 +163,7 @@ class DeviceBytes:
             alive += needs[index].alive
 
     def _bytes(self, values: Iterable[Name]) -> int:
-        """Of values, for the largest micro-batch."""
+        """Bytes of values, for the largest micro-batch."""
         specs = [spec for name in values for spec in self._relay.stash.specs[str(name)]]
         return max(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 

@@ -77,7 +77,7 @@ def least(pool: LayerPool, costs: Costs, name: str) -> Architecture | None:
 def _nearest_miss(
     pool: LayerPool, costs: Costs, limits: Sequence[Limit], constraints: Sequence[Constraint], seed: int
 ) -> ConstraintError | None:
-    """What to say of limits that allow nothing together, or with other constraints; None if they do not matter."""
+    """The error for limits that allow nothing, alone or with other constraints; None if they are not the cause."""
     repair = Repair(pool, partial(total_excess, constraints=constraints))
     generator = random.Random(f"{seed}/limits")
     draws = UniformPaths(pool, seed=seed)
@@ -104,7 +104,7 @@ def _refuse_slow(
     draws: Sequence[Architecture],
     seed: int,
 ) -> None:
-    """Measure those that should be fast, then what is one change away from the fastest, until one is fast enough."""
+    """Measure architectures that should be fast, then neighbours of the fastest, until one is fast enough."""
     tried: dict[Architecture, float] = {}
 
     def excess(architecture: Architecture) -> float:
@@ -134,7 +134,7 @@ def _setting(limit: Limit) -> str:
 
 
 def _spent(limit: Limit, architecture: Architecture) -> str:
-    """What an architecture costs, and which it is."""
+    """Describe an architecture and its cost."""
     runs = [(name, len(list(group))) for name, group in groupby(architecture.choices)]
     named = ", ".join(f"{count}*{name}" if count > 1 else name for name, count in runs)
     return f"{with_unit(limit.cost.name, limit.value(architecture))} ({named}): allow at least that"

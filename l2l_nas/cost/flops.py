@@ -28,11 +28,11 @@ class Flops:
         self._known: dict[object, int] = {}
 
     def __call__(self, architecture: Architecture) -> float:
-        """Of an architecture."""
+        """The operations of an architecture."""
         return float(sum(map(self.of_layer, self._pool.path(architecture))))
 
     def of_layer(self, layer: Layer) -> int:
-        """Of one layer at its position; counted once for each kind of layer and input."""
+        """The operations of one layer at its position; counted once for each kind of layer and input."""
         inputs = self._shapes.takes[layer.position]
         key = (layer.candidate.kind, inputs)
         if key not in self._known:

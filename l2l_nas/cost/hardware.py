@@ -90,7 +90,7 @@ class Hardware:
         return origin_of(self.sources)
 
     def to_json(self) -> dict[str, Any]:
-        """As a profile's file holds it."""
+        """The content of a profile's file."""
         return asdict(self)
 
 

@@ -45,7 +45,7 @@ class Latency:
         self._device = device
 
     def __call__(self, architecture: Architecture) -> float:
-        """Of an architecture.
+        """Measure an architecture.
 
         Raises:
             SettingError: the whole network does not fit on the device.
@@ -86,7 +86,7 @@ def typical_seconds(network: nn.Module, inputs: Sequence[Tensor], *, limit_s: fl
 
 
 def _fastest(times: Sequence[float]) -> list[float]:
-    """Of each whole row; of all where there is none."""
+    """The fastest call of each whole row; of all calls where there is no whole row."""
     whole = len(times) // _ROW
     return [min(times[row * _ROW : (row + 1) * _ROW]) for row in range(whole)] or [min(times)]
 
@@ -109,4 +109,4 @@ def _one_thread() -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """A CPU is done when the call returns."""
+    """Wait for a CPU, which is done when the call returns."""

@@ -82,7 +82,7 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
 
 
 def _fastest(do: Callable[[], object], device: Device) -> float:
-    """Seconds of one call."""
+    """The fastest call, in seconds."""
     end = time.perf_counter() + _LIMIT_S
     times: list[float] = []
     do()
@@ -124,7 +124,7 @@ def _disk(folder: Path) -> float:
 
 
 def _issue_s(profile: Hardware, device: str) -> float:
-    """What a visit takes beside its operations, its copies and its update: of a relay whose layers hardly compute."""
+    """The overhead of a visit, in seconds: measured in a relay whose layers hardly compute."""
     depth, samples = 8, 2
 
     def layer() -> nn.Module:

@@ -16,7 +16,7 @@ class OwnCost(Protocol):
     """A figure of an architecture, of which less is better. A function is one."""
 
     def __call__(self, architecture: Architecture, /) -> float:
-        """A finite number, the same whenever it is asked."""
+        """The cost: a finite number, the same in every call."""
 
 
 class _Named:

@@ -103,7 +103,7 @@ class ParallelStep:
 
     @property
     def step_s(self) -> float:
-        """All of it."""
+        """Seconds of the whole step."""
         return self.compute_s + self.tensor_s + self.sends_s + self.bubble_s + self.data_s + self.update_s
 
 
@@ -122,7 +122,7 @@ def pipeline_share(stages: int, micro_batches: int) -> float:
 
 
 def inside_bandwidth(hardware: Hardware) -> float:
-    """Of a device to others of its server, both ways together: without links of their own, through the host."""
+    """Bandwidth from a device to others of its server, both ways together: by their links, or through the host."""
     return hardware.peers or hardware.link_up + hardware.link_down
 
 
@@ -137,7 +137,7 @@ def ring_bandwidth(hardware: Hardware, ways: Parallelism) -> float:
 
 
 def send_bandwidth(hardware: Hardware, ways: Parallelism) -> float:
-    """Of a device to that of the next stage. Devices of a server that send to another at once share the network."""
+    """Bandwidth from a device to the next stage's. Devices that send to another server at once share the network."""
     if ways.devices <= SERVER or not hardware.network:
         return inside_bandwidth(hardware)
     return hardware.network / min(SERVER, ways.tensor * ways.data)
@@ -167,7 +167,7 @@ def parallel_step(work: StepWork, hardware: Hardware, ways: Parallelism, *, prec
 
 
 def ways_of(devices: int) -> Iterator[Parallelism]:
-    """All ways in which so many devices may share a step; those that share a layer are of one server."""
+    """All ways to share a step among so many devices; those that share a layer are of one server."""
     for tensor in range(1, min(devices, SERVER) + 1):
         for pipeline in range(1, devices // tensor + 1) if devices % tensor == 0 else ():
             if devices % (tensor * pipeline) == 0:

@@ -113,13 +113,13 @@ class Costs:
         return self._measured[name, architecture]
 
     def figures(self, architecture: Architecture, *, measure: Iterable[str] = ()) -> dict[str, float]:
-        """All costs that take no time, those measured before, and these."""
+        """All costs that take no time, those measured before, and those asked for."""
         wanted = set(measure)
         names = [n for n, c in self._costs.items() if not c.is_measured or n in wanted or self._knows(n, architecture)]
         return {name: self.value(name, architecture) for name in names}
 
     def sums(self, pool: LayerPool) -> dict[str, Callable[[Architecture], float]]:
-        """Those costs that are sums over layers, by name: found in microseconds, as each layer is measured once."""
+        """The costs that are sums over layers, by name: they take microseconds, as each layer is asked once."""
 
         def of(cost: Callable[[Layer], float]) -> Callable[[Architecture], float]:
             values: dict[tuple[int, str], float] = {}
@@ -169,7 +169,7 @@ class Limit:
         self._costs = costs
 
     def value(self, architecture: Architecture) -> float:
-        """What an architecture costs."""
+        """The cost of an architecture."""
         return self._costs.value(self.cost.name, architecture)
 
     def violation(self, architecture: Architecture) -> str | None:
@@ -180,15 +180,15 @@ class Limit:
         return f"{with_unit(name, value)}, allowed {format_cost(name, self.most)} (search.limits.{name})"
 
     def excess(self, architecture: Architecture) -> float:
-        """By which share of the limit it is exceeded; 0 where it is met."""
+        """The share by which an architecture exceeds the limit; 0 where it keeps it."""
         return max(0.0, self.value(architecture) / self.most - 1.0)
 
 
 def unmeasured(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
-    """Those that take no time to ask."""
+    """The constraints that measure nothing."""
     return tuple(c for c in constraints if not (isinstance(c, Limit) and c.cost.is_measured))
 
 
 def in_order(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
-    """Those that measure something last: what the others refuse is not measured."""
+    """The constraints, those that measure something last: what the others refuse is not measured."""
     return (*unmeasured(constraints), *(c for c in constraints if isinstance(c, Limit) and c.cost.is_measured))

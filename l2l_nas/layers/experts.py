@@ -88,7 +88,7 @@ class MixtureOfExperts(Residual):
         return self.behind(x, total.view_as(x))
 
     def routed(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of tokens [count, hidden]: all probabilities, and weights and numbers of the chosen experts."""
+        """Route tokens [count, hidden]: all probabilities, and the weights and numbers of the chosen experts."""
         # float32 also where weights are in low precision, as the article's section 2.4 asks for
         probabilities = self.router(tokens).float().softmax(dim=-1)
         weights, choices = probabilities.topk(self.routing.chosen, dim=-1)

@@ -45,7 +45,7 @@ class FeedForward(Residual):
         return self.behind(x, self.added(self.before(x)))
 
     def added(self, x: Tensor) -> Tensor:
-        """What it adds, without norm: [batch, ..., hidden]."""
+        """The sum that is added to the input, without norm: [batch, ..., hidden]."""
         added: Tensor = self.down(self.inner(x))
         return added
 

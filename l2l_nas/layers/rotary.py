@@ -64,7 +64,7 @@ def _llama3(rotary: Rotary, rates: Tensor) -> Tensor:
 
 
 def _yarn(rotary: Rotary, rates: Tensor) -> Tensor:
-    """As `_llama3`, but between numbers of the head, not between rates."""
+    """Mix rates as `_llama3` does, but between numbers of the head, not between rates."""
     turning = 2 * len(rates)
 
     def number(turns: float) -> float:

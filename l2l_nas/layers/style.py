@@ -1,4 +1,4 @@
-"""What the sub-layers of a model have in common: norms, activations, first weights, and the sum that they add to."""
+"""Norms, activations, first weights and the residual sum, which the sub-layers of a model have in common."""
 
 from __future__ import annotations
 
@@ -114,15 +114,15 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(style.dropout)
 
     def before(self, x: Tensor) -> Tensor:
-        """What the sub-layer works on."""
+        """Norm the input, if the norm comes first: the sub-layer works on that."""
         return x if self.is_post else self.norm(x)
 
     def changes(self, added: Tensor) -> Tensor:
-        """What of it is added."""
+        """Norm and drop out what the sub-layer adds."""
         return self.dropout(self.added_norm(added))
 
     def behind(self, x: Tensor, added: Tensor) -> Tensor:
-        """What it gives."""
+        """Add to the input, and norm the sum if the norm comes last."""
         total = x + self.changes(added)
         return self.norm(total) if self.is_post else total
 

@@ -89,7 +89,7 @@ class Config:
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """All, as they are."""
+        """All fields, as the config has them."""
         return self._fields
 
     def kinds(self, layers: int, rule: str) -> list[str]:

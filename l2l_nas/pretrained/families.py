@@ -125,7 +125,7 @@ class Family:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the published tensors, by name."""
+        """The shapes of the published tensors, by name."""
         shapes_of: dict[str, tuple[int, ...]] = {}
         for position in self.positions:
             with torch.device("meta"):
@@ -290,7 +290,7 @@ class _FamilyBuilder:
 
     @property
     def _routing(self) -> Routing:
-        """Of Mixtral; the loss of a model of several layers is the mean of theirs."""
+        """The routing of Mixtral, where the loss of several layers is the mean of theirs."""
         config = self._config
         chosen, experts = config.count("num_experts_per_tok", 2), config.count("num_local_experts", 8)
         if chosen > experts:
@@ -334,7 +334,7 @@ class _FamilyBuilder:
 
 
 def _named(names: Names, key: str) -> str:
-    """What a parameter of ours is called, by its whole name, or by its module's."""
+    """The published name of one of our parameters, found by its whole name or by its module's."""
     if key in names:
         return names[key]
     part, _, leaf = key.rpartition(".")

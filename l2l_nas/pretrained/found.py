@@ -1,4 +1,4 @@
-"""What a found network is as a model of its family: its config, and the published tensors that its parameters are."""
+"""A found network as a model of its family: its config, and the published names of its parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of published model offers: a config, and tensors that are read one by one."""
+"""Published models of every kind: a config, and tensors that are read one by one."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Builder:
         return module
 
     def _first(self, kind: object, factory: Callable[[], object], where: dict[str, str]) -> nn.Module:
-        """Find out how the factory builds; the module that it gave for it."""
+        """Call a factory for the first time: whether it can build on meta, and whether each of its modules is new."""
         device = "meta"
         try:
             module = _call(factory, device, where)
@@ -146,7 +146,7 @@ def _copied(how: Callable[[nn.Module], nn.Module], module: nn.Module, where: dic
 
 
 def _refuse_unusable(module: nn.Module, where: dict[str, str]) -> None:
-    """What neither a copy nor a slot can carry: parameters without a shape, hooks on them, shared memory."""
+    """Refuse what neither a copy nor a slot can carry: parameters without a shape, hooks on them, shared memory."""
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
             raise SpaceError(f"{name or 'it'} gives sparse gradients, which no slot holds; write sparse=False", **where)
@@ -176,7 +176,7 @@ def _refuse_unusable(module: nn.Module, where: dict[str, str]) -> None:
 
 
 def _refuse_ties_to_itself(module: nn.Module, where: dict[str, str]) -> None:
-    """Functions are not copied: one that holds the module would go on using the original."""
+    """Refuse functions that hold the module: they are not copied, and would go on using the original."""
     parts = {id(item) for _, item in (*module.named_modules(), *named_tensors(module))}
     for part in module.modules():
         for attribute, value in vars(part).items():

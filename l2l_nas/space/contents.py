@@ -1,4 +1,4 @@
-"""What an object holds: a walk through containers, functions and plain objects, for checks that search for tensors."""
+"""A walk through containers, functions and plain objects, for checks that search for tensors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _items(value: object, name: str, opaque: bool) -> Iterator[tuple[str, object
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tells the memory of a tensor from that of others, while it is alive; on meta, too."""
+    """A number that identifies the memory of a tensor while it is alive; on meta, too."""
     return tensor.untyped_storage()._cdata
 
 

@@ -147,7 +147,7 @@ Grid = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def _cells(box: tuple[Pieces, ...], borders: tuple[list[int], ...]) -> Grid:
-    """By dimension, the number and the length of each interval between borders that lies in the box."""
+    """For each dimension, the number and length of each interval between borders that lies in the box."""
     return tuple(
         tuple(
             (index, stop - start)
@@ -218,7 +218,7 @@ def cut_out(module: nn.Module) -> nn.Module:
 
 
 def cell_states(pool: LayerPool) -> dict[str, Layer]:
-    """By key of a state that is a part of a larger weight, a layer that uses it."""
+    """States that are parts of a larger weight: by key, a layer that uses it."""
     return {
         tied_key(group): layer
         for layer in pool.layers

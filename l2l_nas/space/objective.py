@@ -31,7 +31,7 @@ class ObjectiveLayer(nn.Module):
         self.task = task
 
     def forward(self, *outputs: Tensor) -> Any:
-        """What it is given."""
+        """Hand on the inputs."""
         return outputs[0] if len(outputs) == 1 else outputs
 
 

@@ -1,4 +1,4 @@
-"""What operations do: a mode that is told of each, which of their arguments they change, and whether they draw."""
+"""Operations of torch: a mode that is told of each, the arguments that they change, whether they draw numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tensors_in(tree: object) -> list[Tensor]:
 
 
 def name_of(func: Any) -> str:
-    """Of an operation, without its overload; empty for what is no operator, such as a higher-order one."""
+    """The name of an operation, without its overload; empty for higher-order operators, which have none."""
     return func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
 
 

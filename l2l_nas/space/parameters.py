@@ -38,7 +38,7 @@ class Parameter:
 
     @property
     def path(self) -> str:
-        """What patterns are compared with: `position/candidate/name`."""
+        """`position/candidate/name`, which patterns are compared with."""
         return f"{self.position}/{self.candidate}/{self.name}"
 
     @property

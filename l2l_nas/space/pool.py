@@ -31,7 +31,7 @@ def tied_key(group: str) -> str:
 
 
 def tied_group(key: str) -> str | None:
-    """What is tied, of a state of a tied parameter; None for a layer's own state."""
+    """The name by which parameters are tied in this state; None for a layer's own state."""
     return key.removeprefix(_TIED) if key.startswith(_TIED) else None
 
 
@@ -237,7 +237,7 @@ class LayerPool:
         return self.architecture(position.candidates[0].name for position in self.positions)
 
     def every(self) -> Iterator[Architecture]:
-        """All architectures, in canonical form; more than once where choices come to the same."""
+        """All architectures, in canonical form. Choices that come to the same one give it several times."""
         for names in itertools.product(*([c.name for c in position.candidates] for position in self.free)):
             chosen = {position.name: name for position, name in zip(self.free, names, strict=True)}
             yield self.architecture(chosen[self.positions[leader].name] for leader in self._leaders)
@@ -339,12 +339,12 @@ class PerPool(Generic[T]):
         pool._remembered[self] = value
 
     def get(self, pool: LayerPool, default: T) -> T:
-        """Of a pool, or this."""
+        """The entry of a pool, or this default."""
         remembered: T = pool._remembered.get(self, default)
         return remembered
 
     def setdefault(self, pool: LayerPool, value: T) -> T:
-        """Of a pool, which is this if there was nothing."""
+        """The entry of a pool; this value becomes it if there was none."""
         remembered: T = pool._remembered.setdefault(self, value)
         return remembered
 

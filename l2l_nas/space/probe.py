@@ -117,12 +117,12 @@ def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) ->
 
 
 def _placed(error: SpaceError, where: dict[str, str]) -> SpaceError:
-    """What the layer's own code was refused for (`add_loss`) does not know where the layer is."""
+    """Add the layer's position to a refusal of its own code, such as `add_loss`, which does not know it."""
     return error if error.position is not None else SpaceError(str(error), **where)
 
 
 def _run(module: nn.Module, recorder: _Recorder, inputs: Specs, device: str, where: dict[str, str]) -> Specs:
-    """Training forward, backward, and evaluation; the outputs."""
+    """Run forward and backward in training, then evaluation. Returns the outputs' specs."""
     dry_run = DryRun(module, inputs, device)
     recorder.know(module)
     module.train()
@@ -158,7 +158,7 @@ def _described(specs: Specs) -> str:
 
 
 def _refuse_hidden_tensors(module: nn.Module, where: dict[str, str]) -> None:
-    """A tensor that is neither parameter nor buffer would be missing from slots and checkpoints."""
+    """Refuse tensors that are neither parameter nor buffer: slots and checkpoints would lack them."""
     registered = {id(tensor) for _, tensor in named_tensors(module)} | {id(part) for part in module.modules()}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
@@ -198,9 +198,9 @@ def _refuse_changes(before: Snapshot, module: nn.Module, where: dict[str, str]) 
 
 
 def _renew(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Put other tensors in the place of parameters and buffers, as slots do; the ones before, by name.
+    """Replace parameters and buffers by copies, as slots do. Returns the tensors that were there, by name.
 
-    Those of torch's own recurrent layers stay: they refer to each a second time, and find out in the next forward.
+    Weights of torch's recurrent layers stay: these layers hold each a second time, and notice in the next forward.
     """
     recurrent = {
         id(p) for part in module.modules() if isinstance(part, nn.RNNBase) for p in part.parameters(recurse=False)
@@ -218,7 +218,7 @@ def _renew(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _buffer_names(module: nn.Module) -> set[str]:
-    """Those of None too, which `named_buffers` leaves out."""
+    """Names of all buffers, those that are None too, which `named_buffers` leaves out."""
     return {f"{path}.{name}" if path else name for path, part in module.named_modules() for name in part._buffers}
 
 

@@ -118,7 +118,7 @@ class _Watch:
 
 
 class _Watched(np.random.MT19937):
-    """Another bit generator, by all that numpy's functions ask of it, that tells whoever takes its lock."""
+    """Stands in for a bit generator in all of numpy's functions, and reports whoever takes its lock."""
 
     def __init__(self, own: Any, note: Callable[[], None]) -> None:
         super().__init__(0)
@@ -127,7 +127,7 @@ class _Watched(np.random.MT19937):
 
     @property
     def lock(self) -> Any:  # type: ignore[override]
-        """What numpy holds while it draws."""
+        """The lock that numpy holds while it draws."""
         return self._lock
 
     @property

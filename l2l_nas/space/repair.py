@@ -67,7 +67,7 @@ class Repair:
         return current
 
     def _changes(self, architecture: Architecture, generator: random.Random) -> list[_Change]:
-        """All there are, in random order."""
+        """All possible changes, in random order."""
         changes: list[_Change] = [
             ((index,), candidate.name)
             for index in self._varied

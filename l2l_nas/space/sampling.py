@@ -160,7 +160,7 @@ class FairPaths:
         return paths
 
     def _deal(self, number: int, index: int) -> list[str]:
-        """What one position runs at each step of a round."""
+        """The candidate of one position at each step of a round."""
         names = [candidate.name for candidate in self._pool.positions[index].candidates]
         generator = random.Random(f"{self._seed}/fair/{number}/{index}")
         times, left = divmod(self.round_steps, len(names))

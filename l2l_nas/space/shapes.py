@@ -113,7 +113,7 @@ def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
 
 
 def _apart(position: Position, specs: Specs) -> dict[str, Specs]:
-    """What a position gives, by value."""
+    """The specs of a position's outputs, by value."""
     if len(position.writes) not in (1, len(specs)):
         raise SpaceError(
             f"writes {', '.join(position.writes)}, but its layers give {len(specs)} tensors: {describe(specs)}",
@@ -123,7 +123,7 @@ def _apart(position: Position, specs: Specs) -> dict[str, Specs]:
 
 
 def _refuse_shared_parts(pool: LayerPool) -> None:
-    """A layer's weights are its own: a parameter in several layers must be tied."""
+    """Refuse a parameter that several layers share without a tie."""
     owners: dict[int, Layer] = {}
     for layer in pool.layers:
         for name, parameter in pool.borrowed(layer).items():
@@ -204,7 +204,7 @@ def refuse_lone_sample(pool: LayerPool, architecture: Architecture | None, *, ad
 
 @torch.no_grad()
 def _raised_alone(pool: LayerPool, layer: Layer, inputs: Specs) -> str:
-    """What a layer raises in training on one sample; nothing where it trains."""
+    """The error of a layer in training on one sample; empty where it trains."""
     dry_run = dry_run_of(pool, layer, inputs, samples=1)
     try:
         dry_run.forward()

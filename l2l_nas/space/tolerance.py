@@ -38,7 +38,7 @@ def is_near(got: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
 
 
 def noise_of(gradients: Iterable[Tensor]) -> float:
-    """What rounding may come to in a gradient that is zero, beside these of the same backward."""
+    """The most that rounding may leave in a gradient that should be zero, beside others of the same backward."""
     return _NOISE * max(map(_largest, gradients), default=0.0)
 
 
@@ -48,6 +48,6 @@ def some_gradient(output: Tensor) -> Tensor:
 
 
 def _largest(tensor: Tensor) -> float:
-    """Of its finite numbers, the largest absolute one."""
+    """The largest absolute value among a tensor's finite numbers."""
     finite = tensor[tensor.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0

@@ -60,7 +60,7 @@ def learns(tensor: Tensor) -> bool:
 
 
 def by_value(names: Sequence[str], items: Sequence[T]) -> dict[str, tuple[T, ...]]:
-    """What a layer gives, by value: with one name all of it, with several names one tensor each."""
+    """The outputs of a layer by value: one name stands for all of them, several names for one tensor each."""
     if len(names) == 1:
         return {names[0]: tuple(items)}
     return {name: (item,) for name, item in zip(names, items, strict=True)}
@@ -106,7 +106,7 @@ class Flow:
         return {name: tuple(itertools.islice(rest, count)) for name, count in self.inputs.items()}
 
     def last_reads(self) -> dict[str, int]:
-        """By value, the index of the last layer that reads it; the number of layers for an output."""
+        """The index of the last layer that reads each value; for an output, the number of layers."""
         last = {name: index for index, names in enumerate(self.reads) for name in names}
         return {**last, **dict.fromkeys(self.outputs, len(self.reads))}
 
@@ -169,7 +169,7 @@ class Wiring:
         )
 
     def live(self, chosen: Iterable[int]) -> list[int]:
-        """Of positions that are not skipped, those whose layers reach an output, in order."""
+        """The chosen positions whose layers reach an output, in order."""
         chosen = set(chosen)
         values, reads_of = self._resolved(chosen)
         needed = {values[name] for name in self.outputs}

@@ -121,7 +121,7 @@ class _Step:
         self.buffers = copy.buffers
 
     def other_outputs(self, parts: _Step) -> str:
-        """What the parts give otherwise than this model; empty if nothing."""
+        """The first difference of the parts from this model, in outputs or buffers; empty if there is none."""
         if len(self.outputs) != len(parts.outputs) or not all(map(is_near, parts.outputs, self.outputs)):
             return "give something else"
         names = (name for name, buffer in parts.buffers.items() if not is_near(buffer, self.buffers[name]))
@@ -161,7 +161,7 @@ class _SameDraws(OperationLog):
 
 
 def _cause(recording: Recording) -> str:
-    """What in the model's forward leads to this, as far as can be seen, and what to do."""
+    """The likely cause in the model's forward, and what to do about it."""
     for call in recording.calls:
         if any(isinstance(leaf, Tensor) and leaf._backward_hooks for leaf in (*call.takes, *call.gives)):
             return f"a hook (register_hook) is on a tensor that the block '{call.path}' takes or gives; {_ADVICE}"

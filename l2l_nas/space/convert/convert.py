@@ -267,7 +267,7 @@ def _record(
 def _build(
     model: nn.Module, parts: Sequence[PositionPlan], blocks: Sequence[str], choice: Choice
 ) -> list[BlockLayer | ModelFragment]:
-    """The parts as layers; their tensors are the model's."""
+    """Make the layers of all positions; their tensors are the model's."""
     modules: list[BlockLayer | ModelFragment] = []
     for part in parts:
         if isinstance(part, BlockPlan):
@@ -284,7 +284,7 @@ def _build(
 
 
 def _ties(model: nn.Module, modules: Sequence[nn.Module]) -> list[dict[str, str]]:
-    """Of each part, the parameters that another one has as well, by what they are called in the model."""
+    """For each part, the parameters that it shares with other parts: its name for each, and the model's name."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     owned = [dict(module.named_parameters(remove_duplicate=False)) for module in modules]
     counts = Counter(number for parameters in owned for number in {id(p) for p in parameters.values()})
@@ -293,7 +293,7 @@ def _ties(model: nn.Module, modules: Sequence[nn.Module]) -> list[dict[str, str]
 
 @torch.no_grad()
 def _refuse_other_outputs(model: nn.Module, network: nn.Module, arguments: Arguments) -> None:
-    """A restored model must give what the network gives."""
+    """Refuse a restored model whose outputs differ from the network's."""
     training = network.training
     model.eval()
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What flows between the blocks of a model, from a recording in evaluation and one in training, of other batches."""
+"""The values between the blocks of a model, found from a recording in evaluation and one in training."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Dataflow:
         return form
 
     def _find_refs(self) -> None:
-        """Where each tensor that a block takes comes from: the same in both recordings, and gradients with it."""
+        """Find where each argument of a block comes from. Both recordings, and the gradients' way, must agree on it."""
         refs: dict[Any, Ref] = {}
         arguments = [(r.argument_marks, list(map(history, tree_leaves(r.arguments)))) for r in self._recordings]
         for name, leaf_mark in zip(self._inputs, _paired(arguments), strict=True):
@@ -142,9 +142,9 @@ class Dataflow:
         return form if order in (None, tuple(range(len(form.sizes)))) else replace(form, gradient=order)
 
     def _find_gradients(self, values: Sequence[Ref]) -> dict[int, Tensor]:
-        """Of tensors that blocks take or give, and of values that are none of these, by identity.
+        """Gradients of what blocks take and give, and of these values, by identity of the tensor.
 
-        Their layout decides how sums round.
+        Their memory layout decides how sums round.
         """
         leaves = [leaf for call in self._calls for leaf in (*call.takes, *call.gives)]
         leaves += [_tensor_of(ref, self._recordings[1]) for ref in values]
@@ -166,14 +166,14 @@ class Dataflow:
         return "stem" if index == 0 else f"before.{self._block_name(index)}"
 
     def _label(self, ref: Ref) -> str:
-        """What a block calls what it takes; of what another module gave, the module's path."""
+        """The name of the argument that a block takes; for the output of another module, the module's path."""
         if ref[0] == "made":
             return self._labels[ref[1]][ref[2]]
         _, path, nth, leaf = ref
         return path + (f"-{nth + 1}" if nth else "") + (f".{leaf}" if leaf else "")
 
     def _name(self, refs: Sequence[Ref], name: str, labels: Sequence[str]) -> None:
-        """The first value of a part bears its name, the others what blocks call them."""
+        """Name the values of a part: the first after the part, the others after the arguments that take them."""
         for ref, label in zip(refs, labels, strict=True):
             value = name if ref == refs[0] else f"{name}+{label}"
             if value in self._names.values():
@@ -181,7 +181,7 @@ class Dataflow:
             self._names[ref] = value
 
     def _find_roles(self) -> dict[int, str]:
-        """By leaf of what a block gives, as which argument the next block takes it."""
+        """By output of a block, the argument of the next block that takes it."""
         roles: dict[int, str] = {}
         for number, refs in enumerate(self._refs):
             for leaf, ref in enumerate(refs):
@@ -225,7 +225,7 @@ class Dataflow:
         )
 
     def _gives(self, number: int, values: Sequence[Ref], changed: Collection[int] = frozenset()) -> ArgTree:
-        """What a block gives, where those of `values` are known; of storages that are `changed`, copies."""
+        """The outputs of a block, of which a fragment reads `values`; those in `changed` storages are copied."""
         leaves: list[Leaf] = []
         one, other = (recording.calls[number].gives for recording in self._recordings)
         for leaf, pair in enumerate(zip(one, other, strict=True)):
@@ -298,7 +298,7 @@ class Dataflow:
         return self._recordings[1].others[ref[1]][ref[2]] if ref[0] == "given" else self._calls[ref[1]]
 
     def _used(self, draft: FragmentDraft) -> set[Key]:
-        """Calls of the modules that a fragment needs: those that compute it, pass it on, or call its blocks."""
+        """Calls of modules that must run in a fragment: they compute its values, pass them on, or call its blocks."""
         ends = [ref for ref in draft.refs if ref[0] == "given"] + [("given", *key) for key in draft.given]
         used: set[Key] = {key for ref in (*draft.refs, *ends) for key in self._call_of(ref).inside}
         used |= {(ref[1], ref[2]) for ref in ends}
@@ -313,12 +313,12 @@ class Dataflow:
         return used
 
     def _others(self, used: set[Key], values: Mapping[Given, int]) -> dict[str, tuple[ArgTree | None, ...]]:
-        """What calls of modules give that do not run: not used, or run by an earlier fragment.
+        """The outputs of calls that do not run in a fragment: it does not use them, or an earlier fragment ran them.
 
-        Those whose outputs have no form run.
+        Calls whose outputs have no form run.
 
         Args:
-            values: what earlier fragments made: which value it is.
+            values: by output of a module that an earlier fragment made, the number of the value.
         """
         one, other = (recording.others for recording in self._recordings)
         stopped = {key[:2] for key in values}
@@ -355,7 +355,7 @@ class Dataflow:
         return ArgTree(tuple(leaves), other.gives_tree)
 
     def _changed(self, draft: FragmentDraft) -> set[int]:
-        """Buffers that the modules of a fragment change, though nothing reads them, such as BatchNorm's count."""
+        """Buffers that modules of a fragment change though nothing reads them, such as BatchNorm's count."""
         storages: set[int] = set()
         for recording, needs in draft.needs:
             running = {recording.events[index].inside for index in needs.events}
@@ -365,7 +365,7 @@ class Dataflow:
         return storages
 
     def _needed(self, storages: set[int], others: Mapping[str, tuple[ArgTree | None, ...]]) -> tuple[str, ...]:
-        """Names of the weights that these storages are, where a module uses them that runs."""
+        """Names of the weights in these storages, of modules that run."""
         gone = tuple(f"{path}." for path, calls in others.items() if None not in calls)
         needed = []
         for storage, names in self._recordings[1].names.items():
@@ -375,7 +375,7 @@ class Dataflow:
 
 
 def _paired(recordings: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[Any]:
-    """What tells each leaf from others, of both recordings: the marks and histories; None if it is no tensor."""
+    """Marks and histories of each leaf in both recordings, which tell it from others; None if it is no tensor."""
     both = [list(zip(marks, histories, strict=True)) for marks, histories in recordings]
     return [None if None in (one[0], other[0]) else (one, other) for one, other in zip(*both, strict=True)]
 

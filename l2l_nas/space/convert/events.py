@@ -31,7 +31,7 @@ def mark(leaf: object) -> Mark | None:
 
 
 def history(leaf: object) -> Mark | None:
-    """What tells a tensor from one of the same memory through which gradients go otherwise: detached, or hooked."""
+    """Whether gradients pass through a tensor, and whether a hook changes them; the mark of its memory has neither."""
     return (leaf.requires_grad, bool(leaf._backward_hooks)) if isinstance(leaf, Tensor) else None
 
 
@@ -105,7 +105,7 @@ class BlockCall:
 
     @property
     def aliases(self) -> dict[int, int]:
-        """By leaf of what it gives, the leaf of its arguments that it is."""
+        """Outputs that are arguments: by leaf of the outputs, the leaf of the arguments."""
         arguments = zip(self.marks, self.histories, strict=True)
         leaf_of = {seen: leaf for leaf, seen in enumerate(arguments) if seen[0] is not None}
         outputs = enumerate(zip(self.gives_marks, map(history, self.gives), strict=True))

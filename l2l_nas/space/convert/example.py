@@ -54,11 +54,11 @@ class Arguments:
         return tree_map(lambda leaf: leaf[rows.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, self._arguments)
 
     def tensors_of(self, batch: int) -> list[Tensor]:
-        """Those of the arguments."""
+        """The tensors among the arguments, with so many samples."""
         return [leaf for leaf in tree_leaves(self.of(batch)) if isinstance(leaf, Tensor)]
 
     def outputs_of(self, model: nn.Module, batch: int | None = None) -> Tensor:
-        """What a model gives for the example, or for so many samples of it."""
+        """The output of a model for the example, or for so many samples of it."""
         args, kwargs = self.of(batch or self.num_samples)
         with masks_always_made():
             return self._choice(model(*args, **kwargs))

@@ -77,12 +77,12 @@ class Form:
 
     @property
     def spec(self) -> TensorSpec:
-        """Of the value."""
+        """The spec of the value."""
         sizes = tuple(base for slope, base in self.sizes if not slope)
         return TensorSpec(sizes if self._each == 1 else (self._each, *sizes), self.dtype)
 
     def pack(self, tensor: Tensor, batch: int) -> Tensor:
-        """As a value: the batch comes first; a tensor that all samples share has a copy for each of them."""
+        """Make a value of a tensor: the batch comes first; a tensor that all samples share has a copy for each."""
         if self.gradient and tensor.requires_grad:
             tensor = tensor.view_as(tensor)
             tensor.register_hook(functools.partial(_laid_out, order=self.gradient))
@@ -92,7 +92,7 @@ class Form:
         return value if self._each == 1 else value.unflatten(0, (batch, self._each))
 
     def unpack(self, value: Tensor) -> Tensor:
-        """As the model has it."""
+        """Make the model's tensor of a value."""
         if self.dim is None:
             return _laid_out(value[0], self.order)
         rows = value if self._each == 1 else value.flatten(0, 1)
@@ -112,7 +112,7 @@ def layout(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _laid_out(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
-    """The same tensor, whose dimensions lie in memory in this order."""
+    """Lay out a tensor so that its dimensions lie in memory in this order."""
     if order == tuple(range(tensor.dim())):
         return tensor
     return tensor.permute(order).contiguous().permute([order.index(d) for d in range(tensor.dim())])
@@ -139,7 +139,7 @@ class Arg:
 
 @dataclass(frozen=True)
 class Const:
-    """What is the same in every call."""
+    """An argument or output that is the same in every call."""
 
     value: Any
 

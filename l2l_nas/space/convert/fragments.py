@@ -70,7 +70,7 @@ class Fragments:
             self._refuse_twice(draft)
 
     def _placed(self, refs: Sequence[Ref]) -> list[FragmentDraft]:
-        """As few as can be, each as near as can be to the first block that takes what it makes."""
+        """As few drafts as possible, each as close as possible to the first block that takes what it makes."""
         made = sorted(refs)
         earliest = {ref: max(self._needs(ref, r).earliest for r in self._recordings) for ref in made}
         indices: list[int] = []
@@ -83,7 +83,7 @@ class Fragments:
         return [*drafts.values(), FragmentDraft(len(self._recordings[1].calls), [])]
 
     def _needs(self, ref: Ref, recording: Recording, draft: FragmentDraft | None = None) -> Needs:
-        """What a tensor is made of; for a draft, as far as no earlier one gives it."""
+        """What a tensor is made of; for a draft, the walk stops at what earlier drafts make."""
         tensors: Sequence[object]
         if ref[0] == "given":
             call = recording.others[ref[1]][ref[2]]
@@ -108,7 +108,7 @@ class Fragments:
         return recording.needs(tensors, before, stop)
 
     def _find_needs(self, draft: FragmentDraft) -> None:
-        """Stop at what earlier drafts make; but a module that runs here anyway gives what it gives here."""
+        """Find what a draft needs. It reads what earlier drafts made, except from modules that run in it anyway."""
         wanted: list[Ref] = [*draft.refs, *([] if draft.refs else [("result",)])]
         while True:
             draft.needs = [(r, self._needs(ref, r, draft)) for ref in wanted for r in self._recordings]
@@ -132,7 +132,7 @@ class Fragments:
         return any(call.start <= index < call.end for index in draft.events[id(recording)])
 
     def _maker(self, output: Given, index: int) -> FragmentDraft | None:
-        """The first draft before a place that makes all of what a module gave."""
+        """The first draft before this one that makes all of a module's output."""
         maker, first = self._makers.get(output, (None, 0))
         for number, draft in enumerate(self.drafts[first:], first):
             if maker is not None or draft.place >= index:
@@ -145,7 +145,7 @@ class Fragments:
         return maker if maker is not None and maker.place < index else None
 
     def _ref_of(self, output: Given, index: int) -> Ref:
-        """The value: what a block took may be the same tensor."""
+        """The value that an output is. A block may take the same tensor, which then is the value."""
         for draft in self.drafts:
             for ref in draft.refs if draft.place < index else ():
                 if ref[0] == "made" and all(_is_taken(output, ref, recording) for recording in self._recordings):
@@ -153,7 +153,7 @@ class Fragments:
         return ("given", *output)
 
     def _shareable(self, recording: Recording) -> dict[int, list[tuple[ModuleCall, list[int]]]]:
-        """By storage, calls of modules that gave it and what of it, the outermost first; such as may be values."""
+        """By storage, the calls whose outputs in it may become values, the outermost module first."""
         calls_of: dict[int, list[tuple[ModuleCall, list[int]]]] = {}
         around = {key[0] for call in recording.calls for key in call.inside}
         for path, calls in recording.others.items():
@@ -178,7 +178,7 @@ class Fragments:
         return is_last and training.is_own_work(other, leaf) and form.is_plain and form.dim is not None
 
     def _refuse_twice(self, draft: FragmentDraft) -> None:
-        """What draws random numbers or changes a buffer must run once."""
+        """Refuse two fragments that run the same random operation or change the same buffer: it must run once."""
         for recording, needs in draft.needs:
             for index in needs.events:
                 event = recording.events[index]
@@ -205,7 +205,7 @@ def is_counted(calls: Iterable[ModuleCall]) -> bool:
 
 
 def _is_known(one: ModuleCall, other: ModuleCall) -> bool:
-    """Whether all that a call gives can be given in its place."""
+    """Whether all outputs of a call have forms, so that others can stand in for them."""
     if one.gives_tree != other.gives_tree:
         return False
     for x, y in zip(one.gives, other.gives, strict=True):

@@ -68,7 +68,7 @@ class Offers:
                 )
 
     def _factory(self, part: BlockPlan, offer: Offer, original: nn.Module) -> nn.Module | Callable[[], nn.Module]:
-        """One for all blocks that are called alike, so that its layers share templates; or a layer that exists."""
+        """The factory of an offer, one for all blocks that are called alike so that their layers share templates."""
         build = offer.factory if isinstance(offer, Candidate) else offer
         module = build.module if isinstance(build, Existing) else build
         if isinstance(module, nn.Module):

@@ -68,7 +68,7 @@ class BlockLayer(nn.Module):
         return one and gives.tree.is_leaf()
 
     def train(self, mode: bool = True) -> Self:
-        """As the model's own `train` leaves what is inside: a part of it may stay in evaluation."""
+        """Switch modes as the model's own `train` does, which may leave modules inside in evaluation."""
         super().train(mode)
         modules = dict(self.block.named_modules())
         for path, kind, is_training in self._called.modes[mode]:
@@ -93,7 +93,7 @@ class BlockLayer(nn.Module):
 
 
 def _gradients(are_recorded: bool) -> contextlib.AbstractContextManager[object]:
-    """Record gradients, or not; nothing where that is so already, as torch.export would make an operation of it."""
+    """Switch the recording of gradients, if need be: torch.export makes an operation of each switch."""
     is_so = torch.is_grad_enabled() is are_recorded
     return contextlib.nullcontext() if is_so else torch.set_grad_enabled(are_recorded)
 
@@ -166,7 +166,7 @@ class ModelFragment(nn.Module):
 
 
 class _Reached(Exception):
-    """All that a fragment is for is known."""
+    """Ends a forward whose fragment has all its values."""
 
 
 class ReplayContext:
@@ -185,7 +185,7 @@ class ReplayContext:
         self.clear()
 
     def clear(self) -> None:
-        """Between two forwards."""
+        """Forget the values of the last forward."""
         self._values: Sequence[Tensor] = ()
         self._wanted: dict[Key, Mapping[int, Form]] = {}
         self._order: list[tuple[Key, int]] = []
@@ -195,7 +195,7 @@ class ReplayContext:
         self._has_gradients = False
 
     def start(self, values: Sequence[Tensor], wanted: Mapping[Key, Mapping[int, Form]], *, ends: bool) -> None:
-        """Before a forward."""
+        """Take the values of a forward that is about to begin."""
         self.clear()
         self._values, self._wanted, self._ends = values, dict(wanted), ends
         self._order = [(key, leaf) for key, forms in wanted.items() for leaf in forms]
@@ -213,7 +213,7 @@ class ReplayContext:
 
     @property
     def device(self) -> torch.device:
-        """Of the values."""
+        """The device of the values."""
         return self._values[0].device if self._values else torch.device("cpu")
 
     def _number(self, path: str) -> int:
@@ -247,7 +247,7 @@ class ReplayContext:
         return (outputs[0], list(zip(gives.shows, outputs[1:], strict=True))) if gives.shows else (outputs, [])
 
     def other(self, path: str, run: Callable[[], Any]) -> Any:
-        """Another module is called: what it gives, or what stands in for that."""
+        """Run another module that is called, or stand in for its outputs."""
         calls = self._others.get(path, (None,))
         if not self._values and None in calls:
             return run()  # checkpoint computes again what ran
@@ -382,7 +382,7 @@ def _zeros_like(tensor: Tensor) -> Callable[[Any], Tensor]:
 
 
 def _forget(module: nn.Module, removed: set[int]) -> None:
-    """Attributes such as a list of weights that are no longer there."""
+    """Delete attributes that hold removed weights, such as a list of them."""
     for name, value in list(vars(module).items()):
         if name not in MODULE_ATTRIBUTES and any(id(item) in removed for _, item in contents(value, name)):
             delattr(module, name)

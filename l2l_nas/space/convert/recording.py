@@ -91,7 +91,7 @@ class Recording:
         self._index()
 
     def _index(self) -> None:
-        """By storage, the numbers of the events that write it; what is read though it comes from nowhere."""
+        """Index the events by the storages that they write, and find storages that are read and never written."""
         self.writers: dict[int, list[int]] = {}
         for index, event in enumerate(self.events):
             for storage in event.writes:
@@ -236,7 +236,7 @@ class Recording:
         return Needs(frozenset(events), frozenset(wanted), frozenset(outputs), frozenset(given))
 
     def _outputs_in(self, block: int, storages: set[int]) -> set[tuple[int, int]]:
-        """Those of a block that lie there, but for what it hands on."""
+        """The outputs of a block that lie in these storages; not those that are its arguments."""
         call = self.calls[block]
         aliases = call.aliases
         return {
@@ -289,7 +289,7 @@ class Recording:
                 )
 
     def _refuse_unknown(self, wanted: set[int]) -> None:
-        """Tensors that come from nowhere: left by a block in an attribute, say."""
+        """Refuse tensors of unknown origin, such as those that a block left in an attribute."""
         for storage in wanted & self._unknown.keys():
             raise SpaceError(
                 f"'{self._unknown[storage].where}' uses a tensor that is no argument, parameter or buffer, and that no "
