@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from l2l_nas.eps.inbox import GradientBlock, GradientInbox
+from l2l_nas.relay import accelerator, resident
 from l2l_nas.relay import device as devices
 from l2l_nas.relay import relay as relay_module
-from l2l_nas.relay import resident
 from l2l_nas.relay.pinned import PinnedBlocks
 from tests.accelerator.build import NAME, build
 
@@ -112,10 +112,10 @@ class _Meeting:
             self._passed = library.passed_on()
 
 
-class SimulatedAccelerator(devices.Accelerator):
+class SimulatedAccelerator(accelerator.Accelerator):
     """Torch's simulated device, watched."""
 
-    blocks = PinnedBlocks(devices._pin, fence=devices._Events, trim=devices._trim, slab_bytes=1 << 20)
+    blocks = PinnedBlocks(accelerator._pin, fence=accelerator._Events, trim=accelerator._trim, slab_bytes=1 << 20)
     _taking = threading.RLock()
     _taken = _Meeting()  # `PinnedBlocks` has a lock
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.device import Cpu, Cuda, open_device, stream_seed
+from l2l_nas.relay.accelerator import Cuda
+from l2l_nas.relay.device import Cpu, open_device, stream_seed
 
 
 @pytest.mark.parametrize("name", ["gpu", "mps", "cuda:99", "cpu:x", "", "meta"])
