@@ -130,8 +130,9 @@ def _as_known(relay: Any, options: dict[str, Any]) -> dict[str, Any]:
     order = getattr(plan, "UpdateOrder", None)  # there are two policies since, and orders in which one is carried out
     if order is not None and options["update"] != "eager":
         options["update"] = order.AHEAD if options["update"] == "ahead" else order.CHECKED
-    unknown = set(options) - set(inspect.signature(relay).parameters)
-    if unknown:
+    parameters = inspect.signature(relay).parameters
+    unknown = set(options) - set(parameters)
+    if unknown and "settings" not in parameters:
         raise TypeError(f"teach _as_known where Relay takes {', '.join(sorted(unknown))} now")
     return options
 

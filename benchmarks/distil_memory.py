@@ -22,7 +22,7 @@ from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import write_json
 from l2l_nas.pretrained.pool import published_pool
-from l2l_nas.relay.relay import PRECISIONS
+from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
 from tests.accelerator.simulated import DEVICE, library
 

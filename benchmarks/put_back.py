@@ -65,7 +65,7 @@ def compared(task: Callable[[str], Any], text: str, *, limit: float, steps: int)
     for step in range(steps):
         inputs, targets = batches.at(step)
         size, spent, losses = len(inputs[0]), {}, {}
-        waited += relays[UpdateOrder.AHEAD]._next_order() is UpdateOrder.CHECKED
+        waited += relays[UpdateOrder.AHEAD]._training._next_order() is UpdateOrder.CHECKED
         for update in list(relays)[:: -1 if step % 2 else 1]:
             begun = time.process_time()
             result = relays[update].train_step(

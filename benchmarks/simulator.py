@@ -258,7 +258,7 @@ def at_least(seconds: float) -> Iterator[None]:
 
 def slow_updates(relay: Relay, pace: Callable[[str, str], float]) -> None:
     """Have updates take their time while they hold the gradient's block, not after it."""
-    storage = relay._states.storage
+    storage = relay._training.states.storage
     writing = storage.writing
 
     @contextlib.contextmanager

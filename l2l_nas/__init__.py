@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from l2l_nas.nas.strategies.trials import Trials
     from l2l_nas.nas.strategies.warm_up import WarmUp
     from l2l_nas.nas.suggest import suggest
+    from l2l_nas.relay.config import ExecutionConfig, MemoryConfig, PrecisionConfig, UpdateConfig
     from l2l_nas.relay.relay import Relay
     from l2l_nas.relay.resident import Resident
     from l2l_nas.runs.api import SearchResult, search
@@ -78,7 +79,11 @@ _HOMES = {
     "Problem": "l2l_nas.training.problem",
     "RandomSearch": "l2l_nas.nas.strategies.random_search",
     "Regression": "l2l_nas.training.task",
+    "ExecutionConfig": "l2l_nas.relay.config",
+    "MemoryConfig": "l2l_nas.relay.config",
+    "PrecisionConfig": "l2l_nas.relay.config",
     "Relay": "l2l_nas.relay.relay",
+    "UpdateConfig": "l2l_nas.relay.config",
     "Require": "l2l_nas.space.constraint",
     "Resident": "l2l_nas.relay.resident",
     "SampleMetrics": "l2l_nas.training.task",
@@ -122,6 +127,7 @@ __all__ = [
     "Clip",
     "Cosine",
     "Data",
+    "ExecutionConfig",
     "FileStorage",
     "Finalists",
     "FirstWeights",
@@ -130,12 +136,14 @@ __all__ = [
     "LayerPool",
     "Lion",
     "LowPrecision",
+    "MemoryConfig",
     "Metric",
     "Muon",
     "Optimizer",
     "ParamServer",
     "Phase",
     "Position",
+    "PrecisionConfig",
     "Problem",
     "RandomSearch",
     "Regression",
@@ -155,6 +163,7 @@ __all__ = [
     "Trainer",
     "Trials",
     "UniformPaths",
+    "UpdateConfig",
     "WarmUp",
     "add_loss",
     "collect_losses",

@@ -130,7 +130,6 @@ RETIRED = frozenset(
         "lend",
         "salt",
         "judge",
-        "settle",
     ]
 )
 

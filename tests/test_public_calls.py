@@ -144,7 +144,8 @@ def example(call: str, argument: str) -> Any:
 # objects whose methods users call, and what of these only the library itself calls
 _USED = {"Data", "LayerPool", "Position", "Relay", "Resident", "Trainer", "UniformPaths", "Batches"}
 _OWN = {
-    "Relay.extend", "Resident.extend", "Relay.use", "Resident.use", "Relay.residency", "LayerPool.flow",
+    "Relay.extend", "Resident.extend", "Relay.use", "Resident.use", "Relay.residency", "Relay.numbered",
+    "LayerPool.flow",
     "LayerPool.build_module", "LayerPool.borrowed", "LayerPool.owner", "LayerPool.has_state", "LayerPool.like",
     "Resident.module", "Position.with_candidates", "Tokens.places",
 }  # fmt: skip

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from l2l_nas.eps.inbox import gradient_bytes
 from l2l_nas.eps.layout import align
+from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.relay.device_states import block_sizes
 from l2l_nas.relay.measure import LayerNeeds, layer_needs
 from l2l_nas.relay.path import Name, PathLayer, last_to_learn, learns_from, tail_start, taken_by
 from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.relay import PRECISIONS, Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 
@@ -84,7 +85,9 @@ class DeviceBytes:
         layouts = [server.layout(state) for state in states]
         gradients = sum(align(gradient_bytes(layout)) for layout in layouts if layout.is_trainable)
         saved = 0
-        if self._relay.order is UpdateOrder.AHEAD:  # else states that live on the device wait for the check
+        if (
+            self._relay.config.update.order is UpdateOrder.AHEAD
+        ):  # else states that live on the device wait for the check
             late = last_to_learn(self._relay.path(architecture))
             ahead = (s for s, layout in zip(states, layouts, strict=True) if layout.is_trainable and s not in late)
             saved_layouts = [server.rules.of(state).layout for state in ahead]

@@ -17,9 +17,10 @@ from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.scratch import sequential_seconds
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.files import named_failures, temporary_name
+from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.relay.device import Device, open_device
 from l2l_nas.relay.interface import Batch, Targets
-from l2l_nas.relay.relay import PRECISIONS, Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.values import as_tuple

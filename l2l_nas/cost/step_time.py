@@ -15,10 +15,11 @@ from l2l_nas.cost.traffic import layer_bytes
 from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.buffers import may_change
+from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.relay.measure import Work, layer_needs
 from l2l_nas.relay.path import Name, PathLayer, Spill, last_to_learn, learns_from
 from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.relay import PRECISIONS, Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 
@@ -225,8 +226,8 @@ class StepTime:
     @property
     def _order(self) -> UpdateOrder:
         """As the relay chooses it on such a machine while nothing is clipped."""
-        overlaps = self.hardware.lanes == "streams" and not self._in_files and not self.relay.resident
-        return self.relay.order or UpdateOrder.of(self.relay.update, overlaps=overlaps)
+        overlaps = self.hardware.lanes == "streams" and not self._in_files and not self.relay.config.memory.state_bytes
+        return self.relay.config.update.order or UpdateOrder.of(self.relay.update, overlaps=overlaps)
 
     def _stored(self, streamed: Iterable[str]) -> tuple[str, ...]:
         """States whose weights are stored as they cross the link: all of a path, or none with `pinned=none`.

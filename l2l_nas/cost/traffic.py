@@ -11,10 +11,11 @@ import torch
 from l2l_nas.eps.inbox import gradient_bytes
 from l2l_nas.eps.layout import layout_of, wire_layout_of
 from l2l_nas.relay.buffers import may_change
+from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.relay.path import Name, PathLayer
 from l2l_nas.relay.plan import Carry, Op
 from l2l_nas.relay.planner import plan_training
-from l2l_nas.relay.relay import PRECISIONS, Relay
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 

@@ -82,7 +82,7 @@ class ParamServer:
         self.seed = check_seed(seed)
         self.storage: Storage = RamStorage() if storage is None else storage
         self.loss_scale: LossScale | None = None
-        self.frozen = frozenset(frozen)
+        self.frozen = frozenset(check_list("frozen", frozen, of=str, wanted="keys of states"))
         self.gradients = GradientInbox(self.pool, self.rules)
         self._user: weakref.ref[StateUser] | None = None  # who works on the states, and may hold copies of them
         self._busy: StateUser | None = None  # that one while it has updates under way
@@ -136,6 +136,10 @@ class ParamServer:
     def pin_masters(self, memory: WireMemory) -> None:
         """Have the weights of new states, and of forks, lie where a device copies from."""
         self._masters = memory
+
+    def scale_losses(self) -> None:
+        """Have a loss scale, if there is none yet: losses are multiplied by it."""
+        self.loss_scale = self.loss_scale or LossScale()
 
     def move_to(self, storage: Storage) -> None:
         """Have states live in another storage, which takes over those that there are."""

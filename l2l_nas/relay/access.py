@@ -66,13 +66,13 @@ class StateAccess:
         self._device = device
         self._dtype = dtype
         self._wire = wire
-        self._on_device = on_device
+        self.on_device = on_device
         self._is_host = device.shares_memory and not copies
 
     @property
     def storage(self) -> Storage:
         """The server's states, with the device's copies of those that live there."""
-        return self.server.storage if self._on_device is None else self._on_device
+        return self.server.storage if self.on_device is None else self.on_device
 
     def open(self, key: str, slot: Tensor) -> OpenState:
         """Open a state for a layer's visits.

@@ -58,10 +58,10 @@ class DeviceStates:
     Args:
         device: where.
         dtype: of the weights that layers compute on; beside float32 masters, a copy is stored.
-        budget: bytes of device memory, at most; None: as many as there are.
+        budget: bytes of device memory, at most.
     """
 
-    def __init__(self, server: ParamServer, device: Device, dtype: torch.dtype, *, budget: int | None) -> None:
+    def __init__(self, server: ParamServer, device: Device, dtype: torch.dtype, *, budget: float) -> None:
         self._server = server
         self._device = device
         self._dtype = dtype
@@ -213,19 +213,19 @@ class DeviceStates:
                 self._own[key].used = self._step
         coming: list[str] = []
         leaving: list[str] = []
-        left = None if self._budget is None else self._budget - sum(self.bytes_of(key) for key in self._own)
+        left = self._budget - sum(self.bytes_of(key) for key in self._own)
         idle = [key for key, own in self._own.items() if self._step - own.used >= _IDLE_STEPS]
         idle.sort(key=lambda key: self._own[key].used)
         for key in dict.fromkeys(keys):
             if key in self._own:
                 continue
             size = self.bytes_of(key)
-            while left is not None and left < size and idle:
+            while left < size and idle:
                 leaving.append(idle.pop(0))
                 left += self.bytes_of(leaving[-1])
-            if left is None or left >= size:
+            if left >= size:
                 coming.append(key)
-                left = None if left is None else left - size
+                left -= size
         return coming, leaving
 
     def move(self, coming: Sequence[str], leaving: Sequence[str]) -> None:
@@ -271,7 +271,7 @@ class DeviceStates:
         for index, blocks in enumerate(self._free):
             if tuple(block.numel() for block in blocks) == sizes:
                 return self._free.pop(index)
-        while self._free and self._budget is not None and self.num_bytes + sum(sizes) > self._budget:
+        while self._free and self.num_bytes + sum(sizes) > self._budget:
             self._free.pop(0)
         return tuple(self._device.allocate(size) for size in sizes)
 

@@ -15,7 +15,7 @@ from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import SettingError, of_user
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.executor import PlanExecutor, StepJob
+from l2l_nas.relay.executor import ForwardJob, PlanExecutor
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.held import HeldSteps, is_plain
 from l2l_nas.relay.interface import Batch, Reduce
@@ -205,7 +205,7 @@ class Evaluation:
         expect(states, plan, layers, path)
         run = Run(tuple(layers), len(layers), Flow({}, (), (), ()), self._stash.specs, lambda position, batch: 0)
         try:
-            self._executor.carry_out(StepJob(plan, run, states, path, forward=visit))
+            self._executor.carry_out(ForwardJob(plan=plan, run=run, states=states, path=path, visit=visit))
         finally:
             self._executor.drain()
 

@@ -17,7 +17,7 @@ from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, is_o
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.interface import Objective, Targets
+from l2l_nas.relay.interface import MiniBatch
 from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
 from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
@@ -39,57 +39,91 @@ from l2l_nas.space.pool import Layer
 _STAGING_SHARE = 0.25  # of free host memory, for gradients that wait for updates
 
 
-@dataclass
-class StepJob:
+@dataclass(frozen=True)
+class Losses:
+    """What came from the device of a step's losses.
+
+    Args:
+        task: the task's own.
+        auxiliary: the sum of all others.
+        bad: the layer whose auxiliary loss is not finite; None where the task's own is not, or all are.
+    """
+
+    task: float
+    auxiliary: float
+    is_finite: bool
+    bad: str | None
+
+    @classmethod
+    def of(cls, run: Run) -> Losses:
+        """All in one copy."""
+        named: list[tuple[str | None, torch.Tensor]] = [(None, run.loss)] if run.loss is not None else []
+        named += [(run.layers[place].key, loss) for place, loss in run.auxiliary.items()]
+        found = torch.stack([loss.detach().reshape(()) for _, loss in named]).tolist() if named else []
+        bad = [key for (key, _), value in zip(named, found, strict=True) if not math.isfinite(value)]
+        return cls(found[0] if found else 0.0, sum(found[1:]), not bad, bad[0] if bad else None)
+
+
+@dataclass(kw_only=True)
+class PlanJob:
     """A plan to carry out, and what its steps need to know.
 
     Attributes:
         states: where layers come from.
         path: says what the plan's numbers are.
-        check: of all gradients, once CHECK is done.
-        bad_loss: the layer whose auxiliary loss is not finite; None where the task's own is not.
-        loss: of the task, once it came from the device.
-        auxiliary: the sum of all auxiliary losses, once they came from the device.
-        updated: states that were updated.
+        number: of the training step, for messages; -1 where nothing is trained.
     """
 
     plan: Plan
     run: Run
     states: StateAccess
     path: NumberedPath
-    step: int = -1
-    lr: float = 0.0
-    objective: Objective | None = None
-    targets: Sequence[Targets] = ()
-    count: float = 1
-    cut: Cut | None = None
-    update: UpdateOrder = UpdateOrder.EAGER
-    clip: Clip | None = None
-    forward: Callable[[int, Template], None] | None = None
+    number: int = -1
     guard: Guard = field(default_factory=Guard)
+
+
+@dataclass(kw_only=True)
+class ForwardJob(PlanJob):
+    """Forward visits alone.
+
+    Args:
+        visit: what is done with the template of each place.
+    """
+
+    visit: Callable[[int, Template], None]
+
+
+@dataclass(kw_only=True)
+class TrainJob(PlanJob):
+    """A training step.
+
+    Attributes:
+        batch: what is learned from, its targets on the device.
+        cut: where values lie.
+        losses: once they came from the device.
+        check: of all gradients, once CHECK is done.
+        updated: states that were updated.
+    """
+
+    batch: MiniBatch
+    cut: Cut
+    lr: float
+    update: UpdateOrder
+    clip: Clip | None = None
+    losses: Losses | None = None
     check: GradientCheck | None = None
-    is_loss_finite: bool | None = None
-    bad_loss: str | None = None
-    loss: float = 0.0
-    auxiliary: float = 0.0
     updated: list[str] = field(default_factory=list)
 
-    def require_finite_loss(self) -> None:
+    def require_finite_loss(self) -> Losses:
         """Raise NonFiniteError unless the loss and auxiliary losses are finite, or may become so with a lower scale.
 
-        Asked before any gradient is used; all come from the device in one copy.
+        Asked before any gradient is used.
         """
-        run = self.run
-        if self.is_loss_finite is None:
-            named: list[tuple[str | None, torch.Tensor]] = [(None, run.loss)] if run.loss is not None else []
-            named += [(run.layers[place].key, loss) for place, loss in run.auxiliary.items()]
-            found = torch.stack([loss.detach().reshape(()) for _, loss in named]).tolist() if named else []
-            bad = [key for (key, _), value in zip(named, found, strict=True) if not math.isfinite(value)]
-            self.bad_loss = bad[0] if bad else None
-            self.loss, self.auxiliary = (found[0] if found else 0.0), sum(found[1:])
-            self.is_loss_finite = not bad
-        if not self.is_loss_finite and run.scale == 1.0:
-            raise NonFiniteError("auxiliary loss" if self.bad_loss else "loss", layer=self.bad_loss, step=self.step)
+        self.losses = self.losses or Losses.of(self.run)
+        if not self.losses.is_finite and self.run.scale == 1.0:
+            what = "auxiliary loss" if self.losses.bad else "loss"
+            raise NonFiniteError(what, layer=self.losses.bad, step=self.number)
+        return self.losses
 
 
 class PlanExecutor:
@@ -113,7 +147,7 @@ class PlanExecutor:
     ) -> None:
         self.bank = bank
         self.lanes = lanes
-        self._device = device
+        self.device = device
         self._dtype = dtype
         self._stress = stress
         self._visits = Visits(device)
@@ -121,7 +155,7 @@ class PlanExecutor:
         self._watches: dict[str, BufferWatch] = {}  # by layer
         self.staging = Staging(int(_STAGING_SHARE * free_memory_bytes()))
 
-    def carry_out(self, job: StepJob) -> None:
+    def carry_out(self, job: PlanJob) -> None:
         """Issue all steps; visits are done when this returns (on CUDA: issued), and so are saves and the judgement.
 
         Raises:
@@ -130,7 +164,8 @@ class PlanExecutor:
         """
         issued: list[Ticket] = []
         ranks = update_ranks(job.path.layers, in_files=not job.states.storage.is_lasting)
-        is_staged = job.update is UpdateOrder.EAGER  # other orders hold all gradients of a step
+        # other orders hold all gradients of a step
+        is_staged = isinstance(job, TrainJob) and job.update is UpdateOrder.EAGER
 
         def submit(step: Step, after: tuple[Ticket, ...]) -> Ticket:
             if step.op is Op.SEND and is_staged:
@@ -146,7 +181,8 @@ class PlanExecutor:
                 if step.op is Op.LOAD:
                     self.bank.build(job.run.layers[step.layer], step.slot)
             self.lanes.wait(self._schedule.follow(job.plan, job.path.state, submit, frees=is_poisoning))
-            job.require_finite_loss()
+            if isinstance(job, TrainJob):
+                job.require_finite_loss()
         except BaseException as error:
             job.guard.error = job.guard.error or error
             self._quiet(issued)
@@ -177,7 +213,7 @@ class PlanExecutor:
         self.lanes.wait(tickets)
         self.lanes.flush_trace()
 
-    def _back_pressure(self, step: Step, job: StepJob, *, newest_first: bool) -> tuple[Ticket, ...]:
+    def _back_pressure(self, step: Step, job: PlanJob, *, newest_first: bool) -> tuple[Ticket, ...]:
         """Updates that a gradient waits for, so that not too many wait on the host."""
         layouts = {key: job.states.server.layout(key) for key in job.run.layers[step.layer].states}
         sizes = {key: gradient_bytes(layout) for key, layout in layouts.items() if layout.is_trainable}
@@ -188,24 +224,24 @@ class PlanExecutor:
         last, self._schedule = self._schedule, PlanSchedule()
         for ticket in [*tickets, *last.updates.values()]:
             ticket.wait()
-            self._device.wait(ticket.mark)
-        with self._device.stream("compute"):
-            self._device.wait(self._device.mark())  # a visit that failed left no mark, but perhaps work
+            self.device.wait(ticket.mark)
+        with self.device.stream("compute"):
+            self.device.wait(self.device.mark())  # a visit that failed left no mark, but perhaps work
         self.staging.clear()
 
-    def _submit(self, step: Step, job: StepJob, after: tuple[Ticket, ...], rank: int) -> Ticket:
+    def _submit(self, step: Step, job: PlanJob, after: tuple[Ticket, ...], rank: int) -> Ticket:
         """Have one step done."""
         name = job.run.layers[step.layer].key if step.layer >= 0 else ""
         if step.op is Op.UPDATE:
             name = job.path.state(step.state)
-        label = Label(step.op.value, name, job.step)
+        label = Label(step.op.value, name, job.number)
         if step.op in VISITS:
             return self.lanes.compute(lambda: self._visit(step, job), after=after, label=label, guard=job.guard)
         lane = LANE.get(step.op, "up")  # FREE: a slot is poisoned before it is loaded
         work = self._work(step, job)
         return self.lanes.submit(lane, work, after=after, label=label, guard=job.guard, rank=rank)
 
-    def _work(self, step: Step, job: StepJob) -> Callable[[], None]:
+    def _work(self, step: Step, job: PlanJob) -> Callable[[], None]:
         """What a lane has to do for a step."""
         run = job.run
         match step.op:
@@ -218,6 +254,12 @@ class PlanExecutor:
                 return lambda: stress.poison(slot.weights, slot.gradients, slot.buffers)
             case Op.SAVE:
                 return lambda: self._save(step, job)
+            case _:
+                assert isinstance(job, TrainJob)
+                return self._training_work(step, job)
+
+    def _training_work(self, step: Step, job: TrainJob) -> Callable[[], None]:
+        match step.op:
             case Op.SEND:
                 return lambda: self._send(step, job)
             case Op.STORE | Op.FETCH:
@@ -236,11 +278,11 @@ class PlanExecutor:
         if template.buffers.numel():
             with states.storage.reading(layer.key, Part.BUFFERS) as state:
                 # from pinned memory, so that this lane does not wait for the copy
-                is_pinned = self._device.host_allocator is not None
+                is_pinned = self.device.host_allocator is not None
                 template.load_buffers(self._staged(state.buffers) if is_pinned else state.buffers)
                 template.buffers_version = state.version if states.storage.is_shared else None
 
-    def _save(self, step: Step, job: StepJob) -> None:
+    def _save(self, step: Step, job: PlanJob) -> None:
         layer, states = job.run.layers[step.layer], job.states
         template = self.bank.template(layer, step.slot)
         refuse_replaced_buffers(layer, template, self.bank.pool)
@@ -263,14 +305,14 @@ class PlanExecutor:
 
     def _staged(self, buffers: Tensor) -> Tensor:
         """A copy of buffers on the host, where the device copies from without a detour."""
-        return self._device.allocate_host(buffers.numel())[: buffers.numel()].copy_(buffers)
+        return self.device.allocate_host(buffers.numel())[: buffers.numel()].copy_(buffers)
 
     def _watch(self, layer: Layer) -> BufferWatch:
         if layer.key not in self._watches:
             self._watches[layer.key] = BufferWatch(may_change(self.bank.pool, layer))
         return self._watches[layer.key]
 
-    def _send(self, step: Step, job: StepJob) -> None:
+    def _send(self, step: Step, job: TrainJob) -> None:
         job.require_finite_loss()
         layer = job.run.layers[step.layer]
         template, server = self.bank.template(layer, step.slot), job.states.server
@@ -278,12 +320,11 @@ class PlanExecutor:
             if server.layout(state).is_trainable:
                 stays = not template.lies_in_slot(number)
                 message = GradientMessage(template.gradients[number], template.has_grad(number), stays=stays)
-                server.gradients.add(state, message, lr=job.lr, step=job.step, allocate=self._device.host_allocator)
+                server.gradients.add(state, message, lr=job.lr, step=job.number, allocate=self.device.host_allocator)
         template.bind((), [None] * len(layer.states))  # so that blocks of the inbox can be freed
 
-    def _move(self, step: Step, job: StepJob) -> Callable[[], None]:
+    def _move(self, step: Step, job: TrainJob) -> Callable[[], None]:
         """Copy a spilled value between its frame and the host."""
-        assert job.cut is not None
         value = job.path.value(step.value)
         frame, away = job.cut.ring[step.frames[0]][value], job.cut.host[value]
         if step.op is Op.STORE:
@@ -291,8 +332,8 @@ class PlanExecutor:
         job.run.values[value] = frame
         return lambda: _copy(away, frame)
 
-    def _check_gradients(self, job: StepJob) -> None:
-        job.require_finite_loss()
+    def _check_gradients(self, job: TrainJob) -> None:
+        losses = job.require_finite_loss()
         order: dict[tuple[str, int], None] = {}
         for layer in job.run.layers[: job.run.depth]:
             for number, index in self.bank.order(layer):
@@ -303,13 +344,13 @@ class PlanExecutor:
             states,
             clip=job.clip,
             scale=server.loss_scale if self._dtype == torch.float16 else None,
-            is_loss_finite=job.is_loss_finite is not False,
+            is_loss_finite=losses.is_finite,
         )
         if not job.check.is_refused:
             job.guard.has_passed = True
             server.gradients.confirm(states)
 
-    def _update(self, state: str, job: StepJob) -> None:
+    def _update(self, state: str, job: TrainJob) -> None:
         if job.check is not None and job.check.is_refused:
             return
         inbox, states = job.states.server.gradients, job.states.storage
@@ -322,7 +363,7 @@ class PlanExecutor:
             raise NonFiniteError(error.what, layer=error.layer, step=error.step, updated=job.updated) from None
         job.updated.append(state)
 
-    def _visit(self, step: Step, job: StepJob) -> None:
+    def _visit(self, step: Step, job: PlanJob) -> None:
         run = job.run
         slots = (step.slot, *step.tail)
         layers = run.layers[step.layer : step.layer + len(slots)]
@@ -333,7 +374,7 @@ class PlanExecutor:
         run.at = step.layer
         try:
             # the caller may be within `no_grad`, and a training would leave all weights as they are
-            with torch.set_grad_enabled(job.forward is None):
+            with torch.set_grad_enabled(isinstance(job, TrainJob)):
                 self._compute(step, job, templates)
         except (L2LError, MemoryError, PlanError) as error:
             if isinstance(error, SpaceError) and error.position is None and run.at is not None and run.at < run.depth:
@@ -347,7 +388,7 @@ class PlanExecutor:
             refuse_changes(layer, template, version, self.bank.pool)
 
     @staticmethod
-    def _bind(step: Step, job: StepJob, template: Template) -> None:
+    def _bind(step: Step, job: PlanJob, template: Template) -> None:
         """Have a template compute on what its slot was loaded with."""
         tail = job.run.tail
         # a repeated layer of the tail enters again, with the gradients of its first place
@@ -355,11 +396,13 @@ class PlanExecutor:
         gradients = [job.states.allocate_gradients(state) for state in template.opened] if begins else None
         template.bind([state.weights for state in template.opened], gradients)
 
-    def _compute(self, step: Step, job: StepJob, templates: Sequence[Template]) -> None:
+    def _compute(self, step: Step, job: PlanJob, templates: Sequence[Template]) -> None:
         run, template = job.run, templates[0]
-        if job.forward is not None:
-            job.forward(step.layer, template)
-        elif step.op is Op.FORWARD:
+        if isinstance(job, ForwardJob):
+            job.visit(step.layer, template)
+            return
+        assert isinstance(job, TrainJob)
+        if step.op is Op.FORWARD:
             self._visits.forward(run, step.layer, template, self._frames(step, job))
         elif step.op is Op.BACKWARD:
             self._visits.backward(run, step.layer, template)
@@ -368,12 +411,10 @@ class PlanExecutor:
         elif step.op is Op.LEAVE:
             self._visits.leave(run, step.layer, template)
         else:
-            assert job.objective is not None
-            self._visits.tail(run, job.objective, job.targets, job.count)
+            self._visits.tail(run, job.batch.objective, job.batch.targets, job.batch.count)
 
-    def _frames(self, step: Step, job: StepJob) -> dict[str, Frames]:
+    def _frames(self, step: Step, job: TrainJob) -> dict[str, Frames]:
         """Where a forward visit writes its values."""
-        assert job.cut is not None
         ring = iter(step.frames)
         names = job.run.flow.writes[step.layer]
         return {n: job.cut.ring[next(ring)][n] if n in job.run.spilled else job.cut.own[n] for n in names}

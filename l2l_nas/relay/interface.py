@@ -15,10 +15,11 @@ from torch import Tensor
 from l2l_nas.arguments import check_count, check_methods, shown
 from l2l_nas.contents.arrays import native
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import DataError, SettingError
+from l2l_nas.errors import DataError, SettingError, user_code
 from l2l_nas.relay.extend import Caches
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs, TensorSpec
+from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import describe
 
 Batch = tuple[Tensor, ...]
@@ -260,3 +261,39 @@ def checked_sizes(wanted: Specs, inputs: Batch, micro_batch: int, *others: Tenso
 def shares(sizes: Sequence[int]) -> tuple[float, ...]:
     """Which part of a mini-batch's samples each micro-batch has: the weights of its auxiliary losses."""
     return tuple(size / sum(sizes) for size in sizes)
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What a step learns from.
+
+    Args:
+        targets: of each micro-batch.
+        sizes: of the micro-batches.
+        count: of all targets, or what they weigh.
+    """
+
+    inputs: Batch
+    targets: Sequence[Targets]
+    sizes: tuple[int, ...]
+    count: float
+    objective: Objective
+
+    @classmethod
+    def of(
+        cls, pool: LayerPool, inputs: Batch, targets: Targets, *, objective: Objective, micro_batch: int
+    ) -> MiniBatch:
+        """Check inputs and targets, and cut them.
+
+        Raises:
+            DataError: they are not what the pool takes, or there is nothing to learn from.
+        """
+        inputs, targets = as_batch(inputs), as_targets(targets)
+        others = (targets,) if isinstance(targets, Tensor) else targets
+        sizes = checked_sizes(pool.inputs, inputs, micro_batch, *others)
+        parts = cut_targets(targets, sizes)
+        with user_code("the task's count"):
+            count = sum(objective.count(part) for part in parts)
+        if not count > 0:
+            raise DataError("a mini-batch has no targets to learn from")
+        return cls(inputs, parts, sizes, count, objective)

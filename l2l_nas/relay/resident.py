@@ -25,18 +25,16 @@ from l2l_nas.relay.evaluation import measured_norms
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.interface import (
     Batch,
+    MiniBatch,
     Objective,
     Reduce,
     StepResult,
     Targets,
     as_batch,
-    as_targets,
     bytes_of,
     check_objective,
     check_rate,
-    checked_sizes,
     cut_sizes,
-    cut_targets,
     each,
     shares,
 )
@@ -140,22 +138,18 @@ class Resident:
         check_rate(lr)
         check_whole("step", step)
         check_objective(objective)
-        inputs, targets = as_batch(inputs), as_targets(targets)
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
-        sizes = checked_sizes(self.pool.inputs, inputs, micro_batch, *as_tuple(targets))
-        given = cut_targets(targets, sizes)
-        count = sum(objective.count(part) for part in given)
-        if not count > 0:
-            raise DataError("a mini-batch has no targets to learn from")
+        learned = MiniBatch.of(self.pool, inputs, targets, objective=objective, micro_batch=micro_batch)
+        sizes, count = learned.sizes, learned.count
         if 1 in sizes:
             refuse_lone_sample(self.pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
-        parts = [each(part, self.device.put) for part in given]
+        parts = [each(part, self.device.put) for part in learned.targets]
         objective = learned_by(modules, objective)
         total: Tensor | None = None
         auxiliary: list[Tensor] = []
         with self.device.preserved_generators():
-            for index, batch in enumerate(zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)):
+            for index, batch in enumerate(zip(*(tensor.split(list(sizes)) for tensor in learned.inputs), strict=True)):
                 values = as_tuple([self.device.put(tensor) for tensor in batch])
                 autocast = torch.autocast(
                     self.device.torch_device.type, self.autocast, enabled=self.autocast is not None

@@ -296,7 +296,7 @@ class Planner:
     ) -> Iterator[Proposal]:
         """With no states on the device, and with as many as fit: what fits of both."""
         relay = step_time.relay
-        relay.update, relay.resident = UpdatePolicy(conf.update), 0
+        relay.reconfigure(update=conf.update, resident=None)
         streamed = step_time.predict(architecture)
         if not self.missing(streamed):
             yield Proposal(_written(replace(conf, resident="none"), micro_batch), streamed)
@@ -304,10 +304,11 @@ class Planner:
         if self.hardware.lanes == "inline" or left_bytes <= 0:
             return
         for share in _STATE_SHARES:
-            relay.resident = "all" if share is None else int(share * left_bytes)
+            size = "all" if share is None else int(share * left_bytes)
+            relay.reconfigure(resident=size)
             prediction = step_time.predict(architecture)
             if prediction.resident_bytes and not self.missing(prediction):
-                yield Proposal(_written(replace(conf, resident=str(relay.resident)), micro_batch), prediction)
+                yield Proposal(_written(replace(conf, resident=str(size)), micro_batch), prediction)
                 return
 
 

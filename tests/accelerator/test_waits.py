@@ -21,7 +21,7 @@ from l2l_nas.eps.inbox import GradientInbox
 from l2l_nas.eps.layout import align
 from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import L2LError, LaneError
-from l2l_nas.relay import relay as relay_module
+from l2l_nas.relay import step as step_module
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.device_states import DeviceStates
 from l2l_nas.relay.plan import Op, Plan, UpdateOrder
@@ -78,7 +78,7 @@ class Scenario:
                 for step in plan.steps
             ))  # fmt: skip
 
-        monkeypatch.setattr(relay_module, "plan_training", planned)
+        monkeypatch.setattr(step_module, "plan_training", planned)
         relay = relay_of(self.pool(depth=6), lanes="threads", **self.options)
         error = None
         try:

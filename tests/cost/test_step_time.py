@@ -14,9 +14,9 @@ from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.step_time import StepTime, pool_bytes, state_bytes
 from l2l_nas.cost.traffic import layer_bytes
+from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.measure import layer_needs
-from l2l_nas.relay.relay import PRECISIONS
 from l2l_nas.space.dry_run import BATCH
 from l2l_nas.space.shapes import check_shapes
 from tests.eps.test_wire import stored_bytes

@@ -9,7 +9,7 @@ from l2l_nas import Clip
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.layout import wire_layout_of
 from l2l_nas.eps.wire import WireMemory
-from l2l_nas.relay.relay import PRECISIONS
+from l2l_nas.relay.config import PRECISIONS
 from tests.relay.pinning import PinningCpu
 from tests.relay.steps import OTHER, PATH, is_same, relay_of, tensors, train
 from tests.toys import dense_pool, random_data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,7 +60,8 @@ def test_it_tries_again_after_steps_that_needed_nothing():
     is_tight = [True, False, False, False, False, True, True, False]
     for step, tight in enumerate(is_tight):
         for one in (relay, other):
-            one.clip = clip if tight else Clip(1e6)
+            update = replace(one.config.update, clip=clip if tight else Clip(1e6))
+            one._training.config = replace(one.config, update=update)
             train(one, PATH, step=step)
         assert is_same(relay.server, tensors(other.server))
     assert relay.put_back == 2  # at steps 0 and 5; step 6 waited
@@ -202,7 +204,7 @@ def test_slow_updates_of_the_last_step_are_none_of_the_next_check(norm):
     for step, path in enumerate(paths):
         found = [train(one, path, step=step) for one in (relay, other)]
         assert found[0] == found[1]
-        relay._calm = 4  # ahead again, whatever was put back
+        relay._training._calm = 4  # ahead again, whatever was put back
     relay.drain()
     assert is_same(relay.server, tensors(other.server))
 

@@ -79,13 +79,13 @@ def data(pool, step, *, is_large):
 
 def watched(relay, monkeypatch):
     """The keys whose buffers are stored."""
-    stored, store = [], relay._states.store_buffers
+    stored, store = [], relay._training.states.store_buffers
 
     def storing(key, *arguments):
         stored.append(key)
         store(key, *arguments)
 
-    monkeypatch.setattr(relay._states, "store_buffers", storing)
+    monkeypatch.setattr(relay._training.states, "store_buffers", storing)
     return stored
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import L2LError, LaneError, SettingError
-from l2l_nas.relay import relay as relay_module
+from l2l_nas.relay import step as step_module
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, copying, in_time, is_same, relay_of, tensors, train
@@ -221,7 +221,7 @@ def _in_stash(own, relay, patch):
 
 
 def _in_plan(own, relay, patch):
-    patch.setattr(relay_module, "plan_training", _raises(SettingError("no such plan")))
+    patch.setattr(step_module, "plan_training", _raises(SettingError("no such plan")))
     return ["good", "good"]
 
 

@@ -24,7 +24,7 @@ class FailsOnce:
     """Stands for one of these methods, and raises at one call; it suffices as nothing else is changed."""
 
     def __init__(self, relay, name, at, error=None):
-        owner = relay._states if name in ("open", "store_buffers") else relay.server.gradients
+        owner = relay._training.states if name in ("open", "store_buffers") else relay.server.gradients
         self.real, self.left, self.error = getattr(owner, name), at, error or OSError("disk full")
         self.failed = None
         setattr(owner, name, self)
@@ -159,7 +159,7 @@ def test_eager_names_layer_and_step_of_a_bad_gradient_in_the_next_step_at_the_la
 
     def steps():
         train(relay, ["linear", "root", "linear", "one"], step=7)
-        for ticket in relay._executor._schedule.updates.values():
+        for ticket in relay._training._executor._schedule.updates.values():
             ticket.wait()
         train(relay, follower, step=8)
 

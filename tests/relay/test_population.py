@@ -89,7 +89,7 @@ def test_each_layer_is_loaded_once_and_each_prefix_computed_once(name):
     architectures = drawn(pool, 20)
     layers, heads = distinct(pool, architectures)
     relay.predict(architectures[0], random_data(pool, 3, seed=1)[0], micro_batch=3)
-    loads = Counted(relay._states, "open")
+    loads = Counted(relay._training.states, "open")
     calls = 0
     for layer in (layer for layer in pool.layers if not layer.candidate.is_skip):
         for slot in range(2):
@@ -116,7 +116,7 @@ class Alive:
 
     def __init__(self, relay):
         self.now = self.most = 0
-        real = relay._passes._stored
+        real = relay._evaluation._stored
 
         def kept(*args):
             values = real(*args)
@@ -125,7 +125,7 @@ class Alive:
             weakref.finalize(values[0][0].untyped_storage(), self._over)
             return values
 
-        relay._passes._stored = kept
+        relay._evaluation._stored = kept
 
     def _over(self):
         self.now -= 1

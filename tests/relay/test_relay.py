@@ -122,8 +122,8 @@ def test_a_recalibration_within_a_budget_measures_the_same():
         train(relay, PATH, step=0)
         if tight:
             relay._wanted.budget = relay.bank.num_bytes + 12 * relay.sample_bytes
-        passes, real = [], relay._passes.recalibrate
-        relay._passes.recalibrate = lambda server, path, some, started, passes=passes, real=real: (
+        passes, real = [], relay._evaluation.recalibrate
+        relay._evaluation.recalibrate = lambda server, path, some, started, passes=passes, real=real: (
             passes.append(len(some)),
             real(server, path, some, started),
         )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from l2l_nas.cost.chain import LANES, RelayShape, _ChainBuilder
-from l2l_nas.relay import relay as relay_module
+from l2l_nas.relay import step as step_module
 from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.lanes import Ticket
 from l2l_nas.relay.plan import Op, UpdateOrder
@@ -78,7 +78,7 @@ def test_what_the_executor_submits_are_the_pieces_of_the_simulator(name, monkeyp
         relay.lanes, "submit", lambda lane, do, *, after, **more: noted(lane, partial(submit, lane, do), after, more)
     )
     monkeypatch.setattr(
-        relay_module, "plan_training", lambda path, **more: plans.append(plan_training(path, **more)) or plans[-1]
+        step_module, "plan_training", lambda path, **more: plans.append(plan_training(path, **more)) or plans[-1]
     )
     for step in range(4):
         train(relay, choices, step=step, upcoming=choices)

@@ -76,7 +76,7 @@ def test_where_updates_are_late_no_more_gradients_wait_than_the_bound_allows():
         stress = Stress(longest_delay_s=0.0, slow={"update": 0.02}, is_poisoning=False)
         relay = relay_of(pool, lanes="threads", stress=stress)
         if limit is not None:
-            relay._executor.staging.limit_bytes = limit
+            relay._training._executor.staging.limit_bytes = limit
         counts = most_waiting(relay)
         for step in range(2):
             train(relay, path, step=step, upcoming=path)
@@ -97,7 +97,7 @@ def test_with_no_room_at_all_every_path_ends_and_learns_the_same(name, stash):
     found = []
     for limit in (0, 1 << 40):
         relay = relay_of(pool, lanes="threads", stash=stash, stress=Stress(seed=1))
-        relay._executor.staging.limit_bytes = limit
+        relay._training._executor.staging.limit_bytes = limit
 
         def trained(relay=relay):
             for step, path in zip(range(4), itertools.cycle(paths), strict=False):

@@ -15,7 +15,7 @@ import torch
 
 from l2l_nas import Clip
 from l2l_nas.errors import L2LError
-from l2l_nas.relay import relay as relay_module
+from l2l_nas.relay import step as step_module
 from l2l_nas.relay.plan import Op, Plan, UpdateOrder
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.schedule import LANE as LANE_OF
@@ -113,8 +113,8 @@ def outcome(fault, monkeypatch, *, is_whole):
         changed.append(broken is not plan)
         return broken
 
-    real = relay_module.plan_training
-    monkeypatch.setattr(relay_module, "plan_training", planned)
+    real = step_module.plan_training
+    monkeypatch.setattr(step_module, "plan_training", planned)
     upcoming = fault.path if fault.knows_ahead else None
     try:
         losses = in_time(
@@ -210,7 +210,7 @@ def test_without_the_wait_for_the_last_plan_s_slots_gradients_on_their_way_are_o
 ):
     """Without poison, whose place in the lane of the loads would imply the wait."""
     fault = Fault(Op.LOAD, Op.KEEP, ())
-    real = relay_module.plan_training
+    real = step_module.plan_training
 
     def trained(*, is_whole, slow_s=SLOW_S):
         relay = relay_of(dense_pool(depth=1), lanes="threads", slots=1)
@@ -222,7 +222,7 @@ def test_without_the_wait_for_the_last_plan_s_slots_gradients_on_their_way_are_o
 
         relay.server.gradients.add = slowly
         if not is_whole:
-            monkeypatch.setattr(relay_module, "plan_training", lambda path, **o: fault.taken_from(real(path, **o)))
+            monkeypatch.setattr(step_module, "plan_training", lambda path, **o: fault.taken_from(real(path, **o)))
         for step, first in enumerate(["dense", "partial"]):
             in_time(lambda step=step, first=first: train(relay, [first, "linear"], step=step))
         return tensors(relay.server)

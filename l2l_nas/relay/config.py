@@ -1,0 +1,222 @@
+"""What a relay is told: memory, precision, updates, and how work is issued. Frozen, each checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+
+from l2l_nas.arguments import check_count, check_kind, shown
+from l2l_nas.eps.scale import Clip
+from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.relay.calls import Layers
+from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
+from l2l_nas.relay.residency import STASHES, Budget, check_budget
+from l2l_nas.relay.stress import Stress
+from l2l_nas.relay.trace import Trace
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LANES = ("auto", "threads", "inline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """What lies on the device, and what is pinned on the host.
+
+    Args:
+        slots: number of slots: 2 holds the running layer and the next. More than a path can use are not made.
+        keep: how many of the last layers stay on the device and are not recomputed, where there is no budget.
+        stash: where values wait for the backward: "device", "host" (the device's memory then does not grow with the
+            depth of a chain).
+        device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
+            "all" keeps everything, "auto" what half of the free memory holds; None what `slots` and `keep` say.
+        resident: bytes of device memory for states that live there, moments included, and are updated there; "all" for
+            the states of every path, "auto" for those with `device_budget="all"`, None for none. Not where processes
+            share states. On a CPU they are where layers compute in any case.
+        pinned: "all" to store weights on the host as they cross the link; None to round them for each load, into a
+            block that is used again. See `eps/wire.py`.
+        sharers: relays, this one among them, that fill the same device memory with `device_budget="auto"`.
+
+    Raises:
+        SettingError: a value that makes no sense.
+    """
+
+    slots: int = 2
+    keep: int = 1
+    stash: str = "device"
+    device_budget: Budget = None
+    resident: Budget = "auto"
+    pinned: Literal["all"] | None = "all"
+    sharers: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("device_budget", "resident"):
+            check_budget(name, getattr(self, name))
+        for name in ("slots", "keep", "sharers"):
+            check_count(name, getattr(self, name), least=1)
+        if self.stash == "auto":
+            raise SettingError("stash=auto is gone; take stash=host, which hides behind the layers, or device")
+        _one_of("stash", self.stash, STASHES)
+        if self.pinned not in ("all", None):
+            raise SettingError(f"pinned takes all or none, and no number of bytes any more; got {shown(self.pinned)}")
+
+    @property
+    def state_bytes(self) -> float:
+        """Device memory for states that live there."""
+        wanted = ("all" if self.device_budget == "all" else None) if self.resident == "auto" else self.resident
+        return float("inf") if wanted == "all" else wanted or 0
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """Of weights and activations on the device.
+
+    Args:
+        precision: "fp32", "bf16", or "fp16" with a dynamic loss scale. Master weights, moments and sums of gradients
+            are float32 in any case.
+
+    Raises:
+        SettingError: there is no such precision.
+    """
+
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        _one_of("precision", self.precision, tuple(PRECISIONS))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return PRECISIONS[self.precision]
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the loss is scaled, so that small gradients do not vanish."""
+        return self.dtype == torch.float16
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """What updates go by.
+
+    Args:
+        update: what updates go by: "eager", each layer's own gradient; or "exact", the whole gradient, which a clip by
+            global norm and fp16 need. Tests say the `UpdateOrder` instead.
+        clip: scales gradients down; by global norm not with "eager".
+
+    Raises:
+        SettingError: there is no such policy, or it cannot know the norm that the clip asks for.
+    """
+
+    update: UpdatePolicy | UpdateOrder | str = UpdatePolicy.EAGER
+    clip: Clip | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.update, UpdateOrder):
+            if self.update in ("ahead", "serial"):
+                raise SettingError(f"update: '{self.update}' is now 'exact', which chooses how it runs")
+            object.__setattr__(self, "update", UpdatePolicy(_one_of("update", self.update, tuple(UpdatePolicy))))
+        _of_kind("clip", self.clip, Clip, "None or an l2l_nas.Clip, such as Clip(1.0)")
+        if self.policy is UpdatePolicy.EAGER and self.clip is not None and self.clip.scope == "global":
+            raise SettingError(
+                "eager updates cannot wait for the norm of all gradients; use update=exact, or clip per layer"
+            )
+
+    @property
+    def policy(self) -> UpdatePolicy:
+        """What updates go by."""
+        if isinstance(self.update, UpdateOrder):
+            return UpdatePolicy.EAGER if self.update is UpdateOrder.EAGER else UpdatePolicy.EXACT
+        return UpdatePolicy(self.update)
+
+    @property
+    def order(self) -> UpdateOrder | None:
+        """How exact updates are done, where tests say so."""
+        return self.update if isinstance(self.update, UpdateOrder) else None
+
+
+@dataclass(frozen=True)
+class ExecutionConfig:
+    """How work is issued.
+
+    Args:
+        lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
+            CPU, where they would take the cores from the layers, unless they wait for a disk.
+        layers: how they run: "eager", "compile" (`torch.compile`, one graph for each kind; or a backend of it), or
+            "graphs": CUDA graphs for each kind, slot and mode, where the device has them. See `relay/graphs.py`.
+        stress: disturbs the lanes, for tests.
+        trace: records what each lane does.
+
+    Raises:
+        SettingError: a value that makes no sense.
+    """
+
+    lanes: str = "auto"
+    layers: Layers = "eager"
+    stress: Stress | None = None
+    trace: Trace | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("lanes", self.lanes, LANES)
+        _of_kind("stress", self.stress, Stress, "None or a Stress")
+        _of_kind("trace", self.trace, Trace, "None or a Trace")
+
+
+@dataclass(frozen=True)
+class RelayConfig:
+    """All four."""
+
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+
+    def __post_init__(self) -> None:
+        if self.precision.is_scaled and self.update.policy is UpdatePolicy.EAGER:
+            raise SettingError(
+                "with fp16 a step is refused when any gradient overflows, which eager updates cannot know; "
+                "use update=exact"
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> RelayConfig:
+        """From configs by their names, and fields of them by theirs, which then replace the config's own.
+
+        Raises:
+            SettingError: a name that there is not, or a value that makes no sense.
+        """
+        left = dict(given)
+        configs = {}
+        for section in fields(cls):
+            kind = _KINDS[section.name]
+            base = left.pop(section.name) if isinstance(left.get(section.name), kind) else kind()
+            chosen = {entry.name: left.pop(entry.name) for entry in fields(kind) if entry.name in left}
+            configs[section.name] = replace(base, **chosen)
+        if left:
+            name, value = next(iter(left.items()))
+            known = [*_KINDS, *(entry.name for kind in _KINDS.values() for entry in fields(kind))]
+            if name in _KINDS:
+                raise SettingError(f"{name} takes a {_KINDS[name].__name__}, got {shown(value)}")
+            raise SettingError(f"Relay: no argument {name!r}{did_you_mean(name, known)}")
+        return cls(**configs)
+
+
+_KINDS: dict[str, type[Any]] = {
+    "memory": MemoryConfig,
+    "precision": PrecisionConfig,
+    "update": UpdateConfig,
+    "execution": ExecutionConfig,
+}
+
+
+def _of_kind(name: str, value: object, kind: type[object], wanted: str) -> None:
+    if value is not None:
+        check_kind(name, value, kind, wanted=wanted)
+
+
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise SettingError(f"{name}: no {shown(value)}{did_you_mean(str(value), known)}")
+    return value

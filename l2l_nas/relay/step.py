@@ -1,0 +1,315 @@
+"""A training step: prepare what it needs, run its plan, settle what came of it.
+
+[Note: many devices] One device trains here. Where several share a step, each of these places has to agree with the
+others, and nothing else: the count of targets over all of them (`MiniBatch.of`), the numbers of this device's
+micro-batches and their shares of the whole batch (`TrainingStep._values`), the least of all budgets
+(`Relay.residency`), weights gathered after a load (`StateAccess.open`), gradients summed before they are sent
+(`PlanExecutor._send`), whether the loss is finite (`TrainJob.require_finite_loss`), norms and the overflow of all
+gradients (`GradientInbox.check`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from l2l_nas.eps.inbox import GradientCheck
+from l2l_nas.eps.storage import RamStorage
+from l2l_nas.relay.access import StateAccess
+from l2l_nas.relay.config import RelayConfig
+from l2l_nas.relay.device import stream_seed
+from l2l_nas.relay.evaluation import cut_batch, expect
+from l2l_nas.relay.executor import PlanExecutor, TrainJob
+from l2l_nas.relay.held import HeldStep, HeldSteps
+from l2l_nas.relay.held_path import HeldPath
+from l2l_nas.relay.interface import Batch, MiniBatch, StepResult, each, shares
+from l2l_nas.relay.path import NumberedPath
+from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
+from l2l_nas.relay.planner import plan_training
+from l2l_nas.relay.residency import Residency
+from l2l_nas.relay.stash import Cut, Stash
+from l2l_nas.relay.visits import Run
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import Layer
+
+_CALM = 4  # steps in a row without clipping, after which updates run ahead again
+
+
+class TrainingStep:
+    """Training steps of a relay, one after the other, and what each leaves to the next: updates under way, full slots.
+
+    Args:
+        states: of the server that is trained.
+        held: steps of paths that are held as a whole, where that is possible. See `relay/held.py`.
+
+    Attributes:
+        put_back: steps whose updates ahead were put back.
+    """
+
+    def __init__(
+        self,
+        executor: PlanExecutor,
+        stash: Stash,
+        states: StateAccess,
+        config: RelayConfig,
+        *,
+        seed: int,
+        held: HeldSteps | None,
+    ) -> None:
+        self.states = states
+        self.config = config
+        self.put_back = 0
+        self._executor = executor
+        self._bank = executor.bank
+        self._device = executor.device
+        self._stash = stash
+        self._seed = seed
+        self._held = held
+        self._left: tuple[str | None, ...] | None = None  # what the last step left in slots; None: nothing was left
+        self._calm = _CALM
+
+    def use(self, states: StateAccess) -> None:
+        """Train another server from now on. Nothing may be under way."""
+        if self._held is not None:
+            self._held.release()
+        self.states = states
+
+    def prepare(
+        self,
+        batch: MiniBatch,
+        path: NumberedPath,
+        layers: Sequence[Layer],
+        *,
+        memory: Residency,
+        lr: float,
+        step: int,
+    ) -> TrainJob:
+        """Plan a step; have its states and its inputs where it needs them.
+
+        Args:
+            path: the architecture's, as plans see it.
+            layers: its layers, and behind them the first one of the next path, if it is known.
+            memory: what stays on the device.
+        """
+        states = self.states
+        if self._executor.has_failed:
+            self.drain()
+        keys = [state for layer in layers for state in layer.states]
+        states.server.prepare(keys)
+        self._admit(keys)
+        order = self._next_order()
+        plan = plan_training(
+            path.layers,
+            slots=len(self._bank.slots),
+            update=order,
+            keep=memory.keep,
+            spill=self._stash.spill(path.numbers_of(memory.spilled)),
+            carry=self._taken_over(path),
+            upcoming=path.upcoming,
+        )
+        expect(states, plan, layers, path)
+        cut = self._stash.cut(batch.sizes, memory.spilled)
+        return TrainJob(
+            plan=plan,
+            run=self._values(batch, path, layers, cut, step=step, spilled=memory.spilled),
+            states=states,
+            path=path,
+            number=step,
+            batch=replace(batch, targets=[each(part, self._device.put) for part in batch.targets]),
+            cut=cut,
+            lr=lr,
+            update=order,
+            clip=self.config.update.clip,
+        )
+
+    def _values(
+        self,
+        batch: MiniBatch,
+        path: NumberedPath,
+        layers: Sequence[Layer],
+        cut: Cut,
+        *,
+        step: int,
+        spilled: frozenset[str],
+    ) -> Run:
+        """What the step's visits begin with; its inputs are on the device."""
+        pool, depth, scale = self._bank.pool, len(path.layers), self.states.server.loss_scale
+        run = Run(
+            layers=tuple(layers),
+            depth=depth,
+            flow=pool.flow(layers[:depth]),
+            specs=self._stash.specs,
+            values={name: cut.own[name] for name in pool.sources},
+            seeds=lambda position, batch: stream_seed(self._seed, step, position, batch),
+            learning=path.learning,
+            scale=scale.scale if scale is not None and self.config.precision.is_scaled else 1.0,
+            spilled=spilled,
+            shares=shares(batch.sizes),
+        )
+        for name, tensors in run.flow.by_input(batch.inputs).items():
+            _fill(run.values[name], each(tensors, self._device.put), batch.sizes)
+        return run
+
+    def run(self, job: TrainJob) -> None:
+        """Have the plan carried out. Updates may be running when this returns.
+
+        Raises:
+            L2LError: the step was refused, and is as if it had not been asked for.
+        """
+        with self._device.preserved_generators():
+            try:
+                self._executor.carry_out(job)
+            except BaseException:
+                self._abandon(job.run)
+                raise
+
+    def settle(self, job: TrainJob) -> StepResult:
+        """What the step gave; what it leaves to the next one."""
+        self._note(job.check, job.update)
+        is_skipped = job.check is not None and job.check.is_refused
+        # a layer loaded ahead may have buffers that are put back now
+        held = job.plan.leaves.held
+        self._left = tuple(None if key is None or is_skipped else job.path.state(key) for key in held)
+        job.states.server.begin_updates(self)
+        losses = job.require_finite_loss()
+        if is_skipped and not losses.is_finite:
+            self._put_buffers_back(job.run)  # they have seen what overflowed
+        norm = job.check.norm if job.check else None
+        return StepResult(losses.task, job.batch.count, norm, is_skipped, losses.auxiliary)
+
+    def held_path(self, architecture: Architecture, memory: Residency) -> HeldPath | None:
+        """A path whose step waits for nothing, as all is held; None for others. See [Note: held]."""
+        if self._held is None or memory.spilled or not isinstance(self.states.server.storage, RamStorage):
+            return None
+        pool = self._bank.pool
+        if memory.keep < len(pool.positions) and memory.keep < len(pool.path(architecture)):
+            return None
+        path = self._held.path(architecture)
+        return path if path.layers else None
+
+    def run_held(self, path: HeldPath, batch: MiniBatch, *, lr: float, step: int) -> StepResult:
+        """A step of such a path."""
+        steps = self._held
+        assert steps is not None
+        if self._left is not None:
+            self.finish()  # what a step of another kind left
+        is_eager = self.config.update.policy is UpdatePolicy.EAGER
+        held = HeldStep(
+            path,
+            self.states.server,
+            [path.flow.by_input(inputs) for inputs in steps.batches(batch.inputs, batch.sizes)],
+            batch.targets,
+            shares(batch.sizes),
+            objective=batch.objective,
+            count=batch.count,
+            lr=lr,
+            step=step,
+            clip=self.config.update.clip,
+            has_norm=not is_eager,
+        )
+        loss, auxiliary, check = steps.run(held)
+        if is_eager:
+            return StepResult(loss, batch.count, auxiliary=auxiliary)
+        self._note(check, UpdateOrder.CHECKED)
+        return StepResult(loss, batch.count, check.norm if check else None, auxiliary=auxiliary)
+
+    @property
+    def usual_order(self) -> UpdateOrder:
+        """When steps update states while nothing is clipped."""
+        storage, update = self.states.server.storage, self.config.update
+        # files are for what memory does not hold, and what lives on the device is updated there in any case
+        is_beside = self._executor.lanes.is_beside and not self._device.shares_memory
+        overlaps = is_beside and storage.is_lasting and not self.config.memory.state_bytes
+        order = update.order or UpdateOrder.of(update.policy, overlaps=overlaps)
+        # to put back would undo what other processes did to a state meanwhile
+        return UpdateOrder.CHECKED if order is UpdateOrder.AHEAD and storage.is_shared else order
+
+    def _next_order(self) -> UpdateOrder:
+        order = self.usual_order
+        return UpdateOrder.CHECKED if order is UpdateOrder.AHEAD and self._calm < _CALM else order
+
+    def _note(self, check: GradientCheck | None, order: UpdateOrder) -> None:
+        """Remember whether running ahead pays."""
+        if check is not None:
+            was_needed = check.is_clipped or check.is_refused
+            self.put_back += was_needed and order is UpdateOrder.AHEAD
+            self._calm = 0 if was_needed else min(self._calm + 1, _CALM)
+
+    def _taken_over(self, path: NumberedPath) -> Carry | None:
+        """What the last plan left. Where an update may be running, all are waited for, so that few plans differ."""
+        if self._left is None:
+            return None
+        held = path.slot_keys(self._left[: len(self._bank.slots)])
+        return Carry(held, path.trainable if self._executor.is_updating else ())
+
+    def _abandon(self, run: Run) -> None:
+        """After a refused step: forget gradients that were not applied, and put buffers back."""
+        self._left = None
+        self.states.server.gradients.discard(self.states.storage)
+        self._put_buffers_back(run)
+        self._end_updates()
+
+    def _put_buffers_back(self, run: Run) -> None:
+        for index, buffers in reversed(run.entry_buffers.items()):
+            self.states.store_buffers(run.layers[index].key, buffers)
+
+    def drain(self) -> None:
+        """Finish all updates under way, those that wait for the next step included.
+
+        Raises:
+            NonFiniteError: a gradient of the last step was not finite.
+        """
+        try:
+            self.finish()
+        finally:
+            if self.states.on_device is not None:
+                self.states.on_device.write_back()
+            self._end_updates()
+
+    def release(self) -> None:
+        """Finish all updates under way, and hold no copy of a state on the device."""
+        try:
+            self.finish()
+        finally:
+            if self.states.on_device is not None:
+                self.states.on_device.release()
+            self._end_updates()
+
+    def finish(self) -> None:
+        """Finish updates. What lives on the device may be newer than the host's."""
+        left, self._left = self._left, None
+        if left is None:
+            return
+        try:
+            self._executor.drain()
+        finally:
+            self.states.server.gradients.discard(self.states.storage)
+            self._end_updates()
+
+    def _end_updates(self) -> None:
+        """Nothing is under way; only what lives on the device may be newer than the host's."""
+        if self.states.on_device is None or not self.states.on_device.is_changed:
+            self.states.server.end_updates()
+
+    def refresh(self) -> None:
+        """Have what was changed on the host come to the device again."""
+        stale = [] if self.states.on_device is None else self.states.on_device.stale()
+        if self.states.on_device is not None and stale:
+            self.finish()  # an update may be on its way to it
+            self.states.on_device.forget(stale)
+
+    def _admit(self, states: Sequence[str]) -> None:
+        """Have states live on the device that fit its budget; those of this step are used now."""
+        if self.states.on_device is None or self.states.server.storage.is_shared:
+            return
+        self.refresh()
+        coming, leaving = self.states.on_device.next_step(states)
+        if coming or leaving:
+            self.finish()
+            self.states.on_device.move(coming, leaving)
+
+
+def _fill(frames: Sequence[Batch], inputs: Batch, sizes: Sequence[int]) -> None:
+    for frame, batch in zip(frames, cut_batch(inputs, sizes), strict=True):
+        for target, tensor in zip(frame, batch, strict=True):
+            target.copy_(tensor)
