@@ -48,7 +48,7 @@ class Compiled:
 
 
 def what_lacks(device: Device) -> str:
-    """What `torch.compile` lacks to compile for a device, of which it warns; empty for nothing."""
+    """Name what `torch.compile` lacks to compile for a device, and warn of it; empty if nothing."""
     lacking = _lacking(device)
     if lacking:
         warnings.warn(f"relay.layers=compile has no effect: {lacking}", stacklevel=4)
@@ -63,7 +63,7 @@ def _lacking(device: Device) -> str:
 
 
 def _runner(module: nn.Module, number: int) -> Callable[..., Any]:
-    """A function of its own code for each kind: torch keeps graphs by code, and gives up after a few."""
+    """Make a function with code of its own for each kind: torch keeps graphs by code, and gives up after a few."""
 
     def run(tensors: dict[str, Tensor], *inputs: Tensor) -> Any:
         return torch.func.functional_call(module, tensors, inputs, tie_weights=False)
@@ -96,7 +96,7 @@ class _CompiledCall:
 
 
 def _apart(buffer: Tensor) -> Tensor:
-    """The same memory as a storage of its own.
+    """Give the same memory as a storage of its own.
 
     AOTAutograd refuses to change inputs that share a storage, as the buffers in a slot do.
     """

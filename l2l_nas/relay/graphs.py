@@ -55,7 +55,7 @@ class _GraphSlot:
         self.runs = 0
 
     def like(self, role: str, number: int, tensor: Tensor) -> Tensor:
-        """Memory for a tensor of this size in a role; the same one each time. All that layers pass on is contiguous."""
+        """Give memory for a tensor of this size in a role, the same each time. What layers pass on is contiguous."""
         key = (role, number, tensor.dtype, tuple(tensor.shape))
         if key not in self._known:
             block = self._device.allocate(tensor.nbytes)
@@ -95,20 +95,20 @@ class Graphs:
 
     @property
     def num_bytes(self) -> int:
-        """Device memory for what recordings take and give; what they compute in between is the allocator's."""
+        """Device memory for what recordings take and give. What they compute in between is the allocator's."""
         return sum(slot.num_bytes for slot in self._slots.values())
 
     @property
     def num_recordings(self) -> int:
-        """How many there are, a forward and its backward counted once."""
+        """The number of recordings; a forward and its backward count once."""
         return sum(len(call.recordings) for call in self._calls)
 
     def is_fit(self, kind: object, mode: object) -> bool:
-        """Whether layers of a kind were not found to need Python in a mode."""
+        """Ask whether layers of a kind may run from graphs in a mode: none was found to need Python."""
         return (kind, mode) not in self._unfit
 
     def has_room(self) -> bool:
-        """Whether one more recording may be made; a warning if not."""
+        """Ask whether one more recording may be made; warn if not."""
         if self.num_recordings < self._most:
             return True
         self._tell(
@@ -150,7 +150,7 @@ class _GraphCall:
         return self.recordings[key](inputs)
 
     def _record(self, key: object, mode: object, inputs: Batch) -> bool:
-        """Record what has come before; whether that could be done."""
+        """Record what came before already; tell whether that could be done."""
         if key not in self._seen:
             if len(self._seen) >= _SEEN:
                 self._seen.clear()
@@ -191,7 +191,7 @@ class _Recording:
     replay_backward: Callable[[], None] = lambda: None
 
     def __call__(self, inputs: Batch) -> Batch:
-        """The layer's outputs; in training as they lie in the slot."""
+        """Compute the layer's outputs; in training they lie in the slot."""
         if not torch.is_grad_enabled():
             return tuple(tensor.clone() for tensor in self.forward(inputs))  # evaluation holds all micro-batches
         if self.learns is None:
@@ -208,7 +208,7 @@ class _Recording:
         return tuple(tensor.detach() for tensor in self.gives)
 
     def backward(self, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of what the forward took; those of parameters are added where they are."""
+        """Compute gradients of what the forward took; add those of parameters where they are."""
         assert self.incoming is not None
         self.incoming.copy_(gradient)
         self.replay_backward()
@@ -301,34 +301,34 @@ class _CaptureWork:
 
     @property
     def has_moved(self) -> bool:
-        """Whether a parameter lies elsewhere than the template's, as cuDNN's recurrent layers gather theirs anew."""
+        """Whether a parameter lies elsewhere than the template's: cuDNN's recurrent layers gather theirs anew."""
         parameters = {id(p): p for p in self._module.parameters()}
         return any(own.data_ptr() != parameters[number].data_ptr() for number, own in self._own.items())
 
     def run(self) -> Batch:
-        """What the layer gives."""
+        """Compute what the layer gives."""
         tensors = {name: self._own[id(parameter)] for name, parameter in self._names.items()}
         return as_tuple(torch.func.functional_call(self._module, tensors, self.takes, tie_weights=False))
 
     def gradients(self, output: Tensor, incoming: Tensor) -> tuple[Tensor | None, ...]:
-        """Of all that is wanted; what the output does not depend on has none."""
+        """Compute the gradients of all that is wanted; None for what the output does not depend on."""
         if not self._wanted:
             return ()
         return torch.autograd.grad(output, self._wanted, incoming, allow_unused=True)
 
     def note(self, gradients: Sequence[Tensor | None]) -> None:
-        """Which of those that are wanted there are, and what they are for `some_gradient` of the output."""
+        """Note which gradients there are, and what they are for `some_gradient` of the output."""
         self._has = [gradient is not None for gradient in gradients]
         self.expected = tuple(gradient.clone() for gradient in gradients if gradient is not None)
 
     def forward(self, gives: Batch) -> None:
-        """What is recorded of the forward."""
+        """Compute what is recorded of the forward."""
         self._outputs = self.run()
         for own, tensor in zip(gives, self._outputs, strict=True):
             own.copy_(tensor.detach())
 
     def prepare(self, found: _Recording, slot: _GraphSlot) -> None:
-        """Have memory for what the backward gives."""
+        """Allocate memory for what the backward gives."""
         has = iter(self._has)
         found.outgoing = tuple(
             slot.like("outgoing", n, t) if t.requires_grad and next(has) else None for n, t in enumerate(self.takes)
@@ -336,7 +336,7 @@ class _CaptureWork:
         found.touched = tuple(g for (_, g), is_there in zip(self._learned, has, strict=True) if is_there)
 
     def backward(self, found: _Recording) -> None:
-        """What is recorded of the backward."""
+        """Compute what is recorded of the backward."""
         assert found.incoming is not None
         output, self._outputs = self._outputs[found.learns or 0], ()
         gradients = self.gradients(output, found.incoming)
@@ -375,7 +375,7 @@ class _OperationWatch(OperationLog):
 
 
 def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
-    """What the layer gives when all that is to be recorded is run once, which sets up what kernels need.
+    """Run all that is to be recorded once, which sets up what kernels need; give the layer's outputs.
 
     Raises:
         _Unfit: it does what a recording does not repeat.
@@ -429,13 +429,13 @@ def _refuse_other(found: _Recording, work: _CaptureWork, expected: Batch) -> Non
 
 
 def _host_random() -> tuple[object, bytes, int]:
-    """The states of the generators of Python and of numpy."""
+    """Read the states of the generators of Python and of numpy."""
     own: Any = np.random.get_state()
     return random.getstate(), own[1].tobytes(), int(own[2])
 
 
 def _uses(outputs: Sequence[Tensor], leaves: Batch) -> Counter[int]:
-    """For each leaf, by id, how often autograd adds to its gradient."""
+    """Count for each leaf, by id, how often autograd adds to its gradient."""
     known = {id(leaf) for leaf in leaves}
     reached = [*outputs, *graph_leaves(outputs)]
     return Counter(id(tensor) for tensor in reached if id(tensor) in known)

@@ -32,7 +32,7 @@ class Fence(Protocol):
     """A point behind all copies that were issued before it was made."""
 
     def is_over(self) -> bool:
-        """Whether they are all done."""
+        """Ask whether they are all done."""
 
     def wait(self) -> None:
         """Wait until they are."""
@@ -115,12 +115,12 @@ class PinnedBlocks:
 
     @property
     def pinned_bytes(self) -> int:
-        """Of all slabs."""
+        """The bytes of all slabs."""
         with self._lock:
             return sum(slab.memory.numel() for slab in self._slabs)
 
     def take(self, num_bytes: int) -> Tensor:
-        """A block of at least so many bytes, as uint8, aligned; it may hold anything.
+        """Give out an aligned block of at least so many bytes, as uint8; it may hold anything.
 
         Raises:
             RuntimeError: no more memory can be pinned.
@@ -137,7 +137,7 @@ class PinnedBlocks:
         return torch.from_numpy(block)
 
     def _find(self, size: int) -> tuple[_Slab, int]:
-        """Where a block of this size can begin; a new slab if there is no other way."""
+        """Find where a block of this size can begin; pin a new slab if there is no other way."""
         self._rest()
         place = self._smallest(size)
         while place is None and self._resting:
@@ -160,7 +160,7 @@ class PinnedBlocks:
                 slab.give(start, end)
 
     def _smallest(self, size: int) -> tuple[_Slab, int] | None:
-        """The smallest free part that is large enough."""
+        """Find the smallest free part that is large enough."""
         fitting = [
             (end - start, index, start)
             for index, slab in enumerate(self._slabs)
