@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from l2l_nas.cost.chain import COMPUTE, DISK, HOST, LANES, Chain, Read
+from l2l_nas.eps.inbox import choose_block
 from l2l_nas.relay.path import Name, NumberedPath
 from l2l_nas.relay.plan import Op, Step
 from l2l_nas.relay.trace import TraceSpan
@@ -349,11 +350,7 @@ def _label(what: Step | Read, path: NumberedPath) -> tuple[str, str]:
 
 
 def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[Name, int]]) -> int:
-    """The most bytes of blocks that gradients wait in, from a copy's begin to the end of the update that uses it.
-
-    Blocks are taken again as the server does: the smallest free one that is large enough, else a new one, which takes
-    the place of one that is free.
-    """
+    """The most bytes of blocks that gradients wait in, from a copy's begin to the end of the update that uses it."""
     events: list[tuple[float, int, Name, int]] = []
     for _, _, step, start, end in work:
         if isinstance(step, Read):
@@ -369,14 +366,10 @@ def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[Name, int]]) -> i
         if not is_sent:
             free += waiting.pop(state, [])
             continue
-        fitting = [block for block in free if block >= size]
-        if fitting:
-            free.remove(min(fitting))
-        elif free:
-            now -= free.pop()
-        block = min(fitting, default=size)
-        now += 0 if fitting else block
-        waiting.setdefault(state, []).append(block)
+        chosen = choose_block(free, size)
+        block = 0 if chosen is None else free.pop(chosen)
+        now += max(0, size - block)
+        waiting.setdefault(state, []).append(max(size, block))
         most = max(most, now)
     return most
 

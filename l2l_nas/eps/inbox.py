@@ -137,6 +137,17 @@ class GradientCheck:
     is_clipped: bool = False
 
 
+def choose_block(free: Sequence[int], num_bytes: int) -> int | None:
+    """Which of free blocks goes for a gradient: the smallest that it fits in, else the last; None if there are none.
+
+    A larger block takes the place of one that is too small, so that their number stays what a step needs.
+    """
+    fitting = [index for index, size in enumerate(free) if size >= num_bytes]
+    if fitting:
+        return min(fitting, key=free.__getitem__)
+    return len(free) - 1 if free else None
+
+
 class GradientInbox:
     """Gradients by state, from their arrival to their update.
 
@@ -203,11 +214,11 @@ class GradientInbox:
         """
         with self._lock:
             here = [index for index, block in enumerate(self._blocks) if block.memory.device == device]
-            fitting = [index for index in here if self._blocks[index].memory.numel() >= num_bytes]
-            if fitting:  # the smallest
-                return self._blocks.pop(min(fitting, key=lambda index: self._blocks[index].memory.numel()))
-            if here:  # a larger one takes the place of one that is free: their number stays what a step needs
-                self._blocks.pop(here[-1])
+            chosen = choose_block([self._blocks[index].memory.numel() for index in here], num_bytes)
+            if chosen is not None:
+                block = self._blocks.pop(here[chosen])
+                if block.memory.numel() >= num_bytes:
+                    return block
         return GradientBlock((allocator or host_block)(num_bytes))
 
     def give_back(self, blocks: Sequence[GradientBlock]) -> None:
