@@ -100,6 +100,11 @@ def test_compiled_layers_are_a_choice_of_three_today(was, is_now):
     assert config["relay"] == {"layers": is_now, "slots": 3}
 
 
+@pytest.mark.parametrize("was", ["ahead", "serial"])
+def test_updates_of_before_that_went_by_the_whole_gradient_are_exact_today(was):
+    assert as_read({"relay": {"update": was}}, Path("run")) == {"relay": {"update": "exact"}}
+
+
 def test_it_has_no_test_part_and_says_so(old, refused):
     said = refused("evaluate", "run=whole", "space.pool=plain.py:build", "split=test")
     assert "the data of this run have no test part" in said

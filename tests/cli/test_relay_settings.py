@@ -32,7 +32,6 @@ def test_where_things_are_kept_and_when_they_are_copied_changes_no_number(pool):
         "some": ["relay.budget=40KiB", "relay.stash=host"],
         "host": ["relay.budget=none", "relay.stash=host", "relay.slots=3", "relay.lanes=threads"],
         "file": ["relay.storage=file"],
-        "serial": ["relay.update=exact"],
         "exact": ["relay.update=exact", "relay.lanes=threads"],
     }
     for name, words in settings.items():
