@@ -136,19 +136,11 @@ def convert(
         SettingError: an argument of another type, or weights that are not finite.
     """
     check_kind("convert: model", model, nn.Module, wanted="a module")
-    model = _uncompiled(model)
     check_table("convert: candidates", {} if candidates is None else candidates, wanted="a dict of candidates by name")
-    check_kind(
-        "convert: losses", {} if losses is None else losses, Mapping, wanted="a dict of weights by the output's name"
-    )
-    if output is not None:
-        check_kind("convert: output", output, (str, int), wanted="a key or a number")
+    choice = _choice(output, {} if losses is None else losses)
+    model = _uncompiled(model)
     _refuse_unfit_weights(model)
     paths = _block_paths(model, blocks)
-    for name, weight in (losses or {}).items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise SpaceError(f"losses: the weight of '{name}' is {weight!r}; write a number, such as 0.01")
-    choice = Choice(output, dict(losses or {}))
     arguments = Arguments(model, example, choice)
     replica = shallow_copy(model, own_buffers=True)
     in_evaluation = _record(replica, paths, arguments.of(BATCHES[0]), training=False)
@@ -162,18 +154,32 @@ def convert(
         others = offers.of(part, module.block) if isinstance(part, BlockPlan) and isinstance(module, BlockLayer) else ()
         choices = [Candidate(ORIGINAL, module, tied), *others]
         positions.append(Position(part.name, choices, reads=part.reads, writes=part.writes))
-    read = {name for part in flow.parts for name in part.reads}
-    unused = [name for name in arguments.tensors if name not in read]
-    if unused:
-        raise SpaceError(
-            f"the model's {output or 'output'} does not depend on '{unused[0]}'; leave it out of the example, "
-            "or give an example in which it matters"
-        )
+    _refuse_unused(arguments, flow, output or "output")
     inputs = {name: TensorSpec.of(tensor) for name, tensor in arguments.tensors.items()}
     pool = ConvertedPool(positions, inputs=inputs, model=model, arguments=arguments)
     check_shapes(pool)
     refuse_other_parts(pool, model, modules, arguments, in_training)
     return pool
+
+
+def _choice(output: str | int | None, losses: Mapping[str | int, float]) -> Choice:
+    check_kind("convert: losses", losses, Mapping, wanted="a dict of weights by the output's name")
+    if output is not None:
+        check_kind("convert: output", output, (str, int), wanted="a key or a number")
+    for name, weight in losses.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise SpaceError(f"losses: the weight of '{name}' is {weight!r}; write a number, such as 0.01")
+    return Choice(output, dict(losses))
+
+
+def _refuse_unused(arguments: Arguments, flow: Dataflow, output: str | int) -> None:
+    read = {name for part in flow.parts for name in part.reads}
+    unused = [name for name in arguments.tensors if name not in read]
+    if unused:
+        raise SpaceError(
+            f"the model's {output} does not depend on '{unused[0]}'; leave it out of the example, or give an example "
+            "in which it matters"
+        )
 
 
 def _refuse_nested(model: nn.Module, recording: Recording) -> None:
