@@ -14,16 +14,18 @@ from l2l_nas.eps.state import Part
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import SettingError, of_user
 from l2l_nas.relay.access import StateAccess
+from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.executor import ForwardJob, PlanExecutor
+from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.held import HeldSteps, is_plain
 from l2l_nas.relay.interface import Batch, Reduce
+from l2l_nas.relay.job import ForwardJob
 from l2l_nas.relay.path import NumberedPath, PathLayer, numbered
 from l2l_nas.relay.plan import Op, Plan
 from l2l_nas.relay.planner import plan_forward
 from l2l_nas.relay.population import PopulationPass, group, prefixes
-from l2l_nas.relay.slots import SlotBank, Template
+from l2l_nas.relay.slots import Template
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.visits import Run, full, written
 from l2l_nas.space.architecture import Architecture

@@ -2,128 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from l2l_nas.eps.host import free_memory_bytes
-from l2l_nas.eps.inbox import GradientCheck, GradientMessage, gradient_bytes
-from l2l_nas.eps.scale import Clip
+from l2l_nas.eps.inbox import GradientMessage, gradient_bytes
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, is_out_of_memory
 from l2l_nas.relay.access import StateAccess
+from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.interface import MiniBatch
-from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
-from l2l_nas.relay.path import NumberedPath
-from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
+from l2l_nas.relay.job import ForwardJob, PlanJob, TrainJob
+from l2l_nas.relay.lanes import Label, Lanes, Ticket
+from l2l_nas.relay.plan import VISITS, Op, Step, UpdateOrder
+from l2l_nas.relay.refusals import named_error, refuse_changes, refuse_replaced_buffers, where
 from l2l_nas.relay.schedule import LANE, PlanSchedule, rank, update_ranks
-from l2l_nas.relay.slots import SlotBank, Template
+from l2l_nas.relay.slots import Template
 from l2l_nas.relay.staging import Staging
-from l2l_nas.relay.stash import Cut, Frames
+from l2l_nas.relay.stash import Frames
 from l2l_nas.relay.stress import Stress
-from l2l_nas.relay.visits import (
-    Run,
-    Visits,
-    named_error,
-    refuse_changes,
-    refuse_replaced_buffers,
-    where,
-)
+from l2l_nas.relay.visits import Visits
 from l2l_nas.space.pool import Layer
 
 _STAGING_SHARE = 0.25  # of free host memory, for gradients that wait for updates
-
-
-@dataclass(frozen=True)
-class Losses:
-    """What came from the device of a step's losses.
-
-    Args:
-        task: the task's own.
-        auxiliary: the sum of all others.
-        bad: the layer whose auxiliary loss is not finite; None where the task's own is not, or all are.
-    """
-
-    task: float
-    auxiliary: float
-    is_finite: bool
-    bad: str | None
-
-    @classmethod
-    def of(cls, run: Run) -> Losses:
-        """All in one copy."""
-        named: list[tuple[str | None, torch.Tensor]] = [(None, run.loss)] if run.loss is not None else []
-        named += [(run.layers[place].key, loss) for place, loss in run.auxiliary.items()]
-        found = torch.stack([loss.detach().reshape(()) for _, loss in named]).tolist() if named else []
-        bad = [key for (key, _), value in zip(named, found, strict=True) if not math.isfinite(value)]
-        return cls(found[0] if found else 0.0, sum(found[1:]), not bad, bad[0] if bad else None)
-
-
-@dataclass(kw_only=True)
-class PlanJob:
-    """A plan to carry out, and what its steps need to know.
-
-    Attributes:
-        states: where layers come from.
-        path: says what the plan's numbers are.
-        number: of the training step, for messages; -1 where nothing is trained.
-    """
-
-    plan: Plan
-    run: Run
-    states: StateAccess
-    path: NumberedPath
-    number: int = -1
-    guard: Guard = field(default_factory=Guard)
-
-
-@dataclass(kw_only=True)
-class ForwardJob(PlanJob):
-    """Forward visits alone.
-
-    Args:
-        visit: what is done with the template of each place.
-    """
-
-    visit: Callable[[int, Template], None]
-
-
-@dataclass(kw_only=True)
-class TrainJob(PlanJob):
-    """A training step.
-
-    Attributes:
-        batch: what is learned from, its targets on the device.
-        cut: where values lie.
-        losses: once they came from the device.
-        check: of all gradients, once CHECK is done.
-        updated: states that were updated.
-    """
-
-    batch: MiniBatch
-    cut: Cut
-    lr: float
-    update: UpdateOrder
-    clip: Clip | None = None
-    losses: Losses | None = None
-    check: GradientCheck | None = None
-    updated: list[str] = field(default_factory=list)
-
-    def require_finite_loss(self) -> Losses:
-        """Raise NonFiniteError unless the loss and auxiliary losses are finite, or may become so with a lower scale.
-
-        Asked before any gradient is used.
-        """
-        self.losses = self.losses or Losses.of(self.run)
-        if not self.losses.is_finite and self.run.scale == 1.0:
-            what = "auxiliary loss" if self.losses.bad else "loss"
-            raise NonFiniteError(what, layer=self.losses.bad, step=self.number)
-        return self.losses
 
 
 class PlanExecutor:

@@ -29,23 +29,17 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import L2LError, LaneError, NonFiniteError, PlanError, SpaceError, is_out_of_memory
+from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device, step_seeds
 from l2l_nas.relay.held_path import HeldLayers, HeldPath
 from l2l_nas.relay.interface import Batch, Objective, Targets
 from l2l_nas.relay.lanes import Label
 from l2l_nas.relay.population import PopulationPass
-from l2l_nas.relay.slots import SlotBank, Template
+from l2l_nas.relay.refusals import named_error, refuse_own_parameters, where
+from l2l_nas.relay.slots import Template
 from l2l_nas.relay.trace import Trace
-from l2l_nas.relay.visits import (
-    back_from,
-    full,
-    given_by,
-    named_error,
-    refuse_own_parameters,
-    where,
-    with_plain_gradients,
-)
+from l2l_nas.relay.visits import back_from, full, given_by, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.losses import collect_losses, weighted

@@ -14,8 +14,8 @@ from l2l_nas.eps.optimizers.rules import updates_many
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.eps.storage import RamStorage
-from l2l_nas.relay.slots import SlotBank
-from l2l_nas.relay.visits import refuse_changed_parameters, refuse_moved_parameters, refuse_replaced_buffers
+from l2l_nas.relay.bank import SlotBank
+from l2l_nas.relay.refusals import refuse_changed_parameters, refuse_moved_parameters, refuse_replaced_buffers
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.pool import Layer, LayerPool

@@ -16,6 +16,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.access import StateAccess
+from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.calls import alone, calls_of, refuse_modes
 from l2l_nas.relay.config import ExecutionConfig, MemoryConfig, PrecisionConfig, RelayConfig, UpdateConfig
 from l2l_nas.relay.device import Device, open_device
@@ -43,7 +44,7 @@ from l2l_nas.relay.path import NumberedPath, PathLayer, numbered
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
 from l2l_nas.relay.population import prefixes
 from l2l_nas.relay.residency import Residency, Wanted, decide
-from l2l_nas.relay.slots import EagerCalls, SlotBank
+from l2l_nas.relay.slots import EagerCalls
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.step import TrainingStep
 from l2l_nas.space.architecture import Architecture

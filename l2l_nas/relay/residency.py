@@ -13,8 +13,8 @@ from typing import Literal
 
 from l2l_nas.arguments import check_count, shown
 from l2l_nas.errors import SettingError
+from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.measure import layer_needs
-from l2l_nas.relay.slots import SlotBank
 from l2l_nas.relay.stash import Stash
 from l2l_nas.space.pool import LayerPool
 

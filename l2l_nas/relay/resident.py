@@ -38,7 +38,8 @@ from l2l_nas.relay.interface import (
     each,
     shares,
 )
-from l2l_nas.relay.visits import apart, back_from, full, refuse_own_parameters, with_plain_gradients
+from l2l_nas.relay.refusals import refuse_own_parameters
+from l2l_nas.relay.visits import apart, back_from, full, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by

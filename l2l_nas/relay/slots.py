@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -18,8 +17,6 @@ from l2l_nas.relay.access import OpenState
 from l2l_nas.relay.device import Device
 from l2l_nas.space.build import named_tensors, owner_of, put_parameter
 from l2l_nas.space.pool import Layer, LayerPool
-
-_OWN = 512  # layers that have templates of their own
 
 
 class CallFactory(Protocol):
@@ -146,7 +143,7 @@ class Template:
         self._layouts = layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
         self.weights = tuple(_cut(slot.weights, [wire.parameter_bytes for wire in wires]))
-        self._in_slot = [GradientBlock(memory) for memory in _cut(slot.gradients, map(_slot_bytes, layouts))]
+        self._in_slot = [GradientBlock(memory) for memory in _cut(slot.gradients, map(slot_bytes, layouts))]
         self.gradients = list(self._in_slot)
         owners: dict[int, tuple[int, int]] = {}
         for number, (key, wire) in enumerate(zip(layer.states, wires, strict=True)):
@@ -344,7 +341,8 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _slot_bytes(layout: Layout) -> int:
+def slot_bytes(layout: Layout) -> int:
+    """Of a state's gradients and their norms in a slot."""
     return align(gradient_bytes(layout))
 
 
@@ -354,159 +352,3 @@ def _cut(block: Tensor, sizes: Iterable[int]) -> Iterator[Tensor]:
     for size in sizes:
         yield block[start : start + size]
         start += size
-
-
-class SlotBank:
-    """All slots, and the templates that paths needed so far: one for each kind of layer and slot, built once.
-
-    Args:
-        pool: decides the size of a slot: that of its largest layer.
-        slots: how many.
-        device: where.
-        dtype: of the weights on the device.
-        calls: says how templates run.
-    """
-
-    def __init__(
-        self,
-        pool: LayerPool,
-        *,
-        slots: int,
-        device: Device,
-        dtype: torch.dtype = torch.float32,
-        calls: CallFactory | None = None,
-    ) -> None:
-        self.pool = pool
-        self._device = device
-        self._dtype = dtype
-        self._calls = calls or EagerCalls()
-        self._layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
-        states = [layer.states for layer in self._layers]
-        wires = (sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in keys) for keys in states)
-        gradients = (sum(_slot_bytes(layout_of(pool, key)) for key in keys) for keys in states)
-        buffers = (wire_layout_of(pool, layer.key, dtype).buffer_bytes for layer in self._layers)
-        self._sizes = (max(wires, default=0), max(gradients, default=0), max(buffers, default=0))
-        self.slots: tuple[Slot, ...] = ()
-        self._templates: dict[tuple[object, int], Template] = {}
-        self._own: dict[str, Template] = {}  # by layer, the latest last
-        self._has_warned = False  # of a memory format that is not kept
-        self._kinds: dict[tuple[str, int], object] = {
-            (layer.key, layer.position): (layer.candidate.kind, tuple(sorted(layer.candidate.tied.items())))
-            for layer in self._layers
-        }
-        self.grow(slots)
-
-    @property
-    def weights_bytes(self) -> int:
-        """Of the largest layer's weights on the device."""
-        return self._sizes[0]
-
-    @property
-    def slot_bytes(self) -> int:
-        """Device memory of one slot."""
-        return sum(align(size) for size in self._sizes)
-
-    def grow(self, slots: int) -> None:
-        """Have at least so many slots."""
-        self.slots += tuple(Slot(self._device, self._sizes) for _ in range(len(self.slots), slots))
-
-    def shrink(self, slots: int) -> None:
-        """Give back the slots beyond so many. Nothing may be under way in them."""
-        self.slots = self.slots[:slots]
-        self._templates = {place: t for place, t in self._templates.items() if place[1] < slots}
-
-    def build(self, layer: Layer, slot: int) -> None:
-        """Have a template of a layer's kind in a slot.
-
-        In the caller's thread, before any lane asks for it: building runs the user's code.
-        """
-        kind = self.kind(layer)
-        if (kind, slot) not in self._templates:
-            template = self._made(layer, self.slots[slot])
-            self._calls(kind, template, slot)
-            self._templates[kind, slot] = template
-
-    def _made(self, layer: Layer, slot: Slot) -> Template:
-        template = Template(self.pool, layer, slot, self._dtype)
-        if template.is_channels_last and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"the weights of '{layer.key}' are channels_last; the relay keeps and computes with contiguous "
-                "ones, and with contiguous tensors between layers: results differ by rounding, and a convolution "
-                "may be slower on a GPU",
-                stacklevel=2,
-            )
-        return template
-
-    def separate(self, layer: Layer) -> Template:
-        """A layer's own template, for as long as it is among the latest that were asked for; see `OwnSlot`."""
-        template = self._own.pop(layer.key, None)
-        if template is None:
-            layouts = [layout_of(self.pool, key) for key in layer.states]
-            sizes = (
-                sum(one.parameter_bytes for one in layouts),
-                sum(map(_slot_bytes, layouts)),
-                layouts[0].buffer_bytes,
-            )
-            template = self._made(layer, OwnSlot(self._device, sizes))
-            while len(self._own) >= _OWN:
-                self._own.pop(next(iter(self._own)))
-        self._own[layer.key] = template
-        return template
-
-    def forget(self, layer: Layer) -> None:
-        """Make another template the next time that the layer's own is asked for."""
-        self._own.pop(layer.key, None)
-
-    def template(self, layer: Layer, slot: int) -> Template:
-        """The template of a layer's kind in a slot, which was built."""
-        return self._templates[self.kind(layer), slot]
-
-    def order(self, layer: Layer) -> tuple[tuple[int, int], ...]:
-        """See `Template.order`; of a layer that has a template in some slot."""
-        kind = self.kind(layer)
-        return next(self._templates[kind, n].order for n in range(len(self.slots)) if (kind, n) in self._templates)
-
-    def kind(self, layer: Layer) -> object:
-        """What layers that share templates have in common."""
-        return self._kinds[layer.key, layer.position]
-
-    @property
-    def templates(self) -> tuple[tuple[object, Template], ...]:
-        """All of them, each with its kind."""
-        own = ((template.module, template) for template in self._own.values())
-        return (*((kind, template) for (kind, _), template in self._templates.items()), *own)
-
-    @property
-    def num_templates(self) -> int:
-        """How many templates there are."""
-        return len(self._templates)
-
-    def tensors(self) -> list[Tensor]:
-        """Every device tensor it owns or refers to, for counting."""
-        blocks = [block for slot in self.slots for block in slot.blocks]
-        for template in self._templates.values():
-            blocks += [*template.module.parameters(), *template.module.buffers()]
-            blocks += [block.memory for block in template.gradients]
-        return blocks
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether it is a view of a slot."""
-        address = tensor.untyped_storage().data_ptr()
-        return any(block.untyped_storage().data_ptr() == address for slot in self.slots for block in slot.blocks)
-
-    def unbind(self) -> None:
-        """Have all parameters be those in the slots, and refer to no state."""
-        for template in (*self._templates.values(), *self._own.values()):
-            template.unbind()
-
-    @property
-    def unused_bytes(self) -> int:
-        """What slots that were not used yet will take."""
-        used = sum(block.numel() for slot in self.slots for block in slot.blocks)
-        return len(self.slots) * self.slot_bytes - used
-
-    @property
-    def num_bytes(self) -> int:
-        """Device memory of all slots once they are used, and of what runs the layers in them."""
-        return self._calls.num_bytes + len(self.slots) * self.slot_bytes

@@ -19,10 +19,11 @@ from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.evaluation import cut_batch, expect
-from l2l_nas.relay.executor import PlanExecutor, TrainJob
+from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.held import HeldStep, HeldSteps
 from l2l_nas.relay.held_path import HeldPath
 from l2l_nas.relay.interface import Batch, MiniBatch, StepResult, each, shares
+from l2l_nas.relay.job import TrainJob
 from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training

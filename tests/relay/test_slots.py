@@ -11,8 +11,8 @@ from torch import nn
 
 from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.layout import align, layout_of
+from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.device import Cpu
-from l2l_nas.relay.slots import SlotBank
 from tests.relay.steps import PATH, relay_of, train
 from tests.toys import Partial, dense_pool, language_pool
 

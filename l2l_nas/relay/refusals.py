@@ -1,0 +1,98 @@
+"""What layers and objectives must not do: each is refused with the layer that did it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.errors import L2LError, SettingError, SpaceError, UserCodeError, what_raised
+from l2l_nas.relay.interface import Batch, Objective
+from l2l_nas.relay.slots import Template, mixed_dtypes
+from l2l_nas.space.operations import graph_leaves
+from l2l_nas.space.pool import Layer, LayerPool
+
+Gradients = Batch | tuple[None, ...]
+
+
+def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch, modules: Sequence[nn.Module]) -> None:
+    """Refuse an objective that would learn what nothing updates; see [Note: objectives that learn].
+
+    Args:
+        loss: what it gave for these outputs.
+        modules: layers, whose parameters are updated.
+
+    Raises:
+        SettingError: the loss depends on a parameter that the outputs do not come from.
+    """
+    leaves = [leaf for leaf in graph_leaves([loss], until=outputs) if not any(leaf is output for output in outputs)]
+    if leaves and not {id(p) for module in modules for p in module.parameters()}.issuperset(map(id, leaves)):
+        raise SettingError(
+            f"the objective {type(objective).__name__} has parameters of its own, which nothing would train; "
+            "derive it from nn.Module, make them part of the last layer, or detach them"
+        )
+
+
+def where(layer: Layer, pool: LayerPool) -> dict[str, str]:
+    """Position and candidate of a layer, for errors."""
+    return {"position": pool.positions[layer.position].name, "candidate": layer.candidate.name}
+
+
+def refuse_replaced_buffers(layer: Layer, template: Template, pool: LayerPool) -> None:
+    """Refuse a forward that replaced a buffer."""
+    for name in template.rebind_buffers():
+        raise SpaceError(
+            f"its forward replaces the buffer '{name}'; change it in place: self.{name}.copy_(...)",
+            **where(layer, pool),
+        )
+
+
+def refuse_changed_parameters(layer: Layer, pool: LayerPool) -> None:
+    """Refuse a forward that wrote to parameters; the probe sees it before, unless a value decided it."""
+    raise SpaceError(
+        "changed its parameters, which only the optimizer may; keep running values in a buffer",
+        **where(layer, pool),
+    )
+
+
+def refuse_moved_parameters(layer: Layer, template: Template, pool: LayerPool) -> None:
+    """Refuse a forward that moved or replaced parameters."""
+    if template.rebind_parameters():
+        raise SpaceError(
+            "moved or replaced its parameters, so that no update would reach them; leave them as they are",
+            **where(layer, pool),
+        )
+
+
+def refuse_changes(layer: Layer, template: Template, version: int, pool: LayerPool) -> None:
+    """Refuse what a visit may not change; the probe sees it before, unless a value decided it.
+
+    Args:
+        version: of the template's weights before the visit.
+    """
+    refuse_replaced_buffers(layer, template, pool)
+    if template.weights_version != version:
+        refuse_changed_parameters(layer, pool)
+    refuse_moved_parameters(layer, template, pool)
+
+
+def named_error(
+    error: BaseException, path: Sequence[Layer], at: int | None, pool: LayerPool, dtype: torch.dtype
+) -> L2LError:
+    """What the user's code raised, with the layer that it is.
+
+    Args:
+        at: see `Run`.
+        dtype: of weights on the device.
+    """
+    if at is None:
+        return SpaceError(f"the backward from '{path[-1].key}' towards '{path[0].key}' {what_raised(error)}")
+    if at == len(path):
+        return UserCodeError(f"the task's loss {what_raised(error)}")
+    text = what_raised(error)
+    if "more than 1 value per channel" in text:
+        text += "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
+    text += mixed_dtypes(layout_of(pool, path[at].key), dtype, error)
+    return SpaceError(f"its layer {text}", **where(path[at], pool))
