@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.path import PathLayer, Spill, tail_start
+from l2l_nas.relay.path import PathLayer, Spill, numbered, tail_start
 from l2l_nas.relay.plan import VISITS, Op, UpdateOrder
 from l2l_nas.relay.planner import plan_forward, plan_training
 from l2l_nas.testing.plans import check_plan
@@ -98,6 +100,36 @@ def test_every_forward_plan_is_right(path, slots):
     plan = plan_forward(path, slots=slots)
     check_plan(plan, barer, slots=slots, trains=False)
     assert {step.op for step in plan.steps} == {Op.LOAD, Op.FORWARD, Op.FREE}
+
+
+def calls_of_planning(depth: int, slots: int) -> int:
+    path, count = simple(depth), 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        plan_training(path, slots=slots, keep=slots, upcoming=path[1])
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 1.0])
+def test_planning_grows_with_the_path_whatever_is_kept(kept):
+    small, large = (calls_of_planning(depth, max(2, int(kept * depth))) for depth in (25, 250))
+    assert large < 11 * small
+
+
+def test_paths_alike_share_a_plan():
+    other = chained([PathLayer(f"other{index}", (f"other{index}",)) for index in range(5)])
+    ours, theirs = numbered(simple(5), simple(1)[0]), numbered(other, other[0])
+    assert (ours.layers, ours.upcoming) == (theirs.layers, theirs.upcoming)
+    assert ours.states != theirs.states
+    plans = [plan_training(path.layers, slots=2, upcoming=path.upcoming) for path in (ours, theirs)]
+    assert plans[0] is plans[1]
 
 
 @pytest.mark.parametrize("slots", [2, 3, 4])

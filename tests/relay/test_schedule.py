@@ -42,6 +42,10 @@ def test_the_checker_takes_for_certain_what_the_schedule_waits_for(chain):
         for work, index in enumerate(numbers):
             known = {other for other, place in enumerate(numbers) if checker.before[index] >> place & 1}
             assert before[work] == known
+        for slot in range(options["slots"]):  # what the next plan finds is what was done since the last load
+            users = [work for work, step in works.items() if slot in (step.slot, *step.tail)]
+            loads = [users.index(work) for work in users if works[work].op is Op.LOAD]
+            assert {*users[loads[-1] if loads else 0 :]} <= {*schedule.slots.get(slot, ())}
         sends = [work for work, step in works.items() if step.op is Op.SEND][:1]
         assert awaited == sorted({*sends, *(w for w, step in works.items() if step.op in (Op.SAVE, Op.CHECK))})
 
