@@ -52,7 +52,7 @@ class PlanSchedule(Generic[Work]):
     """Has the steps of plans done, one plan after the other, each step after what it waits for.
 
     Attributes:
-        slots: by slot, what the last plan did with it since its last load; the next plan may begin by keeping it.
+        slots: by slot, what the last plan did with it; the next plan may begin by keeping it.
         updates: by the name of a state, its last update.
     """
 
@@ -95,10 +95,8 @@ class PlanSchedule(Generic[Work]):
             found.append(works)
             if op is Op.UPDATE:
                 self.updates[name(step.state)] = works[0]
-            if op is Op.LOAD:
-                slots[step.slot] = ()
-            for slot in (step.slot, *step.tail) if step.slot >= 0 else ():
-                slots[slot] = (*slots.get(slot, ()), *works)
+            if op in (Op.KEEP, Op.LOAD, Op.FREE):  # each slot ends with one of these; FREE is behind all that used it
+                slots[step.slot] = works
             if op in (Op.SAVE, Op.CHECK) or (op is Op.SEND and not has_sent):
                 awaited.update(dict.fromkeys(works))
             has_sent = has_sent or op is Op.SEND
