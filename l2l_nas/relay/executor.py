@@ -16,7 +16,7 @@ from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.job import ForwardJob, PlanJob, TrainJob
-from l2l_nas.relay.lanes import Label, Lanes, Ticket
+from l2l_nas.relay.lanes import Future, Label, Lanes
 from l2l_nas.relay.plan import VISITS, Op, Step, UpdateOrder
 from l2l_nas.relay.refusals import named_error, refuse_changes, refuse_replaced_buffers, where
 from l2l_nas.relay.schedule import LANE, PlanSchedule, rank, update_ranks
@@ -55,7 +55,7 @@ class PlanExecutor:
         self._dtype = dtype
         self._stress = stress
         self._visits = Visits(device)
-        self._schedule: PlanSchedule[Ticket] = PlanSchedule()
+        self._schedule: PlanSchedule[Future] = PlanSchedule()
         self._watches: dict[str, BufferWatch] = {}  # by layer
         self.staging = Staging(int(_STAGING_SHARE * free_memory_bytes()))
 
@@ -66,12 +66,12 @@ class PlanExecutor:
             NonFiniteError: the loss is not finite, or a gradient where all are checked.
             L2LError: a lane failed.
         """
-        issued: list[Ticket] = []
+        issued: list[Future] = []
         ranks = update_ranks(job.path.layers, in_files=not job.states.storage.is_lasting)
         # other orders hold all gradients of a step
         is_staged = isinstance(job, TrainJob) and job.update is UpdateOrder.EAGER
 
-        def submit(step: Step, after: tuple[Ticket, ...]) -> Ticket:
+        def submit(step: Step, after: tuple[Future, ...]) -> Future:
             if step.op is Op.SEND and is_staged:
                 after += self._back_pressure(step, job, newest_first=bool(ranks))
             issued.append(self._submit(step, job, after, rank(step, ranks)))
@@ -88,20 +88,20 @@ class PlanExecutor:
             if isinstance(job, TrainJob):
                 job.require_finite_loss()
         except BaseException as error:
-            job.guard.error = job.guard.error or error
+            job.cancel.error = job.cancel.error or error
             self._quiet(issued)
             raise
 
     @property
     def has_failed(self) -> bool:
         """Whether an update of an earlier step is known to have failed; `drain` says how."""
-        return any(ticket.is_done and ticket.error is not None for ticket in self._schedule.updates.values())
+        return any(future.is_done and future.error is not None for future in self._schedule.updates.values())
 
     @property
     def is_updating(self) -> bool:
         """Whether an update of an earlier step may be running."""
         updates = self._schedule.updates
-        for state in [state for state, ticket in updates.items() if ticket.is_over()]:
+        for state in [state for state, future in updates.items() if future.is_over()]:
             del updates[state]
         return bool(updates)
 
@@ -112,38 +112,38 @@ class PlanExecutor:
             L2LError: an update failed.
         """
         last, self._schedule = self._schedule, PlanSchedule()
-        tickets = [*last.updates.values(), *(ticket for used in last.slots.values() for ticket in used)]
+        futures = [*last.updates.values(), *(future for used in last.slots.values() for future in used)]
         self.staging.clear()
-        self.lanes.wait(tickets)
+        self.lanes.wait(futures)
         self.lanes.flush_trace()
 
-    def _back_pressure(self, step: Step, job: PlanJob, *, newest_first: bool) -> tuple[Ticket, ...]:
+    def _back_pressure(self, step: Step, job: PlanJob, *, newest_first: bool) -> tuple[Future, ...]:
         """Updates that a gradient waits for, so that not too many wait on the host."""
         layouts = {key: job.states.server.layout(key) for key in job.run.layers[step.layer].states}
         sizes = {key: gradient_bytes(layout) for key, layout in layouts.items() if layout.is_trainable}
         return self.staging.send(sizes, newest_first=newest_first)
 
-    def _quiet(self, tickets: Iterable[Ticket]) -> None:
+    def _quiet(self, futures: Iterable[Future]) -> None:
         """Wait until nothing of a refused plan runs any more."""
         last, self._schedule = self._schedule, PlanSchedule()
-        for ticket in [*tickets, *last.updates.values()]:
-            ticket.wait()
-            self.device.wait(ticket.mark)
+        for future in [*futures, *last.updates.values()]:
+            future.wait()
+            self.device.wait(future.mark)
         with self.device.stream("compute"):
             self.device.wait(self.device.mark())  # a visit that failed left no mark, but perhaps work
         self.staging.clear()
 
-    def _submit(self, step: Step, job: PlanJob, after: tuple[Ticket, ...], rank: int) -> Ticket:
+    def _submit(self, step: Step, job: PlanJob, after: tuple[Future, ...], rank: int) -> Future:
         """Have one step done."""
         name = job.run.layers[step.layer].key if step.layer >= 0 else ""
         if step.op is Op.UPDATE:
             name = job.path.state(step.state)
         label = Label(step.op.value, name, job.number)
         if step.op in VISITS:
-            return self.lanes.compute(lambda: self._visit(step, job), after=after, label=label, guard=job.guard)
+            return self.lanes.compute(lambda: self._visit(step, job), after=after, label=label, cancel=job.cancel)
         lane = LANE.get(step.op, "up")  # FREE: a slot is poisoned before it is loaded
         work = self._work(step, job)
-        return self.lanes.submit(lane, work, after=after, label=label, guard=job.guard, rank=rank)
+        return self.lanes.submit(lane, work, after=after, label=label, cancel=job.cancel, rank=rank)
 
     def _work(self, step: Step, job: PlanJob) -> Callable[[], None]:
         """What a lane has to do for a step."""
@@ -230,7 +230,7 @@ class PlanExecutor:
     def _move(self, step: Step, job: TrainJob) -> Callable[[], None]:
         """Copy a spilled value between its frame and the host."""
         value = job.path.value(step.value)
-        frame, away = job.cut.ring[step.frames[0]][value], job.cut.host[value]
+        frame, away = job.arena.ring[step.frames[0]][value], job.arena.host[value]
         if step.op is Op.STORE:
             return lambda: _copy(frame, away)
         job.run.values[value] = frame
@@ -251,7 +251,7 @@ class PlanExecutor:
             is_loss_finite=losses.is_finite,
         )
         if not job.check.is_refused:
-            job.guard.has_passed = True
+            job.cancel.has_passed = True
             server.gradients.confirm(states)
 
     def _update(self, state: str, job: TrainJob) -> None:
@@ -321,7 +321,7 @@ class PlanExecutor:
         """Where a forward visit writes its values."""
         ring = iter(step.frames)
         names = job.run.flow.writes[step.layer]
-        return {n: job.cut.ring[next(ring)][n] if n in job.run.spilled else job.cut.own[n] for n in names}
+        return {n: job.arena.ring[next(ring)][n] if n in job.run.spilled else job.arena.own[n] for n in names}
 
 
 def _copy(source: Frames, target: Frames) -> None:

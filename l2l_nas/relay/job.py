@@ -13,11 +13,11 @@ from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.interface import MiniBatch
-from l2l_nas.relay.lanes import Guard
+from l2l_nas.relay.lanes import CancelToken
 from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import Plan, UpdateOrder
 from l2l_nas.relay.slots import Template
-from l2l_nas.relay.stash import Cut
+from l2l_nas.relay.stash import ArenaLayout
 from l2l_nas.relay.visits import Run
 
 
@@ -61,7 +61,7 @@ class PlanJob:
     states: StateAccess
     path: NumberedPath
     number: int = -1
-    guard: Guard = field(default_factory=Guard)
+    cancel: CancelToken = field(default_factory=CancelToken)
 
 
 @dataclass(kw_only=True)
@@ -81,14 +81,14 @@ class TrainJob(PlanJob):
 
     Attributes:
         batch: what is learned from, its targets on the device.
-        cut: where values lie.
+        arena: where values lie.
         losses: once they came from the device.
         check: of all gradients, once CHECK is done.
         updated: states that were updated.
     """
 
     batch: MiniBatch
-    cut: Cut
+    arena: ArenaLayout
     lr: float
     update: UpdateOrder
     clip: Clip | None = None

@@ -3,10 +3,10 @@
 Copies are done in the order of the plan. Of the updates whose gradients are there, the one is done first whose layer
 comes first in the path: the next step waits for it first. A check of all gradients goes before them.
 
-A step of a plan is submitted with the tickets of the steps it must wait for. On a CPU a ticket is done when the work is
+A step of a plan is submitted with the futures of the steps it must wait for. On a CPU a future is done when the work is
 done; on CUDA when the work is issued, and then carries a mark that streams and threads can wait for.
 
-[Note: no hang] A worker finishes every ticket, whatever happens: with the error of its work, or with that of a step it
+[Note: no hang] A worker finishes every future, whatever happens: with the error of its work, or with that of a step it
 waited for. So an exception in a lane reaches the caller as soon as it waits for anything that depends on it.
 """
 
@@ -34,7 +34,7 @@ _PATIENCE_S = 10.0  # with work that is running when its lane is closed
 _NO_RANGE = contextlib.nullcontext()
 
 
-class Ticket:
+class Future:
     """Says when a piece of work is done, or how it failed.
 
     Args:
@@ -77,18 +77,18 @@ class Ticket:
         return self.error is None
 
 
-def _marks(after: Iterable[Ticket], lane: str) -> list[Any]:
+def _marks(after: Iterable[Future], lane: str) -> list[Any]:
     """What the stream of a lane is to wait for: a stream does its work in order, so of each other one its last mark.
 
     The caller's own stream may be another one than in the last step.
     """
-    last: dict[str, Ticket] = {}
-    for ticket in after:
-        if ticket.mark is not None and (ticket.lane != lane or lane == "compute"):
-            known = last.setdefault(ticket.lane, ticket)
-            if known.number < ticket.number:
-                last[ticket.lane] = ticket
-    return [ticket.mark for ticket in last.values()]
+    last: dict[str, Future] = {}
+    for future in after:
+        if future.mark is not None and (future.lane != lane or lane == "compute"):
+            known = last.setdefault(future.lane, future)
+            if known.number < future.number:
+                last[future.lane] = future
+    return [future.mark for future in last.values()]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Label:
 
 
 @dataclass
-class Guard:
+class CancelToken:
     """Holds the first error of a step; what has not begun by then is not done.
 
     Attributes:
@@ -124,10 +124,10 @@ class Guard:
 class _Work:
     lane: str
     do: Callable[[], None]
-    after: tuple[Ticket, ...]
+    after: tuple[Future, ...]
     label: Label
-    guard: Guard
-    ticket: Ticket
+    cancel: CancelToken
+    future: Future
     rank: int = 0  # see `Lanes.submit`
     passed: Any = None  # what the thread that submitted it had done, where there is an observer
 
@@ -153,8 +153,15 @@ class Lanes:
         weakref.finalize(self, _close, self._workers)
 
     def submit(
-        self, lane: str, do: Callable[[], None], *, after: Iterable[Ticket], label: Label, guard: Guard, rank: int = 0
-    ) -> Ticket:
+        self,
+        lane: str,
+        do: Callable[[], None],
+        *,
+        after: Iterable[Future],
+        label: Label,
+        cancel: CancelToken,
+        rank: int = 0,
+    ) -> Future:
         """Have work done in a lane, after other work. Returns at once.
 
         Args:
@@ -162,36 +169,36 @@ class Lanes:
         """
         observer = self._runner.device.observer
         passed = None if observer is None else observer.passed_on()
-        ticket = Ticket(observer, lane=lane, number=next(self._numbers))
-        work = _Work(lane, do, tuple(after), label, guard, ticket, rank, passed)
+        future = Future(observer, lane=lane, number=next(self._numbers))
+        work = _Work(lane, do, tuple(after), label, cancel, future, rank, passed)
         if not self.is_beside:
             self._runner.run(work)
-            return work.ticket
+            return work.future
         if lane not in self._workers:
             self._start(lane)
         self._workers[lane].waiting.put(work)
-        return work.ticket
+        return work.future
 
-    def compute(self, do: Callable[[], None], *, after: Iterable[Ticket], label: Label, guard: Guard) -> Ticket:
+    def compute(self, do: Callable[[], None], *, after: Iterable[Future], label: Label, cancel: CancelToken) -> Future:
         """Do work in this thread, after other work.
 
         Raises:
             BaseException: what it, or something it waits for, raised.
         """
-        ticket = Ticket(self._runner.device.observer, lane="compute", number=next(self._numbers))
-        work = _Work("compute", do, tuple(after), label, guard, ticket)
+        future = Future(self._runner.device.observer, lane="compute", number=next(self._numbers))
+        work = _Work("compute", do, tuple(after), label, cancel, future)
         self._runner.run(work)
-        if work.ticket.error is not None:
-            raise work.ticket.error
-        return work.ticket
+        if work.future.error is not None:
+            raise work.future.error
+        return work.future
 
-    def wait(self, tickets: Iterable[Ticket]) -> None:
+    def wait(self, futures: Iterable[Future]) -> None:
         """Wait until all of them are done on the device too; then raise the first error among them."""
         error = None
-        for ticket in tickets:
-            ticket.wait()
-            self._runner.device.wait(ticket.mark)
-            error = error or ticket.error
+        for future in futures:
+            future.wait()
+            self._runner.device.wait(future.mark)
+            error = error or future.error
         if error is not None:
             raise error
 
@@ -259,7 +266,7 @@ def _first(here: Sequence[_Work | None], device: Device) -> int:
 
 
 def _may_begin(work: _Work, device: Device) -> bool:
-    return all(ticket.is_done and device.is_over(ticket.mark) for ticket in work.after)
+    return all(future.is_done and device.is_over(future.mark) for future in work.after)
 
 
 class _Runner:
@@ -285,7 +292,7 @@ class _Runner:
         try:
             error = self._await(work)
             if error is not None:
-                work.ticket.finish(error=error)
+                work.future.finish(error=error)
                 return
             mark = self._do(work)
         except BaseException as caught:
@@ -293,21 +300,21 @@ class _Runner:
             if work.lane != "compute" and isinstance(caught, Exception) and not isinstance(caught, L2LError):
                 error = LaneError(work.label.op, work.label.layer, caught)
                 error.__cause__ = caught
-            if not work.guard.has_passed:
-                work.guard.error = work.guard.error or error
-            work.ticket.finish(error=error)
+            if not work.cancel.has_passed:
+                work.cancel.error = work.cancel.error or error
+            work.future.finish(error=error)
         else:
-            work.ticket.finish(mark=mark)
+            work.future.finish(mark=mark)
 
     def _await(self, work: _Work) -> BaseException | None:
         """Wait in this thread for what must be done, or issued, first."""
-        for ticket in work.after:
-            ticket.wait()
-            if ticket.error is not None:
-                return ticket.error
+        for future in work.after:
+            future.wait()
+            if future.error is not None:
+                return future.error
             if work.lane == "host":
-                self.device.wait(ticket.mark)
-        return work.guard.error
+                self.device.wait(future.mark)
+        return work.cancel.error
 
     def _do(self, work: _Work) -> Any:
         started = time.perf_counter()

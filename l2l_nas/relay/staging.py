@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from l2l_nas.relay.lanes import Ticket
+from l2l_nas.relay.lanes import Future
 
 
 class Staging:
@@ -23,29 +23,29 @@ class Staging:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._sent: dict[str, int] = {}  # by state, bytes whose update was not issued yet
-        self._updates: list[tuple[Ticket, int]] = []
+        self._updates: list[tuple[Future, int]] = []
 
-    def send(self, sizes: Mapping[str, int], *, newest_first: bool) -> tuple[Ticket, ...]:
+    def send(self, sizes: Mapping[str, int], *, newest_first: bool) -> tuple[Future, ...]:
         """Count gradients that are to be sent; what is to be waited for first.
 
         Args:
             sizes: by state, bytes of its gradient.
             newest_first: whether of the updates that may begin the newest is done first.
         """
-        self._updates = [(ticket, size) for ticket, size in self._updates if not ticket.is_done]
+        self._updates = [(future, size) for future, size in self._updates if not future.is_done]
         total = sum(sizes.values()) + sum(self._sent.values()) + sum(size for _, size in self._updates)
         awaited = []
         while self._updates and total > self.limit_bytes:
-            ticket, size = self._updates.pop(-1 if newest_first else 0)
+            future, size = self._updates.pop(-1 if newest_first else 0)
             total -= size
-            awaited.append(ticket)
+            awaited.append(future)
         for state, own in sizes.items():
             self._sent[state] = self._sent.get(state, 0) + own
         return tuple(awaited)
 
-    def update(self, state: str, ticket: Ticket) -> None:
+    def update(self, state: str, future: Future) -> None:
         """Count an update that was issued: at its end the gradients of its state are free."""
-        self._updates.append((ticket, self._sent.pop(state, 0)))
+        self._updates.append((future, self._sent.pop(state, 0)))
 
     def clear(self) -> None:
         """Nothing is under way any more."""

@@ -1,4 +1,4 @@
-"""The stash: the values of a path, for every micro-batch, until the backward.
+"""The stash: saved activations. They are the values of a path, for every micro-batch, until the backward.
 
 On the device it grows with depth x batch. On the host (the L2L paper's constant-memory variation) values pass through a
 ring of a few frames on the device, whatever the depth. One arena on each side, cut the same way for every architecture:
@@ -30,7 +30,7 @@ _MOST_READERS = 2
 
 
 @dataclass(frozen=True)
-class Cut:
+class ArenaLayout:
     """Where values lie, for micro-batches of certain sizes.
 
     Args:
@@ -79,7 +79,7 @@ class Stash:
         self._device = device
         self._arena = device.allocate(0)
         self._host = device.allocate_host(0)
-        self._cuts: dict[tuple[tuple[int, ...], frozenset[str]], Cut] = {}
+        self._layouts: dict[tuple[tuple[int, ...], frozenset[str]], ArenaLayout] = {}
 
     @property
     def arena(self) -> Tensor:
@@ -120,18 +120,18 @@ class Stash:
         return most
 
     def needs_bytes(self, sizes: tuple[int, ...], spilled: frozenset[str]) -> int:
-        """Device memory that a cut takes."""
+        """Count the device memory that values of these sizes take."""
         own = sum(self.size_bytes(name, sizes) for name in self.places if name not in spilled)
         return own + self.frames * max((self.size_bytes(name, sizes) for name in spilled), default=0)
 
-    def cut(self, sizes: tuple[int, ...], spilled: frozenset[str] = frozenset()) -> Cut:
+    def lay_out(self, sizes: tuple[int, ...], spilled: frozenset[str] = frozenset()) -> ArenaLayout:
         """Frames for these sizes; an arena grows if they need more than any before.
 
         Args:
             sizes: samples of each micro-batch.
             spilled: values that wait on the host.
         """
-        if (sizes, spilled) not in self._cuts:
+        if (sizes, spilled) not in self._layouts:
             device, host = 0, 0
             own: dict[str, list[list[Entry]]] = {}
             away: dict[str, list[list[Entry]]] = {}
@@ -148,14 +148,14 @@ class Stash:
                 for number in range(self.frames)
             ]
             self._grow(device + self.frames * frame, host)
-            self._cuts[sizes, spilled] = Cut(
+            self._layouts[sizes, spilled] = ArenaLayout(
                 _views(own, self._arena), tuple(_views(one, self._arena) for one in ring), _views(away, self._host)
             )
-        return self._cuts[sizes, spilled]
+        return self._layouts[sizes, spilled]
 
     def _grow(self, device: int, host: int) -> None:
         if device > self._arena.numel() or host > self._host.numel():
-            self._cuts.clear()  # before the new arena: the old one goes first
+            self._layouts.clear()  # before the new arena: the old one goes first
         if device > self._arena.numel():
             self._arena = self._device.allocate(0)
             self._arena = self._device.allocate(device)

@@ -28,7 +28,7 @@ from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.residency import Residency
-from l2l_nas.relay.stash import Cut, Stash
+from l2l_nas.relay.stash import ArenaLayout, Stash
 from l2l_nas.relay.visits import Run
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
@@ -109,15 +109,15 @@ class TrainingStep:
             upcoming=path.upcoming,
         )
         expect(states, plan, layers, path)
-        cut = self._stash.cut(batch.sizes, memory.spilled)
+        arena = self._stash.lay_out(batch.sizes, memory.spilled)
         return TrainJob(
             plan=plan,
-            run=self._values(batch, path, layers, cut, step=step, spilled=memory.spilled),
+            run=self._values(batch, path, layers, arena, step=step, spilled=memory.spilled),
             states=states,
             path=path,
             number=step,
             batch=replace(batch, targets=[each(part, self._device.put) for part in batch.targets]),
-            cut=cut,
+            arena=arena,
             lr=lr,
             update=order,
             clip=self.config.update.clip,
@@ -128,7 +128,7 @@ class TrainingStep:
         batch: MiniBatch,
         path: NumberedPath,
         layers: Sequence[Layer],
-        cut: Cut,
+        arena: ArenaLayout,
         *,
         step: int,
         spilled: frozenset[str],
@@ -140,7 +140,7 @@ class TrainingStep:
             depth=depth,
             flow=pool.flow(layers[:depth]),
             specs=self._stash.specs,
-            values={name: cut.own[name] for name in pool.sources},
+            values={name: arena.own[name] for name in pool.sources},
             seeds=lambda position, batch: stream_seed(self._seed, step, position, batch),
             learning=path.learning,
             scale=scale.scale if scale is not None and self.config.precision.is_scaled else 1.0,

@@ -160,9 +160,9 @@ def test_with_all_waits_nothing_races_and_others_stand_in_for_each_whose_loss_is
 
 
 def test_a_ticket_that_no_longer_orders_threads_is_seen(monkeypatch, library, races_are_expected):
-    from l2l_nas.relay.lanes import Ticket
+    from l2l_nas.relay.lanes import Future
 
-    monkeypatch.setattr(Ticket, "wait", lambda ticket: ticket._lock.acquire() and ticket._lock.release())
+    monkeypatch.setattr(Future, "wait", lambda future: future._lock.acquire() and future._lock.release())
     SCENARIOS["host stash"].trained(monkeypatch)
     assert library.races()
 

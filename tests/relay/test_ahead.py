@@ -156,9 +156,9 @@ def test_what_waits_when_the_check_is_done_is_not_copied(monkeypatch):
         if op == "update" and not is_first:  # the host goes on when it has all gradients, and their check to do
             is_first.append(False)
             assert submitted.acquire(timeout=GRACE_S)
-            for ticket in sends:
-                ticket.wait()
-                relay.device.wait(ticket.mark)
+            for future in sends:
+                future.wait()
+                relay.device.wait(future.mark)
         return 0.0
 
     relay = relay_of(
@@ -171,12 +171,12 @@ def test_what_waits_when_the_check_is_done_is_not_copied(monkeypatch):
     submit = relay.lanes.submit
 
     def noted(lane, do, **options):
-        ticket = submit(lane, do, **options)
+        future = submit(lane, do, **options)
         if options["label"].op == "send":
-            sends.append(ticket)
+            sends.append(future)
         if options["label"].op == "check":
             submitted.release()
-        return ticket
+        return future
 
     monkeypatch.setattr(relay.lanes, "submit", noted)
     found = []

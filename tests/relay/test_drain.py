@@ -216,7 +216,7 @@ def _in_state(own, relay, patch):
 
 
 def _in_stash(own, relay, patch):
-    patch.setattr(relay.stash, "cut", _raises(MemoryError("no memory for values")))
+    patch.setattr(relay.stash, "lay_out", _raises(MemoryError("no memory for values")))
     return ["good", "good"]
 
 

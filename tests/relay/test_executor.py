@@ -159,8 +159,8 @@ def test_eager_names_layer_and_step_of_a_bad_gradient_in_the_next_step_at_the_la
 
     def steps():
         train(relay, ["linear", "root", "linear", "one"], step=7)
-        for ticket in relay._training._executor._schedule.updates.values():
-            ticket.wait()
+        for future in relay._training._executor._schedule.updates.values():
+            future.wait()
         train(relay, follower, step=8)
 
     with pytest.raises(NonFiniteError, match="gradient of layer 'p1/root' is not finite at step 7") as caught:

@@ -19,7 +19,7 @@ from torch import nn
 
 from l2l_nas.errors import DataError, LaneError
 from l2l_nas.relay.device import Cpu
-from l2l_nas.relay.lanes import Guard, Label, Lanes, Ticket
+from l2l_nas.relay.lanes import CancelToken, Future, Label, Lanes
 from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, chain_pool, in_time, lane_threads, relay_of, train
 from tests.toys import dense_pool
@@ -53,8 +53,8 @@ def threaded():
     lanes.close()
 
 
-def submit(lanes, lane, do, *after, guard=None):
-    return lanes.submit(lane, do, after=after, label=LABEL, guard=guard or Guard())
+def submit(lanes, lane, do, *after, cancel=None):
+    return lanes.submit(lane, do, after=after, label=LABEL, cancel=cancel or CancelToken())
 
 
 def wait_for_end(count=0):
@@ -68,8 +68,8 @@ def wait_for_end(count=0):
 
 def test_work_of_one_lane_is_done_in_order(lanes):
     done = []
-    tickets = [submit(lanes, "up", lambda i=i: (time.sleep(0.0005 * (i % 3)), done.append(i))) for i in range(60)]
-    in_time(lambda: lanes.wait(tickets))
+    futures = [submit(lanes, "up", lambda i=i: (time.sleep(0.0005 * (i % 3)), done.append(i))) for i in range(60)]
+    in_time(lambda: lanes.wait(futures))
     assert done == list(range(60))
 
 
@@ -78,29 +78,29 @@ def test_work_waits_for_work_of_other_lanes(lanes):
     first = submit(lanes, "up", lambda: (time.sleep(0.03), done.append("up")))
     second = submit(lanes, "down", lambda: done.append("down"), first)
     third = submit(lanes, "host", lambda: done.append("host"), second)
-    in_time(lambda: lanes.compute(lambda: done.append("compute"), after=[third], label=LABEL, guard=Guard()))
+    in_time(lambda: lanes.compute(lambda: done.append("compute"), after=[third], label=LABEL, cancel=CancelToken()))
     assert done == ["up", "down", "host", "compute"]
 
 
 def test_lanes_work_side_by_side(threaded):
     meeting = threading.Barrier(3)  # would break if one lane waited for another
-    tickets = [submit(threaded, lane, lambda: meeting.wait(10)) for lane in ("up", "down", "host")]
-    in_time(lambda: threaded.wait(tickets))
+    futures = [submit(threaded, lane, lambda: meeting.wait(10)) for lane in ("up", "down", "host")]
+    in_time(lambda: threaded.wait(futures))
 
 
 def test_an_error_reaches_whoever_waits_with_operation_layer_and_cause(lanes):
     cause = ZeroDivisionError("by zero")
-    ticket = submit(lanes, "up", Fails(cause))
+    future = submit(lanes, "up", Fails(cause))
     with pytest.raises(LaneError, match="load of 'layer0/dense' failed: ZeroDivisionError: by zero") as caught:
-        in_time(lambda: lanes.wait([ticket]))
+        in_time(lambda: lanes.wait([future]))
     assert (caught.value.op, caught.value.layer, caught.value.__cause__) == ("load", "layer0/dense", cause)
 
 
 def test_an_error_of_our_own_stays_as_it_is(lanes):
     error = DataError("no such thing")
-    ticket = submit(lanes, "host", Fails(error))
+    future = submit(lanes, "host", Fails(error))
     with pytest.raises(DataError) as caught:
-        in_time(lambda: lanes.wait([ticket]))
+        in_time(lambda: lanes.wait([future]))
     assert caught.value is error
 
 
@@ -110,14 +110,14 @@ def test_an_error_passes_through_all_that_waits_for_it(lanes):
     middle = submit(lanes, "down", lambda: done.append(1), failed)
     last = submit(lanes, "host", lambda: done.append(2), middle)
     with pytest.raises(LaneError, match="gone"):
-        in_time(lambda: lanes.compute(lambda: done.append(3), after=[last], label=LABEL, guard=Guard()))
+        in_time(lambda: lanes.compute(lambda: done.append(3), after=[last], label=LABEL, cancel=CancelToken()))
     assert done == []
 
 
 def test_after_an_error_nothing_under_the_same_guard_begins(lanes):
-    done, guard = [], Guard()
-    in_time(submit(lanes, "up", Fails(OSError("gone")), guard=guard).wait)
-    refused = submit(lanes, "down", lambda: done.append(1), guard=guard)
+    done, cancel = [], CancelToken()
+    in_time(submit(lanes, "up", Fails(OSError("gone")), cancel=cancel).wait)
+    refused = submit(lanes, "down", lambda: done.append(1), cancel=cancel)
     other = submit(lanes, "down", lambda: done.append(2))
     in_time(lambda: lanes.wait([other]))
     with pytest.raises(LaneError, match="gone"):
@@ -134,7 +134,7 @@ def test_a_lane_goes_on_after_an_error(lanes):
 
 def test_what_compute_raises_is_raised_as_it_is(lanes):
     with pytest.raises(ZeroDivisionError):
-        lanes.compute(Fails(ZeroDivisionError()), after=(), label=LABEL, guard=Guard())
+        lanes.compute(Fails(ZeroDivisionError()), after=(), label=LABEL, cancel=CancelToken())
 
 
 def test_waiting_takes_all_of_them_to_their_end_before_it_raises(threaded):
@@ -147,11 +147,11 @@ def test_waiting_takes_all_of_them_to_their_end_before_it_raises(threaded):
 
 
 def test_a_ticket_lets_many_wait():
-    ticket = Ticket()
-    waiting = [threading.Thread(target=ticket.wait, daemon=True) for _ in range(8)]
+    future = Future()
+    waiting = [threading.Thread(target=future.wait, daemon=True) for _ in range(8)]
     for thread in waiting:
         thread.start()
-    ticket.finish()
+    future.finish()
     for thread in waiting:
         thread.join(10)
     assert not any(thread.is_alive() for thread in waiting)
@@ -312,14 +312,14 @@ def test_of_updates_that_may_begin_the_first_layer_s_goes_first_and_a_check_befo
 
     def submit(name, rank, after=()):
         work = partial(done.append, name)
-        return lanes.submit("host", work, after=after, label=Label("update", name), guard=Guard(), rank=rank)
+        return lanes.submit("host", work, after=after, label=Label("update", name), cancel=CancelToken(), rank=rank)
 
-    started = lanes.submit("host", begin.wait, after=(), label=Label("update"), guard=Guard())
-    late = lanes.submit("up", partial(time.sleep, 0.2), after=(started,), label=Label("load"), guard=Guard())
-    tickets = [submit("third", 3), submit("second", 2), submit("late", 1, (late,)), submit("first", 1)]
-    tickets += [submit("check", 0), submit("behind", 1)]
+    started = lanes.submit("host", begin.wait, after=(), label=Label("update"), cancel=CancelToken())
+    late = lanes.submit("up", partial(time.sleep, 0.2), after=(started,), label=Label("load"), cancel=CancelToken())
+    futures = [submit("third", 3), submit("second", 2), submit("late", 1, (late,)), submit("first", 1)]
+    futures += [submit("check", 0), submit("behind", 1)]
     begin.set()
-    lanes.wait(tickets)
+    lanes.wait(futures)
     assert done == ["check", "first", "behind", "second", "third", "late"]
     lanes.close()
 
@@ -343,12 +343,14 @@ def test_a_stream_waits_for_the_last_mark_of_each_other_lane_alone():
     device = Following()
     lanes = Lanes(device, threads=False)
     up = [submit(lanes, "up", int) for _ in range(3)]  # marks 0 to 2
-    computed = [lanes.compute(int, after=(), label=LABEL, guard=Guard()) for _ in range(2)]  # 3 and 4
+    computed = [lanes.compute(int, after=(), label=LABEL, cancel=CancelToken()) for _ in range(2)]  # 3 and 4
     down = submit(lanes, "down", int, *up, *reversed(computed))
     assert sorted(device.follows) == [2, 4]
     device.follows.clear()
     submit(lanes, "down", int, down, up[1])
     assert device.follows == [1]
     device.follows.clear()
-    lanes.compute(int, after=computed, label=LABEL, guard=Guard())  # on what may be another stream of the caller's
+    lanes.compute(
+        int, after=computed, label=LABEL, cancel=CancelToken()
+    )  # on what may be another stream of the caller's
     assert device.follows == [4]

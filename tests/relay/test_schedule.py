@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from l2l_nas.cost.chain import LANES, RelayShape, _ChainBuilder
 from l2l_nas.relay import step as step_module
 from l2l_nas.relay.executor import PlanExecutor
-from l2l_nas.relay.lanes import Ticket
+from l2l_nas.relay.lanes import Future
 from l2l_nas.relay.plan import Op, UpdateOrder
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.schedule import LANE, PlanSchedule
@@ -64,15 +64,15 @@ def test_what_the_executor_submits_are_the_pieces_of_the_simulator(name, monkeyp
     relay = relay_of(pool, lanes="threads", **options)
     monkeypatch.setattr(PlanExecutor, "is_updating", True)  # it forgets no update that is over
     submitted: list[tuple[str, str, tuple[int, ...], int]] = []
-    numbers: dict[Ticket, int] = {}
+    numbers: dict[Future, int] = {}
     plans = []
 
     def noted(lane, do, after, options):
         rank = options.get("rank", 0)
-        submitted.append((lane, options["label"].op, tuple(numbers[ticket] for ticket in after), rank))
-        ticket = do(after=after, **options)
-        numbers[ticket] = len(numbers)
-        return ticket
+        submitted.append((lane, options["label"].op, tuple(numbers[future] for future in after), rank))
+        future = do(after=after, **options)
+        numbers[future] = len(numbers)
+        return future
 
     compute, submit = relay.lanes.compute, relay.lanes.submit
     monkeypatch.setattr(

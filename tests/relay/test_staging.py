@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from l2l_nas.relay.lanes import Ticket
+from l2l_nas.relay.lanes import Future
 from l2l_nas.relay.staging import Staging
 from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, in_time, is_same, relay_of, tensors, train
@@ -15,12 +15,12 @@ from tests.toys import dense_pool, language_pool, repeated_pool
 
 def staged(limit, *sizes):
     """Gradients of these sizes were sent, and their updates issued."""
-    staging, tickets = Staging(limit), []
+    staging, futures = Staging(limit), []
     for number, size in enumerate(sizes):
         staging.send({f"s{number}": size}, newest_first=False)
-        tickets.append(Ticket())
-        staging.update(f"s{number}", tickets[-1])
-    return staging, tickets
+        futures.append(Future())
+        staging.update(f"s{number}", futures[-1])
+    return staging, futures
 
 
 def test_within_the_bound_nothing_is_waited_for():
@@ -45,9 +45,9 @@ def test_a_gradient_without_an_update_to_wait_for_is_sent_beyond_the_bound():
     staging = Staging(10)
     assert staging.send({"twice": 100}, newest_first=False) == ()
     assert staging.send({"twice": 100}, newest_first=False) == ()
-    ticket = Ticket()
-    staging.update("twice", ticket)
-    assert staging.send({"next": 1}, newest_first=False) == (ticket,)
+    future = Future()
+    staging.update("twice", future)
+    assert staging.send({"next": 1}, newest_first=False) == (future,)
 
 
 def most_waiting(relay):

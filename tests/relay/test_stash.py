@@ -34,16 +34,16 @@ def stash_of():
 
 
 def test_it_has_room_for_the_input_of_every_position_and_micro_batch():
-    cut = stash_of().cut((4, 4, 1)).own
-    assert [[[tuple(t.shape) for t in batch] for batch in value] for value in cut.values()] == [
+    arena = stash_of().lay_out((4, 4, 1)).own
+    assert [[[tuple(t.shape) for t in batch] for batch in value] for value in arena.values()] == [
         [[(4, 2)], [(4, 2)], [(1, 2)]],
         [[(4, 3), (4, 3)], [(4, 3), (4, 3)], [(1, 3), (1, 3)]],
     ]
-    assert cut["pair"][0][1].dtype == torch.bool
+    assert arena["pair"][0][1].dtype == torch.bool
 
 
 def test_rooms_do_not_overlap():
-    frames = [tensor for value in stash_of().cut((4, 3)).own.values() for batch in value for tensor in batch]
+    frames = [tensor for value in stash_of().lay_out((4, 3)).own.values() for batch in value for tensor in batch]
     for number, frame in enumerate(frames):
         frame.fill_(number)
     for number, frame in enumerate(frames):
@@ -52,32 +52,34 @@ def test_rooms_do_not_overlap():
 
 def test_smaller_batches_use_the_same_memory():
     stash = stash_of()
-    large = stash.cut((8, 8))
+    large = stash.lay_out((8, 8))
     arena = stash.arena.data_ptr()
-    stash.cut((2,))
+    stash.lay_out((2,))
     assert stash.arena.data_ptr() == arena
-    assert stash.cut((8, 8)) is large
+    assert stash.lay_out((8, 8)) is large
 
 
 def test_a_larger_batch_makes_the_arena_grow_and_leaves_no_room_in_the_old_one():
     stash = stash_of()
-    small = stash.cut((1,))
-    stash.cut((64,))
-    assert stash.cut((1,)) is not small
+    small = stash.lay_out((1,))
+    stash.lay_out((64,))
+    assert stash.lay_out((1,)) is not small
     start, end = stash.arena.data_ptr(), stash.arena.data_ptr() + stash.arena.numel()
-    assert all(start <= t.data_ptr() < end for value in stash.cut((1,)).own.values() for batch in value for t in batch)
+    assert all(
+        start <= t.data_ptr() < end for value in stash.lay_out((1,)).own.values() for batch in value for t in batch
+    )
 
 
 def test_spilled_inputs_share_a_ring_on_the_device_and_have_a_place_each_on_the_host():
     stash = stash_of()
-    cut = stash.cut((4, 1), frozenset(["pair"]))
-    assert list(cut.own) == [""]
-    assert list(cut.host) == ["pair"]
-    places = {frame["pair"][0][0].data_ptr() for frame in cut.ring}
+    arena = stash.lay_out((4, 1), frozenset(["pair"]))
+    assert list(arena.own) == [""]
+    assert list(arena.host) == ["pair"]
+    places = {frame["pair"][0][0].data_ptr() for frame in arena.ring}
     assert len(places) == RING
     start, end = stash.arena.data_ptr(), stash.arena.data_ptr() + stash.arena.numel()
-    for frame in cut.ring:
-        for tensor, away in zip(frame["pair"][1], cut.host["pair"][1], strict=True):
+    for frame in arena.ring:
+        for tensor, away in zip(frame["pair"][1], arena.host["pair"][1], strict=True):
             assert tensor.shape == away.shape
             assert start <= tensor.data_ptr() < end
             assert not start <= away.data_ptr() < end
@@ -96,11 +98,11 @@ def test_with_everything_spilled_device_memory_does_not_depend_on_depth():
 def test_what_is_said_to_be_needed_is_what_is_taken():
     for spilled in (frozenset(), frozenset(["pair"])):
         stash = stash_of()
-        stash.cut((4, 3), spilled)
+        stash.lay_out((4, 3), spilled)
         assert stash.arena.numel() == stash.needs_bytes((4, 3), spilled)
 
 
 def test_low_precision_halves_floats_and_nothing_else():
     stash = Stash(POOL, Cpu(), torch.bfloat16)
-    dtypes = [tensor.dtype for value in stash.cut((1,)).own.values() for batch in value for tensor in batch]
+    dtypes = [tensor.dtype for value in stash.lay_out((1,)).own.values() for batch in value for tensor in batch]
     assert dtypes == [torch.bfloat16, torch.bfloat16, torch.bool]
