@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, NoReturn, TypeGuard
@@ -33,17 +33,18 @@ from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device, step_seeds
 from l2l_nas.relay.held_path import HeldLayers, HeldPath
-from l2l_nas.relay.interface import Batch, Objective, Targets
+from l2l_nas.relay.interface import Batch, Objective, Reduce, Targets
 from l2l_nas.relay.lanes import Label
 from l2l_nas.relay.population import PopulationPass
 from l2l_nas.relay.refusals import named_error, refuse_own_parameters, where
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.trace import Trace
-from l2l_nas.relay.visits import back_from, full, given_by, with_plain_gradients
+from l2l_nas.relay.visits import back_from, full, given_by, with_plain_gradients, written
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.values import as_tuple
 
 _MOST_PATHS = 64  # whose programs are remembered
 _MOST_PASSES = 8  # of evaluations, likewise
@@ -113,7 +114,7 @@ class HeldSteps:
         self._pool, self._bank, self._specs, self._device = pool, bank, specs, device
         self._seed, self._trace = seed, trace
         self._programs: dict[tuple[str, ...], HeldPath] = {}  # by choices
-        self._bound: tuple[HeldLayers, RamStorage, int] | None = None  # whose templates have which states
+        self._bound: tuple[HeldLayers, bool, RamStorage, int] | None = None  # whose templates have which states
         self._visited: dict[int, tuple[PopulationPass, HeldLayers]] = {}  # by identity of the pass
         self._watches: dict[str, BufferWatch] = {}
         self._buffers: dict[str, int] = {}  # by layer, the version of the state whose buffers its template has
@@ -181,15 +182,51 @@ class HeldSteps:
         self._visited[id(tree)] = found
         return found[1]
 
+    def predict(
+        self, server: ParamServer, path: HeldPath, batches: Iterable[Batch], reduce: Reduce | None
+    ) -> list[Batch]:
+        """Outputs of each micro-batch in evaluation, or what `reduce` makes of them."""
+        found = []
+
+        def through() -> Iterator[int]:
+            for index, batch in enumerate(batches):
+                values = path.flow.by_input(batch)
+                for number, place in enumerate(path.places):
+                    yield number
+                    reads, writes = place.reads, place.writes
+                    taken = values[reads[0]] if len(reads) == 1 else [t for name in reads for t in values[name]]
+                    outputs = place.module(*taken)
+                    if place.dtype is not None and is_plain(outputs, place.dtype):
+                        values[writes[0]] = (outputs,)
+                    else:
+                        values |= written(writes, as_tuple(outputs), self._specs)
+                    for name in place.over:
+                        del values[name]
+                given = tuple(tensor for name in path.flow.outputs for tensor in values[name])
+                found.append(given if reduce is None else reduce(index, full(given)))
+
+        self._evaluate(server, path, through())
+        return found
+
     def visit(self, server: ParamServer, held: HeldLayers, do: Callable[[int, Template], None]) -> None:
         """Do something with each of these layers where they lie, in evaluation."""
+        places = {layer.key: number for number, layer in enumerate(held.owners)}
+
+        def through() -> Iterator[int]:
+            for number, layer in enumerate(held.layers):
+                yield number
+                do(number, held.templates[places[layer.key]])
+
+        self._evaluate(server, held, through())
+
+    def _evaluate(self, server: ParamServer, held: HeldLayers, work: Iterator[int]) -> None:
+        """Do work in evaluation, which tells before each layer its place."""
         self._bind(held, server, is_training=False)
-        versions, places = held.versions, {layer.key: number for number, layer in enumerate(held.owners)}
-        at = 0
+        versions, at = held.versions, 0
         try:
             with torch.no_grad():
-                for at, layer in enumerate(held.layers):
-                    do(at, held.templates[places[layer.key]])
+                for place in work:
+                    at = place
             held.refuse_changes(self._pool, versions)
         except BaseException as error:
             self._forget(held)
@@ -211,9 +248,9 @@ class HeldSteps:
         """Have templates be in training or evaluation, on the states of the server."""
         storage = server.storage
         assert isinstance(storage, RamStorage)
-        if self._bound is None or self._bound[0] is not path or self._bound[1:] != (storage, storage.changes):
+        if self._bound is None or self._bound != (path, is_training, storage, storage.changes):
             path.bind(server, storage, is_training=is_training)
-            self._bound = path, storage, storage.changes
+            self._bound = path, is_training, storage, storage.changes
         for number in path.with_buffers:
             layer, template = path.owners[number], path.templates[number]
             state = storage.open(layer.key)

@@ -249,8 +249,11 @@ def checked_sizes(wanted: Specs, inputs: Batch, micro_batch: int, *others: Tenso
         SettingError: a micro-batch below 1.
         DataError: other inputs, other numbers of samples, or none.
     """
-    got = tuple(TensorSpec.of(tensor) for tensor in inputs)
-    if got != wanted:
+    if len(inputs) != len(wanted) or any(
+        tensor.shape[1:] != spec.shape or tensor.dtype != spec.dtype
+        for tensor, spec in zip(inputs, wanted, strict=True)
+    ):
+        got = tuple(TensorSpec.of(tensor) for tensor in inputs)
         raise DataError(f"the data gives inputs {describe(got)}, the search space takes {describe(wanted)}")
     lengths = [len(tensor) for tensor in (*inputs, *others)]
     if len(set(lengths)) > 1:
