@@ -41,7 +41,7 @@ KINDS: Mapping[str, dict[str, Any]] = {
 }
 FEWER = {"bf16": 4}  # blocks, where a step takes twice as long
 # what two runs of one commit do not have in common; and how slots are laid out
-_LEFT_OUT = ("seconds", "time", "latency", "version", "folder", "device_bytes")
+_LEFT_OUT = ("seconds", "time", "latency", "version", "folder", "device_bytes", "streamed_bytes")
 _EVENTS = ("trial", "finalist", "done")
 
 
