@@ -20,8 +20,9 @@ from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.evaluation import cut_batch, expect
 from l2l_nas.relay.executor import PlanExecutor
-from l2l_nas.relay.held import HeldStep, HeldSteps
+from l2l_nas.relay.held import HeldSteps
 from l2l_nas.relay.held_path import HeldPath
+from l2l_nas.relay.held_update import HeldStep
 from l2l_nas.relay.interface import Batch, MiniBatch, StepResult, each, shares
 from l2l_nas.relay.job import TrainJob
 from l2l_nas.relay.path import NumberedPath
