@@ -247,8 +247,9 @@ class _Builder:
     def _load_upcoming(self, number: int, *, is_over: bool) -> None:
         """Load the next path's first layer, so that the next step starts at once: as soon as nothing is against it.
 
-        Before the plan is over, two things are against it: visits to come that need every slot, as a tail may, or the
-        layer itself; and updates of it that were not issued, as they come later in the plan than the load would.
+        Before the plan is over, three things are against it: visits to come that need every slot, as a tail may, or the
+        layer itself; updates of it that were not issued, as they come later in the plan than the load would; and the
+        visit that runs meanwhile, if it changes its buffers, which are saved behind that visit.
         """
         about = self._upcoming
         if about is None or self._loaded_ahead >= 0:
@@ -258,6 +259,8 @@ class _Builder:
                 return
             done = self._updated if self._update is UpdateOrder.EAGER else ()  # else the check may put it back
             if any(state in self._awaited and state not in done for state in about.trainable):
+                return
+            if about.has_buffers and self._next_use(about.key, number - 1) < number:
                 return
         index = self._victim(need=len(self._visits) - 1)
         if index is not None:

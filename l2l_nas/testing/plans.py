@@ -174,6 +174,8 @@ class _Checker:
                 key = self.path[step.layer].key
                 saves = [i for i in range(index) if self._is(i, Op.SAVE, key)]
                 self._require(index, saves, "which saves the buffers it loads")
+                if step.layer == self.depth and any(self._is(i, Op.SAVE, key) for i in range(index, len(self.steps))):
+                    self._fail(index, "loads buffers for the next path that are saved later")
                 self._check_fresh(index, step)
                 loaded, users, is_used = index, [index], False
                 continue

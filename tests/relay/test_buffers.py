@@ -220,3 +220,31 @@ def test_a_buffer_that_a_forward_moves_at_times_is_refused_by_name_and_bound_aga
         else:
             loss = relay.train_step(pool.original, inputs, targets, **named).loss
             assert loss == plain.step(pool.original, inputs, targets, **named)
+
+
+class FrozenNorm(nn.Module):
+    """Learns nothing, so that no backward needs it; its statistics follow the data all the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3).requires_grad_(False)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+@pytest.mark.parametrize("update", ["eager", "exact"])
+@pytest.mark.parametrize("options", [{}, {"slots": 3, "keep": 4}, {"device_budget": "all"}])
+def test_the_next_step_s_first_layer_begins_with_the_buffers_that_this_step_left(options, update):
+    last = Candidate("head", lambda: nn.Linear(W, 2))
+    pool = LayerPool.repeated([Candidate("norm", FrozenNorm)], depth=3, inputs=TensorSpec((3, W)), last=last)
+    server = ParamServer(pool, optimizer=AdamW(), seed=0)
+    relay = Relay(server, device="cpu", update=update, lanes="threads", **options)
+    path = pool.architecture(["norm", "norm", "norm", "head"])
+    for step in range(STEPS):
+        inputs, targets = random_data(pool, 4, seed=step)
+        relay.train_step(
+            path, inputs, targets, objective=SquaredError(), micro_batch=2, lr=0.1, step=step, upcoming=path
+        )  # fmt: skip
+    relay.close()
+    assert int(server.state("shared/norm").named_buffers()["norm.num_batches_tracked"]) == 3 * 2 * STEPS
