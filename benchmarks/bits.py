@@ -185,7 +185,9 @@ def train(case: Case, runner: Any, pool: Any, digest: Digest, *, steps: int = ST
     """Steps on paths of their own."""
     for step in range(first, first + steps):
         inputs, targets = data_of(case, pool, step)
-        upcoming = path_of(case, pool, step + 1) if case.has_upcoming and step + 1 < first + steps else None
+        # up to a390fca a frozen BatchNorm that begins the next path was loaded ahead of its buffers' being saved
+        is_told = case.has_upcoming and case.pool != "auxiliary" and step + 1 < first + steps
+        upcoming = path_of(case, pool, step + 1) if is_told else None
         result = runner.train_step(
             path_of(case, pool, step), inputs, targets,
             objective=objective_of(case), micro_batch=case.micro_batch, lr=0.01 + 0.001 * step, step=step,
