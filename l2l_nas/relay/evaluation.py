@@ -19,7 +19,7 @@ from l2l_nas.relay.device import Device
 from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.held import HeldSteps, is_plain
-from l2l_nas.relay.interface import Batch, Reduce
+from l2l_nas.relay.interface import Batch, Reduce, reduced
 from l2l_nas.relay.job import ForwardJob
 from l2l_nas.relay.path import NumberedPath, PathLayer, numbered
 from l2l_nas.relay.plan import Op, Plan
@@ -120,7 +120,7 @@ class Evaluation:
         """
         values = self._moved(cut_batch(inputs, sizes))
         on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
-        reduced: set[tuple[str, ...]] = set()
+        finished: set[tuple[str, ...]] = set()
 
         def visit(place: int, template: Template) -> None:
             module = template.module
@@ -129,7 +129,7 @@ class Evaluation:
             call = caches.caller(place, module, count(), self._device) if caches is not None else template.call
             for reads, writes in tree.visits[place]:
                 is_end = reduce is not None and writes in tree.ends and set(writes) <= set(tree.over[place])
-                reduced.update([writes] if is_end else [])
+                finished.update([writes] if is_end else [])
                 values.update(
                     self._run(tree.layers[place], call, values, reads, writes, reduce=reduce if is_end else None)
                 )
@@ -147,9 +147,9 @@ class Evaluation:
         found = []
         for own, names in zip(on_host, tree.ends, strict=True):
             outputs = tuple(tensor for name in names for tensor in own[name])
-            if reduce is not None and names not in reduced:
+            if reduce is not None and names not in finished:
                 with torch.no_grad():
-                    parts = [reduce(number, batch) for number, batch in enumerate(cut_batch(outputs, sizes))]
+                    parts = [reduced(reduce, number, batch) for number, batch in enumerate(cut_batch(outputs, sizes))]
                 outputs = _on_host(parts)
             found.append(outputs)
         return found
@@ -201,7 +201,10 @@ class Evaluation:
         for index in range(len(values[reads[0]])):
             outputs = self._stored(layer, call(*(tensor for name in reads for tensor in values[name][index])))
             if reduce is not None:
-                outputs = [reduce(index, full([t for tensors in outputs for t in tensors])), *[()] * (len(writes) - 1)]
+                outputs = [
+                    reduced(reduce, index, full([t for tensors in outputs for t in tensors])),
+                    *[()] * (len(writes) - 1),
+                ]
             for name, tensors in zip(writes, outputs, strict=True):
                 given[name].append(tensors)
         return given

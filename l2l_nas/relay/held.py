@@ -32,7 +32,7 @@ from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device, step_seeds
 from l2l_nas.relay.held_path import HeldLayers, HeldPath
 from l2l_nas.relay.held_update import HeldStep, apply_gradients, checked_gradients
-from l2l_nas.relay.interface import Batch, Reduce
+from l2l_nas.relay.interface import Batch, Reduce, reduced
 from l2l_nas.relay.lanes import Label
 from l2l_nas.relay.population import PopulationPass
 from l2l_nas.relay.refusals import named_error, refuse_own_parameters, where
@@ -172,7 +172,7 @@ class HeldSteps:
                     for name in place.over:
                         del values[name]
                 given = tuple(tensor for name in path.flow.outputs for tensor in values[name])
-                found.append(given if reduce is None else reduce(index, full(given)))
+                found.append(given if reduce is None else reduced(reduce, index, full(given)))
 
         self._evaluate(server, path, through())
         return found

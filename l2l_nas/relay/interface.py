@@ -29,6 +29,18 @@ Reduce = Callable[[int, Batch], Batch]
 Targets = Any
 
 
+def reduced(reduce: Reduce, number: int, outputs: Batch) -> Batch:
+    """What a user's function makes of the outputs of a micro-batch.
+
+    Raises:
+        SettingError: it makes something else than tensors of it.
+    """
+    found: object = reduce(number, outputs)
+    if not isinstance(found, tuple | list) or not all(isinstance(part, Tensor) for part in found):
+        raise SettingError(f"reduce gives a tuple of tensors, got {shown(found)} ({type(found).__name__})")
+    return tuple(found)
+
+
 class Objective(Protocol):
     """What a step minimises: the mean over all targets of a mini-batch, however it is cut into micro-batches.
 

@@ -36,6 +36,7 @@ from l2l_nas.relay.interface import (
     check_rate,
     cut_sizes,
     each,
+    reduced,
     shares,
 )
 from l2l_nas.relay.refusals import refuse_own_parameters
@@ -225,7 +226,7 @@ class Resident:
                 calls = [caches.caller(p, m, iter((number,)), self.device) for p, m in enumerate(modules)]
             values = as_tuple([self.device.put(tensor) for tensor in batch])
             given = flow.run(values, lambda place, *taken, calls=calls: calls[place](*taken))
-            outputs.append(given if reduce is None else reduce(number, full(given)))
+            outputs.append(given if reduce is None else reduced(reduce, number, full(given)))
         return tuple(torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))
 
     def predict_population(

@@ -11,6 +11,7 @@ from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.layers import Embedding, Heads, SelfAttention
 from l2l_nas.pretrained.families import family_of
+from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.resident import Resident
@@ -223,8 +224,8 @@ def test_a_text_ends_with_any_token_that_ends_it():
 def test_each_layer_is_loaded_once_a_token_for_all_prompts(monkeypatch):
     server = server_of(pool_of())
     loads = []
-    load = type(server).load
-    monkeypatch.setattr(type(server), "load", lambda self, key, *a, **k: loads.append(key) or load(self, key, *a, **k))
+    load = StateAccess.open
+    monkeypatch.setattr(StateAccess, "open", lambda self, key, *a, **k: loads.append(key) or load(self, key, *a, **k))
     generated(Relay(server, device=Cpu(copies=True)), [[1, 2], [3, 4], [5, 6]], tokens=4)
     assert len(loads) == 4 * len(set(loads)) >= 4 * len(WHOLE.choices)
 
