@@ -6,6 +6,7 @@ the relays finish them (`drain`), so that whoever examines a state sees the resu
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
@@ -84,6 +85,7 @@ class ParamServer:
         self.loss_scale: LossScale | None = None
         self.frozen = frozenset(check_list("frozen", frozen, of=str, wanted="keys of states"))
         self.gradients = GradientInbox(self.pool, self.rules)
+        self.at_work = threading.Lock()  # one relay and one thread at a time
         self._user: weakref.ref[StateUser] | None = None  # who works on the states, and may hold copies of them
         self._busy: StateUser | None = None  # that one while it has updates under way
         self._masters: WireMemory | None = None  # where the weights of new states go, if a device copies from there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -45,24 +46,24 @@ def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory:
 
 
 def alone(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a method of a relay refuse a call while another one is at work, in this thread or in another.
+    """Have a method of a relay refuse a call while its relay or its server is at work, in this thread or in another.
 
     Raises:
-        SettingError: `_at_work`, the relay's lock, is held.
+        SettingError: `at_work`, the lock of one of them, is held.
     """
 
     @functools.wraps(method)
     def guarded(relay: Any, *args: Any, **kwargs: Any) -> Any:
-        at_work: threading.Lock = relay._at_work
-        if not at_work.acquire(blocking=False):
-            raise SettingError(
-                "this relay is at work already, in another thread or for a call that has not ended; one relay and one "
-                "server serve one thread at a time (Optuna's n_jobs=1)"
-            )
-        try:
+        with contextlib.ExitStack() as held:
+            for one, name in ((relay, "relay"), (relay.server, "server")):
+                at_work: threading.Lock = one.at_work
+                if not at_work.acquire(blocking=False):
+                    raise SettingError(
+                        f"this {name} is at work already, in another thread or for a call that has not ended; one "
+                        "relay and one server serve one thread at a time (Optuna's n_jobs=1)"
+                    )
+                held.callback(at_work.release)
             return method(relay, *args, **kwargs)
-        finally:
-            at_work.release()
 
     return guarded
 

@@ -78,7 +78,7 @@ class Evaluation:
         path = self._held.path(architecture)
         if not path.layers:
             return None
-        batches = (tuple(tensor.contiguous() for tensor in batch) for batch in cut_batch(inputs, sizes))
+        batches = (tuple(tensor.detach().contiguous() for tensor in batch) for batch in cut_batch(inputs, sizes))
         return _on_host(self._held.predict(states.server, path, batches, reduce))
 
     def groups(

@@ -47,7 +47,6 @@ from l2l_nas.space.values import as_tuple
 
 _MOST_PATHS = 64  # whose programs are remembered
 _MOST_PASSES = 8  # of evaluations, likewise
-_ALIGNMENT_BYTES = 64  # of torch's own allocator on a CPU: kernels may take another path on memory that is not
 
 
 class HeldResult(NamedTuple):
@@ -86,7 +85,6 @@ class HeldSteps:
         self._bound: tuple[HeldLayers, bool, RamStorage, int] | None = None  # whose templates have which states
         self._visited: dict[int, tuple[PopulationPass, HeldLayers]] = {}  # by identity of the pass
         self._watches: dict[str, BufferWatch] = {}
-        self._buffers: dict[str, int] = {}  # by layer, the version of the state whose buffers its template has
 
     def path(self, architecture: Architecture) -> HeldPath:
         """Of a path; the latest are remembered."""
@@ -101,16 +99,18 @@ class HeldSteps:
         return found
 
     def batches(self, inputs: Batch, sizes: Sequence[int]) -> list[Batch]:
-        """Inputs in micro-batches, each where kernels find memory as elsewhere: contiguous, and aligned."""
+        """Copies of the inputs in micro-batches: contiguous and aligned, as kernels find them elsewhere.
+
+        Copies, as a layer may write to what it takes.
+        """
         parts = [tensor.detach().split(list(sizes)) for tensor in inputs]
-        return [tuple(map(_aligned, batch)) for batch in zip(*parts, strict=True)]
+        return [tuple(map(_copied, batch)) for batch in zip(*parts, strict=True)]
 
     def release(self) -> None:
         """Refer to no state."""
         for held in (*self._programs.values(), *(layers for _, layers in self._visited.values())):
             held.release()
         self._bound = None
-        self._buffers.clear()
 
     def run(self, held: HeldStep) -> HeldResult:
         """Do a step.
@@ -202,7 +202,7 @@ class HeldSteps:
             self._raise_named(error, held.layers, at)
         finally:
             for number in held.with_buffers:
-                self._buffers.pop(held.owners[number].key, None)
+                held.templates[number].buffers_version = None
 
     def _raise_named(self, error: BaseException, layers: Sequence[Layer], at: int | None) -> NoReturn:
         """Raise an error of the user's code with the layer that it is; others as they are."""
@@ -217,22 +217,23 @@ class HeldSteps:
         """Have templates be in training or evaluation, on the states of the server."""
         storage = server.storage
         assert isinstance(storage, RamStorage)
-        if self._bound is None or self._bound != (path, is_training, storage, storage.changes):
+        # a forward may have changed the mode of a module
+        if self._bound != (path, is_training, storage, storage.changes) or path.has_other_modes:
             path.bind(server, storage, is_training=is_training)
             self._bound = path, is_training, storage, storage.changes
         for number in path.with_buffers:
             layer, template = path.owners[number], path.templates[number]
             state = storage.open(layer.key)
-            if self._buffers.get(layer.key) == state.version:
+            if template.buffers_version == state.version:
                 template.watch_buffers()
             else:
                 template.load_buffers(state.buffers)
 
     def _forget(self, path: HeldLayers) -> None:
         """After an error: what a forward made of its module, or of buffers, is of no use."""
-        for layer in path.owners:
+        for layer, template in zip(path.owners, path.templates, strict=True):
             self._bank.forget(layer)
-            self._buffers.pop(layer.key, None)
+            template.buffers_version = None
         self._programs = {choices: one for choices, one in self._programs.items() if not one.shares(path)}
         self._visited.clear()
         self._bound = None
@@ -253,7 +254,7 @@ class HeldSteps:
     def _compute(self, held: HeldStep) -> None:
         """All micro-batches forward and backward."""
         path = held.path
-        versions = path.versions
+        versions, last, count = path.versions, len(held.batches) - 1, 0
         try:
             with torch.enable_grad():
                 for index in range(len(held.batches)):
@@ -264,7 +265,7 @@ class HeldSteps:
                     if loss.requires_grad:
                         ends.append((loss, None))
                     back_from(ends)
-                    if index == 0 and len(held.batches) > 1:
+                    if index < last and count < (count := path.num_gradients):
                         path.own_gradients()
         except BaseException as error:
             self._raise_named(error, path.layers, held.at)
@@ -338,19 +339,17 @@ class HeldSteps:
             watch = self._watches.setdefault(layer.key, BufferWatch(may_change(server.pool, layer)))
             if watch.has_changed(template, partial(_buffers_of, state), where(layer, self._pool)):
                 if layer.key in server.frozen:
-                    self._buffers.pop(layer.key, None)
+                    template.buffers_version = None
                     continue
                 state.store_buffers(template.buffers, template.buffer_layout)
-            self._buffers[layer.key] = state.version
+            template.buffers_version = state.version
 
 
 def _buffers_of(state: LayerState) -> Tensor:
     return state.buffers
 
 
-def _aligned(tensor: Tensor) -> Tensor:
-    if tensor.is_contiguous() and not tensor.data_ptr() % _ALIGNMENT_BYTES:
-        return tensor
+def _copied(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 

@@ -98,9 +98,21 @@ class HeldLayers:
         self.with_buffers = [n for n, template in enumerate(self.templates) if template.buffers.numel()]
         # where modules have their parameters
         self._places = [(own._parameters, leaf, p) for template in self.templates for own, leaf, p in template.places]
+        self._modules = [part for template in self.templates for part in template.module.modules()]
+        self._modes: list[bool] = []
         self._addresses: list[int] = []
         self._views: list[list[Sequence[Tensor]]] = []
         self._bound: tuple[RamStorage, int] | None = None
+
+    @property
+    def has_other_modes(self) -> bool:
+        """Whether a module is in another mode than `bind` left it in."""
+        return [part.training for part in self._modules] != self._modes
+
+    @property
+    def num_gradients(self) -> int:
+        """How many parameters have a gradient."""
+        return sum(parameter.grad is not None for parameter in self.parameters)
 
     def shares(self, other: HeldLayers) -> bool:
         """Whether both have a template."""
@@ -116,6 +128,7 @@ class HeldLayers:
         for template, views in zip(self.templates, self._views, strict=True):
             template.bind(views)
             template.module.train(is_training)
+        self._modes = [part.training for part in self._modules]  # `train` of a module may keep some as they are
         for parameter in self.parameters:
             parameter.grad = None
         self._addresses = [parameter.data_ptr() for parameter in self.parameters]

@@ -104,7 +104,7 @@ class Relay:
         self.shapes = check_shapes(self.pool, device=self.device.torch_device)
         self.seed = check_seed(seed)
         self.trace = config.execution.trace
-        self._at_work = threading.Lock()
+        self.at_work = threading.Lock()
         self._residencies: dict[tuple[int, ...], Residency] = {}
         self._paths: dict[tuple[Architecture, str], NumberedPath] = {}
         self._build(server, slots)

@@ -269,12 +269,14 @@ class TrainingStep:
             self._end_updates()
 
     def release(self) -> None:
-        """Finish all updates under way, and hold no copy of a state on the device."""
+        """Finish all updates under way, and hold no state nor a copy of one on the device."""
         try:
             self.finish()
         finally:
             if self.states.on_device is not None:
                 self.states.on_device.release()
+            if self._held is not None:
+                self._held.release()
             self._end_updates()
 
     def finish(self) -> None:

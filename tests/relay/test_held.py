@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from l2l_nas import SGD, AdamW, Clip, Lion, ParamServer, add_loss
-from l2l_nas.errors import LaneError, NonFiniteError, SpaceError, StateLostError
+from l2l_nas import (
+    SGD,
+    AdamW,
+    Candidate,
+    Clip,
+    LayerPool,
+    Lion,
+    ParamServer,
+    Position,
+    Relay,
+    TensorSpec,
+    add_loss,
+)
+from l2l_nas.errors import LaneError, NonFiniteError, SettingError, SpaceError, StateLostError
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.trace import Trace
 from tests import toys
@@ -303,3 +317,107 @@ def test_a_held_step_costs_little_more_than_its_layers():
     per_layer = [(large - small) / 16 - own for small, large in zip(*counts, strict=True)]
     assert per_layer[0] < 75
     assert per_layer[1] < 35
+
+
+class Late(nn.Module):
+    """Has two weights whose gradients are one tensor in autograd, and uses them from the second micro-batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.zeros(18)), nn.Parameter(torch.ones(18))
+
+    def forward(self, x):
+        return x * 1.0 if float(x.detach().abs().max()) > LARGE else x * self.sum()
+
+    def sum(self):
+        return self.first.view(3, 6) + self.second.view(3, 6)
+
+
+class Moody(nn.Module):
+    """Puts its dropout into evaluation where its input is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(6, 6), nn.Dropout(0.5)
+
+    def forward(self, x):
+        if self.training and float(x.detach().abs().max()) > LARGE:
+            self.dropout.eval()
+        return self.dropout(self.linear(x)).sigmoid()
+
+
+class Clamping(nn.Module):
+    """Writes to what it takes where that is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        if self.training and float(x.detach().abs().max()) > LARGE:
+            x.clamp_(-1, 1)
+        return self.linear(x)
+
+
+LARGE = 50.0
+
+
+@pytest.mark.parametrize("kind", [Late, Moody, Clamping])
+def test_what_data_decides_in_one_step_is_as_in_a_plan_and_gone_in_the_next(kind):
+    relays = [make(chain_pool(kind, kind, lambda: nn.Linear(6, 2))) for make in (held, by_plans)]
+    pool = relays[0].server.pool
+    path = pool.architecture(["c"] * 3)
+    for relay in relays:
+        for step in range(6):
+            inputs, targets = random_data(pool, 6, seed=step)
+            inputs = tuple(torch.cat([tensor[:2] * (4 * LARGE if step == 2 else 1.0), tensor[2:]]) for tensor in inputs)
+            before = [tensor.clone() for tensor in inputs]
+            relay.train_step(path, inputs, targets, objective=SquaredError(), micro_batch=2, lr=0.01, step=step)
+            assert all(map(torch.equal, inputs, before))
+    assert is_same(relays[0].server, tensors(relays[1].server))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(3), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.linear(self.norm(x))
+
+
+def test_a_layer_that_is_used_again_after_many_others_has_its_own_buffers(monkeypatch):
+    monkeypatch.setattr("l2l_nas.relay.bank._OWN", 16)
+    kinds = [Candidate(f"c{number}", Normed) for number in range(4)]
+    positions = [Position(f"p{number}", kinds) for number in range(8)]
+    pool = LayerPool([*positions, Position("end", Candidate("c", lambda: nn.Linear(6, 2)))], inputs=TensorSpec((3, 6)))
+    relays = [make(pool) for make in (held, by_plans)]
+    paths = random_paths(pool, 6, seed=2)
+    for relay in relays:
+        for step in range(20):
+            train(relay, paths[step % 6], step=step)
+    assert is_same(relays[0].server, tensors(relays[1].server))
+
+
+def test_states_that_were_replaced_are_let_go():
+    relay = held(toys.dense_pool())
+    train(relay, PATH)
+    server = relay.server
+    old = [weakref.ref(server.storage.open(key)) for key in server.visited]
+    server.adopt({key: server.state(key).clone() for key in server.visited})
+    gc.collect()
+    assert not any(reference() is not None for reference in old)
+
+
+def test_a_server_that_is_at_work_for_another_relay_is_refused():
+    first = held(toys.dense_pool())
+    second = Relay(first.server, device="cpu", device_budget="all")
+
+    class Meddling(SquaredError):
+        def loss(self, outputs, targets):
+            with pytest.raises(SettingError, match="this server is at work already"):
+                train(second, PATH, step=1)
+            return super().loss(outputs, targets)
+
+    train(first, PATH, objective=Meddling())
+    train(second, PATH, step=1)
