@@ -26,7 +26,7 @@ def test_hundreds_of_architectures_in_a_row_use_the_memory_of_the_first_twenty()
 
     def memory():
         owned = [*relay.bank.tensors(), relay.stash.arena]
-        frames = [tensor for value in relay.stash.cut((2, 1)).own.values() for batch in value for tensor in batch]
+        frames = [tensor for value in relay.stash.lay_out((2, 1)).own.values() for batch in value for tensor in batch]
         storages = {tensor.untyped_storage().data_ptr() for tensor in [*owned, *frames]}
         blocks = [t.data_ptr() for slot in relay.bank.slots for t in slot.blocks]
         return (

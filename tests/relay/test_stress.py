@@ -80,9 +80,6 @@ FAULTS = {
     "a load before an update of the last step": Fault(
         Op.LOAD, Op.AWAIT, ("update",), layer=0, first=1, knows_ahead=False
     ),
-    "a load before an update that was left to it": Fault(
-        Op.LOAD, Op.UPDATE, ("update",), layer=0, first=1, knows_ahead=False, options=EXACT
-    ),
     "the next path's load before its update": Fault(Op.LOAD, Op.UPDATE, ("update",), layer=len(DENSE)),
     "a visit before its input is fetched": Fault(Op.BACKWARD, Op.FETCH, ("fetch",), options=HOST | {"slots": 7}),
     "a frame written before it is stored": Fault(Op.FORWARD, Op.STORE, ("store",), options=HOST),
