@@ -23,7 +23,7 @@ from tests.converted import CASES, ManyClasses, batch
 
 STEPS = 3
 LR = 0.01
-PLACES = [("device", None), ("host", None), ("device", "some"), ("host", "some"), ("auto", "some"), ("device", "all")]
+PLACES = [("device", None), ("host", None), ("device", "some"), ("host", "some"), ("device", "all")]
 OPTIONS = [
     {"update": update, "stash": stash, "device_budget": budget, "slots": 2 + (number + place) % 2}
     for number, update in enumerate(("eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD))
