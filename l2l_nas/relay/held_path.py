@@ -244,7 +244,8 @@ class HeldPath(HeldLayers):
         self.joint_uses, self.singles = [], []
         for number, (use, state) in enumerate(zip(self.uses, self.held, strict=True)):
             calls = server.rules.of(use.key).calls
-            if not all(updates_many(call.rule) for call in calls):
+            has_moments = len(state.moments) == len(state.layout.moments)  # a snapshot, to be scored only, has none
+            if not has_moments or not all(updates_many(call.rule) for call in calls):
                 self.singles.append(number)
                 continue
             self.joint_uses.append(number)

@@ -421,3 +421,13 @@ def test_a_server_that_is_at_work_for_another_relay_is_refused():
 
     train(first, PATH, objective=Meddling())
     train(second, PATH, step=1)
+
+
+def test_a_snapshot_is_scored_where_it_lies():
+    relay = held(toys.dense_pool())
+    train(relay, PATH)
+    inputs, _ = random_data(relay.server.pool, 4, seed=1)
+    path = relay.server.pool.architecture(PATH)
+    before = relay.predict(path, inputs, micro_batch=2)
+    relay.use(relay.server.snapshot(relay.server.visited))
+    assert all(map(torch.equal, relay.predict(path, inputs, micro_batch=2), before))

@@ -38,7 +38,7 @@ def test_a_recipe_has_at_most_ten_lines_and_its_pool_trains(name):
     pool = run(RECIPES[name])["pool"]
     assert isinstance(pool, ConvertedPool)
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
-    inputs = tuple(pool._given.tensors_of(2))
+    inputs = tuple(pool._arguments.tensors_of(2))
     (logits,) = relay.predict(pool.original, inputs, micro_batch=2)
     last = pool.architecture(position.candidates[-1].name for position in pool.positions)
     assert last != pool.original
