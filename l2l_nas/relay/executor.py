@@ -60,7 +60,7 @@ class PlanExecutor:
         self.staging = Staging(int(_STAGING_SHARE * free_memory_bytes()))
 
     def carry_out(self, job: PlanJob) -> None:
-        """Issue all steps; visits are done when this returns (on CUDA: issued), and so are saves and the judgement.
+        """Issue all steps. Visits (on CUDA: issued), saves and the check of gradients are done when this returns.
 
         Raises:
             NonFiniteError: the loss is not finite, or a gradient where all are checked.

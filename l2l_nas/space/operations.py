@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -65,16 +64,6 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     if name in _SILENT_WRITES and args[5]:  # in training
         places += [(index, "") for index in _SILENT_WRITES[name]]
     return tensors_in([args[index] if index < len(args) else kwargs.get(key) for index, key in places])
-
-
-def may_draw(func: Any) -> bool:
-    """Whether an operation may draw random numbers.
-
-    torch marks its own that do; of operators from elsewhere nobody knows.
-    """
-    if not isinstance(func, torch._ops.OpOverload):
-        return True
-    return func.namespace not in ("aten", "prims", "prim") or torch.Tag.nondeterministic_seeded in func.tags
 
 
 def graph_leaves(ends: Iterable[Tensor], *, until: Iterable[Tensor] = ()) -> Iterator[Tensor]:

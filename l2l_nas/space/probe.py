@@ -26,7 +26,7 @@ from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import Specs, TensorSpec
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents, storage_of
 from l2l_nas.space.dry_run import BATCH, DryRun
-from l2l_nas.space.operations import OperationLog, Phase, may_draw, name_of, tensors_in, written_by
+from l2l_nas.space.operations import OperationLog, Phase, name_of, tensors_in, written_by
 from l2l_nas.space.randomness import drawing_nothing, preserved_generators
 
 T = TypeVar("T")
@@ -43,14 +43,11 @@ class ProbeResult:
         device: where it can be tried out: "meta", "cpu" if meta cannot run it, or the relay's device if the host cannot
             either.
         writes_buffers: whether its forward in training changed a buffer.
-        may_draw: whether it may draw random numbers in training, from torch's generators. False is certain: it ran on
-            meta, where nothing that it does can depend on values, and all its operations are torch's own.
     """
 
     outputs: Specs
     device: str
     writes_buffers: bool
-    may_draw: bool
 
 
 def default_device() -> torch.device:
@@ -75,7 +72,7 @@ def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.dev
     _refuse_hidden_tensors(module, where)
     try:
         outputs = drawing_nothing(lambda: _run(module, recorder, inputs, "meta", where), where)
-        return ProbeResult(outputs, "meta", recorder.has_written, recorder.may_draw)
+        return ProbeResult(outputs, "meta", recorder.has_written)
     except SpaceError as error:
         raise _placed(error, where) from None
     except Exception:
@@ -106,7 +103,7 @@ def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) ->
         _refuse_hidden_tensors(module, where)
         try:
             outputs = drawing_nothing(lambda: _run(module, recorder, inputs, device, where), where)
-            return ProbeResult(outputs, device, recorder.has_written, may_draw=True)
+            return ProbeResult(outputs, device, recorder.has_written)
         except SpaceError as error:
             raise _placed(error, where) from None
         except Exception as error:
@@ -234,12 +231,11 @@ class _Recorder(OperationLog):
 
     Attributes:
         has_written: whether a forward in training changed a buffer.
-        may_draw: whether an operation in training may have drawn random numbers.
     """
 
     def __init__(self, *, builds: bool = False) -> None:
         super().__init__()
-        self.has_written = self.may_draw = False
+        self.has_written = False
         self._phase: Phase | None = None  # None: the factory runs
         self._builds = builds
         self._named: dict[int, tuple[str, str]] = {}
@@ -276,7 +272,6 @@ class _Recorder(OperationLog):
         """Check what an operation takes, changes and draws from."""
         if self._phase is not None and not self._refusal:
             self._inspect(func, args, kwargs)
-        self.may_draw |= self._phase in ("forward", "backward") and may_draw(func)
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Know what it made."""

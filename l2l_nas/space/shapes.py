@@ -156,16 +156,6 @@ def writes_buffers(pool: LayerPool, layer: Layer) -> bool:
     return any(result.writes_buffers for result in _probed(pool, layer))
 
 
-def may_draw(pool: LayerPool, layer: Layer) -> bool:
-    """Whether a layer may draw random numbers from torch's generators in training; see `ProbeResult`.
-
-    False is certain, so that its random numbers need no seed. True is said of what draws, of what meta could not run,
-    of operators that are not torch's own, and of pools that were not checked yet.
-    """
-    results = _probed(pool, layer)
-    return not results or any(result.may_draw for result in results)
-
-
 def dry_run_of(pool: LayerPool, layer: Layer, inputs: Specs, **options: Any) -> DryRun:
     """A dry run of a new module of a layer, where it runs; the options are those of `DryRun`."""
     device = runs_on(pool, layer)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, add_loss
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.randomness import preserved_generators
-from l2l_nas.space.shapes import check_shapes, describe, may_draw, runs_on
+from l2l_nas.space.shapes import check_shapes, describe, runs_on
 
 W = 4
 NUMPY = np.random.default_rng(0)
@@ -268,34 +268,6 @@ def test_what_meta_cannot_decide_runs_on_the_host(name):
     pool = pool_of(HOST[name], partial(nn.Linear, W, 2))
     assert describe(check_shapes(pool).outputs) == "[batch, 2] float32"
     assert [runs_on(pool, one) for one in pool.layers] == ["cpu", "meta"]
-
-
-@torch.library.custom_op("l2l_nas_tests::noisy", mutates_args=())
-def noisy(x: torch.Tensor) -> torch.Tensor:
-    return x + torch.rand_like(x)
-
-
-noisy.register_fake(torch.empty_like)
-
-
-@pytest.mark.parametrize(
-    ("factory", "expected"),
-    [
-        (partial(nn.Linear, W, W), False),
-        (partial(nn.BatchNorm1d, W), False),
-        (partial(nn.TransformerEncoderLayer, W, 1, 8, dropout=0.0), False),
-        (partial(nn.Dropout, 0.5), True),
-        (partial(nn.TransformerEncoderLayer, W, 1, 8, dropout=0.1), True),
-        (layer(run=lambda self, x: self.linear(x) + torch.rand(())), True),
-        (layer(run=lambda self, x: noisy(self.linear(x).detach())), True),  # nobody knows what it does
-        (HOST["nonzero"], True),  # what it does may depend on values
-    ],
-)
-def test_a_layer_is_known_to_draw_no_random_numbers_where_that_is_certain(factory, expected):
-    pool = pool_of(factory, inputs=TensorSpec((3, W)) if "Transformer" in str(factory) else None)
-    assert may_draw(pool, pool.layers[0])
-    check_shapes(pool)
-    assert may_draw(pool, pool.layers[0]) is expected
 
 
 @pytest.mark.parametrize("name", BUILT_ON_HOST)
