@@ -20,7 +20,6 @@ from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 
 from l2l_nas.eps.manifest import ADVICE, Manifest, content_of
-from l2l_nas.eps.scale import LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.errors import SettingError, StorageError
@@ -312,9 +311,7 @@ def _load_scale(server: ParamServer, manifest: Manifest) -> None:
     if manifest.loss_scale is None:
         return
     try:
-        scale = server.loss_scale or LossScale()
-        scale.load(manifest.loss_scale)
-        server.loss_scale = scale
+        server.gradients.scale_losses(manifest.loss_scale)
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{manifest.path}: its loss scale cannot be used ({error}); {ADVICE}") from None
 

@@ -159,15 +159,36 @@ class GradientInbox:
 
     Attributes:
         waiting: by state, in the order in which they came.
+        loss_scale: what losses are multiplied by, so that gradients are divided by it here; None: by nothing.
     """
 
     def __init__(self, pool: LayerPool, rules: PoolRules) -> None:
         self._pool = pool
         self._rules = rules
         self.waiting: dict[str, QueuedGradient] = {}
+        self.loss_scale: LossScale | None = None
         self._blocks: list[GradientBlock] = []
         self._spares: list[tuple[Tensor, ...]] = []  # blocks for what states were before an update ahead
         self._lock = threading.Lock()
+
+    def scale_losses(self, state: Mapping[str, float] | None = None) -> None:
+        """Have a loss scale from now on.
+
+        Args:
+            state: what `LossScale.state` gave elsewhere, to go on from there.
+
+        Raises:
+            KeyError, TypeError, ValueError: it gave no such thing; the scale is as it was.
+        """
+        scale = LossScale() if self.loss_scale is None else self.loss_scale
+        if state is not None:
+            scale.load(state)
+        self.loss_scale = scale
+
+    @property
+    def scale_state(self) -> dict[str, float] | None:
+        """Of the loss scale, for `scale_losses` of another inbox."""
+        return None if self.loss_scale is None else self.loss_scale.state()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -241,7 +262,7 @@ class GradientInbox:
         states: Storage,
         *,
         clip: Clip | None,
-        scale: LossScale | None = None,
+        is_scaled: bool = False,
         is_loss_finite: bool = True,
     ) -> GradientCheck:
         """Check all gradients of a step; where they overflowed, drop them.
@@ -249,7 +270,7 @@ class GradientInbox:
         Args:
             order: state and index of each parameter, in the order in which a plain model lists them.
             clip: scales them down.
-            scale: what the loss was multiplied by, to be raised or lowered.
+            is_scaled: whether the loss was multiplied by the loss scale, which is raised or lowered now.
             is_loss_finite: an overflow in the forward counts as one of the gradients.
 
         Raises:
@@ -257,8 +278,8 @@ class GradientInbox:
         """
         new = self.unchecked
         bad = self._not_finite(new)
-        inverse = 1.0
-        if scale is not None:
+        inverse, scale = 1.0, self.loss_scale
+        if is_scaled and scale is not None:
             overflowed = bool(bad) or not is_loss_finite
             is_hopeless = overflowed and scale.is_lowest
             inverse = 1.0 / scale.scale

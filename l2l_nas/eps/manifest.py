@@ -125,7 +125,7 @@ def content_of(
     Args:
         layouts: of candidates that there were before; those of the pool are added.
     """
-    scale = server.loss_scale
+    scale = server.gradients.scale_state
     space = space_of(server.pool)
     moments = moments_of(server.optimizer)
     content: dict[str, Any] = {
@@ -136,7 +136,7 @@ def content_of(
         **({} if moments == "fp32" else {"moments": moments}),  # as saves have it that know of no other
         "seed": server.seed,
         "extra": dict(extra),
-        **({} if scale is None else {"loss_scale": scale.state()}),
+        **({} if scale is None else {"loss_scale": scale}),
         "states": entries,
     }
     return {**content, "sha256": digest_of(content)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,6 +95,6 @@ class LossScale:
         """What a checkpoint keeps."""
         return {"scale": self.scale, "good_steps": float(self.good_steps)}
 
-    def load(self, state: dict[str, float]) -> None:
+    def load(self, state: Mapping[str, float]) -> None:
         """Go on from there."""
         self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])

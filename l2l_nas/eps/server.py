@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -20,7 +19,6 @@ from l2l_nas.eps.inbox import GradientInbox
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, rules_of
-from l2l_nas.eps.scale import LossScale
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.eps.wire import WireMemory
@@ -82,7 +80,6 @@ class ParamServer:
         self._refuse_cells()
         self.seed = check_seed(seed)
         self.storage: Storage = RamStorage() if storage is None else storage
-        self.loss_scale: LossScale | None = None
         self.frozen = frozenset(check_list("frozen", frozen, of=str, wanted="keys of states"))
         self.gradients = GradientInbox(self.pool, self.rules)
         self.at_work = threading.Lock()  # one relay and one thread at a time
@@ -138,10 +135,6 @@ class ParamServer:
     def pin_masters(self, memory: WireMemory) -> None:
         """Have the weights of new states, and of forks, lie where a device copies from."""
         self._masters = memory
-
-    def scale_losses(self) -> None:
-        """Have a loss scale, if there is none yet: losses are multiplied by it."""
-        self.loss_scale = self.loss_scale or LossScale()
 
     def move_to(self, storage: Storage) -> None:
         """Have states live in another storage, which takes over those that there are."""
@@ -211,9 +204,8 @@ class ParamServer:
         """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""
         keys = check_list("keys", keys, of=str, wanted="keys of states")
         self.drain()
-        other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
+        other = self._copy()
         other._masters = self._masters
-        other.loss_scale = replace(self.loss_scale) if self.loss_scale is not None else None
         known = set(self.visited)
         for key in keys:
             if key in known:
@@ -221,11 +213,17 @@ class ParamServer:
                     other.storage.put(key, state.clone(self._masters))
         return other
 
+    def _copy(self) -> ParamServer:
+        """A server in memory without states."""
+        other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
+        if self.gradients.scale_state is not None:  # or the first steps with fp16 would overflow anew
+            other.gradients.scale_losses(self.gradients.scale_state)
+        return other
+
     def snapshot(self, keys: Iterable[str]) -> ParamServer:
         """A server in memory with the weights and buffers of these states as they are now, to be examined only."""
         self.drain()
-        other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
-        other.loss_scale = self.loss_scale
+        other = self._copy()
         known = set(self.visited)
         for key in keys:
             if key in known:

@@ -247,7 +247,7 @@ class PlanExecutor:
             list(order),
             states,
             clip=job.clip,
-            scale=server.loss_scale if self._dtype == torch.float16 else None,
+            is_scaled=self._dtype == torch.float16,
             is_loss_finite=losses.is_finite,
         )
         if not job.check.is_refused:

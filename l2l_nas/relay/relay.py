@@ -139,7 +139,7 @@ class Relay:
         if self.config.precision.precision == "fp32" and self.wire.is_pinned:
             server.pin_masters(self.wire)
         if self.config.precision.is_scaled:
-            server.scale_losses()
+            server.gradients.scale_losses()
         return StateAccess(
             server,
             self.device,

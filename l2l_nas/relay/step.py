@@ -135,7 +135,7 @@ class TrainingStep:
         spilled: frozenset[str],
     ) -> Run:
         """What the step's visits begin with; its inputs are on the device."""
-        pool, depth, scale = self._bank.pool, len(path.layers), self.states.server.loss_scale
+        pool, depth, scale = self._bank.pool, len(path.layers), self.states.server.gradients.loss_scale
         run = Run(
             layers=tuple(layers),
             depth=depth,

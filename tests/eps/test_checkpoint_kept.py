@@ -160,7 +160,7 @@ def test_a_state_whose_file_was_deleted_is_written_again(tmp_path):
 
 def scaled(value: float | None) -> ParamServer:
     server = ParamServer(POOL, optimizer=AdamW(), seed=0)
-    server.loss_scale = None if value is None else LossScale(value)
+    server.gradients.loss_scale = None if value is None else LossScale(value)
     return server
 
 
@@ -170,13 +170,13 @@ def test_the_loss_scale_comes_back_also_to_a_server_that_has_none_yet(tmp_path):
         Checkpoint(folder).save(write(scaled(saved), 1))
         server = scaled(found)
         Checkpoint(folder).load(server)
-        assert server.loss_scale is not None
-        assert server.loss_scale.scale == expected
+        assert server.gradients.loss_scale is not None
+        assert server.gradients.loss_scale.scale == expected
 
 
 def test_a_loss_scale_that_cannot_be_used_is_refused_by_the_manifest_s_name(tmp_path):
     server = write(scaled(1.0), 1)
-    server.loss_scale.state = dict  # nothing in it
+    server.gradients.loss_scale.state = dict  # nothing in it
     Checkpoint(tmp_path).save(server)
     other = write(scaled(1.0), 5)
     with pytest.raises(StorageError, match=r"manifest\.json: its loss scale cannot be used"):

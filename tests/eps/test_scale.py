@@ -136,7 +136,8 @@ def test_a_check_of_gradients_takes_the_scale_out_of_norm_and_update():
     scaled, _ = contributed(factor=64.0)
     clip = Clip(0.5)
     expected = plain.gradients.check(order, plain.storage, clip=clip)
-    assert scaled.gradients.check(order, scaled.storage, clip=clip, scale=LossScale(64.0)) == expected
+    scaled.gradients.loss_scale = LossScale(64.0)
+    assert scaled.gradients.check(order, scaled.storage, clip=clip, is_scaled=True) == expected
     assert expected.norm == pytest.approx(math.sqrt(sum(plain.layout(key).num_parameters for key in KEYS)))
     for server in (plain, scaled):
         for key in KEYS:
@@ -147,17 +148,18 @@ def test_a_check_of_gradients_takes_the_scale_out_of_norm_and_update():
 
 def test_a_check_that_overflows_refuses_all_and_lowers_the_scale():
     server, order = contributed(bad=KEYS[1])
-    scale = LossScale(64.0)
-    assert server.gradients.check(order, server.storage, clip=None, scale=scale).is_refused
+    server.gradients.loss_scale = LossScale(64.0)
+    assert server.gradients.check(order, server.storage, clip=None, is_scaled=True).is_refused
     assert server.gradients.keys == ()
-    assert scale == LossScale(32.0)
+    assert server.gradients.loss_scale == LossScale(32.0)
 
 
 def test_a_check_in_the_lowest_scale_or_without_one_names_the_layer():
     for scale in (LossScale(1.0), None):
         server, order = contributed(bad=KEYS[1])
+        server.gradients.loss_scale = scale
         with pytest.raises(NonFiniteError, match=f"gradient of layer '{KEYS[1]}' is not finite at step 4"):
-            server.gradients.check(order, server.storage, clip=None, scale=scale)
+            server.gradients.check(order, server.storage, clip=None, is_scaled=scale is not None)
         server.gradients.discard(server.storage)
         assert server.gradients.keys == ()
 

@@ -293,7 +293,7 @@ def test_mixed_precision_equals_a_plain_loop_and_scales_it_too(slots, precision,
     pool = LayerPool([*positions, HEAD], inputs=TensorSpec((3, WIDTH)))
     server, other = (ParamServer(pool, optimizer=AdamW(), seed=3) for _ in range(2))
     if scale:
-        server.loss_scale = LossScale(scale, 2000)
+        server.gradients.loss_scale = LossScale(scale, 2000)
     relay = Relay(server, device="cpu", seed=3, precision=precision, update="exact", slots=slots)
     plain, skipped = Mixed(other, dtype, seed=3, scale=scale), 0
     for step, choices in enumerate(PATHS["chain"] * 2):

@@ -69,7 +69,7 @@ def compared(name, precision, *, clip=None, scale=None, interval=2000, steps=8, 
     pool, dtype = POOLS[name], DTYPES[precision]
     servers = [ParamServer(pool, optimizer=optimizer or AdamW(), seed=3) for _ in range(2)]
     if scale is not None:
-        servers[0].loss_scale = LossScale(scale, interval)
+        servers[0].gradients.loss_scale = LossScale(scale, interval)
     relay = Relay(servers[0], device="cpu", seed=3, precision=precision, clip=clip and Clip(clip), **options)
     plain = Mixed(servers[1], dtype, seed=3, scale=scale, interval=interval, clip=clip)
     sampler = UniformPaths(pool, seed=1)
@@ -93,7 +93,7 @@ def compared(name, precision, *, clip=None, scale=None, interval=2000, steps=8, 
     assert crossed <= set(loaded)
     assert_wire_is_rounded(servers[0], dtype, loaded)
     relay.close()
-    return skipped, servers[0].loss_scale, plain
+    return skipped, servers[0].gradients.loss_scale, plain
 
 
 @pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
@@ -129,11 +129,11 @@ def test_a_step_that_overflows_changes_nothing_but_buffers_and_halves_the_scale(
     relay = relay_of(dense_pool(), precision="fp16", update=update)
     train(relay, PATH)
     before = tensors(relay.server)
-    relay.server.loss_scale = LossScale(2.0**40)
+    relay.server.gradients.loss_scale = LossScale(2.0**40)
     result = train(relay, PATH, step=1, upcoming=PATH)
     assert result.is_skipped
     assert result.gradient_norm == float("inf")
-    assert relay.server.loss_scale == LossScale(2.0**39)
+    assert relay.server.gradients.loss_scale == LossScale(2.0**39)
     after = tensors(relay.server)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
@@ -147,9 +147,9 @@ def test_after_a_step_that_overflows_training_goes_on_as_without_it(update):
     for one in (relay, other):
         train(one, ["dense", "dense", "twice", "partial", "linear"], upcoming=PATH)
     path = ["dense", "dense", "twice", "partial", "linear"]  # no buffers: those of a skipped step are kept
-    relay.server.loss_scale = LossScale(2.0**40)
+    relay.server.gradients.loss_scale = LossScale(2.0**40)
     assert train(relay, path, step=1, upcoming=path).is_skipped
-    relay.server.loss_scale = LossScale()
+    relay.server.gradients.loss_scale = LossScale()
     for step in (2, 3):
         assert train(relay, path, step=step, upcoming=path) == train(other, path, step=step)
     assert is_same(relay.server, tensors(other.server))
@@ -157,11 +157,11 @@ def test_after_a_step_that_overflows_training_goes_on_as_without_it(update):
 
 def test_the_scale_grows_after_good_steps():
     relay = relay_of(dense_pool(), precision="fp16", update="exact")
-    relay.server.loss_scale = LossScale(4.0, interval=3)
+    relay.server.gradients.loss_scale = LossScale(4.0, interval=3)
     scales = []
     for step in range(7):
         train(relay, PATH, step=step)
-        scales.append(relay.server.loss_scale.scale)
+        scales.append(relay.server.gradients.loss_scale.scale)
     assert scales == [4.0, 4.0, 8.0, 8.0, 8.0, 16.0, 16.0]
 
 
@@ -174,10 +174,10 @@ class Steep(SquaredError):
 
 def test_an_overflow_in_the_lowest_scale_is_an_error_that_names_the_layer():
     relay = relay_of(dense_pool(), precision="fp16", update="exact")
-    relay.server.loss_scale = LossScale(2.0)
+    relay.server.gradients.loss_scale = LossScale(2.0)
     before = relay.server.state("head/mlp").weights.clone()
     assert train(relay, PATH, objective=Steep()).is_skipped
-    assert relay.server.loss_scale.scale == 1.0
+    assert relay.server.gradients.loss_scale.scale == 1.0
     with pytest.raises(NonFiniteError, match="gradient of layer 'head/mlp' is not finite at step 1"):
         train(relay, PATH, step=1, objective=Steep())
     assert relay.server.gradients.keys == ()
@@ -311,7 +311,7 @@ def test_a_relay_without_a_loss_scale_leaves_the_server_s_alone():
     norms = []
     for scale in (None, LossScale(1024.0)):
         relay = relay_of(dense_pool(), update="exact")
-        relay.server.loss_scale = scale
+        relay.server.gradients.loss_scale = scale
         norms.append(train(relay, PATH).gradient_norm)
     assert norms[0] == norms[1]
     assert scale == LossScale(1024.0)

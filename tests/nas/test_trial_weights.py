@@ -57,13 +57,13 @@ def test_what_trials_and_finalists_train():
 
 def test_a_fork_goes_on_with_the_loss_scale_and_keeps_its_own():
     server = server_of()
-    server.loss_scale = LossScale()
-    server.loss_scale.update(overflowed=True)
+    server.gradients.loss_scale = LossScale()
+    server.gradients.loss_scale.update(overflowed=True)
     fork = TRIAL_WEIGHTS["fork"](server, PATH)
-    assert fork.loss_scale is not None
-    assert fork.loss_scale.scale == server.loss_scale.scale
-    fork.loss_scale.update(overflowed=True)
-    assert fork.loss_scale.scale < server.loss_scale.scale
+    assert fork.gradients.loss_scale is not None
+    assert fork.gradients.loss_scale.scale == server.gradients.loss_scale.scale
+    fork.gradients.loss_scale.update(overflowed=True)
+    assert fork.gradients.loss_scale.scale < server.gradients.loss_scale.scale
 
 
 def test_an_entry_tells_visits_and_checksum_of_every_state_of_the_path():

@@ -75,7 +75,7 @@ def test_in_fp16_an_overflow_puts_all_back_and_halves_the_scale():
         train(one, PATH)
         one.drain()
         before = {place: value for place, value in tensors(one.server).items() if "buffers." not in place[1]}
-        one.server.loss_scale.scale = 2.0**40  # overflows
+        one.server.gradients.loss_scale.scale = 2.0**40  # overflows
         assert train(one, PATH, step=1).is_skipped
         one.drain()
         after = tensors(one.server)

@@ -167,9 +167,9 @@ def test_a_refused_step_leaves_no_trace():
         for one in (None, "all")
     )
     for relay in (host, every):
-        relay.server.loss_scale.scale = 2.0**100
+        relay.server.gradients.loss_scale.scale = 2.0**100
         assert train(relay, PATH, step=7).is_skipped
-        relay.server.loss_scale.scale = 2.0
+        relay.server.gradients.loss_scale.scale = 2.0
         train(relay, PATH, step=8)
     assert is_same(every.server, tensors(host.server))
 

@@ -45,8 +45,8 @@ def train(name: str, rule: str, setting: str, log: str, folder: str | None) -> N
     split = Split(*random_data(pool, 40, seed=0))
     task = NextToken() if name == "language" else SquaredError()
     relay = Relay(server, device="cpu", seed=0, **SETTINGS[setting])
-    if server.loss_scale is not None:
-        server.loss_scale.interval = 2  # it grows until gradients overflow, again and again
+    if server.gradients.loss_scale is not None:
+        server.gradients.loss_scale.interval = 2  # it grows until gradients overflow, again and again
     trainer = Trainer(relay, task, Batches(split, batch_size=7, seed=0), 3)
     saves = Saves(Checkpoint(Path(folder), keep=2), every_steps=EVERY) if folder else None
     start = saves.resume(server) if saves else 0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 
-from l2l_nas.eps.scale import LossScale
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
@@ -102,7 +101,7 @@ def error_of(message: Message) -> L2LError:
 
 def header_of(server: ParamServer) -> Message:
     """What a message says of the blocks that `pack` makes."""
-    return {"keys": server.visited, "own_scale": None if server.loss_scale is None else server.loss_scale.state()}
+    return {"keys": server.visited, "own_scale": server.gradients.scale_state}
 
 
 def pack(server: ParamServer) -> list[bytes]:
@@ -120,14 +119,6 @@ def unpack(like: ParamServer, message: Message, blocks: Sequence[bytes]) -> Para
         state = LayerState.zeros(server.rules.of(key).layout)
         state.load_tensors(parse(block))
         server.storage.put(key, state)
-    server.loss_scale = scale_of(message["own_scale"])
+    if message["own_scale"] is not None:
+        server.gradients.scale_losses(message["own_scale"])
     return server
-
-
-def scale_of(found: dict[str, Any] | None) -> LossScale | None:
-    """A loss scale as `LossScale.state` gave it."""
-    if found is None:
-        return None
-    scale = LossScale()
-    scale.load(found)
-    return scale

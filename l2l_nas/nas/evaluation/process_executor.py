@@ -22,7 +22,7 @@ from typing import Protocol
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, WorkerError
 from l2l_nas.nas.evaluation.evaluator import Job, Outcome, Trained, Training, population_size
-from l2l_nas.nas.evaluation.messages import TrainingAlone, TrialBatch, WorkerTask, error_of, scale_of, unpack
+from l2l_nas.nas.evaluation.messages import TrainingAlone, TrialBatch, WorkerTask, error_of, unpack
 from l2l_nas.nas.evaluation.worker_pool import Message, Report, WorkerPool
 from l2l_nas.nas.objectives import State
 from l2l_nas.nas.retries import is_given_up, why_given_up
@@ -123,8 +123,7 @@ class ProcessExecutor:
                 given = self._given.setdefault(member.worker, [])
                 if member.is_ready and len(given) == level and self._waiting:
                     given.append(self._waiting.popleft())
-                    scale = self._server.loss_scale
-                    message = {**given[-1].message(), "scale": scale.state() if scale is not None else None}
+                    message = {**given[-1].message(), "scale": self._server.gradients.scale_state}
                     self._workers.send(member, message, given[-1].blocks())
         reports = self._workers.receive(_TICK_S)
         news = [(task, report) for report in reports if (task := self._take(report)) is not None]
@@ -162,7 +161,7 @@ class ProcessExecutor:
             self._workers.send(member, {"op": "verdict", "reason": reason})
             return None
         if message["scale"] is not None:
-            self._server.loss_scale = scale_of(message["scale"])
+            self._server.gradients.scale_losses(message["scale"])
         task = given.pop(0)
         return None if message["event"] == "stopped" else task
 

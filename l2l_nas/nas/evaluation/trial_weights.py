@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +16,7 @@ WeightsFor = Callable[[ParamServer, Architecture], ParamServer]
 
 
 def _fork(shared: ParamServer, architecture: Architecture) -> ParamServer:
-    server = shared.fork(path_states(shared.pool, architecture))
-    server.loss_scale = copy.copy(shared.loss_scale)  # or the first steps with fp16 would overflow anew
-    return server
+    return shared.fork(path_states(shared.pool, architecture))
 
 
 # what a trial trains, given the shared weights; a server other than the shared one is dropped after the trial

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from l2l_nas.eps.scale import LossScale
 from l2l_nas.errors import L2LError, NonFiniteError, failure_of
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Outcome, Training
 from l2l_nas.nas.evaluation.messages import header_of, pack, unpack
@@ -113,14 +112,12 @@ class Worker:
             except Exception as error:
                 answer, blocks = describe(error), []
             self._report_steps()
-            scale = self._relay.server.loss_scale
-            self._inbox.answer({**answer, "scale": scale.state() if scale is not None else None}, blocks)
+            self._inbox.answer({**answer, "scale": self._relay.server.gradients.scale_state}, blocks)
 
     def _do(self, task: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         self._poll()
         if task["scale"] is not None:
-            scale = self._relay.server.loss_scale = self._relay.server.loss_scale or LossScale()
-            scale.load(task["scale"])
+            self._relay.server.gradients.scale_losses(task["scale"])
         if task["op"] == "trials":
             outcomes = [{**vars(outcome), "server": None} for outcome in self._evaluate(task)]
             return {"event": "done", "outcomes": outcomes}, []
