@@ -90,7 +90,7 @@ def measure(depth: int, stash: str, *, is_value: bool) -> dict[str, Any]:
         ).loss
         for step in range(2)
     ]
-    spilled = relay.residency(SIZES).spilled
+    spilled = relay.memory_plan(SIZES).spilled
     host = sum(relay.stash.size_bytes(name, SIZES) for name in spilled)
     return {
         "stash": stash,

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import kendalltau, norm, rankdata
 
-from l2l_nas import AdamW, Architecture, Batches, Cosine, ParamServer, Problem, Resident, Trainer
+from l2l_nas import AdamW, Architecture, Batches, Cosine, ParamServer, Problem, ReferenceTrainer, Trainer
 from l2l_nas.bench.standalone import sampled_architectures
 from l2l_nas.bench.timing import machine
 from l2l_nas.files import write_json
@@ -101,7 +101,7 @@ def begun(problem: Problem) -> Trainer:
     conf = TrainConf()
     server = ParamServer(problem.pool, optimizer=AdamW(betas=(0.9, 0.98), weight_decay=0.05), seed=0)
     batches = Batches(problem.data.train, batch_size=conf.batch_size, seed=0)
-    return Trainer(Resident(server, device="cpu", seed=0), problem.measured_task, batches, conf.micro_batch)
+    return Trainer(ReferenceTrainer(server, device="cpu", seed=0), problem.measured_task, batches, conf.micro_batch)
 
 
 def rate() -> float:

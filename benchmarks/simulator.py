@@ -120,10 +120,10 @@ class Triple:
         """The architecture."""
         return pool.architecture([f"h{hidden}" for hidden in self.choices])
 
-    def residents(self) -> tuple[int, ...]:
+    def states_on_device(self) -> tuple[int, ...]:
         """Layers whose states live on the device, in the order in which they come."""
         relay = self.relay(PaperDevice(1 << 34))
-        return tuple(int(state[1:].split("/")[0]) for state in relay.residents(self.path(relay.pool)))
+        return tuple(int(state[1:].split("/")[0]) for state in relay.states_on_device(self.path(relay.pool)))
 
     def relay(self, device: Any, **others: Any) -> Relay:
         """Of these policies."""
@@ -302,7 +302,7 @@ def busy_in(trace: Trace, first: int) -> dict[str, float]:
 def measured(triple: Triple) -> dict[str, Any]:
     """By the executor."""
     disk = Disk(triple.hardware.disk)
-    residents = triple.residents()
+    residents = triple.states_on_device()
     waits: list[tuple[float, str, float]] = []
 
     def own_pace(op: str, name: str) -> float:

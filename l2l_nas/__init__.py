@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from l2l_nas.nas.strategies.warm_up import WarmUp
     from l2l_nas.nas.suggest import suggest
     from l2l_nas.relay.config import ExecutionConfig, MemoryConfig, PrecisionConfig, UpdateConfig
+    from l2l_nas.relay.reference import ReferenceTrainer
     from l2l_nas.relay.relay import Relay
-    from l2l_nas.relay.resident import Resident
     from l2l_nas.runs.api import SearchResult, search
     from l2l_nas.runs.own_page import write_page
     from l2l_nas.space.architecture import Architecture
@@ -85,7 +85,7 @@ _HOMES = {
     "Relay": "l2l_nas.relay.relay",
     "UpdateConfig": "l2l_nas.relay.config",
     "Require": "l2l_nas.space.constraint",
-    "Resident": "l2l_nas.relay.resident",
+    "ReferenceTrainer": "l2l_nas.relay.reference",
     "SampleMetrics": "l2l_nas.training.task",
     "Samples": "l2l_nas.training.samples",
     "Split": "l2l_nas.training.samples",
@@ -146,10 +146,10 @@ __all__ = [
     "PrecisionConfig",
     "Problem",
     "RandomSearch",
+    "ReferenceTrainer",
     "Regression",
     "Relay",
     "Require",
-    "Resident",
     "SampleMetrics",
     "Samples",
     "SearchResult",

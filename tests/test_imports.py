@@ -88,7 +88,7 @@ def test_search_spaces_use_public_names_only(path):
 @pytest.mark.slow
 def test_the_engine_does_without_optuna_hydra_and_matplotlib():
     code = (
-        "import sys, l2l_nas; l2l_nas.Relay; l2l_nas.Resident; l2l_nas.ParamServer; l2l_nas.UniformPaths;"
+        "import sys, l2l_nas; l2l_nas.Relay; l2l_nas.ReferenceTrainer; l2l_nas.ParamServer; l2l_nas.UniformPaths;"
         "print([name for name in ('optuna', 'hydra', 'omegaconf', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -15,8 +15,8 @@ from l2l_nas import (
     Data,
     ParamServer,
     Problem,
+    ReferenceTrainer,
     Relay,
-    Resident,
     Split,
     Tokens,
     UniformPaths,
@@ -80,7 +80,7 @@ def test_tokens_go_in_and_a_score_for_each_token_comes_out(space):
 def test_a_language_space_trains_as_plain_pytorch(space, args):
     problem = problem_of(space, **args)
     relay, resident = (
-        kind(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu") for kind in (Relay, Resident)
+        kind(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu") for kind in (Relay, ReferenceTrainer)
     )
     paths, batches = UniformPaths(problem.pool, seed=1), Batches(problem.data.train, batch_size=8, seed=0)
     for step in range(4):

@@ -72,7 +72,7 @@ def examples() -> Mapping[str, Any]:
         "Position.candidates": [l2l_nas.Candidate("a", nn.Identity)],
         "Position": l2l_nas.Position("p", l2l_nas.Candidate("a", nn.Identity)),
         "Relay": relay,
-        "Resident": l2l_nas.Resident(server, device="cpu"),
+        "ReferenceTrainer": l2l_nas.ReferenceTrainer(server, device="cpu"),
         "SearchResult.folder": "runs/x",
         "study": study,
         "Trainer": l2l_nas.Trainer(relay, problem.task, batches, 4),
@@ -143,12 +143,13 @@ def example(call: str, argument: str) -> Any:
 
 
 # objects whose methods users call, and what of these only the library itself calls
-_USED = {"Data", "LayerPool", "Position", "Relay", "Resident", "Trainer", "UniformPaths", "Batches"}
+_USED = {"Data", "LayerPool", "Position", "Relay", "ReferenceTrainer", "Trainer", "UniformPaths", "Batches"}
 _OWN = {
-    "Relay.extend", "Resident.extend", "Relay.use", "Resident.use", "Relay.residency", "Relay.numbered",
+    "Relay.extend", "ReferenceTrainer.extend", "Relay.use", "ReferenceTrainer.use", "Relay.memory_plan",
+    "Relay.numbered",
     "LayerPool.flow",
     "LayerPool.build_module", "LayerPool.borrowed", "LayerPool.owner", "LayerPool.has_state", "LayerPool.like",
-    "Resident.module", "Position.with_candidates", "Tokens.places",
+    "ReferenceTrainer.module", "Position.with_candidates", "Tokens.places",
 }  # fmt: skip
 # what a user may ask for, and waits for; a function that the evaluation alone gives, which gives something else
 _LEFT = {"Trainer.fit(steps=10**9)"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from l2l_nas import AdamW, Batches, ParamServer, Relay, Resident, UniformPaths, plain_module
+from l2l_nas import AdamW, Batches, ParamServer, ReferenceTrainer, Relay, UniformPaths, plain_module
 from l2l_nas.__main__ import main
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.runs.locate import builtin_spaces, load_problem
@@ -182,7 +182,7 @@ def test_a_space_trains_as_plain_pytorch(space):
     args = {"depth": 1} if space == "mobilenet" else {}
     problem = load_problem(space, args, source="digits", validation_fraction=0.2)
     relay, resident = (
-        kind(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu") for kind in (Relay, Resident)
+        kind(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu") for kind in (Relay, ReferenceTrainer)
     )
     # an optimizer for each parameter: minutes for the networks of mobilenet
     plain = None if space == "mobilenet" else Plain(ParamServer(problem.pool, optimizer=AdamW(), seed=0), seed=0)

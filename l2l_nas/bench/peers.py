@@ -14,8 +14,8 @@ from torch import Tensor
 from l2l_nas.bench.others import DeepSpeedRunner, FSDPRunner, LayerToLayerRunner, finish
 from l2l_nas.bench.work import StackSizes, TokenLoss
 from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.live_bytes import distinct_bytes
 
@@ -79,7 +79,7 @@ class ExecutorRunner:
         work: the stack.
     """
 
-    def __init__(self, executor: Relay | Resident, work: StackSizes) -> None:
+    def __init__(self, executor: Relay | ReferenceTrainer, work: StackSizes) -> None:
         self.executor = executor
         self.work = work
         self._objective = TokenLoss()
@@ -139,7 +139,7 @@ def _resident(*, is_whole: bool = False, **options: Any) -> Callable[[StackSizes
 
     def build(work: StackSizes) -> Runner:
         work = replace(work, micro_batch=work.batch) if is_whole else work
-        return ExecutorRunner(Resident(work.server(), device=work.device, seed=work.seed, **options), work)
+        return ExecutorRunner(ReferenceTrainer(work.server(), device=work.device, seed=work.seed, **options), work)
 
     return build
 

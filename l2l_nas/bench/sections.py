@@ -18,8 +18,8 @@ from l2l_nas.cost.measure import measure
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import L2LError
 from l2l_nas.files import write_json
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.resident import Resident
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace, overlap
 from l2l_nas.space.sampling import UniformPaths
@@ -72,19 +72,19 @@ def _exactness(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
     work = replace(sizes.work, depth=min(sizes.work.depth, 6), candidates=3)
     paths = UniformPaths(work.pool, seed=0)
 
-    def losses(executor: Relay | Resident) -> list[float]:
+    def losses(executor: Relay | ReferenceTrainer) -> list[float]:
         found = [_train(executor, work, paths, step) for step in range(6)]
         if isinstance(executor, Relay):
             executor.close()
         return found
 
-    plain = losses(Resident(work.server(), device=work.device))
+    plain = losses(ReferenceTrainer(work.server(), device=work.device))
     sides: dict[str, dict[str, Any]] = {
         f"{update}, stash on the {stash}": {"update": update, "stash": stash, "stress": Stress(1)}
         for update in ("eager", "exact")
         for stash in ("device", "host")
     }
-    again = losses(Resident(work.server(), device=work.device))
+    again = losses(ReferenceTrainer(work.server(), device=work.device))
     yield MeasuredFigure("plain again (the control)", _difference(again, plain))
     for name, options in sides.items():
         yield MeasuredFigure(
@@ -107,7 +107,7 @@ def _steps(sizes: Sizes, folder: Path) -> Iterator[MeasuredFigure]:
         work = sizes.of_tokens(tokens)
 
         def plain(work: StackSizes = work) -> float:
-            resident = Resident(server, device=work.device, autocast=torch.bfloat16)
+            resident = ReferenceTrainer(server, device=work.device, autocast=torch.bfloat16)
             return _step_ms(ExecutorRunner(resident, work), sizes.patience_s)
 
         yield _tried(step_name(tokens, "plain"), plain)
@@ -252,7 +252,7 @@ def _relay(work: StackSizes, **options: Any) -> Relay:
     return Relay(work.server(), device=work.device, seed=work.seed, **{"precision": "bf16", **options})
 
 
-def _train(executor: Relay | Resident, work: StackSizes, paths: UniformPaths, step: int) -> float:
+def _train(executor: Relay | ReferenceTrainer, work: StackSizes, paths: UniformPaths, step: int) -> float:
     return ExecutorRunner(executor, work).train(step, paths.path_at(step), paths.path_at(step + 1))
 
 

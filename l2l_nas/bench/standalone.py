@@ -23,7 +23,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_json, write_atomically
 from l2l_nas.relay.interface import Executor
-from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import NonEmpty, first_violation
 from l2l_nas.space.pool import LayerPool
@@ -95,7 +95,7 @@ def train_alone(problem: Problem, architecture: Architecture, recipe: Recipe, *,
     """
     assert problem.data.test is not None  # `ranking.check` sees to it
     server = ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed)
-    trainer = recipe.trainer(problem, Resident(server, device="cpu", seed=seed), seed=seed)
+    trainer = recipe.trainer(problem, ReferenceTrainer(server, device="cpu", seed=seed), seed=seed)
     found: dict[str, float] = {}
     for start, end in itertools.pairwise((0, *recipe.interim, recipe.steps)):
         trainer.fit(

@@ -41,7 +41,7 @@ from l2l_nas.runs.build import (
     build_relay,
     build_scorer,
     data_warning,
-    decide_residency,
+    decide_memory,
     described,
     identity,
     locked,
@@ -166,8 +166,8 @@ class _Training:
         if metric not in metrics:
             raise SettingError(f"metric: no metric '{metric}'{did_you_mean(metric, metrics)}")
         self.trace = Trace() if conf.relay.trace else None
-        self.relay, residency = self._relay()
-        self.conf = conf = replace(conf, metric=metric, relay=residency)
+        self.relay, memory = self._relay()
+        self.conf = conf = replace(conf, metric=metric, relay=memory)
         samples = min(section.batch_size, len(self.problem.data.train))
         if not conf.resume:  # what has run may go on: the figures are estimates
             check_memory(self.relay, cut_sizes(samples, section.micro_batch), self.architecture)
@@ -188,7 +188,7 @@ class _Training:
         set_threads(conf.relay.threads, relay)
         self.problem.check(relay.shapes)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
-        return relay, decide_residency(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+        return relay, decide_memory(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
 
     def _resumes(self) -> bool:
         """Whether to go on with a training."""

@@ -61,10 +61,10 @@ class DeviceBytes:
     def __call__(self, architecture: Architecture) -> float:
         """Bytes of slots, stash, states on the device, and the largest moment of the path's layers."""
         relay = self._relay
-        residency = relay.residency(self._sizes)
+        memory = relay.memory_plan(self._sizes)
         path, layers = relay.path(architecture), relay.pool.path(architecture)
-        spill = relay.stash.spill(residency.spilled)
-        first = tail_start(path, slots=len(relay.bank.slots), keep=residency.keep, spill=spill)
+        spill = relay.stash.spill(memory.spilled)
+        first = tail_start(path, slots=len(relay.bank.slots), keep=memory.keep, spill=spill)
         learning = learns_from(path)
         of_use = {name for entry, has_use in zip(path, learning, strict=True) if has_use for name in entry.writes}
         needs = [
@@ -103,13 +103,13 @@ class DeviceBytes:
         return sum(sum(block_sizes(server, state, self._dtype)) for state in self._residents(architecture))
 
     def _residents(self, architecture: Architecture) -> tuple[str, ...]:
-        return () if self._is_host else self._relay.residents(architecture)
+        return () if self._is_host else self._relay.states_on_device(architecture)
 
     @property
     def owned_bytes(self) -> int:
         """Bytes of slots and stash, which no architecture changes."""
         relay = self._relay
-        arena = relay.stash.needs_bytes(self._sizes, relay.residency(self._sizes).spilled)
+        arena = relay.stash.needs_bytes(self._sizes, relay.memory_plan(self._sizes).spilled)
         return len(relay.bank.slots) * relay.bank.slot_bytes + arena
 
     def resident_activations(self, architecture: Architecture) -> int:

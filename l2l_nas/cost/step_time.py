@@ -173,7 +173,7 @@ class StepTime:
         plain_s = forward_s + backward_s + hardware.resident_update_s(num_parameters)
         own_bytes = sum(state_bytes(relay, state) for state in states)
         streamed = [state for state in states if state not in residents]
-        spilled = relay.residency(self._sizes).spilled
+        spilled = relay.memory_plan(self._sizes).spilled
         crossing = sum(relay.stash.size_bytes(name, self._sizes) for name in spilled)
         saved = 0
         if self._order is UpdateOrder.AHEAD:  # all gradients until they are checked, and what states were before
@@ -212,7 +212,7 @@ class StepTime:
 
     def _residents(self, architecture: Architecture) -> frozenset[str]:
         """States on the device, where it has memory of its own."""
-        return frozenset() if self.hardware.lanes == "inline" else frozenset(self.relay.residents(architecture))
+        return frozenset() if self.hardware.lanes == "inline" else frozenset(self.relay.states_on_device(architecture))
 
     def _frame_bytes(self) -> int:
         """Of the frames for states in files, each as large as the largest."""
@@ -220,7 +220,7 @@ class StepTime:
 
     def _shape(self, spill: Spill) -> RelayShape:
         """The settings that decide plans."""
-        slots, keep = len(self.relay.bank.slots), self.relay.residency(self._sizes).keep
+        slots, keep = len(self.relay.bank.slots), self.relay.memory_plan(self._sizes).keep
         return RelayShape(slots, keep, self._order, spill, FRAMES if self._in_files else 0)
 
     @property
@@ -254,7 +254,7 @@ class StepTime:
     def _prepare(self, architecture: Architecture) -> tuple[Chain, PathSeconds, list[_Known]]:
         relay, hardware = self.relay, self.hardware
         path = relay.numbered(architecture)
-        spill, residents = relay.residency(self._sizes).spilled, self._residents(architecture)
+        spill, residents = relay.memory_plan(self._sizes).spilled, self._residents(architecture)
         shape = self._shape(relay.stash.spill(path.numbers_of(spill)))
         if self._in_files:
             here = frozenset(number for number, state in enumerate(path.states) if state in residents)

@@ -42,12 +42,12 @@ class StreamedBytes:
         """Of a step that follows one of the same architecture and comes before another."""
         relay = self._relay
         path = relay.numbered(architecture)
-        spilled = path.numbers_of(relay.residency(self._sizes).spilled)
+        spilled = path.numbers_of(relay.memory_plan(self._sizes).spilled)
         key = (path.layers, spilled)
         if key not in self._moves:
             self._moves[key] = self._moves_of(path.layers, spilled)
         layers = relay.pool.path(architecture)
-        residents = frozenset(relay.residents(architecture))
+        residents = frozenset(relay.states_on_device(architecture))
         return float(
             sum(
                 count
@@ -68,7 +68,7 @@ class StreamedBytes:
                 path,
                 slots=len(self._relay.bank.slots),
                 update=self._relay.usual_order,
-                keep=self._relay.residency(self._sizes).keep,
+                keep=self._relay.memory_plan(self._sizes).keep,
                 spill=self._relay.stash.spill(spilled),
                 carry=carry,
                 upcoming=path[0],

@@ -1,1 +1,1 @@
-"""The device side: plans, slots, the stash, the executor, and the resident reference."""
+"""The device side: plans, slots, the stash, the executor, and the reference trainer."""

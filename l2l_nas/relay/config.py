@@ -12,8 +12,8 @@ from l2l_nas.arguments import check_count, check_kind, shown
 from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.calls import Layers
+from l2l_nas.relay.memory import STASHES, Budget, check_budget
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
-from l2l_nas.relay.residency import STASHES, Budget, check_budget
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 

@@ -1,4 +1,4 @@
-"""What an executor offers, whether it streams layers (`Relay`) or holds them all (`Resident`)."""
+"""What an executor offers, whether it streams layers (`Relay`) or holds them all (`ReferenceTrainer`)."""
 
 from __future__ import annotations
 

@@ -40,10 +40,10 @@ from l2l_nas.relay.interface import (
     cut_sizes,
 )
 from l2l_nas.relay.lanes import Lanes
+from l2l_nas.relay.memory import MemoryPlan, Wanted, decide
 from l2l_nas.relay.path import NumberedPath, PathLayer, numbered
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
 from l2l_nas.relay.population import prefixes
-from l2l_nas.relay.residency import Residency, Wanted, decide
 from l2l_nas.relay.slots import EagerCalls
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.step import TrainingStep
@@ -105,7 +105,7 @@ class Relay:
         self.seed = check_seed(seed)
         self.trace = config.execution.trace
         self.at_work = threading.Lock()
-        self._residencies: dict[tuple[int, ...], Residency] = {}
+        self._residencies: dict[tuple[int, ...], MemoryPlan] = {}
         self._paths: dict[tuple[Architecture, str], NumberedPath] = {}
         self._build(server, slots)
 
@@ -244,7 +244,7 @@ class Relay:
             self._paths[key] = numbered(self.path(architecture), upcoming)
         return self._paths[key]
 
-    def residency(self, sizes: tuple[int, ...]) -> Residency:
+    def memory_plan(self, sizes: tuple[int, ...]) -> MemoryPlan:
         """What stays on the device, for micro-batches of these sizes.
 
         Raises:
@@ -255,7 +255,7 @@ class Relay:
             self._have_slots(min(known.slots for known in self._residencies.values()))
         return self._residencies[sizes]
 
-    def residents(self, architecture: Architecture) -> tuple[str, ...]:
+    def states_on_device(self, architecture: Architecture) -> tuple[str, ...]:
         """States that live on a device with memory of its own while this architecture alone is trained."""
         states = dict.fromkeys(state for layer in self.pool.path(architecture) for state in layer.states)
         budget = self.config.memory.state_bytes
@@ -291,7 +291,7 @@ class Relay:
         if 1 in batch.sizes:
             refuse_lone_sample(self.pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
         self.server.serve(self._training)
-        memory = self.residency(batch.sizes)
+        memory = self.memory_plan(batch.sizes)
         if (held := self._training.held_path(architecture, memory)) is not None:
             if upcoming is not None and upcoming != architecture:
                 self.pool.path(upcoming)  # which refuses what is none

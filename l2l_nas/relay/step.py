@@ -3,7 +3,7 @@
 [Note: many devices] One device trains here. Where several share a step, each of these places has to agree with the
 others, and nothing else: the count of targets over all of them (`MiniBatch.of`), the numbers of this device's
 micro-batches and their shares of the whole batch (`TrainingStep._values`), the least of all budgets
-(`Relay.residency`), weights gathered after a load (`StateAccess.open`), gradients summed before they are sent
+(`Relay.memory_plan`), weights gathered after a load (`StateAccess.open`), gradients summed before they are sent
 (`PlanExecutor._send`), whether the loss is finite (`TrainJob.require_finite_loss`), norms and the overflow of all
 gradients (`GradientInbox.check`).
 """
@@ -25,10 +25,10 @@ from l2l_nas.relay.held_path import HeldPath
 from l2l_nas.relay.held_update import HeldStep
 from l2l_nas.relay.interface import Batch, MiniBatch, StepResult, each, shares
 from l2l_nas.relay.job import TrainJob
+from l2l_nas.relay.memory import MemoryPlan
 from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
-from l2l_nas.relay.residency import Residency
 from l2l_nas.relay.stash import ArenaLayout, Stash
 from l2l_nas.relay.visits import Run
 from l2l_nas.space.architecture import Architecture
@@ -82,7 +82,7 @@ class TrainingStep:
         path: NumberedPath,
         layers: Sequence[Layer],
         *,
-        memory: Residency,
+        memory: MemoryPlan,
         lr: float,
         step: int,
     ) -> TrainJob:
@@ -179,7 +179,7 @@ class TrainingStep:
         norm = job.check.norm if job.check else None
         return StepResult(losses.task, job.batch.count, norm, is_skipped, losses.auxiliary)
 
-    def held_path(self, architecture: Architecture, memory: Residency) -> HeldPath | None:
+    def held_path(self, architecture: Architecture, memory: MemoryPlan) -> HeldPath | None:
         """A path whose step waits for nothing, as all is held; None for others. See [Note: held]."""
         if self._held is None or memory.spilled or not isinstance(self.states.server.storage, RamStorage):
             return None

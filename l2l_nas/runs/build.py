@@ -30,8 +30,8 @@ from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
 from l2l_nas.relay.calls import refuse_modes
 from l2l_nas.relay.device import Device, name_of
 from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.memory import Budget
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.residency import Budget
 from l2l_nas.relay.trace import Trace, regime
 from l2l_nas.report.png import is_matplotlib_installed
 from l2l_nas.report.timeline import draw_timeline
@@ -124,7 +124,7 @@ def parse_bytes(text: str) -> int | None:
     return int(float(match[1]) * _UNITS[match[2]]) if match is not None and match[2] in _UNITS else None
 
 
-def decide_residency(relay: Relay, conf: RelayConf, *, samples: int, micro_batch: int) -> RelayConf:
+def decide_memory(relay: Relay, conf: RelayConf, *, samples: int, micro_batch: int) -> RelayConf:
     """Decide what stays on the device; what half of the free memory holds is decided once for a run.
 
     Sums of repeated layers depend on it, so the settings returned are those to go on with after an interruption.
@@ -132,9 +132,9 @@ def decide_residency(relay: Relay, conf: RelayConf, *, samples: int, micro_batch
     Raises:
         SettingError: the device budget is too small.
     """
-    residency = relay.residency(cut_sizes(samples, micro_batch))
+    memory = relay.memory_plan(cut_sizes(samples, micro_batch))
     if conf.budget == "auto":
-        return replace(conf, budget="none", keep=residency.keep, slots=residency.slots)
+        return replace(conf, budget="none", keep=memory.keep, slots=memory.slots)
     return conf
 
 

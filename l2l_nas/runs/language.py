@@ -14,7 +14,7 @@ from l2l_nas.files import read_bytes
 from l2l_nas.pretrained.pool import is_published, published_pool
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
-from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.runs.build import LoadedRun, build_relay, load_found, set_threads
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import AUTO, CLASSIFY, is_text, tokenizer_of
@@ -189,7 +189,7 @@ def executor_of(model: LanguageModel) -> Executor:
     """What runs a model token by token: resident where its weights take at most half of the free memory, or a relay."""
     free = open_device(model.relay.device).free_bytes()
     if 4 * num_parameters(model.server.pool, model.architecture) <= _SHARE * free:
-        return Resident(model.server, device=model.relay.device)
+        return ReferenceTrainer(model.server, device=model.relay.device)
     return build_relay(model.server, model.relay, seed=0)
 
 

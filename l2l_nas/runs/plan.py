@@ -22,9 +22,9 @@ from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, SettingError, SpaceError
 from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.memory import STASHES
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.residency import STASHES
 from l2l_nas.report.bench_table import format_bytes
 from l2l_nas.report.text import format_choices
 from l2l_nas.runs.build import build_relay
@@ -205,7 +205,7 @@ class Planner:
 
     def _step_time(self, conf: RelayConf, sizes: tuple[int, ...]) -> StepTime:
         relay = self.relay(conf)
-        relay.residency(sizes)
+        relay.memory_plan(sizes)
         in_files = conf.storage != "ram"
         return StepTime(relay, sizes, self.hardware, in_files=in_files)
 

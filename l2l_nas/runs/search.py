@@ -52,7 +52,7 @@ from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import (
     build_relay,
     build_scorer,
-    decide_residency,
+    decide_memory,
     described,
     hardware,
     locked,
@@ -176,8 +176,8 @@ class SearchRun:
         self.problem.check(self.relay.shapes)
         batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
         samples = min(conf.train.batch_size, len(self.problem.data.train))
-        residency = decide_residency(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
-        self.conf = conf = replace(conf, relay=residency)
+        memory = decide_memory(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+        self.conf = conf = replace(conf, relay=memory)
         step = cut_sizes(samples, conf.train.micro_batch)
         self._set_goals(step)
         if not conf.resume:  # what has run may go on: the figures are estimates

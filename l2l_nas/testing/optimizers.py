@@ -15,8 +15,8 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.resident import Resident
 from l2l_nas.testing.problems import small_data, small_pool
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -107,7 +107,7 @@ def _check_training(build: Callable[[], Optimizer], *, lr: float, steps: int) ->
             return Trainer(relay, Classification(), batches, 16)
 
         servers = [ParamServer(pool, optimizer=build(), seed=0) for _ in range(4)]
-        resident = Resident(servers[1], device="cpu")
+        resident = ReferenceTrainer(servers[1], device="cpu")
         losses = fit(relay_on(servers[0]), 0, steps)
         assert all(map(math.isfinite, losses)), f"a loss is not finite: {losses}"
         assert fit(Trainer(resident, Classification(), batches, 16), 0, steps) == losses, (

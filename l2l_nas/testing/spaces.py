@@ -9,8 +9,8 @@ import torch
 from l2l_nas.eps.identity import difference, space_of
 from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.resident import Resident
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.space.shapes import check_shapes
@@ -41,7 +41,7 @@ def check_space(build: Callable[[], Problem], *, steps: int = 12) -> None:
     assert not unlike, f"the pool differs from one time it is built to the next: {unlike}"
     problem.check(check_shapes(problem.pool))
     relay = Relay(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu")
-    resident = Resident(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu")
+    resident = ReferenceTrainer(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device="cpu")
     try:
         losses = [_losses(problem, executor, steps) for executor in (relay, resident)]
         assert losses[0] == losses[1], "losses of the relay are not those of plain PyTorch"
@@ -56,7 +56,7 @@ def check_space(build: Callable[[], Problem], *, steps: int = 12) -> None:
         relay.close()
 
 
-def _losses(problem: Problem, executor: Relay | Resident, steps: int) -> list[float]:
+def _losses(problem: Problem, executor: Relay | ReferenceTrainer, steps: int) -> list[float]:
     trainer = Trainer(executor, problem.task, Batches(problem.data.train, batch_size=_BATCH, seed=0), _BATCH)
     paths = UniformPaths(problem.pool, seed=0, constraints=(NonEmpty(problem.pool), *problem.constraints))
     losses: list[float] = []

@@ -94,7 +94,7 @@ def generate(
     """Go on with prompts, all of them together: each layer is loaded once for the next token of all.
 
     Args:
-        executor: a `Relay` streams layers, a `Resident` holds them.
+        executor: a `Relay` streams layers, a `ReferenceTrainer` holds them.
         prompts: at least 1 token each. Shorter ones begin to go on while longer ones are read.
         tokens: how many new ones each prompt gets at most.
         vocabulary: tokens below it can be chosen.

@@ -14,7 +14,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.relay.interface import Batch, Executor, Targets, bytes_of, cut_sizes, cut_targets, each
-from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.objective import learned_by, objective_layer
 from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
@@ -99,7 +99,7 @@ class Trainer:
     micro_batch: int
 
     def __post_init__(self) -> None:
-        check_methods("Trainer: executor", self.executor, ["train_step"], wanted="a Relay or Resident")
+        check_methods("Trainer: executor", self.executor, ["train_step"], wanted="a Relay or ReferenceTrainer")
         check_methods("Trainer: task", self.task, ("loss", "count"), wanted="a task, such as Classification()")
         check_kind("Trainer: batches", self.batches, Batches, wanted="Batches")
         check_count("Trainer: micro_batch", self.micro_batch, least=1)
@@ -141,8 +141,8 @@ class Trainer:
         check_function("fit: after_step", after_step, wanted="a function of the step and the loss")
         if saves is not None:
             check_kind("fit: saves", saves, Saves, wanted="Saves")
-        if saves is not None and isinstance(self.executor, Resident):
-            raise SettingError("Resident keeps its weights to itself, so they cannot be saved; train with Relay")
+        if saves is not None and isinstance(self.executor, ReferenceTrainer):
+            raise SettingError("ReferenceTrainer keeps its weights to itself, which saves nothing; train with Relay")
         end = start + steps
         if self._leave_one(start, steps):
             path_at = partial(self._path_for_one_sample, path_at)
@@ -292,7 +292,7 @@ def learned(task: Task, executor: Executor) -> Task:
     layer = objective_layer(executor.server.pool)
     if layer is None:
         return task
-    if isinstance(executor, Resident):
+    if isinstance(executor, ReferenceTrainer):
         module = copy.deepcopy(executor.module(layer)).cpu()  # where outputs are measured
     else:
         module = executor.server.build_module(layer, {})

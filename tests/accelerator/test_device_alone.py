@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, Resident, TensorSpec
+from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, ReferenceTrainer, Relay, TensorSpec
 from l2l_nas.eps.optimizers.precision import LowPrecision
 from l2l_nas.errors import SpaceError
 from tests.toys import SquaredError
@@ -37,7 +37,7 @@ def pool_of(kind: type[nn.Module]) -> LayerPool:
     )
 
 
-def losses(executor: Relay | Resident, pool: LayerPool) -> list[float]:
+def losses(executor: Relay | ReferenceTrainer, pool: LayerPool) -> list[float]:
     found = []
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
@@ -54,7 +54,7 @@ def test_a_layer_that_runs_on_the_relays_device_alone_trains_as_in_plain_pytorch
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="simulated", device_budget="auto")
     assert torch.equal(before[0], torch.get_rng_state())
     assert torch.equal(before[1], torch.simulated.get_rng_state())
-    plain = Resident(ParamServer(pool, optimizer=AdamW(), seed=0), device="simulated")
+    plain = ReferenceTrainer(ParamServer(pool, optimizer=AdamW(), seed=0), device="simulated")
     assert losses(relay, pool) == losses(plain, pool)
 
 
@@ -72,4 +72,6 @@ def test_moments_in_fewer_bytes_are_updated_where_they_lie(resident):
     pool = pool_of(lambda: nn.Linear(WIDTH, WIDTH))
     optimizer = LowPrecision(AdamW(), "bf16")
     relay = Relay(ParamServer(pool, optimizer=optimizer, seed=0), device="simulated", resident=resident)
-    assert losses(relay, pool) == losses(Resident(ParamServer(pool, optimizer=optimizer, seed=0), device="cpu"), pool)
+    assert losses(relay, pool) == losses(
+        ReferenceTrainer(ParamServer(pool, optimizer=optimizer, seed=0), device="cpu"), pool
+    )

@@ -10,7 +10,7 @@ from l2l_nas.bench.correlation import tau
 from l2l_nas.bench.standalone import MetricsTable, Recipe, all_architectures, identity
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError, StorageError
-from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Data, Split
 from l2l_nas.training.problem import Problem
@@ -62,7 +62,7 @@ def test_a_supernet_is_trained_by_its_paths_and_scored_with_shared_weights():
     )
     assert sum(given) == 12 + 9
     server = ParamServer(problem().pool, optimizer=Recipe(3).optimizer, seed=7)
-    trainer = Recipe(3).trainer(problem(), Resident(server, device="cpu", seed=7), seed=7)
+    trainer = Recipe(3).trainer(problem(), ReferenceTrainer(server, device="cpu", seed=7), seed=7)
     paths = UniformPaths(problem().pool, seed=7)
     trainer.fit(paths.path_at, start=0, steps=12, schedule=Cosine(0.008, 12))
     assert found == [trainer.evaluate(one, problem().data.validation) for one in architectures]

@@ -15,8 +15,8 @@ from l2l_nas import (
     LayerPool,
     ParamServer,
     Position,
+    ReferenceTrainer,
     Relay,
-    Resident,
     TensorSpec,
     add_loss,
     collect_losses,
@@ -255,7 +255,7 @@ def test_the_resident_reference_equals_the_relay(name, checkpointing):
     server, other = (ParamServer(pool, optimizer=AdamW(), seed=3) for _ in range(2))
     relay, resident = (
         Relay(server, device="cpu", seed=3),
-        Resident(other, device="cpu", seed=3, checkpointing=checkpointing),
+        ReferenceTrainer(other, device="cpu", seed=3, checkpointing=checkpointing),
     )
     for step, choices in enumerate(paths):
         inputs, targets = random_data(pool, 7, seed=step)
@@ -401,7 +401,7 @@ def test_one_that_is_not_finite_refuses_the_step_and_names_the_layer(update, slo
         assert torch.equal(tensor, before[name]) or name == "visits"
     if what == "auxiliary loss":
         with pytest.raises(NonFiniteError, match="auxiliary loss is not finite at step 0"):
-            Resident(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu").train_step(
+            ReferenceTrainer(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu").train_step(
                 path, (torch.zeros(4, 3, WIDTH),), targets, **about, step=0
             )
 

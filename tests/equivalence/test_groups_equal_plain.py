@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from l2l_nas import SGD, AdamW, ParamServer, Resident
+from l2l_nas import SGD, AdamW, ParamServer, ReferenceTrainer
 from l2l_nas.eps.optimizers.groups import Group, Groups, layer_decay, no_decay
 from l2l_nas.eps.optimizers.precision import LowPrecision
 from l2l_nas.eps.optimizers.registry import in_low_precision, muon_with_adamw
@@ -105,7 +105,7 @@ def test_decay_rates_and_frozen_parts_equal_param_groups_of_torch(name, rule, up
 def test_every_rule_trains_in_the_relay_as_in_plain_pytorch(optimizer, update):
     run = of_run("language", update, None) | {"optimizer": optimizer}
     server, other = (ParamServer(POOLS["language"], optimizer=optimizer, seed=3) for _ in range(2))
-    resident = Resident(other, device="cpu", seed=3)
+    resident = ReferenceTrainer(other, device="cpu", seed=3)
     assert train(run, relay_of(run, server).train_step) == train(run, resident.train_step)
     run["optimizer"] = AdamW()  # what counts its steps
     compare_resident(run, server, other, resident)

@@ -11,7 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, Resident, TensorSpec
+from l2l_nas import (
+    AdamW,
+    Candidate,
+    Classification,
+    LayerPool,
+    ParamServer,
+    Position,
+    ReferenceTrainer,
+    Relay,
+    TensorSpec,
+)
 from l2l_nas.training.export import build_network
 from tests.equivalence.plain import Plain
 from tests.equivalence.test_relay_equals_plain import assert_same
@@ -263,7 +273,7 @@ def test_it_trains_as_plain_pytorch_does(name, budget):
     assert run(pool, relay.train_step) == run(pool, plain.step)
     relay.drain()
     assert_same(server, plain)
-    resident = Resident(ParamServer(pool, optimizer=AdamW(), seed=1), device="cpu")
+    resident = ReferenceTrainer(ParamServer(pool, optimizer=AdamW(), seed=1), device="cpu")
     assert run(pool, resident.train_step) == run(pool, plain_of(pool).step)
     resident.write_back()
     architecture = pool.architecture(["c"] * len(pool))
@@ -323,7 +333,7 @@ def test_a_module_that_exists_gives_its_weights_and_is_never_changed():
     run(pool, relay.train_step)
     relay.drain()
     build_network(server, pool.architecture(["c"] * 3)).train()
-    Resident(server, device="cpu").predict(pool.architecture(["c"] * 3), (torch.zeros(2, W),), micro_batch=2)
+    ReferenceTrainer(server, device="cpu").predict(pool.architecture(["c"] * 3), (torch.zeros(2, W),), micro_batch=2)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert not any(part.training for part in module.modules())
     assert all(p.grad is None for p in module.parameters())

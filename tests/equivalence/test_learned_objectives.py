@@ -21,8 +21,8 @@ from l2l_nas import (
     ParamServer,
     Position,
     Problem,
+    ReferenceTrainer,
     Relay,
-    Resident,
     TensorSpec,
     skip,
 )
@@ -147,7 +147,7 @@ def test_an_objective_with_parameters_trains_as_a_plain_loop_does(settings, clip
 
 def test_the_resident_reference_trains_it_too():
     given, plain = problem(), plain_of()
-    resident = Resident(ParamServer(given.pool, optimizer=AdamW(), seed=SEED), device="cpu", seed=SEED)
+    resident = ReferenceTrainer(ParamServer(given.pool, optimizer=AdamW(), seed=SEED), device="cpu", seed=SEED)
     assert list(steps(resident, given, given.task)) == list(steps(plain, given, Learning(plain)))
     trainer = Trainer(resident, given.task, Batches(given.data.train, batch_size=10, seed=SEED), 4)
     task = plain.module(given.pool.layers[-1]).task.eval().requires_grad_(False)

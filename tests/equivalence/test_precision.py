@@ -16,8 +16,8 @@ from l2l_nas import (
     LayerPool,
     ParamServer,
     Position,
+    ReferenceTrainer,
     Relay,
-    Resident,
     TensorSpec,
     UniformPaths,
     convert,
@@ -287,7 +287,7 @@ def test_the_copy_that_crosses_stays_rounded_through_checkpoint_fork_use_and_wri
     assert is_same(first, saved)
     assert_slots_are_rounded(relay, PATH)
     assert_wire_is_rounded(first, dtype, keys)
-    resident = Resident(first, device="cpu")
+    resident = ReferenceTrainer(first, device="cpu")
     train(resident, PATH, step=5)
     resident.write_back()
     assert_wire_is_rounded(first, dtype, keys)

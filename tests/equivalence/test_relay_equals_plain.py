@@ -18,7 +18,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from l2l_nas import SGD, AdamW, ParamServer, Relay, Resident
+from l2l_nas import SGD, AdamW, ParamServer, ReferenceTrainer, Relay
 from l2l_nas.eps.scale import Clip
 from l2l_nas.relay.path import PathLayer, tail_start
 from l2l_nas.relay.plan import UpdateOrder
@@ -201,7 +201,7 @@ def tails(relay, run):
 def tail_length(relay, layers, sizes):
     """How many of the last layers of a path the relay runs together."""
     path = [PathLayer(layer.key) for layer in layers]
-    return len(path) - tail_start(path, slots=len(relay.bank.slots), keep=relay.residency(tuple(sizes)).keep)
+    return len(path) - tail_start(path, slots=len(relay.bank.slots), keep=relay.memory_plan(tuple(sizes)).keep)
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ def test_tied_and_repeated_layers_are_close_to_the_naive_loop(run):
 def test_the_resident_reference_equals_the_relay_bit_for_bit(run):
     run["options"]["clip"] = None
     server, other = first_server(run), first_server(run)
-    resident = Resident(other, device="cpu", seed=run["seed"])
+    resident = ReferenceTrainer(other, device="cpu", seed=run["seed"])
     assert train(run, relay_of(run, server).train_step) == train(run, resident.train_step)
     compare_resident(run, server, other, resident)
 
@@ -266,7 +266,7 @@ def test_the_resident_reference_equals_the_relay_bit_for_bit(run):
 def test_the_resident_reference_equals_the_relay_on_tied_and_repeated_layers(run):
     run["options"]["clip"] = None
     server, other = first_server(run), first_server(run)
-    resident = Resident(other, device="cpu", seed=run["seed"])
+    resident = ReferenceTrainer(other, device="cpu", seed=run["seed"])
     assert train(run, relay_of(run, server).train_step) == train(run, resident.train_step)
     compare_resident(run, server, other, resident)
 

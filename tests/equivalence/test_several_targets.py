@@ -18,8 +18,8 @@ from l2l_nas import (
     LayerPool,
     ParamServer,
     Position,
+    ReferenceTrainer,
     Relay,
-    Resident,
     Split,
     TensorSpec,
     Trainer,
@@ -71,7 +71,7 @@ def data(samples=22):
 
 
 @pytest.mark.parametrize("budget", [None, "all"])
-@pytest.mark.parametrize("executor", [Relay, Resident])
+@pytest.mark.parametrize("executor", [Relay, ReferenceTrainer])
 def test_two_targets_train_as_plain_pytorch_does(executor, budget):
     space, split = pool(), data()
     server = ParamServer(space, optimizer=AdamW(), seed=1)

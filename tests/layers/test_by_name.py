@@ -10,7 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, Resident, TensorSpec
+from l2l_nas import (
+    AdamW,
+    Candidate,
+    Classification,
+    LayerPool,
+    ParamServer,
+    Position,
+    ReferenceTrainer,
+    Relay,
+    TensorSpec,
+)
 from l2l_nas.errors import SpaceError
 from l2l_nas.layers import ByName
 from l2l_nas.space.shapes import check_shapes
@@ -75,7 +85,7 @@ BLOCKS = {
 def test_named_inputs_and_outputs_train_as_plain_pytorch_does(name):
     pool = pool_of(BLOCKS[name])
     found, server = losses(pool, Relay)
-    assert found == losses(pool, Resident)[0]
+    assert found == losses(pool, ReferenceTrainer)[0]
     assert found == losses(pool_of(BLOCKS["tensor"]), Relay)[0]
     network = build_network(server, pool.architecture(["linear", "block", "linear"]))
     x, mask = torch.randn(4, 6), torch.rand(4, 6)

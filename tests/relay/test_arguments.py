@@ -27,7 +27,7 @@ from l2l_nas import (
     TensorSpec,
 )
 from l2l_nas.errors import L2LError
-from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.reference import ReferenceTrainer
 from tests.toys import SquaredError
 
 POOL = LayerPool(
@@ -62,7 +62,7 @@ def test_what_is_no_server_is_refused_with_what_to_write():
         with pytest.raises(L2LError, match=r"ParamServer\(pool"):
             Relay(wrong, device="cpu")
         with pytest.raises(L2LError, match="ParamServer"):
-            Resident(wrong, device="cpu")
+            ReferenceTrainer(wrong, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def trained(kind=Relay, *, inputs=(INPUTS,), targets=TARGETS, architecture=None,
     return loss, executor.predict(architecture, inputs, micro_batch=2)[0]
 
 
-@pytest.mark.parametrize("kind", [Relay, Resident])
+@pytest.mark.parametrize("kind", [Relay, ReferenceTrainer])
 @pytest.mark.parametrize(
     "given",
     [

@@ -110,7 +110,7 @@ def test_a_layer_that_changes_its_buffers_only_at_times_trains_as_plain(kind, op
     plain = Plain(
         ParamServer(pool, optimizer=AdamW(), seed=0),
         seed=0,
-        layer_major=lambda layers, sizes: relay.residency(tuple(sizes)).keep,
+        layer_major=lambda layers, sizes: relay.memory_plan(tuple(sizes)).keep,
     )
     for step in range(STEPS):
         inputs, targets = data(pool, step, is_large=step in (5, 7))
@@ -178,7 +178,7 @@ def test_a_layer_that_changes_its_buffers_at_a_later_use_is_recomputed_with_thos
     plain = Plain(
         ParamServer(pool, optimizer=AdamW(), seed=0),
         seed=0,
-        layer_major=lambda layers, sizes: relay.residency(tuple(sizes)).keep,
+        layer_major=lambda layers, sizes: relay.memory_plan(tuple(sizes)).keep,
     )
     for step in range(2):
         inputs, targets = data(pool, step, is_large=False)
@@ -209,7 +209,7 @@ def test_a_buffer_that_a_forward_moves_at_times_is_refused_by_name_and_bound_aga
     plain = Plain(
         ParamServer(pool, optimizer=AdamW(), seed=0),
         seed=0,
-        layer_major=lambda layers, sizes: relay.residency(tuple(sizes)).keep,
+        layer_major=lambda layers, sizes: relay.memory_plan(tuple(sizes)).keep,
     )
     for step in range(3):
         inputs, targets = data(pool, step, is_large=step == 1)

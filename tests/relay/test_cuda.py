@@ -8,7 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, Resident, TensorSpec, UniformPaths
+from l2l_nas import (
+    AdamW,
+    Candidate,
+    LayerPool,
+    ParamServer,
+    Position,
+    ReferenceTrainer,
+    Relay,
+    TensorSpec,
+    UniformPaths,
+)
 from l2l_nas.eps.optimizers.precision import LowPrecision
 from tests.relay.steps import train
 from tests.relay.test_graphs import PATHS, plain_pool
@@ -23,7 +33,7 @@ pytestmark = [
 def test_the_relay_equals_the_resident_reference_within_rounding() -> None:
     pool = dense_pool()
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cuda")
-    resident = Resident(ParamServer(pool, optimizer=AdamW(), seed=0), device="cuda")
+    resident = ReferenceTrainer(ParamServer(pool, optimizer=AdamW(), seed=0), device="cuda")
     paths = UniformPaths(pool, seed=0)
     for step in range(20):
         inputs, targets = random_data(pool, 22, seed=step)
@@ -67,7 +77,9 @@ def test_recurrent_layers_train_on_the_weights_in_the_slots(monkeypatch: pytest.
     """PyTorch would have cuDNN use a copy of its own. Without TF32, as its products round to 10 bits."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     pool = plain_pool()
-    relay, resident = (kind(ParamServer(pool, optimizer=AdamW(), seed=0), device="cuda") for kind in (Relay, Resident))
+    relay, resident = (
+        kind(ParamServer(pool, optimizer=AdamW(), seed=0), device="cuda") for kind in (Relay, ReferenceTrainer)
+    )
     for step in range(6):
         ours, plain = (train(one, PATHS[1], step=step, batch=7).loss for one in (relay, resident))
         assert ours == pytest.approx(plain, rel=1e-4)
@@ -77,7 +89,7 @@ def test_recurrent_layers_train_on_the_weights_in_the_slots(monkeypatch: pytest.
 def test_moments_in_fewer_bytes_are_updated_where_they_lie(resident: str | None) -> None:
     pool = wide_pool(lambda: nn.Linear(128, 128))
     server, other = (ParamServer(pool, optimizer=LowPrecision(AdamW(), "bf16"), seed=0) for _ in range(2))
-    relay, host = Relay(server, device="cuda", resident=resident), Resident(other, device="cpu")
+    relay, host = Relay(server, device="cuda", resident=resident), ReferenceTrainer(other, device="cpu")
     assert wide_losses(relay) == pytest.approx(wide_losses(host), rel=1e-3)
 
 
@@ -109,7 +121,7 @@ def wide_pool(build: Callable[[], nn.Module]) -> LayerPool:
     return LayerPool([Position("a", Candidate("c", build)), Position("b", head)], inputs=TensorSpec((128,)))
 
 
-def wide_losses(executor: Relay | Resident) -> list[float]:
+def wide_losses(executor: Relay | ReferenceTrainer) -> list[float]:
     found = []
     for step in range(3):
         generator = torch.Generator().manual_seed(step)

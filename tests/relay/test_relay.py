@@ -16,7 +16,7 @@ from torch import nn
 from l2l_nas import AdamW, Candidate, Group, Groups, LayerPool, ParamServer, Position, Relay, TensorSpec, convert
 from l2l_nas.errors import DataError, NonFiniteError, SettingError, SpaceError
 from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.stress import Stress
 from tests.equivalence.plain import Plain
 from tests.toys import Frozen, NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
@@ -276,7 +276,7 @@ def test_a_rate_may_be_a_number_of_numpy(lr):
 
 
 @pytest.mark.parametrize("lr", [float("nan"), float("inf"), -0.1, "0.1", True, None])
-@pytest.mark.parametrize("kind", [Relay, Resident])
+@pytest.mark.parametrize("kind", [Relay, ReferenceTrainer])
 def test_what_is_no_learning_rate_is_refused(kind, lr):
     executor = kind(ParamServer(dense_pool(), optimizer=AdamW(), seed=0))
     with pytest.raises(SettingError, match="lr must be a number of at least 0, got"):
@@ -556,7 +556,7 @@ def test_a_pool_that_was_trained_and_is_forgotten_is_freed(make):
     assert alive() is None
 
 
-@pytest.mark.parametrize("execute", [relay_of, lambda pool: Resident(relay_of(pool).server, device="cpu")])
+@pytest.mark.parametrize("execute", [relay_of, lambda pool: ReferenceTrainer(relay_of(pool).server, device="cpu")])
 def test_a_layer_that_cannot_train_on_a_rest_of_one_sample_is_refused_before_anything_runs(execute):
     pool = LayerPool(
         [

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas import AdamW, ParamServer, Relay, Resident
+from l2l_nas import AdamW, ParamServer, ReferenceTrainer, Relay
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import SettingError, SpaceError
@@ -149,7 +149,7 @@ class Learning:
         return targets.numel()
 
 
-@pytest.mark.parametrize("kind", [Relay, Resident])
+@pytest.mark.parametrize("kind", [Relay, ReferenceTrainer])
 def test_an_objective_that_would_learn_is_refused(kind):
     server = ParamServer(chain_pool(partial(nn.Linear, 6, 2)), optimizer=AdamW(), seed=0)
     with pytest.raises(SettingError, match="objective Learning has parameters of its own"):

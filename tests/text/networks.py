@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.pretrained.families import family_of
-from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -35,7 +35,7 @@ def pool_of(name: str = "llama", *, length: int = 12) -> LayerPool:
 def server_of(pool: LayerPool, *, seed: int = 3) -> ParamServer:
     """Weights so large that what is said depends on all tokens before."""
     server = ParamServer(pool, optimizer=SGD(momentum=0.0), seed=seed)
-    resident = Resident(server, device="cpu")
+    resident = ReferenceTrainer(server, device="cpu")
     for layer in pool.path(Architecture(tuple(position.candidates[0].name for position in pool.positions))):
         for name, parameter in resident.module(layer).named_parameters():
             parameter.mul_(3.0 if name.endswith(("value.weight", "out.weight", "query.weight")) else 1.0)
@@ -45,7 +45,7 @@ def server_of(pool: LayerPool, *, seed: int = 3) -> ParamServer:
 
 def plain(server: ParamServer, architecture: Architecture) -> nn.Sequential:
     """The network as anybody would write it."""
-    resident = Resident(server, device="cpu")
+    resident = ReferenceTrainer(server, device="cpu")
     return nn.Sequential(*(resident.module(layer) for layer in server.pool.path(architecture))).eval()
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from l2l_nas.errors import DataError
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.resident import Resident
 from l2l_nas.text.cloze import Passage, lambada, read_passages
 from l2l_nas.text.tokenizer import Bytes
 from l2l_nas.training.fit import evaluate, score
@@ -51,7 +51,7 @@ def continued(network):
 @pytest.mark.slow
 def test_figures_are_those_of_a_plain_loop():
     server = server_of(pool_of("llama"))
-    resident = Resident(server, device="cpu")
+    resident = ReferenceTrainer(server, device="cpu")
     network = nn.Sequential(*(resident.module(layer) for layer in server.pool.path(WHOLE))).eval()
     for others in (slice(97), slice(123, 225), slice(251, None)):  # letters come first, so that some of them are right
         network[-1].weight.data[others] = 0

@@ -13,8 +13,8 @@ from l2l_nas.layers import Embedding, Heads, SelfAttention
 from l2l_nas.pretrained.families import family_of
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.device import Cpu
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.resident import Resident
 from l2l_nas.relay.stress import Stress
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.generate import Sampling, generate, is_placewise, recomputed
@@ -56,7 +56,7 @@ EXECUTORS = {
     "relay, caches on the host": lambda server: Relay(server, device="cpu", stash="host", lanes="threads"),
     "relay, one slot": lambda server: Relay(server, device="cpu", slots=1),
     "relay, disturbed": lambda server: Relay(server, device="cpu", lanes="threads", stress=Stress(seed=1)),
-    "resident": lambda server: Resident(server, device="cpu"),
+    "resident": lambda server: ReferenceTrainer(server, device="cpu"),
 }
 
 
@@ -74,7 +74,7 @@ def test_greedy_tokens_are_those_of_a_plain_loop(kind, name):
 def test_a_text_longer_than_the_input_goes_on_with_its_later_half(name):
     server = server_of(pool_of(name, length=9))
     expected = [looped(plain(server, WHOLE), prompt, tokens=30, length=9) for prompt in PROMPTS[:1]]
-    assert generated(Resident(server, device="cpu"), PROMPTS[:1], tokens=30, sampling=GREEDY) == expected
+    assert generated(ReferenceTrainer(server, device="cpu"), PROMPTS[:1], tokens=30, sampling=GREEDY) == expected
     long = list(range(60, 85))
     expected = [looped(plain(server, WHOLE), long, tokens=3, length=9)]
     assert generated(Relay(server, device="cpu"), [long], tokens=3, sampling=GREEDY) == expected
@@ -155,7 +155,7 @@ def test_greedy_tokens_are_those_of_transformers():
     pool = family.pool(length=64)
     server = server_of(pool)
     architecture = Architecture(("original",) * len(pool.positions))
-    resident = Resident(server, device="cpu")
+    resident = ReferenceTrainer(server, device="cpu")
     tensors = model.state_dict()
     for layer in pool.path(architecture):
         position = pool.positions[layer.position].name
@@ -181,7 +181,7 @@ def test_what_a_prompt_gets_does_not_depend_on_those_beside_it():
 
 @pytest.mark.parametrize("length", [1, 2, 9, 12])
 def test_a_prompt_longer_than_the_input_gets_the_same_beside_a_short_one(length):
-    resident = Resident(server_of(pool_of(length=length)), device="cpu")
+    resident = ReferenceTrainer(server_of(pool_of(length=length)), device="cpu")
     prompts = [list(range(60, 85)), [72, 105]]
     together = generated(resident, prompts, tokens=30, sampling=GREEDY)
     assert [generated(resident, [prompt], tokens=30, sampling=GREEDY)[0] for prompt in prompts] == together

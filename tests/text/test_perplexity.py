@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from l2l_nas.errors import DataError, SettingError
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.resident import Resident
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.network import length_of, refuse_foresight
 from l2l_nas.text.perplexity import Windows, perplexity_of, wikitext
@@ -52,7 +52,9 @@ def test_every_executor_and_a_population_give_the_same():
     population = evaluate_population(relay, others, windows, task=task, micro_batch=4)
     assert population[0] != population[1]
     for architecture, found in zip(others, population, strict=True):
-        assert evaluate(Resident(server, device="cpu"), architecture, windows, task=task, micro_batch=4) == found
+        assert (
+            evaluate(ReferenceTrainer(server, device="cpu"), architecture, windows, task=task, micro_batch=4) == found
+        )
     scored = score(relay, WHOLE, windows, task=task, micro_batch=4)
     assert scored.values == population[0]
     assert 0 < scored.errors["bits_per_byte"] < scored.values["bits_per_byte"]
@@ -92,8 +94,8 @@ def test_a_network_that_cannot_be_measured_is_refused():
     server = server_of(pool_of("bert"))
     bert = Architecture(("original",) * 8)
     with pytest.raises(DataError, match="sees later tokens than it predicts"):
-        refuse_foresight(Resident(server, device="cpu"), bert, 12)
-    refuse_foresight(Resident(server_of(pool_of()), device="cpu"), WHOLE, 12)
+        refuse_foresight(ReferenceTrainer(server, device="cpu"), bert, 12)
+    refuse_foresight(ReferenceTrainer(server_of(pool_of()), device="cpu"), WHOLE, 12)
 
 
 def test_a_perplexity_beyond_all_numbers_is_infinite():

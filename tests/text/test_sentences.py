@@ -12,7 +12,7 @@ import torch
 from sklearn import metrics
 from torch.nn import functional
 
-from l2l_nas import AdamW, Architecture, Batches, ParamServer, Relay, Resident
+from l2l_nas import AdamW, Architecture, Batches, ParamServer, ReferenceTrainer, Relay
 from l2l_nas.errors import DataError, L2LError, SettingError
 from l2l_nas.text.sentences import SentenceForm, Sentences, read_table, sentence_data, sentences_of
 from l2l_nas.text.tokenizer import Bytes, load_tokenizer
@@ -72,7 +72,7 @@ def test_the_space_is_bert_for_sequence_classification(tmp_path):
     model = hf.BertForSequenceClassification(config).eval()
     pool = bert.build(vocabulary=len(WORDS), length=12, hidden=16, depth=2, heads=2, classes=3)
     original = Architecture(tuple(position.candidates[0].name for position in pool.positions))
-    resident = Resident(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
+    resident = ReferenceTrainer(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
     modules = {pool.positions[layer.position].name: resident.module(layer).eval() for layer in pool.path(original)}
     names = {}
     for index in range(2):
@@ -120,7 +120,7 @@ def test_the_relay_trains_it_as_plain_pytorch_does(tmp_path):
     pool = bert.build(vocabulary=len(WORDS), length=12, hidden=16, depth=2, heads=2, classes=3)
     path = pool.architecture([p.candidates[-1 if p.name == "attention_1" else 0].name for p in pool.positions])
     runs = []
-    for kind in (Relay, Resident):
+    for kind in (Relay, ReferenceTrainer):
         executor, losses = kind(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu"), []
         for step in range(4):
             inputs, targets = Batches(samples, batch_size=8, seed=0).at(step)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from l2l_nas import SGD, AdamW, Classification, ParamServer, Relay, Resident, UniformPaths
+from l2l_nas import SGD, AdamW, Classification, ParamServer, ReferenceTrainer, Relay, UniformPaths
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import SettingError, StorageError
@@ -169,9 +169,9 @@ def test_saves_need_a_number_of_steps_and_weights_in_the_server(tmp_path):
     with pytest.raises(SettingError, match="every_steps must be at least 1, got 0"):
         Saves(Checkpoint(tmp_path), every_steps=0)
     pool = pool_of("tanh")
-    resident = Resident(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
+    resident = ReferenceTrainer(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
     train = Trainer(resident, Classification(), Batches(data().train, batch_size=16, seed=0), 7)
-    with pytest.raises(SettingError, match="Resident keeps its weights to itself"):
+    with pytest.raises(SettingError, match="ReferenceTrainer keeps its weights to itself"):
         train.fit(
             UniformPaths(pool, seed=0).path_at,
             start=0,

@@ -28,7 +28,7 @@ from l2l_nas import (
     Tokens,
 )
 from l2l_nas.errors import DataError
-from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.training import fit, tally
 from l2l_nas.training.data import Batches, Split
 from l2l_nas.training.fit import Trainer, evaluate_population
@@ -154,7 +154,7 @@ def test_what_an_executor_keeps_decides_how_many_samples_it_gets():
     train, split, pool = trainer()
     assert train.executor.sample_bytes >= CLASSES * 4
     assert fit.chunk_size(train.executor, 16) == 1024
-    assert trainer(executor=Resident)[0].executor.sample_bytes == CLASSES * 4
+    assert trainer(executor=ReferenceTrainer)[0].executor.sample_bytes == CLASSES * 4
     one = pool.architecture(["a"])
     (outputs,) = train.executor.predict(one, split.inputs, micro_batch=16)
     assert outputs.shape == (600, CLASSES)
@@ -291,7 +291,7 @@ class Twice(nn.Linear):
 
 
 @pytest.mark.parametrize("outputs", [None, ("head", "scaled")])
-@pytest.mark.parametrize("executor", [Relay, Resident])
+@pytest.mark.parametrize("executor", [Relay, ReferenceTrainer])
 def test_logits_do_not_leave_the_device_where_figures_of_each_sample_are_enough(executor, outputs, monkeypatch):
     pool = language_model(outputs=outputs)
     server = ParamServer(pool, optimizer=SGD(momentum=0.0), seed=0)

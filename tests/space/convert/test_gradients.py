@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from l2l_nas import SGD, Classification, ParamServer, Relay, convert, plain_module
 from l2l_nas.errors import SpaceError
-from l2l_nas.relay.resident import Resident
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.training.export import build_network
 from tests.space.convert.test_forwards import Chain, X, assert_trains_alike
 
@@ -392,13 +392,13 @@ def test_a_candidate_is_in_the_modes_of_the_block_that_it_stands_for():
     assert trains == {"norms": [False, True], "dropping": [True, True]}
 
 
-@pytest.mark.parametrize("executor", [Relay, Resident])
+@pytest.mark.parametrize("executor", [Relay, ReferenceTrainer])
 def test_a_norm_that_stays_in_evaluation_is_not_recalibrated(executor):
     pool = convert(KeptInEvaluation(), X, blocks="blocks")
     server = ParamServer(pool, optimizer=SGD(), seed=0)
     trains = executor(server, device="cpu")
     trains.recalibrate(pool.original, [(X,)])
-    trains.write_back() if executor is Resident else trains.drain()
+    trains.write_back() if executor is ReferenceTrainer else trains.drain()
     means = [server.state(f"blocks.{block}/original").named_buffers()["block.1.running_mean"] for block in "01"]
     assert not means[0].any()
     assert means[1].any()

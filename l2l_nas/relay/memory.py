@@ -1,4 +1,4 @@
-"""Residency: what of a path stays on the device, within a budget in bytes.
+"""MemoryPlan: what of a path stays on the device, within a budget in bytes.
 
 Three things can stay. The *tail* (see [Note: the tail]) spares a second load and the recompute of its layers, and costs
 a slot and the activations of one micro-batch for each. A value in the *stash* spares two copies over the link.
@@ -36,7 +36,7 @@ def check_budget(name: str, value: object) -> None:
 
 
 @dataclass(frozen=True)
-class Residency:
+class MemoryPlan:
     """What stays on the device.
 
     Args:
@@ -70,7 +70,7 @@ class Wanted:
     free_bytes: Callable[[], int]
 
 
-def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...], wanted: Wanted) -> Residency:
+def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...], wanted: Wanted) -> MemoryPlan:
     """What stays, for micro-batches of certain sizes: as much as the budget allows.
 
     Raises:
@@ -80,9 +80,9 @@ def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...]
     depth = len(pool.positions)
     spilled = frozenset(stash.spillable if where == "host" else ())
     if budget == "all":
-        return Residency(depth, max(slots, depth), spilled)
+        return MemoryPlan(depth, max(slots, depth), spilled)
     if budget is None:
-        return Residency(keep, max(slots, keep), spilled)
+        return MemoryPlan(keep, max(slots, keep), spilled)
     costs = [_costs(pool, stash, position, max(sizes)) for position in range(depth)]
     gradients = _gradients(pool, stash, sizes)
 
@@ -101,7 +101,7 @@ def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...]
             f"the least is {least:,}" + ("" if where == "host" else ", or less with relay.stash=host")
         )
     length = max(length for length in range(1, depth + 1) if needs(length) <= budget)
-    return Residency(length, max(slots, min(length + 1, depth)), spilled)
+    return MemoryPlan(length, max(slots, min(length + 1, depth)), spilled)
 
 
 def _costs(pool: LayerPool, stash: Stash, position: int, samples: int) -> int:

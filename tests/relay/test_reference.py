@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from l2l_nas import SGD, AdamW, ParamServer, Relay, Resident
+from l2l_nas import SGD, AdamW, ParamServer, ReferenceTrainer, Relay
 from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import NonFiniteError
 from tests.relay.test_relay import NotANumber
@@ -29,14 +29,14 @@ def test_recomputing_in_the_backward_changes_nothing(optimizer):
     losses = []
     for checkpointing in (False, True):
         server = ParamServer(dense_pool(), optimizer=optimizer, seed=0)
-        resident = Resident(server, device="cpu", checkpointing=checkpointing)
+        resident = ReferenceTrainer(server, device="cpu", checkpointing=checkpointing)
         losses.append([step(resident, PATH, number=number) for number in range(4)])
     assert losses[0] == losses[1]
 
 
 def test_gradients_of_a_refused_step_are_forgotten():
     server, other = (ParamServer(dense_pool(), optimizer=AdamW(), seed=0) for _ in range(2))
-    resident, undisturbed = Resident(server, device="cpu"), Resident(other, device="cpu")
+    resident, undisturbed = ReferenceTrainer(server, device="cpu"), ReferenceTrainer(other, device="cpu")
     for executor in (resident, undisturbed):
         step(executor, PATH)
     with pytest.raises(NonFiniteError):
@@ -48,7 +48,7 @@ def test_gradients_of_a_refused_step_are_forgotten():
 def test_recalibration_equals_the_relay_s():
     path = ["normed", "dense", "normed", "normed", "linear"]
     servers = [ParamServer(dense_pool(), optimizer=AdamW(), seed=0) for _ in range(2)]
-    relay, resident = Relay(servers[0], device="cpu"), Resident(servers[1], device="cpu")
+    relay, resident = Relay(servers[0], device="cpu"), ReferenceTrainer(servers[1], device="cpu")
     batches = [random_data(dense_pool(), size, seed=size)[0] for size in (3, 5)]
     for executor in (relay, resident):
         step(executor, path)
@@ -61,7 +61,7 @@ def test_recalibration_equals_the_relay_s():
 
 def test_weights_go_back_to_the_server_tied_ones_included():
     server = ParamServer(language_pool(), optimizer=AdamW(), seed=0)
-    resident = Resident(server, device="cpu")
+    resident = ReferenceTrainer(server, device="cpu")
     step(resident, ["embed", "feed", "attention", "skip", "head"])
     before = server.state("tied/tokens").parameters()["weight"].clone()
     resident.write_back()
@@ -75,7 +75,7 @@ def test_what_is_written_back_arrives_in_files_as_in_memory(tmp_path):
     found = []
     for storage in (None, FileStorage(tmp_path / "pool")):
         server = ParamServer(pool, optimizer=AdamW(), seed=0, storage=storage)
-        resident = Resident(server, device="cpu")
+        resident = ReferenceTrainer(server, device="cpu")
         resident.train_step(
             pool.architecture(["dense"] * 4 + ["mlp"]), inputs, targets,
             objective=SquaredError(), micro_batch=2, lr=0.1, step=0,

@@ -1,4 +1,4 @@
-"""The resident reference: plain PyTorch, every layer on the device at once, behind the relay's interface.
+"""The reference trainer: plain PyTorch, every layer on the device at once, behind the relay's interface.
 
 It is what the relay must equal, and what its speed is compared with. It holds its own modules and `torch.optim`
 optimizers; from the param-server it takes first weights only, and gives them back with `write_back`.
@@ -49,7 +49,7 @@ from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
 from l2l_nas.space.values import as_tuple
 
 
-class Resident:
+class ReferenceTrainer:
     """Runs architectures as plain PyTorch does: micro-batch after micro-batch, autograd, `torch.optim`.
 
     Like a plain loop, it checks the loss but not each gradient: a NaN there reaches its weights.

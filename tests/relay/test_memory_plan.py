@@ -1,4 +1,4 @@
-"""Residency: device bytes by depth and pool, budgets kept, and what more memory spares."""
+"""MemoryPlan: device bytes by depth and pool, budgets kept, and what more memory spares."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def peak(pool, *, batch=8, micro_batch=2, **options):
 def least(pool, sizes, **options):
     """The smallest budget, as the refusal of a smaller one says."""
     with pytest.raises(SettingError, match="is too small for these layers and micro-batches") as caught:
-        relay_on(pool, device_budget=1, **options).residency(sizes)
+        relay_on(pool, device_budget=1, **options).memory_plan(sizes)
     return int(re.search(r"the least is ([\d,]+\d)", str(caught.value))[1].replace(",", ""))
 
 
@@ -110,8 +110,8 @@ def test_a_budget_is_kept_and_a_larger_one_keeps_more(stash):
         relay = relay_on(pool, stash=stash, device_budget=int(factor * start))
         used = peak_bytes(relay, stepper(relay))
         assert used <= MARGIN * factor * start, f"{used:,} of {factor * start:,.0f}"
-        kept.append(relay.residency(sizes).keep)
-        assert len(relay.bank.slots) == relay.residency(sizes).slots
+        kept.append(relay.memory_plan(sizes).keep)
+        assert len(relay.bank.slots) == relay.memory_plan(sizes).slots
         relay.close()
     assert kept == sorted(kept)
     assert kept[0] == 1
@@ -123,15 +123,15 @@ def test_one_byte_less_than_the_least_is_refused_and_the_least_is_not():
     for stash in ("device", "host"):
         start = least(pool, sizes, stash=stash)
         with pytest.raises(SettingError, match=f"the least is {start:,}"):
-            relay_on(pool, stash=stash, device_budget=start - 1).residency(sizes)
-        assert relay_on(pool, stash=stash, device_budget=start).residency(sizes).keep == 1
+            relay_on(pool, stash=stash, device_budget=start - 1).memory_plan(sizes)
+        assert relay_on(pool, stash=stash, device_budget=start).memory_plan(sizes).keep == 1
 
 
 def test_the_refusal_recommends_the_host_unless_the_stash_is_there():
     with pytest.raises(SettingError, match=r"or less with relay\.stash=host"):
-        relay_on(stack(8), device_budget=1).residency((2,))
+        relay_on(stack(8), device_budget=1).memory_plan((2,))
     with pytest.raises(SettingError) as caught:
-        relay_on(stack(8), device_budget=1, stash="host").residency((2,))
+        relay_on(stack(8), device_budget=1, stash="host").memory_plan((2,))
     assert "stash=host" not in str(caught.value)
     assert least(stack(8), (8,) * 8, stash="host") < least(stack(8), (8,) * 8)
 
