@@ -27,7 +27,7 @@ from l2l_nas.relay.planner import plan_forward
 from l2l_nas.relay.population import PopulationPass, group, prefixes
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.stash import Stash
-from l2l_nas.relay.visits import Run, full, written
+from l2l_nas.relay.visits import StepContext, full, written
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.values import Flow, as_tuple
@@ -226,9 +226,11 @@ class Evaluation:
         path = numbered([about(states.server, layer) for layer in layers])
         plan = plan_forward(path.layers, slots=len(self._bank.slots), saves_buffers=saves_buffers)
         expect(states, plan, layers, path)
-        run = Run(tuple(layers), len(layers), Flow({}, (), (), ()), self._stash.specs, lambda position, batch: 0)
+        context = StepContext(
+            tuple(layers), len(layers), Flow({}, (), (), ()), self._stash.specs, lambda position, batch: 0
+        )
         try:
-            self._executor.carry_out(ForwardJob(plan=plan, run=run, states=states, path=path, visit=visit))
+            self._executor.carry_out(ForwardJob(plan=plan, context=context, states=states, path=path, visit=visit))
         finally:
             self._executor.drain()
 

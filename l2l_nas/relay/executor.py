@@ -83,7 +83,7 @@ class PlanExecutor:
         try:
             for step in job.plan.steps:
                 if step.op is Op.LOAD:
-                    self.bank.build(job.run.layers[step.layer], step.slot)
+                    self.bank.build(job.context.layers[step.layer], step.slot)
             self.lanes.wait(self._schedule.follow(job.plan, job.path.state, submit, frees=is_poisoning))
             if isinstance(job, TrainJob):
                 job.require_finite_loss()
@@ -119,7 +119,7 @@ class PlanExecutor:
 
     def _back_pressure(self, step: Step, job: PlanJob, *, newest_first: bool) -> tuple[Future, ...]:
         """Updates that a gradient waits for, so that not too many wait on the host."""
-        layouts = {key: job.states.server.layout(key) for key in job.run.layers[step.layer].states}
+        layouts = {key: job.states.server.layout(key) for key in job.context.layers[step.layer].states}
         sizes = {key: gradient_bytes(layout) for key, layout in layouts.items() if layout.is_trainable}
         return self.staging.send(sizes, newest_first=newest_first)
 
@@ -135,7 +135,7 @@ class PlanExecutor:
 
     def _submit(self, step: Step, job: PlanJob, after: tuple[Future, ...], rank: int) -> Future:
         """Have one step done."""
-        name = job.run.layers[step.layer].key if step.layer >= 0 else ""
+        name = job.context.layers[step.layer].key if step.layer >= 0 else ""
         if step.op is Op.UPDATE:
             name = job.path.state(step.state)
         label = Label(step.op.value, name, job.number)
@@ -147,10 +147,10 @@ class PlanExecutor:
 
     def _work(self, step: Step, job: PlanJob) -> Callable[[], None]:
         """What a lane has to do for a step."""
-        run = job.run
+        context = job.context
         match step.op:
             case Op.LOAD:
-                layer = run.layers[step.layer]
+                layer = context.layers[step.layer]
                 return lambda: self._load(layer, step.slot, job.states)
             case Op.FREE:
                 assert self._stress is not None
@@ -187,7 +187,7 @@ class PlanExecutor:
                 template.buffers_version = state.version if states.storage.is_shared else None
 
     def _save(self, step: Step, job: PlanJob) -> None:
-        layer, states = job.run.layers[step.layer], job.states
+        layer, states = job.context.layers[step.layer], job.states
         template = self.bank.template(layer, step.slot)
         refuse_replaced_buffers(layer, template, self.bank.pool)
 
@@ -200,9 +200,9 @@ class PlanExecutor:
             return
         with states.storage.reading(layer.key, Part.BUFFERS) as before:
             found = self._staged(before.buffers)
-        entry_buffers = job.run.entry_buffers
+        entry_buffers = job.context.entry_buffers
         entry_buffers[step.layer] = found
-        for place, earlier in enumerate(job.run.layers[: step.layer]):
+        for place, earlier in enumerate(job.context.layers[: step.layer]):
             if earlier.key == layer.key:  # it changed nothing there, so that nothing was noted
                 entry_buffers.setdefault(place, found)
         states.store_buffers(layer.key, template.buffers, template.buffer_layout)
@@ -218,7 +218,7 @@ class PlanExecutor:
 
     def _send(self, step: Step, job: TrainJob) -> None:
         job.require_finite_loss()
-        layer = job.run.layers[step.layer]
+        layer = job.context.layers[step.layer]
         template, server = self.bank.template(layer, step.slot), job.states.server
         for number, state in enumerate(layer.states):
             if server.layout(state).is_trainable:
@@ -233,13 +233,13 @@ class PlanExecutor:
         frame, away = job.arena.ring[step.frames[0]][value], job.arena.host[value]
         if step.op is Op.STORE:
             return lambda: _copy(frame, away)
-        job.run.values[value] = frame
+        job.context.values[value] = frame
         return lambda: _copy(away, frame)
 
     def _check_gradients(self, job: TrainJob) -> None:
         losses = job.require_finite_loss()
         order: dict[tuple[str, int], None] = {}
-        for layer in job.run.layers[: job.run.depth]:
+        for layer in job.context.layers[: job.context.depth]:
             for number, index in self.bank.order(layer):
                 order[layer.states[number], index] = None
         server, states = job.states.server, job.states.storage
@@ -259,7 +259,7 @@ class PlanExecutor:
             return
         inbox, states = job.states.server.gradients, job.states.storage
         if job.update is UpdateOrder.AHEAD and job.check is None:
-            inbox.update_ahead(state, states, scale=job.run.scale)
+            inbox.update_ahead(state, states, scale=job.context.scale)
             return
         try:
             inbox.update(state, states, checked=job.update is not UpdateOrder.EAGER, clip=job.clip)
@@ -268,60 +268,67 @@ class PlanExecutor:
         job.updated.append(state)
 
     def _visit(self, step: Step, job: PlanJob) -> None:
-        run = job.run
+        context = job.context
         slots = (step.slot, *step.tail)
-        layers = run.layers[step.layer : step.layer + len(slots)]
+        layers = context.layers[step.layer : step.layer + len(slots)]
         templates = [self.bank.template(layer, slot) for layer, slot in zip(layers, slots, strict=True)]
         if step.op in (Op.FORWARD, Op.BACKWARD, Op.ENTER):
             self._bind(step, job, templates[0])
         versions = [template.weights_version for template in templates]
-        run.at = step.layer
+        context.at = step.layer
         try:
             # the caller may be within `no_grad`, and a training would leave all weights as they are
             with torch.set_grad_enabled(isinstance(job, TrainJob)):
                 self._compute(step, job, templates)
         except (L2LError, MemoryError, PlanError) as error:
-            if isinstance(error, SpaceError) and error.position is None and run.at is not None and run.at < run.depth:
-                raise SpaceError(str(error), **where(run.layers[run.at], self.bank.pool)) from None
+            if (
+                isinstance(error, SpaceError)
+                and error.position is None
+                and context.at is not None
+                and context.at < context.depth
+            ):
+                raise SpaceError(str(error), **where(context.layers[context.at], self.bank.pool)) from None
             raise
         except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
                 raise
-            raise named_error(error, run.layers[: run.depth], run.at, self.bank.pool, self._dtype) from error
+            raise named_error(
+                error, context.layers[: context.depth], context.at, self.bank.pool, self._dtype
+            ) from error
         for layer, template, version in zip(layers, templates, versions, strict=True):
             refuse_changes(layer, template, version, self.bank.pool)
 
     @staticmethod
     def _bind(step: Step, job: PlanJob, template: Template) -> None:
         """Have a template compute on what its slot was loaded with."""
-        tail = job.run.tail
+        tail = job.context.tail
         # a repeated layer of the tail enters again, with the gradients of its first place
         begins = step.op is Op.BACKWARD or (step.op is Op.ENTER and (tail is None or template not in tail.templates))
         gradients = [job.states.allocate_gradients(state) for state in template.opened] if begins else None
         template.bind([state.weights for state in template.opened], gradients)
 
     def _compute(self, step: Step, job: PlanJob, templates: Sequence[Template]) -> None:
-        run, template = job.run, templates[0]
+        context, template = job.context, templates[0]
         if isinstance(job, ForwardJob):
             job.visit(step.layer, template)
             return
         assert isinstance(job, TrainJob)
         if step.op is Op.FORWARD:
-            self._visits.forward(run, step.layer, template, self._frames(step, job))
+            self._visits.forward(context, step.layer, template, self._frames(step, job))
         elif step.op is Op.BACKWARD:
-            self._visits.backward(run, step.layer, template)
+            self._visits.backward(context, step.layer, template)
         elif step.op is Op.ENTER:
-            self._visits.enter(run, step.layer, template)
+            self._visits.enter(context, step.layer, template)
         elif step.op is Op.LEAVE:
-            self._visits.leave(run, step.layer, template)
+            self._visits.leave(context, step.layer, template)
         else:
-            self._visits.tail(run, job.batch.objective, job.batch.targets, job.batch.count)
+            self._visits.tail(context, job.batch.objective, job.batch.targets, job.batch.count)
 
     def _frames(self, step: Step, job: TrainJob) -> dict[str, Frames]:
         """Where a forward visit writes its values."""
         ring = iter(step.frames)
-        names = job.run.flow.writes[step.layer]
-        return {n: job.arena.ring[next(ring)][n] if n in job.run.spilled else job.arena.own[n] for n in names}
+        names = job.context.flow.writes[step.layer]
+        return {n: job.arena.ring[next(ring)][n] if n in job.context.spilled else job.arena.own[n] for n in names}
 
 
 def _copy(source: Frames, target: Frames) -> None:

@@ -18,7 +18,7 @@ from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import Plan, UpdateOrder
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.stash import ArenaLayout
-from l2l_nas.relay.visits import Run
+from l2l_nas.relay.visits import StepContext
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Losses:
     bad: str | None
 
     @classmethod
-    def of(cls, run: Run) -> Losses:
+    def of(cls, context: StepContext) -> Losses:
         """All in one copy."""
-        named: list[tuple[str | None, torch.Tensor]] = [(None, run.loss)] if run.loss is not None else []
-        named += [(run.layers[place].key, loss) for place, loss in run.auxiliary.items()]
+        named: list[tuple[str | None, torch.Tensor]] = [(None, context.loss)] if context.loss is not None else []
+        named += [(context.layers[place].key, loss) for place, loss in context.auxiliary.items()]
         found = torch.stack([loss.detach().reshape(()) for _, loss in named]).tolist() if named else []
         bad = [key for (key, _), value in zip(named, found, strict=True) if not math.isfinite(value)]
         return cls(found[0] if found else 0.0, sum(found[1:]), not bad, bad[0] if bad else None)
@@ -57,7 +57,7 @@ class PlanJob:
     """
 
     plan: Plan
-    run: Run
+    context: StepContext
     states: StateAccess
     path: NumberedPath
     number: int = -1
@@ -101,8 +101,8 @@ class TrainJob(PlanJob):
 
         Asked before any gradient is used.
         """
-        self.losses = self.losses or Losses.of(self.run)
-        if not self.losses.is_finite and self.run.scale == 1.0:
+        self.losses = self.losses or Losses.of(self.context)
+        if not self.losses.is_finite and self.context.scale == 1.0:
             what = "auxiliary loss" if self.losses.bad else "loss"
             raise NonFiniteError(what, layer=self.losses.bad, step=self.number)
         return self.losses

@@ -84,7 +84,7 @@ def named_error(
     """What the user's code raised, with the layer that it is.
 
     Args:
-        at: see `Run`.
+        at: see `StepContext`.
         dtype: of weights on the device.
     """
     if at is None:

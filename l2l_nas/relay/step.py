@@ -30,7 +30,7 @@ from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.stash import ArenaLayout, Stash
-from l2l_nas.relay.visits import Run
+from l2l_nas.relay.visits import StepContext
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 
@@ -113,7 +113,7 @@ class TrainingStep:
         arena = self._stash.lay_out(batch.sizes, memory.spilled)
         return TrainJob(
             plan=plan,
-            run=self._values(batch, path, layers, arena, step=step, spilled=memory.spilled),
+            context=self._values(batch, path, layers, arena, step=step, spilled=memory.spilled),
             states=states,
             path=path,
             number=step,
@@ -133,10 +133,10 @@ class TrainingStep:
         *,
         step: int,
         spilled: frozenset[str],
-    ) -> Run:
+    ) -> StepContext:
         """What the step's visits begin with; its inputs are on the device."""
         pool, depth, scale = self._bank.pool, len(path.layers), self.states.server.gradients.loss_scale
-        run = Run(
+        context = StepContext(
             layers=tuple(layers),
             depth=depth,
             flow=pool.flow(layers[:depth]),
@@ -148,9 +148,9 @@ class TrainingStep:
             spilled=spilled,
             shares=shares(batch.sizes),
         )
-        for name, tensors in run.flow.by_input(batch.inputs).items():
-            _fill(run.values[name], each(tensors, self._device.put), batch.sizes)
-        return run
+        for name, tensors in context.flow.by_input(batch.inputs).items():
+            _fill(context.values[name], each(tensors, self._device.put), batch.sizes)
+        return context
 
     def run(self, job: TrainJob) -> None:
         """Have the plan carried out. Updates may be running when this returns.
@@ -162,7 +162,7 @@ class TrainingStep:
             try:
                 self._executor.carry_out(job)
             except BaseException:
-                self._abandon(job.run)
+                self._abandon(job.context)
                 raise
 
     def settle(self, job: TrainJob) -> StepResult:
@@ -175,7 +175,7 @@ class TrainingStep:
         job.states.server.begin_updates(self)
         losses = job.require_finite_loss()
         if is_skipped and not losses.is_finite:
-            self._put_buffers_back(job.run)  # they have seen what overflowed
+            self._put_buffers_back(job.context)  # they have seen what overflowed
         norm = job.check.norm if job.check else None
         return StepResult(losses.task, job.batch.count, norm, is_skipped, losses.auxiliary)
 
@@ -244,16 +244,16 @@ class TrainingStep:
         held = path.slot_keys(self._left[: len(self._bank.slots)])
         return Carry(held, path.trainable if self._executor.is_updating else ())
 
-    def _abandon(self, run: Run) -> None:
+    def _abandon(self, context: StepContext) -> None:
         """After a refused step: forget gradients that were not applied, and put buffers back."""
         self._left = None
         self.states.server.gradients.discard(self.states.storage)
-        self._put_buffers_back(run)
+        self._put_buffers_back(context)
         self._end_updates()
 
-    def _put_buffers_back(self, run: Run) -> None:
-        for index, buffers in reversed(run.entry_buffers.items()):
-            self.states.store_buffers(run.layers[index].key, buffers)
+    def _put_buffers_back(self, context: StepContext) -> None:
+        for index, buffers in reversed(context.entry_buffers.items()):
+            self.states.store_buffers(context.layers[index].key, buffers)
 
     def drain(self) -> None:
         """Finish all updates under way, those that wait for the next step included.

@@ -50,7 +50,7 @@ class GraphSegment:
 
 @dataclass
 class Tail:
-    """The tail of a run, at one micro-batch after the other.
+    """The tail of a path, at one micro-batch after the other.
 
     One graph, but for the last micro-batch: there each layer is a part of its own, the loss with the last one, so that
     each may leave. Where a layer is repeated its places add to one gradient in the order of one backward, so nothing
@@ -72,8 +72,8 @@ class Tail:
 
 
 @dataclass
-class Run:
-    """What one run of a plan carries from visit to visit.
+class StepContext:
+    """What one pass through a plan carries from visit to visit.
 
     Attributes:
         layers: the path, and behind it the first layer of the next one if it is known.
@@ -181,91 +181,93 @@ class Visits:
 
     device: Device
 
-    def forward(self, run: Run, place: int, template: Template, frames: Mapping[str, Sequence[Batch]]) -> None:
+    def forward(
+        self, context: StepContext, place: int, template: Template, frames: Mapping[str, Sequence[Batch]]
+    ) -> None:
         """All micro-batches through one layer, keeping only what it reads and writes.
 
         With a graph, though it is dropped: without one, some layers (LSTM) take other kernels, whose results differ in
         the last bit from what the backward will compute again.
         """
         template.module.train()
-        run.at = place
-        for index in range(run.num_batches):
-            leaves = run.leaves(run.flow.reads[place], index)
-            outputs, losses = self._through(run, place, template.call, leaves, index)
-            run.note_auxiliary(place, losses, index)
+        context.at = place
+        for index in range(context.num_batches):
+            leaves = context.leaves(context.flow.reads[place], index)
+            outputs, losses = self._through(context, place, template.call, leaves, index)
+            context.note_auxiliary(place, losses, index)
             for name, tensors in outputs.items():
-                run.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
+                context.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
                 for frame, tensor in zip(frames[name][index], tensors, strict=True):
                     frame.copy_(tensor.detach())
             del leaves, outputs, losses  # before the next micro-batch makes its own
-        run.values.update(frames)
-        run.loaded[place] = template.loaded
+        context.values.update(frames)
+        context.loaded[place] = template.loaded
 
-    def enter(self, run: Run, place: int, template: Template) -> None:
+    def enter(self, context: StepContext, place: int, template: Template) -> None:
         """The first micro-batch through one layer of the tail."""
-        if run.tail is None:
-            keys = [layer.key for layer in run.layers[place : run.depth]]
-            run.tail = Tail(place, has_repeats=len(set(keys)) < len(keys))
-        if template not in run.tail.templates:
+        if context.tail is None:
+            keys = [layer.key for layer in context.layers[place : context.depth]]
+            context.tail = Tail(place, has_repeats=len(set(keys)) < len(keys))
+        if template not in context.tail.templates:
             template.module.train()
             template.zero_gradients()
-        run.tail.templates.append(template)
-        self._go_on(run, run.tail, place, 0)
+        context.tail.templates.append(template)
+        self._go_on(context, context.tail, place, 0)
 
-    def tail(self, run: Run, objective: Objective, targets: Sequence[Tensor], count: float) -> None:
+    def tail(self, context: StepContext, objective: Objective, targets: Sequence[Tensor], count: float) -> None:
         """The tail, one micro-batch after the other, less the first one's layers and the last one's way back."""
-        tail = run.tail
+        tail = context.tail
         assert tail is not None
         modules = [template.module for template in tail.templates]
         objective = learned_by(modules, objective)
-        for index in range(run.num_batches):
+        for index in range(context.num_batches):
             if index:
-                for place in range(tail.first, run.depth):
-                    self._go_on(run, tail, place, index)
-            run.at = run.depth
+                for place in range(tail.first, context.depth):
+                    self._go_on(context, tail, place, index)
+            context.at = context.depth
             segment = tail.segments[max(tail.segments)]
-            given = full(tuple(tensor for name in run.flow.outputs for tensor in segment.values[name]))
+            given = full(tuple(tensor for name in context.flow.outputs for tensor in segment.values[name]))
             loss = objective.loss(given, targets[index]) / count
             if index == 0:
                 refuse_own_parameters(objective, loss, given, modules)
-            run.loss = loss.detach() if run.loss is None else run.loss + loss.detach()
-            run.at = None
+            context.loss = loss.detach() if context.loss is None else context.loss + loss.detach()
+            context.at = None
             if loss.requires_grad:
-                segment.ends.append((loss if run.scale == 1.0 else loss * run.scale, None))
-            if index < run.num_batches - 1:
-                self._go_back(run, tail.segments.pop(tail.first), index)
+                segment.ends.append((loss if context.scale == 1.0 else loss * context.scale, None))
+            if index < context.num_batches - 1:
+                self._go_back(context, tail.segments.pop(tail.first), index)
                 tail.values.clear()
             del segment, given, loss  # before the next micro-batch makes its own
 
-    def leave(self, run: Run, place: int, template: Template) -> None:
+    def leave(self, context: StepContext, place: int, template: Template) -> None:
         """The last micro-batch back through one layer of the tail, or through all of them where they are one graph."""
-        tail = run.tail
+        tail = context.tail
         assert tail is not None
         segment = tail.segments.pop(tail.first if tail.has_repeats else place, None)
         if segment is not None:
-            run.at = place if place < run.depth - 1 and not tail.has_repeats else None
+            context.at = place if place < context.depth - 1 and not tail.has_repeats else None
             for name in segment.outputs:
                 tail.values.pop(name)
-            self._go_back(run, segment, run.num_batches - 1)
+            self._go_back(context, segment, context.num_batches - 1)
         if tail.templates.index(template) == place - tail.first:  # a repeated layer leaves once, at its first place
             template.measure()
 
-    def _go_on(self, run: Run, tail: Tail, place: int, index: int) -> None:
+    def _go_on(self, context: StepContext, tail: Tail, place: int, index: int) -> None:
         """A micro-batch through one layer of the tail."""
-        is_cut = index == run.num_batches - 1 and not tail.has_repeats
+        is_cut = index == context.num_batches - 1 and not tail.has_repeats
         if place == tail.first or is_cut:
-            names = run.entered(place, place + 1 if is_cut else run.depth)
-            leaves = run.leaves([name for name in names if name not in tail.values], index)
+            names = context.entered(place, place + 1 if is_cut else context.depth)
+            leaves = context.leaves([name for name in names if name not in tail.values], index)
             leaves |= {name: _leaves_of(tail.values[name]) for name in names if name in tail.values}
             tail.segments[place] = GraphSegment(leaves, dict(leaves))
         segment = tail.segments[place if is_cut else tail.first]
-        run.at = place
+        context.at = place
         template = tail.templates[place - tail.first]
         # a repeated layer waits for its backward more than once
         call = template.call_again if tail.has_repeats else template.call
-        outputs, losses = self._through(run, place, call, segment.values, index)
-        run.note_auxiliary(place, losses, index)
-        segment.ends += run.weigh(losses, index)
+        outputs, losses = self._through(context, place, call, segment.values, index)
+        context.note_auxiliary(place, losses, index)
+        segment.ends += context.weigh(losses, index)
         segment.values |= outputs
         segment.outputs |= outputs
         tail.values |= outputs
@@ -273,25 +275,25 @@ class Visits:
             for tensors in outputs.values():
                 with_plain_gradients(tensors)
 
-    def backward(self, run: Run, place: int, template: Template) -> None:
+    def backward(self, context: StepContext, place: int, template: Template) -> None:
         """Run the layer again on each micro-batch, now for its graph, and go back through it."""
         template.module.train()
-        if place in run.entry_buffers:
-            self._load_buffers(template, run.entry_buffers[place])
+        if place in context.entry_buffers:
+            self._load_buffers(template, context.entry_buffers[place])
         template.zero_gradients()
-        run.at = place
+        context.at = place
         # another process may have updated the weights since; then other outputs are right
-        reads, writes = run.flow.reads[place], run.flow.writes[place]
-        is_same = template.loaded == run.loaded[place] and run.spilled.isdisjoint(writes)
-        for index in range(run.num_batches):
-            leaves = run.leaves(reads, index)
-            outputs, losses = self._through(run, place, template.call, leaves, index)
+        reads, writes = context.flow.reads[place], context.flow.writes[place]
+        is_same = template.loaded == context.loaded[place] and context.spilled.isdisjoint(writes)
+        for index in range(context.num_batches):
+            leaves = context.leaves(reads, index)
+            outputs, losses = self._through(context, place, template.call, leaves, index)
             if is_same and template.compared < _COMPARISONS:
                 template.compared += 1
                 for name, tensors in outputs.items():
-                    _refuse_others(tensors, run.values[name][index])
+                    _refuse_others(tensors, context.values[name][index])
             # the forward's auxiliary losses went with its graph, so that each counts once
-            self._go_back(run, GraphSegment(leaves, {}, outputs, run.weigh(losses, index)), index)
+            self._go_back(context, GraphSegment(leaves, {}, outputs, context.weigh(losses, index)), index)
             del leaves, outputs, losses  # before the next micro-batch makes its own
         template.measure()
 
@@ -308,26 +310,26 @@ class Visits:
         self.device.follow(loaded)
 
     @staticmethod
-    def _go_back(run: Run, segment: GraphSegment, index: int) -> None:
+    def _go_back(context: StepContext, segment: GraphSegment, index: int) -> None:
         """A micro-batch back through a part of the graph, from the gradients of what it gave and from its losses."""
-        pairs: list[tuple[Tensor, Tensor | None]] = [*run.waiting(segment.outputs, index), *segment.ends]
+        pairs: list[tuple[Tensor, Tensor | None]] = [*context.waiting(segment.outputs, index), *segment.ends]
         if pairs:
-            pairs += run.waiting(segment.leaves, index)  # see [Note: sums of gradients]
+            pairs += context.waiting(segment.leaves, index)  # see [Note: sums of gradients]
             back_from(pairs)
-            run.note(segment.leaves, index)
+            context.note(segment.leaves, index)
         for name in segment.outputs:
-            if name in run.gradients:
-                run.gradients[name][index] = (None,) * len(run.gradients[name][index])
+            if name in context.gradients:
+                context.gradients[name][index] = (None,) * len(context.gradients[name][index])
 
     def _through(
-        self, run: Run, place: int, call: Callable[..., object], values: Mapping[str, Batch], index: int
+        self, context: StepContext, place: int, call: Callable[..., object], values: Mapping[str, Batch], index: int
     ) -> tuple[dict[str, Batch], Batch]:
         """One micro-batch through one layer: what it gives, by value, and its auxiliary losses."""
-        self.device.seed(run.seeds(run.layers[place].position, index))
-        taken = run.taken(place, values)
+        self.device.seed(context.seeds(context.layers[place].position, index))
+        taken = context.taken(place, values)
         with collect_losses() as losses:
             outputs = call(*taken)
-        return run.given(place, taken, outputs), full(losses)
+        return context.given(place, taken, outputs), full(losses)
 
 
 def _leaves_of(tensors: Batch) -> Batch:
