@@ -63,24 +63,6 @@ class Evaluation:
         self._inputs = pool.flow(())
         self._groups: dict[tuple[tuple[tuple[str, ...], ...], int | None], list[tuple[list[int], PopulationPass]]] = {}
 
-    def predict_held(
-        self,
-        states: StateAccess,
-        architecture: Architecture,
-        inputs: Batch,
-        sizes: Sequence[int],
-        *,
-        reduce: Reduce | None = None,
-    ) -> Batch | None:
-        """What `predict` gives of one architecture, where its layers run where they lie; None where they do not."""
-        if self._held is None or not isinstance(states.storage, RamStorage):
-            return None
-        path = self._held.path(architecture)
-        if not path.layers:
-            return None
-        batches = (tuple(tensor.detach().contiguous() for tensor in batch) for batch in cut_batch(inputs, sizes))
-        return _on_host(self._held.predict(states.server, path, batches, reduce))
-
     def groups(
         self, architectures: Sequence[Architecture], *, most: int | None
     ) -> list[tuple[list[int], PopulationPass]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.inbox import GradientMessage, gradient_bytes
 from l2l_nas.eps.state import Part
-from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, is_out_of_memory
+from l2l_nas.errors import NonFiniteError
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
@@ -18,7 +18,7 @@ from l2l_nas.relay.device import Device
 from l2l_nas.relay.job import ForwardJob, PlanJob, TrainJob
 from l2l_nas.relay.lanes import Future, Label, Lanes
 from l2l_nas.relay.plan import VISITS, Op, Step, UpdateOrder
-from l2l_nas.relay.refusals import named_error, refuse_changes, refuse_replaced_buffers, where
+from l2l_nas.relay.refusals import raise_named, refuse_changes, refuse_replaced_buffers, where
 from l2l_nas.relay.schedule import LANE, PlanSchedule, rank, update_ranks
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.staging import Staging
@@ -280,21 +280,8 @@ class PlanExecutor:
             # the caller may be within `no_grad`, and a training would leave all weights as they are
             with torch.set_grad_enabled(isinstance(job, TrainJob)):
                 self._compute(step, job, templates)
-        except (L2LError, MemoryError, PlanError) as error:
-            if (
-                isinstance(error, SpaceError)
-                and error.position is None
-                and context.at is not None
-                and context.at < context.depth
-            ):
-                raise SpaceError(str(error), **where(context.layers[context.at], self.bank.pool)) from None
-            raise
-        except (Exception, SystemExit) as error:
-            if is_out_of_memory(error):
-                raise
-            raise named_error(
-                error, context.layers[: context.depth], context.at, self.bank.pool, self._dtype
-            ) from error
+        except BaseException as error:
+            raise_named(error, context.layers[: context.depth], context.at, self.bank.pool, self._dtype)
         for layer, template, version in zip(layers, templates, versions, strict=True):
             refuse_changes(layer, template, version, self.bank.pool)
 

@@ -13,11 +13,10 @@ tensors: what autograd leaves at None has no gradient, and the first micro-batch
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -26,35 +25,26 @@ from l2l_nas.eps.inbox import GradientCheck
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.eps.storage import RamStorage
-from l2l_nas.errors import L2LError, NonFiniteError, PlanError, SpaceError, is_out_of_memory
 from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device, step_seeds
 from l2l_nas.relay.held_path import HeldLayers, HeldPath
 from l2l_nas.relay.held_update import HeldStep, apply_gradients, checked_gradients
-from l2l_nas.relay.interface import Batch, Reduce, reduced
+from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.lanes import Label
+from l2l_nas.relay.losses import Losses
 from l2l_nas.relay.population import PopulationPass
-from l2l_nas.relay.refusals import named_error, refuse_own_parameters, where
+from l2l_nas.relay.refusals import raise_named, refuse_own_parameters, where
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.trace import Trace
-from l2l_nas.relay.visits import back_from, full, given_by, with_plain_gradients, written
+from l2l_nas.relay.visits import back_from, full, given_by, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.losses import collect_losses, weighted
-from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.values import as_tuple
+from l2l_nas.space.pool import LayerPool
 
 _MOST_PATHS = 64  # whose programs are remembered
 _MOST_PASSES = 8  # of evaluations, likewise
-
-
-class HeldResult(NamedTuple):
-    """The losses of a step, and what all gradients together say; None where nothing learns."""
-
-    loss: float
-    auxiliary: float
-    check: GradientCheck | None
 
 
 class HeldSteps:
@@ -112,8 +102,8 @@ class HeldSteps:
             held.release()
         self._bound = None
 
-    def run(self, held: HeldStep) -> HeldResult:
-        """Do a step.
+    def run(self, held: HeldStep) -> tuple[Losses, GradientCheck | None]:
+        """Do a step: its losses, and what all gradients together say; None where nothing learns.
 
         Raises:
             NonFiniteError: the loss, an auxiliary loss or a gradient is not finite; nothing was changed.
@@ -124,7 +114,8 @@ class HeldSteps:
         try:
             with self._device.preserved_generators(), self._span("compute", "tail", held):
                 self._compute(held)
-            loss, auxiliary = self._losses(held)
+            losses = held.losses.read(path.layers)
+            losses.require_finite(held.step)
             check = None
             if path.uses:
                 gradients = path.gradients()
@@ -139,7 +130,7 @@ class HeldSteps:
         finally:
             for parameter in path.parameters:
                 parameter.grad = None
-        return HeldResult(loss, auxiliary, check)
+        return losses, check
 
     def layers(self, tree: PopulationPass) -> HeldLayers:
         """Those of a pass, for `visit`; of the latest passes they are remembered."""
@@ -151,67 +142,22 @@ class HeldSteps:
         self._visited[id(tree)] = found
         return found[1]
 
-    def predict(
-        self, server: ParamServer, path: HeldPath, batches: Iterable[Batch], reduce: Reduce | None
-    ) -> list[Batch]:
-        """Outputs of each micro-batch in evaluation, or what `reduce` makes of them."""
-        found = []
-
-        def through() -> Iterator[int]:
-            for index, batch in enumerate(batches):
-                values = path.flow.by_input(batch)
-                for number, place in enumerate(path.places):
-                    yield number
-                    reads, writes = place.reads, place.writes
-                    taken = values[reads[0]] if len(reads) == 1 else [t for name in reads for t in values[name]]
-                    outputs = place.module(*taken)
-                    if place.dtype is not None and is_plain(outputs, place.dtype):
-                        values[writes[0]] = (outputs,)
-                    else:
-                        values |= written(writes, as_tuple(outputs), self._specs)
-                    for name in place.over:
-                        del values[name]
-                given = tuple(tensor for name in path.flow.outputs for tensor in values[name])
-                found.append(given if reduce is None else reduced(reduce, index, full(given)))
-
-        self._evaluate(server, path, through())
-        return found
-
     def visit(self, server: ParamServer, held: HeldLayers, do: Callable[[int, Template], None]) -> None:
         """Do something with each of these layers where they lie, in evaluation."""
-        places = {layer.key: number for number, layer in enumerate(held.owners)}
-
-        def through() -> Iterator[int]:
-            for number, layer in enumerate(held.layers):
-                yield number
-                do(number, held.templates[places[layer.key]])
-
-        self._evaluate(server, held, through())
-
-    def _evaluate(self, server: ParamServer, held: HeldLayers, work: Iterator[int]) -> None:
-        """Do work in evaluation, which tells before each layer its place."""
+        templates = dict(zip((layer.key for layer in held.owners), held.templates, strict=True))
         self._bind(held, server, is_training=False)
         versions, at = held.versions, 0
         try:
             with torch.no_grad():
-                for place in work:
-                    at = place
+                for at, layer in enumerate(held.layers):
+                    do(at, templates[layer.key])
             held.refuse_changes(self._pool, versions)
         except BaseException as error:
             self._forget(held)
-            self._raise_named(error, held.layers, at)
+            raise_named(error, held.layers, at, self._pool, torch.float32)
         finally:
             for number in held.with_buffers:
                 held.templates[number].buffers_version = None
-
-    def _raise_named(self, error: BaseException, layers: Sequence[Layer], at: int | None) -> NoReturn:
-        """Raise an error of the user's code with the layer that it is; others as they are."""
-        if isinstance(error, SpaceError) and error.position is None and at is not None and at < len(layers):
-            raise SpaceError(str(error), **where(layers[at], self._pool)) from None
-        is_named = isinstance(error, L2LError | MemoryError | PlanError) or is_out_of_memory(error)
-        if is_named or not isinstance(error, Exception | SystemExit):
-            raise error
-        raise named_error(error, layers, at, self._pool, torch.float32) from error
 
     def _bind(self, path: HeldLayers, server: ParamServer, *, is_training: bool) -> None:
         """Have templates be in training or evaluation, on the states of the server."""
@@ -268,7 +214,7 @@ class HeldSteps:
                     if index < last and count < (count := path.num_gradients):
                         path.own_gradients()
         except BaseException as error:
-            self._raise_named(error, path.layers, held.at)
+            raise_named(error, path.layers, held.at, self._pool, torch.float32)
         path.refuse_changes(self._pool, versions)
 
     def _forward(self, held: HeldStep, index: int) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor]:
@@ -295,9 +241,7 @@ class HeldSteps:
                 if collected:
                     losses = full(collected)
                     collected.clear()
-                    for one in losses:
-                        part = one.detach() * held.shares[index]
-                        held.auxiliary[number] = held.auxiliary[number] + part if number in held.auxiliary else part
+                    held.losses.add_auxiliary(number, losses, held.shares[index])
                     ends += weighted(losses, held.shares[index])
                 if is_hooked or number < depth - 1:
                     with_plain_gradients(given)
@@ -307,29 +251,9 @@ class HeldSteps:
         loss = objective.loss(given, held.targets[index]) / held.count
         if index == 0:
             refuse_own_parameters(objective, loss, given, [template.module for template in path.templates])
-        held.loss = loss.detach() if held.loss is None else held.loss + loss.detach()
+        held.losses.add_task(loss)
         values.clear()
         return ends, loss
-
-    @staticmethod
-    def _losses(held: HeldStep) -> tuple[float, float]:
-        """The task's loss and the sum of the others, in one copy from the device.
-
-        Raises:
-            NonFiniteError: one is not finite.
-        """
-        assert held.loss is not None
-        if not held.auxiliary:
-            loss, others = held.loss.item(), []
-        else:
-            found = [held.loss, *held.auxiliary.values()]
-            loss, *others = torch.stack([one.detach().reshape(()) for one in found]).tolist()
-        if not math.isfinite(loss):
-            raise NonFiniteError("loss", layer=None, step=held.step)
-        for place, value in zip(held.auxiliary, others, strict=True):
-            if not math.isfinite(value):
-                raise NonFiniteError("auxiliary loss", layer=held.path.layers[place].key, step=held.step)
-        return loss, sum(others)
 
     def _store_buffers(self, path: HeldPath, server: ParamServer) -> None:
         """Have the host's buffers be those that the forward left."""

@@ -26,7 +26,6 @@ class HeldLayer(NamedTuple):
     """One layer of a path.
 
     Attributes:
-        over: values that nobody needs after it.
         dtype: of the one tensor that it gives; None where it gives several, or a complex one.
     """
 
@@ -34,7 +33,6 @@ class HeldLayer(NamedTuple):
     module: nn.Module
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    over: tuple[str, ...]
     dtype: torch.dtype | None
 
 
@@ -192,12 +190,9 @@ class HeldPath(HeldLayers):
         self.flow = flow
         self.has_repeats = len(self.owners) < len(self.layers)
         modules = {layer.key: t.module for layer, t in zip(self.owners, self.templates, strict=True)}
-        over: list[list[str]] = [[] for _ in range(len(self.layers) + 1)]
-        for name, place in flow.last_reads().items():
-            over[place].append(name)
         self.places = [
-            HeldLayer(layer, modules[layer.key], reads, writes, tuple(over[place]), _only_dtype(writes, specs))
-            for place, (layer, reads, writes) in enumerate(zip(layers, flow.reads, flow.writes, strict=True))
+            HeldLayer(layer, modules[layer.key], reads, writes, _only_dtype(writes, specs))
+            for layer, reads, writes in zip(layers, flow.reads, flow.writes, strict=True)
         ]
         held = next((module for module in modules.values() if isinstance(module, ObjectiveLayer)), None)
         self.objective: Any = None if held is None else held.task

@@ -16,6 +16,7 @@ from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import L2LError, LaneError, NonFiniteError
 from l2l_nas.relay.held_path import HeldPath
 from l2l_nas.relay.interface import Batch, Objective, Targets
+from l2l_nas.relay.losses import LossSums
 
 
 @dataclass
@@ -29,7 +30,6 @@ class HeldStep:
         count: of all targets.
         has_norm: whether the norm of all gradients is wanted.
         at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
-        auxiliary: by layer of the path, the sum of its auxiliary losses.
     """
 
     path: HeldPath
@@ -44,8 +44,7 @@ class HeldStep:
     clip: Clip | None
     has_norm: bool
     at: int | None = None
-    loss: Tensor | None = None
-    auxiliary: dict[int, Tensor] = field(default_factory=dict)
+    losses: LossSums = field(default_factory=LossSums)
 
 
 def checked_gradients(held: HeldStep, gradients: list[Tensor | None]) -> tuple[GradientCheck, list[Tensor | None]]:

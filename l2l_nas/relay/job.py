@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-
 from l2l_nas.eps.inbox import GradientCheck
 from l2l_nas.eps.scale import Clip
-from l2l_nas.errors import NonFiniteError
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.interface import MiniBatch
 from l2l_nas.relay.lanes import CancelToken
+from l2l_nas.relay.losses import Losses
 from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import Plan, UpdateOrder
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.stash import ArenaLayout
 from l2l_nas.relay.visits import StepContext
-
-
-@dataclass(frozen=True)
-class Losses:
-    """What came from the device of a step's losses.
-
-    Args:
-        task: the task's own.
-        auxiliary: the sum of all others.
-        bad: the layer whose auxiliary loss is not finite; None where the task's own is not, or all are.
-    """
-
-    task: float
-    auxiliary: float
-    is_finite: bool
-    bad: str | None
-
-    @classmethod
-    def of(cls, context: StepContext) -> Losses:
-        """All in one copy."""
-        named: list[tuple[str | None, torch.Tensor]] = [(None, context.loss)] if context.loss is not None else []
-        named += [(context.layers[place].key, loss) for place, loss in context.auxiliary.items()]
-        found = torch.stack([loss.detach().reshape(()) for _, loss in named]).tolist() if named else []
-        bad = [key for (key, _), value in zip(named, found, strict=True) if not math.isfinite(value)]
-        return cls(found[0] if found else 0.0, sum(found[1:]), not bad, bad[0] if bad else None)
 
 
 @dataclass(kw_only=True)
@@ -101,8 +73,7 @@ class TrainJob(PlanJob):
 
         Asked before any gradient is used.
         """
-        self.losses = self.losses or Losses.of(self.context)
-        if not self.losses.is_finite and self.context.scale == 1.0:
-            what = "auxiliary loss" if self.losses.bad else "loss"
-            raise NonFiniteError(what, layer=self.losses.bad, step=self.number)
+        self.losses = self.losses or self.context.losses.read(self.context.layers)
+        if self.context.scale == 1.0:
+            self.losses.require_finite(self.number)
         return self.losses

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.errors import L2LError, SettingError, SpaceError, UserCodeError, what_raised
+from l2l_nas.errors import (
+    L2LError,
+    PlanError,
+    SettingError,
+    SpaceError,
+    UserCodeError,
+    is_out_of_memory,
+    what_raised,
+)
 from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.slots import Template, mixed_dtypes
 from l2l_nas.space.operations import graph_leaves
@@ -78,21 +87,26 @@ def refuse_changes(layer: Layer, template: Template, version: int, pool: LayerPo
     refuse_moved_parameters(layer, template, pool)
 
 
-def named_error(
+def raise_named(
     error: BaseException, path: Sequence[Layer], at: int | None, pool: LayerPool, dtype: torch.dtype
-) -> L2LError:
-    """What the user's code raised, with the layer that it is.
+) -> NoReturn:
+    """Raise what the user's code raised, with the layer that it is; other errors as they are.
 
     Args:
         at: see `StepContext`.
         dtype: of weights on the device.
     """
+    if isinstance(error, SpaceError) and error.position is None and at is not None and at < len(path):
+        raise SpaceError(str(error), **where(path[at], pool)) from None
+    is_named = isinstance(error, L2LError | MemoryError | PlanError) or is_out_of_memory(error)
+    if is_named or not isinstance(error, Exception | SystemExit):
+        raise error
+    raised = what_raised(error)
     if at is None:
-        return SpaceError(f"the backward from '{path[-1].key}' towards '{path[0].key}' {what_raised(error)}")
+        raise SpaceError(f"the backward from '{path[-1].key}' towards '{path[0].key}' {raised}") from error
     if at == len(path):
-        return UserCodeError(f"the task's loss {what_raised(error)}")
-    text = what_raised(error)
-    if "more than 1 value per channel" in text:
-        text += "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
-    text += mixed_dtypes(layout_of(pool, path[at].key), dtype, error)
-    return SpaceError(f"its layer {text}", **where(path[at], pool))
+        raise UserCodeError(f"the task's loss {raised}") from error
+    if "more than 1 value per channel" in raised:
+        raised += "; a micro-batch has 1 sample, too few for batch statistics: choose sizes that leave no rest of 1"
+    raised += mixed_dtypes(layout_of(pool, path[at].key), dtype, error)
+    raise SpaceError(f"its layer {raised}", **where(path[at], pool)) from error

@@ -342,10 +342,6 @@ class Relay:
         most = (
             None if max_bytes is None else max_bytes // max(self.stash.size_bytes(n, sizes) for n in self.stash.places)
         )
-        if len(architectures) == 1:
-            only = self._evaluation.predict_held(self._training.states, architectures[0], inputs, sizes, reduce=reduce)
-            if only is not None:
-                return [only]
         results: list[Batch] = [()] * len(architectures)
         for members, tree in self._evaluation.groups(architectures, most=most):
             outputs = self._evaluation.predict(self._training.states, tree, inputs, sizes, reduce=reduce)

@@ -209,11 +209,11 @@ class TrainingStep:
             clip=self.config.update.clip,
             has_norm=not is_eager,
         )
-        loss, auxiliary, check = steps.run(held)
-        if is_eager:
-            return StepResult(loss, batch.count, auxiliary=auxiliary)
-        self._note(check, UpdateOrder.CHECKED)
-        return StepResult(loss, batch.count, check.norm if check else None, auxiliary=auxiliary)
+        losses, check = steps.run(held)
+        if not is_eager:
+            self._note(check, UpdateOrder.CHECKED)
+        norm = check.norm if check is not None and not is_eager else None
+        return StepResult(losses.task, batch.count, norm, auxiliary=losses.auxiliary)
 
     @property
     def usual_order(self) -> UpdateOrder:

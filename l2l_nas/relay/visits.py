@@ -16,6 +16,7 @@ from torch import Tensor
 from l2l_nas.errors import SpaceError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
+from l2l_nas.relay.losses import LossSums
 from l2l_nas.relay.refusals import refuse_own_parameters
 from l2l_nas.relay.slots import Template
 from l2l_nas.space.candidate import Specs
@@ -90,7 +91,6 @@ class StepContext:
         loaded: for each layer whose inputs are stored, the age of the weights that its forward ran with.
         scale: what the loss is multiplied by for the backward.
         shares: of each micro-batch, which part of the step's samples it has.
-        auxiliary: by layer of the path, the sum of its auxiliary losses, each times the share of its micro-batch.
         spilled: values that are not on the device all the time.
         tail: from its first visit on.
         at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
@@ -106,11 +106,10 @@ class StepContext:
     tracked: dict[str, list[tuple[bool, ...]]] = field(default_factory=dict)
     scale: float = 1.0
     shares: Sequence[float] = ()
-    auxiliary: dict[int, Tensor] = field(default_factory=dict)
+    losses: LossSums = field(default_factory=LossSums)
     gradients: dict[str, list[Gradients]] = field(default_factory=dict)
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
     loaded: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
-    loss: Tensor | None = None
     spilled: frozenset[str] = frozenset()
     tail: Tail | None = None
     at: int | None = None
@@ -134,12 +133,6 @@ class StepContext:
     def given(self, place: int, taken: Batch, outputs: object) -> dict[str, Batch]:
         """What a layer of the path gave for what it took, by value, in the dtypes in which it is stored."""
         return given_by(self.flow.writes[place], taken, outputs, self.specs)
-
-    def note_auxiliary(self, place: int, losses: Batch, index: int) -> None:
-        """Add up the auxiliary losses of a layer of the path, on the device."""
-        for loss in losses:
-            part = loss.detach() * self.shares[index]
-            self.auxiliary[place] = self.auxiliary[place] + part if place in self.auxiliary else part
 
     def weigh(self, losses: Batch, index: int) -> list[tuple[Tensor, Tensor | None]]:
         """The auxiliary losses of a micro-batch, each with its gradient."""
@@ -194,7 +187,7 @@ class Visits:
         for index in range(context.num_batches):
             leaves = context.leaves(context.flow.reads[place], index)
             outputs, losses = self._through(context, place, template.call, leaves, index)
-            context.note_auxiliary(place, losses, index)
+            context.losses.add_auxiliary(place, losses, context.shares[index])
             for name, tensors in outputs.items():
                 context.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
                 for frame, tensor in zip(frames[name][index], tensors, strict=True):
@@ -230,7 +223,7 @@ class Visits:
             loss = objective.loss(given, targets[index]) / count
             if index == 0:
                 refuse_own_parameters(objective, loss, given, modules)
-            context.loss = loss.detach() if context.loss is None else context.loss + loss.detach()
+            context.losses.add_task(loss)
             context.at = None
             if loss.requires_grad:
                 segment.ends.append((loss if context.scale == 1.0 else loss * context.scale, None))
@@ -266,7 +259,7 @@ class Visits:
         # a repeated layer waits for its backward more than once
         call = template.call_again if tail.has_repeats else template.call
         outputs, losses = self._through(context, place, call, segment.values, index)
-        context.note_auxiliary(place, losses, index)
+        context.losses.add_auxiliary(place, losses, context.shares[index])
         segment.ends += context.weigh(losses, index)
         segment.values |= outputs
         segment.outputs |= outputs

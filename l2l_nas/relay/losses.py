@@ -1,0 +1,78 @@
+"""The losses of a training step: added up on the device, read once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from l2l_nas.errors import NonFiniteError
+from l2l_nas.space.pool import Layer
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of a step, on the host.
+
+    Args:
+        task: the task's own.
+        auxiliary: the sum of all others.
+        is_finite: whether all are.
+        bad: the layer whose auxiliary loss is not finite; None where the task's own is not, or all are.
+    """
+
+    task: float
+    auxiliary: float
+    is_finite: bool
+    bad: str | None
+
+    def require_finite(self, step: int) -> None:
+        """Refuse a step whose losses are not finite.
+
+        Raises:
+            NonFiniteError: it names the layer of an auxiliary loss.
+        """
+        if not self.is_finite:
+            raise NonFiniteError("auxiliary loss" if self.bad else "loss", layer=self.bad, step=step)
+
+
+@dataclass
+class LossSums:
+    """The losses of a step so far, on the device.
+
+    Attributes:
+        task: the task's own; None before the first micro-batch.
+        auxiliary: by layer of the path, the sum of its auxiliary losses, each times the share of its micro-batch.
+    """
+
+    task: Tensor | None = None
+    auxiliary: dict[int, Tensor] = field(default_factory=dict)
+
+    def add_task(self, loss: Tensor) -> None:
+        """Add a micro-batch's loss, which is divided by the count of all targets."""
+        self.task = loss.detach() if self.task is None else self.task + loss.detach()
+
+    def add_auxiliary(self, place: int, losses: Sequence[Tensor], share: float) -> None:
+        """Add the auxiliary losses of a layer of the path for a micro-batch with this share of all samples."""
+        for loss in losses:
+            part = loss.detach() * share
+            self.auxiliary[place] = self.auxiliary[place] + part if place in self.auxiliary else part
+
+    def read(self, layers: Sequence[Layer]) -> Losses:
+        """Copy all of them to the host at once.
+
+        Args:
+            layers: of the path.
+        """
+        keys: list[str | None] = [] if self.task is None else [None]
+        keys += [layers[place].key for place in self.auxiliary]
+        tensors = [*([] if self.task is None else [self.task]), *self.auxiliary.values()]
+        if len(tensors) == 1:
+            values = [tensors[0].item()]
+        else:
+            values = torch.stack([loss.reshape(()) for loss in tensors]).tolist() if tensors else []
+        bad = [key for key, value in zip(keys, values, strict=True) if not math.isfinite(value)]
+        return Losses(values[0] if values else 0.0, sum(values[1:]), not bad, bad[0] if bad else None)
