@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from l2l_nas.eps.inbox import GradientBlock, GradientInbox
-from l2l_nas.relay import accelerator, resident
+from l2l_nas.relay import accelerator, reference
 from l2l_nas.relay import device as devices
 from l2l_nas.relay import relay as relay_module
 from l2l_nas.relay.pinned import PinnedBlocks
@@ -146,7 +146,7 @@ def use() -> None:
     def open_device(name: str = "auto") -> devices.Device:
         return SimulatedAccelerator() if name in ("auto", "cpu", DEVICE) else devices.open_device(name)
 
-    for module in (relay_module, resident):
+    for module in (relay_module, reference):
         module.open_device = open_device  # type: ignore[attr-defined]
     give, allocate = GradientInbox.give_back, GradientInbox.allocate
     met = _Meeting()  # blocks for gradients go from thread to thread under the inbox's lock
