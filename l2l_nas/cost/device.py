@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from l2l_nas.eps.inbox import gradient_bytes
+from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.layout import align
 from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.relay.device_states import block_sizes

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from l2l_nas.cost.chain import COMPUTE, DISK, HOST, LANES, Chain, Read
-from l2l_nas.eps.inbox import choose_block
+from l2l_nas.eps.gradients import choose_block
 from l2l_nas.relay.path import Name, NumberedPath
 from l2l_nas.relay.plan import Op, Step
 from l2l_nas.relay.trace import TraceSpan

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from l2l_nas.eps.inbox import gradient_bytes
+from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.layout import layout_of, wire_layout_of
 from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.config import PRECISIONS

@@ -26,23 +26,18 @@ _CACHED = 1 << 18  # parameters whose weights, moments and gradients fit into a 
 
 
 def number_versions(process: int) -> None:
-    """Make versions that no other process makes, each of which has a number of its own; the first one has 0."""
+    """Have versions be unlike those of other processes; the numbers of processes differ, and the first one has 0."""
     global _VERSIONS
     _VERSIONS = itertools.count(max(next(_VERSIONS), process * _PROCESS_VERSIONS))
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a state was before an update: blocks of its own, and its counts."""
+    """A copy of what an update writes."""
 
     blocks: tuple[Tensor, ...]
     visits: int
     version: int
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Elements of each block; states of equal sizes may use the same blocks."""
-        return tuple(block.numel() for block in self.blocks)
 
 
 class Part(enum.IntEnum):
@@ -63,14 +58,15 @@ class LayerState:
         steps: float32, how many updates each parameter has had. One for each parameter, not one for the layer: a
             parameter without a gradient must not age.
         buffers: such as BatchNorm's running statistics.
+        visits: how many updates the layer has had.
+        version: changes with every write, and is never the same for different contents: a checkpoint saves what
+            changed since the last.
         wire: the weights as they cross the link, where those are stored beside the masters.
         is_pinned: whether the masters lie where the device copies from.
-        is_on_device: whether it is a copy on a device, on which layers compute where it lies.
-        visits: how many updates the layer has had.
-        views: of the weights, one for each parameter of the layout.
-        version: another one after every write, and never the same for different contents: a checkpoint saves what
-            changed since the last.
+        is_on_device: whether the state lies on a device, and layers compute on it there.
         written: a mark behind the last write on a device, for the streams that read it; None where it is over.
+        views: of the weights, one for each parameter.
+        wire_views: of `wire`, one for each parameter; none where nothing is stored.
     """
 
     layout: Layout
@@ -93,7 +89,7 @@ class LayerState:
             for moment, block in zip(self.layout.moments, self.moments, strict=False)
         ]
         self._step_views = list(self.steps.unbind())
-        self._wire_views: list[Tensor] = []
+        self.wire_views: list[Tensor] = []
         self.wire_dtype: torch.dtype | None = None
 
     @classmethod
@@ -107,33 +103,29 @@ class LayerState:
         def block(num_bytes: int) -> Tensor:
             return torch.zeros(num_bytes, dtype=torch.uint8)
 
-        own = None if masters is None else masters.take(layout.parameter_bytes)
+        pinned = None if masters is None else masters.take(layout.parameter_bytes)
         return cls(
-            layout=layout,
-            weights=block(layout.parameter_bytes) if own is None else own.zero_(),
+            layout,
+            weights=block(layout.parameter_bytes) if pinned is None else pinned.zero_(),
             moments=tuple(block(moment.num_bytes) for moment in layout.moments),
             steps=torch.zeros(len(layout.parameters)),
             buffers=block(layout.buffer_bytes),
-            is_pinned=own is not None,
+            is_pinned=pinned is not None,
         )
 
     def clone(self, masters: WireMemory | None = None) -> LayerState:
-        """An independent copy.
-
-        Args:
-            masters: gives memory for the weights, if it has some.
-        """
-        own = None if masters is None else masters.take(self.weights.numel())
-        copy = LayerState(
+        """An independent copy, with `masters` as in `zeros`."""
+        pinned = None if masters is None else masters.take(self.weights.numel())
+        return LayerState(
             self.layout,
-            self.weights.clone() if own is None else own.copy_(self.weights),
+            self.weights.clone() if pinned is None else pinned.copy_(self.weights),
             tuple(block.clone() for block in self.moments),
             self.steps.clone(),
             self.buffers.clone(),
-            is_pinned=own is not None,
+            self.visits,
+            self.version,
+            is_pinned=pinned is not None,
         )
-        copy.visits, copy.version = self.visits, self.version
-        return copy
 
     def parameters(self) -> dict[str, Tensor]:
         """Named views of the master weights."""
@@ -143,29 +135,21 @@ class LayerState:
         """Named views of the buffers."""
         return {entry.name: entry.view(self.buffers) for entry in self.layout.buffers}
 
-    def update(self, calls: Sequence[RuleCall], gradients: Tensor, touched: Sequence[bool], *, lr: float) -> None:
+    def update(self, calls: Sequence[RuleCall], gradients: Sequence[Tensor | None], *, lr: float) -> None:
         """Apply one update.
 
         Args:
             calls: which rule updates which parameters.
-            gradients: a block laid out as the weights.
-            touched: for each parameter, whether it got a gradient; the others stay as they are, as in torch.
+            gradients: one for each parameter; those without a gradient stay as they are, as in torch.
         """
-        views = [
-            entry.view(gradients) if own else None for entry, own in zip(self.layout.parameters, touched, strict=True)
-        ]
-        self.apply(calls, views, lr=lr)
-
-    def apply(self, calls: Sequence[RuleCall], gradients: Sequence[Tensor | None], *, lr: float) -> None:
-        """`update` with gradients where they are; None where there is none."""
         self.version = next(_VERSIONS)  # first: an update that raises has changed something
         for call in calls:
             for part in self._parts([index for index in call.indices if gradients[index] is not None]):
                 weights, moments, steps = self.tensors_for(call, part)
-                own = [gradient for index in part if (gradient := gradients[index]) is not None]
-                call.rule.update(weights, own, moments, steps, lr=lr * call.lr_scale)
-                for index in part if self._wire_views else ():
-                    self._wire_views[index].copy_(self.views[index])
+                present = [gradient for index in part if (gradient := gradients[index]) is not None]
+                call.rule.update(weights, present, moments, steps, lr=lr * call.lr_scale)
+                for index in part if self.wire_views else ():
+                    self.wire_views[index].copy_(self.views[index])
         self.visits += 1
 
     def tensors_for(
@@ -179,7 +163,7 @@ class LayerState:
         )
 
     def mark_updated(self) -> None:
-        """After an update through `tensors_for`."""
+        """To be called after an update through `tensors_for`."""
         self.visits += 1
         self.mark_changed()
 
@@ -189,17 +173,17 @@ class LayerState:
         return (self.weights, *self.moments, self.steps)
 
     def save(self, blocks: Sequence[Tensor] | None = None) -> SavedState:
-        """Copy what an update writes, into these blocks if they are given."""
-        own = tuple(torch.empty_like(block) for block in self.updated_blocks) if blocks is None else tuple(blocks)
-        for target, block in zip(own, self.updated_blocks, strict=True):
-            target.copy_(block)
-        return SavedState(own, self.visits, self.version)
+        """Copy what an update writes, into these blocks if there are some."""
+        copies = tuple(torch.empty_like(block) for block in self.updated_blocks) if blocks is None else tuple(blocks)
+        for copy, block in zip(copies, self.updated_blocks, strict=True):
+            copy.copy_(block)
+        return SavedState(copies, self.visits, self.version)
 
-    def put_back(self, saved: SavedState) -> None:
-        """Take over what `save` gave."""
-        self.version = next(_VERSIONS)
-        for block, before in zip(self.updated_blocks, saved.blocks, strict=True):
-            block.copy_(before)
+    def restore(self, saved: SavedState) -> None:
+        """Undo what was written since `save`."""
+        self.version = next(_VERSIONS)  # first: a copy that raises has changed something
+        for block, copy in zip(self.updated_blocks, saved.blocks, strict=True):
+            block.copy_(copy)
         self.visits, self.version = saved.visits, saved.version
         self.refresh_wire()
 
@@ -210,7 +194,7 @@ class LayerState:
 
     def _parts(self, chosen: list[int]) -> list[list[int]]:
         """Parameters to update together: all, or few enough that their copies to the wire find them in the cache."""
-        if not self._wire_views or not chosen:
+        if not self.wire_views or not chosen:
             return [chosen] if chosen else []
         parts: list[list[int]] = [[]]
         size = 0
@@ -222,21 +206,16 @@ class LayerState:
             size += self.layout.parameters[index].numel
         return parts
 
-    @property
-    def wire_views(self) -> Sequence[Tensor]:
-        """Views of the weights as they cross the link, one for each parameter, where those are stored."""
-        return self._wire_views
-
     def keep_wire(self, layout: Layout, block: Tensor, dtype: torch.dtype) -> None:
-        """Keep a copy of the weights as they cross the link in this block, and keep it up to date."""
+        """Store a copy of the weights as they cross the link in this block, from now on."""
         self.wire = block
         self.wire_dtype = dtype
-        self._wire_views = [entry.view(block) for entry in layout.parameters]
+        self.wire_views = [entry.view(block) for entry in layout.parameters]
         self.refresh_wire()
 
     @property
     def writes(self) -> tuple[int, ...]:
-        """Another value after anything wrote to it, whether or not whoever did so told."""
+        """Changes with every write to a tensor, with or without `mark_changed`."""
         return (self.visits, self.version, *(block._version for block in (*self.updated_blocks, self.buffers)))
 
     def mark_changed(self) -> None:
@@ -245,62 +224,60 @@ class LayerState:
         self.refresh_wire()
 
     def refresh_wire(self) -> None:
-        """Bring that copy up to date after the weights were written: round(master), to the bit."""
-        for own, view in zip(self._wire_views, self.views, strict=False):
-            own.copy_(view)
+        """Round the weights into their copy `wire`, if there is one."""
+        for wire, view in zip(self.wire_views, self.views, strict=False):
+            wire.copy_(view)
 
     def copy_to_wire(self, layout: Layout, block: Tensor) -> None:
-        """Round the weights into a block laid out as they cross the link, beside which no copy is held."""
+        """Round the weights into a block laid out as they cross the link."""
         for entry, view in zip(layout.parameters, self.views, strict=True):
             entry.view(block).copy_(view)
 
     def store_buffers(self, buffers: Tensor, layout: Layout | None = None) -> None:
-        """Take over buffers that a forward changed; they lie as this layout says, if it is not the state's own."""
+        """Take over buffers that a forward changed; they lie as this layout says, by default as the state's."""
         if layout is None or layout.buffers == self.layout.buffers:
             self.buffers.copy_(buffers)
         else:
-            for own, entry in zip(self.layout.buffers, layout.buffers, strict=True):
-                own.view(self.buffers).copy_(entry.view(buffers))
+            for target, source in zip(self.layout.buffers, layout.buffers, strict=True):
+                target.view(self.buffers).copy_(source.view(buffers))
         self.version = next(_VERSIONS)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything there is to save, by name."""
+        """All that is to be saved, by name."""
         named = {"steps": self.steps, "visits": torch.tensor(self.visits)}
-        for entry in self.layout.parameters:
-            named[f"weights.{entry.name}"] = entry.view(self.weights)
+        named |= {f"weights.{name}": view for name, view in self.parameters().items()}
         for moment, views in zip(self.layout.moments, self._moment_views, strict=False):
-            for held, view in zip(moment.entries, views, strict=True):
-                if held is not None and view is not None:
-                    named[f"{moment.name}.{held.name}"] = view
-        for entry in self.layout.buffers:
-            named[f"buffers.{entry.name}"] = entry.view(self.buffers)
-        return named
+            for entry, view in zip(moment.entries, views, strict=True):
+                if entry is not None and view is not None:
+                    named[f"{moment.name}.{entry.name}"] = view
+        return named | {f"buffers.{name}": view for name, view in self.named_buffers().items()}
 
     def load_tensors(self, named: dict[str, Tensor]) -> None:
         """Take over what `tensors` gave.
 
-        What was held for a parameter that is frozen now is dropped, and its steps are counted anew. A parameter that
-        was never updated, or was frozen then, begins with moments of zeros.
+        Moments of a parameter that is frozen now are dropped, and its steps are counted anew. A parameter that was
+        never updated, or was frozen then, begins with moments of zeros.
 
         Raises:
             KeyError: a name is missing or unknown.
             ValueError: a shape or dtype differs.
         """
-        _take_over(self.tensors(), self._with_present_moments(named))
+        _copy_by_name(self._with_present_moments(named), self.tensors())
         self.visits = int(named["visits"])
         self.mark_changed()
 
     def _with_present_moments(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        own, found = self.tensors(), dict(named)
+        named, expected = dict(named), self.tensors()
         for index, entry in enumerate(self.layout.parameters):
-            given = {name for name in found if _is_moment(name, of=entry.name)}
-            if given and not entry.trainable:
-                found = {name: tensor for name, tensor in found.items() if name not in given}
-                found["steps"] = found["steps"].index_fill(0, torch.tensor(index), 0.0)
-            elif not given and "steps" in found and found["steps"].numel() > index and found["steps"][index] == 0:
-                missing = (name for name in own if _is_moment(name, of=entry.name))
-                found |= {name: torch.zeros_like(own[name]) for name in missing}
-        return found
+            moments = [name for name in named if _is_moment(name, of=entry.name)]
+            if moments and not entry.trainable:
+                for name in moments:
+                    del named[name]
+                named["steps"] = named["steps"].index_fill(0, torch.tensor(index), 0.0)
+            elif not moments and "steps" in named and named["steps"].numel() > index and named["steps"][index] == 0:
+                missing = (name for name in expected if _is_moment(name, of=entry.name))
+                named |= {name: torch.zeros_like(expected[name]) for name in missing}
+        return named
 
     def load_weights(self, named: dict[str, Tensor]) -> None:
         """Take over weights and buffers alone of what `tensors` gave, whatever the optimizer; the rest stays.
@@ -309,11 +286,11 @@ class LayerState:
             KeyError: a name is missing or unknown.
             ValueError: a shape or dtype differs.
         """
-        own, given = (
+        sources, targets = (
             {name: tensor for name, tensor in tensors.items() if name.startswith(("weights.", "buffers."))}
-            for tensors in (self.tensors(), named)
+            for tensors in (named, self.tensors())
         )
-        _take_over(own, given)
+        _copy_by_name(sources, targets)
         self.mark_changed()
 
 
@@ -322,14 +299,15 @@ def _is_moment(name: str, *, of: str) -> bool:
     return parameter == of and kind not in ("weights", "buffers")
 
 
-def _take_over(own: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> None:
-    if own.keys() != named.keys():
-        raise KeyError(", ".join(sorted(own.keys() ^ named.keys())))
-    for name, tensor in own.items():
-        if tensor.shape != named[name].shape or tensor.dtype != named[name].dtype:
-            raise ValueError(f"{name} is {tuple(named[name].shape)}, expected {tuple(tensor.shape)}")
-    for name, tensor in own.items():
-        tensor.copy_(named[name])
+def _copy_by_name(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    if sources.keys() != targets.keys():
+        raise KeyError(", ".join(sorted(sources.keys() ^ targets.keys())))
+    for name, target in targets.items():
+        source = sources[name]
+        if source.shape != target.shape or source.dtype != target.dtype:
+            raise ValueError(f"{name} is {tuple(source.shape)}, expected {tuple(target.shape)}")
+    for name, target in targets.items():
+        target.copy_(sources[name])
 
 
 def seed_of(seed: int, key: str) -> int:
@@ -354,29 +332,29 @@ def first_state(
     state = LayerState.zeros(rules_of(pool, optimizer).of(key).layout, masters)
     owner = pool.owner(key)
     read = first_weights(pool, owner)
-    name = tied_name(pool, key)
+    tied = tied_name(pool, key)
     with torch.no_grad():
         if read is not None:
-            for own, view in state.parameters().items():
-                view.copy_(read(own if name is None else name, view.shape))
+            for name, view in state.parameters().items():
+                view.copy_(read(tied or name, view.shape))
             if not state.layout.buffers:
                 return state  # a module would draw weights that nobody needs
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed_of(seed, key))  # `torch.manual_seed` would seed CUDA's too
             module = pool.build_module(owner)
-        built = dict(module.named_parameters(remove_duplicate=False))
-        for own, view in state.parameters().items() if read is None else ():
-            parameter = built[own if name is None else name]
-            check_weights(f"the first weights '{own}' of '{key}'", parameter, is_trained=parameter.requires_grad)
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        for name, view in state.parameters().items() if read is None else ():
+            parameter = parameters[tied or name]
+            check_weights(f"the first weights '{name}' of '{key}'", parameter, is_trained=parameter.requires_grad)
             view.copy_(parameter)
-        values = dict(module.named_buffers())
-        for own, view in state.named_buffers().items():
-            view.copy_(values[own])
+        buffers = dict(module.named_buffers())
+        for name, view in state.named_buffers().items():
+            view.copy_(buffers[name])
     return state
 
 
 def first_weights(pool: LayerPool, layer: Layer) -> Callable[[str, torch.Size], Tensor] | None:
-    """Reads a layer's first weights, by name and expected shape; None where its factory draws them.
+    """A function that reads a layer's first weights, by name and expected shape; None where its factory draws them.
 
     Raises:
         SpaceError: when called, for a tensor of another shape or of integers.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.inbox import GradientBlock, gradient_bytes
+from l2l_nas.eps.gradients import GradientBlock, gradient_bytes
 from l2l_nas.eps.layout import Layout, wire_layout_of
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState, Part

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.host import free_memory_bytes
-from l2l_nas.eps.inbox import GradientMessage, gradient_bytes
+from l2l_nas.eps.inbox import GradientMessage
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.relay.access import StateAccess

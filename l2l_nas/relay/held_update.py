@@ -110,7 +110,7 @@ def apply_gradients(held: HeldStep, gradients: Sequence[Tensor | None]) -> None:
             own[index] = gradients[place]
         try:
             with server.storage.writing(use.key) as state:
-                state.apply(server.rules.of(use.key).calls, own, lr=lr)
+                state.update(server.rules.of(use.key).calls, own, lr=lr)
         except L2LError:
             raise
         except Exception as error:

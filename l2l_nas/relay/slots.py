@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.eps.inbox import GradientBlock, GradientViews, gradient_bytes
+from l2l_nas.eps.gradients import GradientBlock, GradientViews, gradient_bytes
 from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
 from l2l_nas.eps.scale import norms_of
 from l2l_nas.eps.wire import host_block

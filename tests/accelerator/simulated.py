@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from l2l_nas.eps.inbox import GradientBlock, GradientInbox
+from l2l_nas.eps.gradients import GradientBlock
+from l2l_nas.eps.inbox import GradientInbox
 from l2l_nas.relay import accelerator, reference
 from l2l_nas.relay import device as devices
 from l2l_nas.relay import relay as relay_module

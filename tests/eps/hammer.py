@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, TensorSpec
-from l2l_nas.eps.inbox import GradientBlock, GradientMessage
+from l2l_nas.eps.gradients import GradientBlock
+from l2l_nas.eps.inbox import GradientMessage
 from l2l_nas.eps.shared_storage import Place, SharedStorage
 from l2l_nas.eps.state import LayerState, Part
 

@@ -37,11 +37,9 @@ def run(rule, plain, names=SHAPES, *, steps=50, lr=0.01):
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
         rate = lr / (1 + step / 10)
-        block = torch.zeros(state.layout.parameter_bytes, dtype=torch.uint8)
         for entry in state.layout.parameters:
             module[entry.name].grad = torch.randn(entry.shape, generator=generator) * 0.1
-            entry.view(block).copy_(module[entry.name].grad)
-        state.update(rules.calls, block, [True] * len(module), lr=rate)
+        state.update(rules.calls, [module[entry.name].grad for entry in state.layout.parameters], lr=rate)
         for group in optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from l2l_nas import SGD, ParamServer
-from l2l_nas.eps.inbox import GradientBlock, GradientMessage
+from l2l_nas.eps.gradients import GradientBlock
+from l2l_nas.eps.inbox import GradientMessage
 from l2l_nas.eps.scale import Clip, LossScale, norms_of, total_norm
 from l2l_nas.errors import NonFiniteError, SettingError
 from tests.toys import dense_pool
@@ -150,7 +151,7 @@ def test_a_check_that_overflows_refuses_all_and_lowers_the_scale():
     server, order = contributed(bad=KEYS[1])
     server.gradients.loss_scale = LossScale(64.0)
     assert server.gradients.check(order, server.storage, clip=None, is_scaled=True).is_refused
-    assert server.gradients.keys == ()
+    assert server.gradients.waiting == {}
     assert server.gradients.loss_scale == LossScale(32.0)
 
 
@@ -161,7 +162,7 @@ def test_a_check_in_the_lowest_scale_or_without_one_names_the_layer():
         with pytest.raises(NonFiniteError, match=f"gradient of layer '{KEYS[1]}' is not finite at step 4"):
             server.gradients.check(order, server.storage, clip=None, is_scaled=scale is not None)
         server.gradients.discard(server.storage)
-        assert server.gradients.keys == ()
+        assert server.gradients.waiting == {}
 
 
 def test_clipping_by_layer_looks_at_each_state_by_itself():

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from l2l_nas import SGD, AdamW, ParamServer, Relay
-from l2l_nas.eps.inbox import GradientBlock, GradientMessage
+from l2l_nas.eps.gradients import GradientBlock
+from l2l_nas.eps.inbox import GradientMessage
 from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage
 from l2l_nas.errors import NonFiniteError, StateLostError
 from tests.toys import SquaredError, dense_pool, random_data
@@ -174,7 +175,7 @@ def test_an_update_that_ends_half_way_leaves_the_state_as_it_was_or_refused_and_
         server.gradients.add(KEY, sent(*gradient(server)), lr=0.5, step=0)
         with pytest.raises(MemoryError, match="temporary"):
             server.gradients.update(KEY, server.storage, checked=False)
-        assert server.gradients.keys == ()
+        assert server.gradients.waiting == {}
         if kind == "ram":
             with pytest.raises(StateLostError, match=KEY):
                 server.state(KEY)

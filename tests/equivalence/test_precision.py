@@ -138,7 +138,7 @@ def test_a_step_that_overflows_changes_nothing_but_buffers_and_halves_the_scale(
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
     assert all(name.startswith("buffers.") for _, name in changed)
-    assert relay.server.gradients.keys == ()
+    assert relay.server.gradients.waiting == {}
 
 
 @pytest.mark.parametrize("update", [UpdateOrder.CHECKED, UpdateOrder.AHEAD])
@@ -180,7 +180,7 @@ def test_an_overflow_in_the_lowest_scale_is_an_error_that_names_the_layer():
     assert relay.server.gradients.loss_scale.scale == 1.0
     with pytest.raises(NonFiniteError, match="gradient of layer 'head/mlp' is not finite at step 1"):
         train(relay, PATH, step=1, objective=Steep())
-    assert relay.server.gradients.keys == ()
+    assert relay.server.gradients.waiting == {}
     assert torch.equal(relay.server.state("head/mlp").weights, before)
     assert not train(relay, PATH, step=2).is_skipped
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from l2l_nas.eps.inbox import GradientBlock, gradient_bytes
+from l2l_nas.eps.gradients import GradientBlock, gradient_bytes
 from l2l_nas.space.live_bytes import LiveBytes
 
 
@@ -32,5 +32,5 @@ def fill(server) -> None:
     layouts = [server.layout(key) for key in server.visited]
     size = max(gradient_bytes(layout) for layout in layouts)
     blocks = [GradientBlock(torch.empty(size, dtype=torch.uint8)) for _ in layouts]
-    server.gradients.forget(server.gradients.keys)
+    server.gradients.waiting.clear()
     server.gradients._blocks[:] = blocks

@@ -45,7 +45,7 @@ def test_who_looks_at_a_state_sees_every_step(update):
     relay = stepped(update)
     assert relay.server.state("head/mlp").visits == 2
     assert is_same(relay.server, expected())
-    assert relay.server.gradients.keys == ()
+    assert relay.server.gradients.waiting == {}
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -252,7 +252,7 @@ def test_whatever_refuses_a_step_nothing_of_the_step_before_is_lost(update, faul
             own.is_bad = False
         train(relay, ["good", "good"], step=2)
         relay.close()
-        assert relay.server.gradients.keys == ()
+        assert relay.server.gradients.waiting == {}
         servers.append({own: tensor for own, tensor in tensors(relay.server).items() if "faulty" not in own[0]})
     expected, found = servers
     assert found.keys() == expected.keys()

@@ -50,7 +50,7 @@ def test_a_failed_copy_names_the_layer_and_refuses_the_step_as_if_it_had_not_bee
     with pytest.raises(LaneError, match="disk full") as caught:
         in_time(lambda: train(relay, OTHER, step=1))
     assert (caught.value.op, caught.value.layer) == (CALLS[name], fails.failed)
-    assert relay.server.gradients.keys == ()
+    assert relay.server.gradients.waiting == {}
     for step in (2, 3):
         assert train(relay, OTHER, step=step) == train(other, OTHER, step=step)
     assert is_same(relay.server, tensors(other.server))
@@ -66,7 +66,7 @@ def test_with_eager_updates_a_failure_leaves_a_relay_that_trains_on(name):
         with pytest.raises(LaneError, match="disk full") as caught:
             in_time(lambda relay=relay: (train(relay, PATH, step=1), relay.drain()))
         assert fails.failed == caught.value.layer
-        assert relay.server.gradients.keys == ()
+        assert relay.server.gradients.waiting == {}
         assert len(relay.server.gradients._blocks) == len({id(buffer) for buffer in relay.server.gradients._blocks})
         in_time(lambda relay=relay: (train(relay, PATH, step=2), relay.close()))
         assert all(t.isfinite().all() for t in tensors(relay.server).values())
@@ -81,7 +81,7 @@ def test_a_failed_update_is_heard_of_at_the_next_step_or_drain_and_others_are_do
     with pytest.raises(LaneError, match=r"update of .* failed: OSError: disk full"):
         in_time(lambda: (train(relay, PATH, step=1), train(relay, PATH, step=2), relay.drain()))
     in_time(lambda: (train(relay, PATH, step=3), relay.close()))  # an update that was not begun is done now
-    assert relay.server.gradients.keys == ()
+    assert relay.server.gradients.waiting == {}
 
 
 def test_an_error_of_our_own_is_not_wrapped():
@@ -166,7 +166,7 @@ def test_eager_names_layer_and_step_of_a_bad_gradient_in_the_next_step_at_the_la
     with pytest.raises(NonFiniteError, match="gradient of layer 'p1/root' is not finite at step 7") as caught:
         in_time(steps)
     assert (caught.value.layer, caught.value.step) == ("p1/root", 7)
-    assert relay.server.gradients.keys == ()
+    assert relay.server.gradients.waiting == {}
     assert relay.server.state("p1/root").visits == 0
     in_time(lambda: (train(relay, follower, step=9), relay.drain()))
     assert all(t.isfinite().all() for t in tensors(relay.server).values())
@@ -200,7 +200,7 @@ def test_exact_and_serial_refuse_a_step_with_a_bad_gradient_as_if_it_had_not_bee
     state.parameters()["scale"].fill_(value)
     state.mark_changed()
     assert is_same(relay.server, before)  # BatchNorm's statistics too
-    assert relay.server.gradients.keys == ()
+    assert relay.server.gradients.waiting == {}
     for step in (3, 4):
         assert train(relay, ["c"] * 4, step=step) == train(other, ["c"] * 4, step=step)
     assert is_same(relay.server, tensors(other.server))

@@ -229,7 +229,7 @@ INTERRUPTED = """
             pass
         else:
             sys.exit("it was not interrupted")
-        assert not relay.server.gradients.keys, relay.server.gradients.keys
+        assert not relay.server.gradients.waiting, relay.server.gradients.waiting
         relay.lanes._runner._stress = None
         if update != "eager":  # the step was refused as a whole
             assert is_same(relay.server, before)
