@@ -40,6 +40,18 @@ class SpaceError(L2LError):
         return "".join(f"{label} '{name}': " for label, name in named if name)
 
 
+@contextlib.contextmanager
+def located(position: str, candidate: str | None = None) -> Iterator[None]:
+    """Has a SpaceError that names no position begin with this one."""
+    try:
+        yield
+    except SpaceError as error:
+        if error.position is None:
+            error.position, error.candidate = position, candidate
+            error.args = (error.place(position, candidate) + str(error),)
+        raise
+
+
 class ShapeError(SpaceError):
     """A candidate whose output does not fit what its neighbours agreed on."""
 

@@ -18,9 +18,8 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError, user_code
 from l2l_nas.relay.extend import Caches
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import Specs, TensorSpec
+from l2l_nas.space.candidate import Specs, TensorSpec, describe
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import describe
 
 Batch = tuple[Tensor, ...]
 # makes of the outputs of a micro-batch, by its number, what is wanted of them

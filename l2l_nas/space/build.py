@@ -66,47 +66,47 @@ class Builder:
         # by kind, what to copy on meta; None where the factory builds there itself
         self._prototypes: dict[object, nn.Module | None] = {}
 
-    def build(self, kind: object, factory: Callable[[], object], device: str, where: dict[str, str]) -> nn.Module:
+    def build(self, kind: object, factory: Callable[[], object], device: str) -> nn.Module:
         """A module of its own on a device: "meta", "cpu" or an accelerator.
 
         Raises:
             SpaceError: the factory raised, or returned something else than a module that can be a layer.
         """
         if kind not in self._prototypes:
-            module = self._first(kind, factory, where)
+            module = self._first(kind, factory)
             if device == "meta" and self._prototypes[kind] is None:
                 return module
         prototype = self._prototypes[kind]
         if device == "meta" and prototype is not None:
             return meta_copy(prototype)
-        module = _call(factory, device, where)
+        module = _call(factory, device)
         if prototype is not None:
-            module = _copied(copy.deepcopy, module, where)
+            module = _copied(copy.deepcopy, module)
         if device != "meta":
             module = module.to(device)
         leftover = [name for name, tensor in named_tensors(module) if tensor.is_meta is not (device == "meta")]
         if leftover:
-            raise SpaceError(f"its factory builds '{leftover[0]}' on another device in some of its calls", **where)
+            raise SpaceError(f"its factory builds '{leftover[0]}' on another device in some of its calls")
         return module
 
-    def _first(self, kind: object, factory: Callable[[], object], where: dict[str, str]) -> nn.Module:
+    def _first(self, kind: object, factory: Callable[[], object]) -> nn.Module:
         """Call a factory for the first time: whether it can build on meta, and whether each of its modules is new."""
         device = "meta"
         try:
-            module = _call(factory, device, where)
+            module = _call(factory, device)
         except SpaceError:
             device = "cpu"
             with torch.random.fork_rng(devices=[]):
-                module = _call(factory, device, where)
-        _refuse_unusable(module, where)
+                module = _call(factory, device)
+        _refuse_unusable(module)
         is_new = all(tensor.is_meta for _, tensor in named_tensors(module)) and not isinstance(factory, Existing)
         if not is_new:
-            _refuse_ties_to_itself(module, where)
+            _refuse_ties_to_itself(module)
             with torch.random.fork_rng(devices=[]):
-                again = _call(factory, device, where)
+                again = _call(factory, device)
             same = {id(parameter) for parameter in again.parameters() if again is not module}
             self.borrowed[kind] = {n: p for n, p in module.named_parameters() if id(p) in same and p.requires_grad}
-        self._prototypes[kind] = None if is_new else _copied(meta_copy, module, where)
+        self._prototypes[kind] = None if is_new else _copied(meta_copy, module)
         return module
 
 
@@ -121,49 +121,46 @@ class Existing:
         return self.module
 
 
-def _call(factory: Callable[[], object], device: str, where: dict[str, str]) -> nn.Module:
+def _call(factory: Callable[[], object], device: str) -> nn.Module:
     try:
         with torch.device(device):
             module = factory()
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise
-        raise SpaceError(f"its factory {what_raised(error)}", **where) from error
+        raise SpaceError(f"its factory {what_raised(error)}") from error
     if not isinstance(module, nn.Module):
-        raise SpaceError(f"its factory returned {type(module).__name__}, expected an nn.Module", **where)
+        raise SpaceError(f"its factory returned {type(module).__name__}, expected an nn.Module")
     return module
 
 
-def _copied(how: Callable[[nn.Module], nn.Module], module: nn.Module, where: dict[str, str]) -> nn.Module:
+def _copied(how: Callable[[nn.Module], nn.Module], module: nn.Module) -> nn.Module:
     try:
         return how(module)
     except Exception as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SpaceError(
-            f"it was built before and cannot be copied ({text}); build it in the factory and load its weights there",
-            **where,
+            f"it was built before and cannot be copied ({text}); build it in the factory and load its weights there"
         ) from error
 
 
-def _refuse_unusable(module: nn.Module, where: dict[str, str]) -> None:
+def _refuse_unusable(module: nn.Module) -> None:
     """Refuse what neither a copy nor a slot can carry: parameters without a shape, hooks on them, shared memory."""
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise SpaceError(f"{name or 'it'} gives sparse gradients, which no slot holds; write sparse=False", **where)
+            raise SpaceError(f"{name or 'it'} gives sparse gradients, which no slot holds; write sparse=False")
     extents: dict[int, list[tuple[str, int, int]]] = {}
     for name, tensor in named_tensors(module):
         if is_lazy(tensor):
             raise SpaceError(
                 f"'{name}' gets its shape in the first forward; give the shape, such as nn.Linear(in, out) for "
-                "nn.LazyLinear(out)",
-                **where,
+                "nn.LazyLinear(out)"
             )
         if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
             raise SpaceError(
                 f"the tensor '{name}' has a hook (register_hook), which would be lost: weights cross to the device "
                 "without it; do the same in the forward, such as self.weight * mask, or with "
-                "torch.nn.utils.parametrize",
-                **where,
+                "torch.nn.utils.parametrize"
             )
         start = int(tensor.storage_offset()) * tensor.itemsize
         extent = 1 + sum(int((size - 1) * step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -171,11 +168,11 @@ def _refuse_unusable(module: nn.Module, where: dict[str, str]) -> None:
         end = start + extent * tensor.itemsize if tensor.numel() else start
         for other, begins, ends in neighbours:
             if start < ends and begins < end:
-                raise SpaceError(f"'{name}' and '{other}' share memory; clone one, or make them one tensor", **where)
+                raise SpaceError(f"'{name}' and '{other}' share memory; clone one, or make them one tensor")
         neighbours.append((name, start, end))
 
 
-def _refuse_ties_to_itself(module: nn.Module, where: dict[str, str]) -> None:
+def _refuse_ties_to_itself(module: nn.Module) -> None:
     """Refuse functions that hold the module: they are not copied, and would go on using the original."""
     parts = {id(item) for _, item in (*module.named_modules(), *named_tensors(module))}
     for part in module.modules():
@@ -186,6 +183,5 @@ def _refuse_ties_to_itself(module: nn.Module, where: dict[str, str]) -> None:
                 if any(id(held) in parts for _, held in contents(function, attribute, opaque=False)):
                     raise SpaceError(
                         f"a function in '{attribute}' holds a part of the layer itself, and would use the original "
-                        "where the layer is a copy; make it a method, or build the layer in the factory",
-                        **where,
+                        "where the layer is a copy; make it a method, or build the layer in the factory"
                     )

@@ -47,6 +47,11 @@ class TensorSpec:
 Specs = tuple[TensorSpec, ...]
 
 
+def describe(specs: Specs) -> str:
+    """Specs as a reader wants them: `[batch, 16, 8, 8] float32`."""
+    return ", ".join(map(str, specs))
+
+
 @dataclass(frozen=True)
 class FirstWeights:
     """First weights that exist somewhere, such as in a file, and are read when a layer is first needed.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import nn
 
 from l2l_nas.arguments import check_count, check_kind, check_list, check_names
-from l2l_nas.errors import SpaceError, did_you_mean
+from l2l_nas.errors import SpaceError, did_you_mean, located
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.build import Builder
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
@@ -190,12 +191,11 @@ class LayerPool:
         for layer in self._layers.values():
             owner = self._owners[layer.key]
             if any(getattr(owner.candidate, of) != getattr(layer.candidate, of) for of in ("kind", "tied", "weights")):
-                raise SpaceError(
-                    f"in a shared pool a name is one layer, but '{self.positions[owner.position].name}' builds it "
-                    "with another factory, ties or weights; use the same ones or another name",
-                    position=self.positions[layer.position].name,
-                    candidate=layer.candidate.name,
-                )
+                with self.naming(layer):
+                    raise SpaceError(
+                        f"in a shared pool a name is one layer, but '{self.positions[owner.position].name}' builds it "
+                        "with another factory, ties or weights; use the same ones or another name"
+                    )
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -296,13 +296,17 @@ class LayerPool:
         Raises:
             SpaceError: the factory raised, or returned something else than a module that can be a layer.
         """
-        where = {"position": self.positions[layer.position].name, "candidate": layer.candidate.name}
-        module = self._builder.build(layer.candidate.kind, layer.candidate.factory, device, where)
-        parameters = dict(module.named_parameters(remove_duplicate=False))
-        for name in layer.candidate.tied:
-            if name not in parameters:
-                raise SpaceError(f"ties '{name}', but has only {', '.join(parameters) or 'no parameters'}", **where)
+        with self.naming(layer):
+            module = self._builder.build(layer.candidate.kind, layer.candidate.factory, device)
+            parameters = dict(module.named_parameters(remove_duplicate=False))
+            for name in layer.candidate.tied:
+                if name not in parameters:
+                    raise SpaceError(f"ties '{name}', but has only {', '.join(parameters) or 'no parameters'}")
         return module
+
+    def naming(self, layer: Layer) -> AbstractContextManager[None]:
+        """Has a SpaceError name a layer, unless it names one itself."""
+        return located(self.positions[layer.position].name, layer.candidate.name)
 
     def borrowed(self, layer: Layer) -> Mapping[str, nn.Parameter]:
         """Trainable parameters, by name, that a layer's factory takes from elsewhere; known once it was built."""

@@ -23,10 +23,11 @@ from torch.overrides import TorchFunctionMode
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import named_tensors
-from l2l_nas.space.candidate import Specs, TensorSpec
+from l2l_nas.space.candidate import Specs, TensorSpec, describe
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents, storage_of
 from l2l_nas.space.dry_run import BATCH, DryRun
 from l2l_nas.space.operations import OperationLog, Phase, name_of, tensors_in, written_by
+from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.randomness import drawing_nothing, preserved_generators
 
 T = TypeVar("T")
@@ -56,29 +57,27 @@ def default_device() -> torch.device:
 
 
 @torch.enable_grad()
-def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.device | None = None) -> ProbeResult:
+def probe(pool: LayerPool, layer: Layer, inputs: Specs, *, device: torch.device | None = None) -> ProbeResult:
     """Run a layer once.
 
     Args:
-        build: of a device, a new module of the layer.
-        where: position and candidate, for errors.
         device: of the relay, for a layer that the host cannot run; None: `default_device()`.
 
     Raises:
         SpaceError: it raised, or would train wrongly: see [Note: what a layer may keep].
     """
     recorder = _Recorder()
-    module = build("meta")
-    _refuse_hidden_tensors(module, where)
+    module = pool.build_module(layer, device="meta")
+    _refuse_hidden_tensors(module)
     try:
-        outputs = drawing_nothing(lambda: _run(module, recorder, inputs, "meta", where), where)
+        outputs = drawing_nothing(lambda: _run(module, recorder, inputs, "meta"))
         return ProbeResult(outputs, "meta", recorder.has_written)
-    except SpaceError as error:
-        raise _placed(error, where) from None
+    except SpaceError:
+        raise
     except Exception:
-        recorder.raise_refusal(where)
+        recorder.raise_refusal()
     try:
-        return _probed_on("cpu", build, inputs, where)
+        return _probed_on("cpu", pool, layer, inputs)
     except SpaceError as error:
         # an index out of range is refused as it is: on a GPU it would end all further work of the process
         if not isinstance(error.__cause__, Exception) or isinstance(error.__cause__, IndexError):
@@ -86,10 +85,10 @@ def probe(build: Any, inputs: Specs, where: dict[str, str], *, device: torch.dev
         relay_device = device or default_device()
         if relay_device.type in ("cpu", "meta"):
             raise
-        return _probed_on(str(relay_device), build, inputs, where)
+        return _probed_on(str(relay_device), pool, layer, inputs)
 
 
-def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) -> ProbeResult:
+def _probed_on(device: str, pool: LayerPool, layer: Layer, inputs: Specs) -> ProbeResult:
     """Run a layer once on a device that computes.
 
     Raises:
@@ -99,26 +98,20 @@ def _probed_on(device: str, build: Any, inputs: Specs, where: dict[str, str]) ->
         torch.default_generator.manual_seed(0)
         recorder = _Recorder(builds=True)
         with recorder, _Constants(recorder):
-            module = build(device)
-        _refuse_hidden_tensors(module, where)
+            module = pool.build_module(layer, device=device)
+        _refuse_hidden_tensors(module)
         try:
-            outputs = drawing_nothing(lambda: _run(module, recorder, inputs, device, where), where)
+            outputs = drawing_nothing(lambda: _run(module, recorder, inputs, device))
             return ProbeResult(outputs, device, recorder.has_written)
-        except SpaceError as error:
-            raise _placed(error, where) from None
+        except SpaceError:
+            raise
         except Exception as error:
-            recorder.raise_refusal(where)
+            recorder.raise_refusal()
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            listed = ", ".join(map(str, inputs))
-            raise SpaceError(f"raised on input {listed}: {text}", **where) from error
+            raise SpaceError(f"raised on input {describe(inputs)}: {text}") from error
 
 
-def _placed(error: SpaceError, where: dict[str, str]) -> SpaceError:
-    """Add the layer's position to a refusal of its own code, such as `add_loss`, which does not know it."""
-    return error if error.position is not None else SpaceError(str(error), **where)
-
-
-def _run(module: nn.Module, recorder: _Recorder, inputs: Specs, device: str, where: dict[str, str]) -> Specs:
+def _run(module: nn.Module, recorder: _Recorder, inputs: Specs, device: str) -> Specs:
     """Run forward and backward in training, then evaluation. Returns the outputs' specs."""
     dry_run = DryRun(module, inputs, device)
     recorder.know(module)
@@ -127,34 +120,29 @@ def _run(module: nn.Module, recorder: _Recorder, inputs: Specs, device: str, whe
 
     def checked(run: Callable[..., T]) -> T:
         result = run(recorder, _Constants(recorder))
-        _refuse_changes(before, module, where)
-        recorder.raise_refusal(where)
+        _refuse_changes(before, module)
+        recorder.raise_refusal()
         return result
 
-    specs = _specs(checked(dry_run.forward), where)
+    specs = _specs(checked(dry_run.forward))
     checked(dry_run.backward)
-    evaluated = _specs(checked(dry_run.evaluate), where)
+    evaluated = _specs(checked(dry_run.evaluate))
     if evaluated != specs:
         raise SpaceError(
-            f"gives {_described(specs)} in training and {_described(evaluated)} in evaluation; the next layer must be "
-            "able to take both, so let it give the same tensors in both",
-            **where,
+            f"gives {describe(specs)} in training and {describe(evaluated)} in evaluation; the next layer must be "
+            "able to take both, so let it give the same tensors in both"
         )
     return specs
 
 
-def _specs(outputs: Sequence[Tensor], where: dict[str, str]) -> Specs:
+def _specs(outputs: Sequence[Tensor]) -> Specs:
     for output in outputs:
         if output.dim() == 0 or output.shape[0] != BATCH:
-            raise SpaceError(f"its output {tuple(output.shape)} does not begin with the batch dimension", **where)
+            raise SpaceError(f"its output {tuple(output.shape)} does not begin with the batch dimension")
     return tuple(TensorSpec.of(output) for output in outputs)
 
 
-def _described(specs: Specs) -> str:
-    return ", ".join(map(str, specs))
-
-
-def _refuse_hidden_tensors(module: nn.Module, where: dict[str, str]) -> None:
+def _refuse_hidden_tensors(module: nn.Module) -> None:
     """Refuse tensors that are neither parameter nor buffer: slots and checkpoints would lack them."""
     registered = {id(tensor) for _, tensor in named_tensors(module)} | {id(part) for part in module.modules()}
     for path, part in module.named_modules():
@@ -167,30 +155,27 @@ def _refuse_hidden_tensors(module: nn.Module, where: dict[str, str]) -> None:
                 if isinstance(item, nn.Module) and any(True for _ in named_tensors(item)):
                     raise SpaceError(
                         f"keeps the layer '{expression}' where its weights are not found; "
-                        "use nn.ModuleList or ModuleDict",
-                        **where,
+                        "use nn.ModuleList or ModuleDict"
                     )
                 if isinstance(item, Tensor):
                     advice = f"use register_buffer('{name}', ...)"
                     if f"{name}_g" in part._parameters or f"{name}_orig" in part._parameters:
                         advice = "use the function of this name in torch.nn.utils.parametrizations"
-                    raise SpaceError(f"keeps the tensor '{expression}' as a plain attribute; {advice}", **where)
+                    raise SpaceError(f"keeps the tensor '{expression}' as a plain attribute; {advice}")
 
 
-def _refuse_changes(before: Snapshot, module: nn.Module, where: dict[str, str]) -> None:
+def _refuse_changes(before: Snapshot, module: nn.Module) -> None:
     name = before.changed(Snapshot(module))
     if name is None:
         return
     if name in _buffer_names(module):
         raise SpaceError(
             f"its forward replaces the buffer '{name}'; make it in __init__ and change it in place: "
-            f"self.{name}.copy_(...)",
-            **where,
+            f"self.{name}.copy_(...)"
         )
     raise SpaceError(
         f"its forward changes 'self.{name}'; what it keeps from call to call must be a buffer: "
-        f"register_buffer('{name.rpartition('.')[2]}', ...) in __init__, changed in place",
-        **where,
+        f"register_buffer('{name.rpartition('.')[2]}', ...) in __init__, changed in place"
     )
 
 
@@ -263,10 +248,10 @@ class _Recorder(OperationLog):
             if phase != "backward":
                 self._named[storage_of(tensor)] = ("input", str(index))
 
-    def raise_refusal(self, where: dict[str, str]) -> None:
+    def raise_refusal(self) -> None:
         """Raise SpaceError if anything was seen."""
         if self._refusal:
-            raise SpaceError(self._refusal, **where) from None
+            raise SpaceError(self._refusal) from None
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check what an operation takes, changes and draws from."""

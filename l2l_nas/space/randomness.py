@@ -30,12 +30,11 @@ _NUMPY_RANDOM: Any = np.random  # whose stubs lack its functions for bit generat
 _OWNER: Any = random.random.__self__  # type: ignore[attr-defined]  # of the module's functions
 
 
-def drawing_nothing(run: Callable[[], T], where: dict[str, str], *, whose: str = "its") -> T:
+def drawing_nothing(run: Callable[[], T], *, whose: str = "its") -> T:
     """What a forward gives that draws from neither generator.
 
     Args:
         run: does it; where other threads draw as well, once more.
-        where: position and candidate, for the error.
         whose: forward that is, for the error.
 
     Raises:
@@ -51,8 +50,7 @@ def drawing_nothing(run: Callable[[], T], where: dict[str, str], *, whose: str =
     if drawn:
         raise SpaceError(
             f"{whose} forward draws from {drawn[0]}, which gives other numbers where the backward runs it again; use "
-            "torch's, such as torch.rand(())",
-            **where,
+            "torch's, such as torch.rand(())"
         )
     return result
 

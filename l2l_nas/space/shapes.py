@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from l2l_nas.errors import ShapeError, SpaceError, one_line
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import Position, Specs
+from l2l_nas.space.candidate import Position, Specs, describe
 from l2l_nas.space.dry_run import DryRun
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
 from l2l_nas.space.probe import ProbeResult, probe
@@ -73,7 +72,7 @@ def _is_known_on(pool: LayerPool, device: torch.device | None) -> bool:
 
 
 def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
-    if all(candidate.is_skip for position in pool.positions for candidate in position.candidates):
+    if all(layer.candidate.is_skip for layer in pool.layers):
         raise SpaceError("every candidate of every position is a skip; give at least one position a layer")
     values: dict[str, Specs] = dict(pool.sources)
     takes: list[Specs] = []
@@ -129,17 +128,11 @@ def _refuse_shared_parts(pool: LayerPool) -> None:
         for name, parameter in pool.borrowed(layer).items():
             owner = owners.setdefault(id(parameter), layer)
             if owner.key != layer.key and name not in layer.candidate.tied:
-                raise SpaceError(
-                    f"its parameter '{name}' is part of '{owner.key}' too, but each layer has weights of its own; tie "
-                    f"it in both, Candidate(..., tied={{'{name}': 'a_name'}}), or copy it in the factory",
-                    position=pool.positions[layer.position].name,
-                    candidate=layer.candidate.name,
-                )
-
-
-def describe(specs: Specs) -> str:
-    """Specs as a reader wants them: `[batch, 16, 8, 8] float32`."""
-    return ", ".join(map(str, specs))
+                with pool.naming(layer):
+                    raise SpaceError(
+                        f"its parameter '{name}' is part of '{owner.key}' too, but each layer has weights of its own; "
+                        f"tie it in both, Candidate(..., tied={{'{name}': 'a_name'}}), or copy it in the factory"
+                    )
 
 
 def _probed(pool: LayerPool, layer: Layer) -> list[ProbeResult]:
@@ -185,11 +178,8 @@ def refuse_lone_sample(pool: LayerPool, architecture: Architecture | None, *, ad
         if key not in known:
             known[key] = _raised_alone(pool, layer, inputs)
         if known[key]:
-            raise SpaceError(
-                f"cannot train on one sample alone ({known[key]}); {advice}",
-                position=pool.positions[layer.position].name,
-                candidate=layer.candidate.name,
-            )
+            with pool.naming(layer):
+                raise SpaceError(f"cannot train on one sample alone ({known[key]}); {advice}")
 
 
 @torch.no_grad()
@@ -206,20 +196,15 @@ def _raised_alone(pool: LayerPool, layer: Layer, inputs: Specs) -> str:
 def _outputs(
     pool: LayerPool, layer: Layer, inputs: Specs, ties: dict[str, list[int]], relay_device: torch.device | None
 ) -> Specs:
-    where = {"position": pool.positions[layer.position].name, "candidate": layer.candidate.name}
-    module: nn.Module | None = None
-
-    def build(device: str) -> nn.Module:
-        nonlocal module
-        module = pool.build_module(layer, device=device)
-        return module
-
-    result = probe(build, inputs, where, device=relay_device)
-    assert module is not None
-    _PROBED[pool].setdefault(layer.candidate.kind, []).append(result)
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    for name, group in layer.candidate.tied.items():
-        shape = list(parameters[name].shape)
-        if shape != ties.setdefault(group, shape):
-            raise SpaceError(f"ties '{name}' {shape} to '{group}', which is {ties[group]} in an earlier layer", **where)
+    with pool.naming(layer):
+        result = probe(pool, layer, inputs, device=relay_device)
+        _PROBED[pool].setdefault(layer.candidate.kind, []).append(result)
+        tied = layer.candidate.tied
+        parameters = (
+            dict(pool.build_module(layer, device="meta").named_parameters(remove_duplicate=False)) if tied else {}
+        )
+        for name, group in tied.items():
+            shape = list(parameters[name].shape)
+            if shape != ties.setdefault(group, shape):
+                raise SpaceError(f"ties '{name}' {shape} to '{group}', which is {ties[group]} in an earlier layer")
     return result.outputs

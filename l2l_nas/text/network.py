@@ -10,9 +10,9 @@ from torch import Tensor
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Executor
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import TensorSpec
+from l2l_nas.space.candidate import TensorSpec, describe
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import check_shapes, describe
+from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.samples import SCORING, Key, Loaded, Samples
 
 

@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 from l2l_nas.errors import DataError, user_code
 from l2l_nas.relay.interface import Targets
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import Specs, TensorSpec
+from l2l_nas.space.candidate import Specs, TensorSpec, describe
 from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.contents import contents
 from l2l_nas.space.objective import with_objective
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import Shapes, describe
+from l2l_nas.space.shapes import Shapes
 from l2l_nas.space.values import as_tuple
 from l2l_nas.training.data import Data
 from l2l_nas.training.metrics import MeasuredTask, Metric

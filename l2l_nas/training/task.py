@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Targets
-from l2l_nas.space.candidate import Specs
-from l2l_nas.space.shapes import describe
+from l2l_nas.space.candidate import Specs, describe
 
 
 class Task(Protocol):

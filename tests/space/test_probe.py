@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, add_loss
 from l2l_nas.errors import SpaceError
+from l2l_nas.space.candidate import describe
 from l2l_nas.space.randomness import preserved_generators
-from l2l_nas.space.shapes import check_shapes, describe, runs_on
+from l2l_nas.space.shapes import check_shapes, runs_on
 
 W = 4
 NUMPY = np.random.default_rng(0)

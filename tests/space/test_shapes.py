@@ -10,7 +10,8 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.errors import ShapeError, SpaceError
-from l2l_nas.space.shapes import check_shapes, describe
+from l2l_nas.space.candidate import describe
+from l2l_nas.space.shapes import check_shapes
 
 LINEAR = partial(nn.Linear, 4, 4)
 SPEC = TensorSpec((4,))

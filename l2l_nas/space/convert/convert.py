@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -251,9 +252,8 @@ def _record(
     buffers = dict(model.named_buffers())
     try:
         with torch.random.fork_rng(devices=[]), masks_always_made():
-            recording = drawing_nothing(
-                lambda: Recording(model, paths, arguments, training=training), {}, whose="the model's"
-            )
+            run = partial(Recording, model, paths, arguments, training=training)
+            recording = drawing_nothing(run, whose="the model's")
     except SpaceError:
         raise
     except Exception as error:
