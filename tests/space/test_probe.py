@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import sys
-import threading
-import time
 from functools import partial
 
 import numpy as np
@@ -18,38 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, add_loss
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.candidate import describe
-from l2l_nas.space.randomness import preserved_generators
 from l2l_nas.space.shapes import check_shapes, runs_on
-
-W = 4
-NUMPY = np.random.default_rng(0)
-
-
-class Layer(nn.Module):
-    """A linear layer, and beside it what `prepare` and `run` do."""
-
-    def __init__(self, prepare=None, run=None):
-        super().__init__()
-        self.linear = nn.Linear(W, W)
-        self.run = run
-        if prepare:
-            prepare(self)
-
-    def forward(self, x):
-        return self.run(self, x) if self.run else self.linear(x)
-
-
-def layer(prepare=None, run=None):
-    return partial(Layer, prepare, run)
-
-
-def pool_of(*factories, inputs=None):
-    positions = [Position(f"p{i}", [Candidate("c", factory)]) for i, factory in enumerate(factories)]
-    return LayerPool(positions, inputs=inputs or TensorSpec((W,)))
-
-
-def check(*factories, inputs=None):
-    return check_shapes(pool_of(*factories, inputs=inputs))
+from tests.space.probing import Layer, Nonzero, W, check, layer, pool_of
 
 
 def hooked(how):
@@ -237,14 +203,6 @@ def test_what_would_train_wrongly_is_refused_with_its_place_and_what_to_write(na
     assert "\n" not in str(caught.value)
 
 
-class Nonzero(nn.Linear):
-    """Runs some samples only."""
-
-    def forward(self, x):
-        chosen = (x.sum(-1) > 0).nonzero()[:, 0]
-        return torch.zeros_like(x).index_add(0, chosen, super().forward(x[chosen]))
-
-
 def with_numpy():
     return Layer(lambda self: self.register_buffer("table", torch.from_numpy(np.eye(W, dtype=np.float32))))
 
@@ -278,14 +236,6 @@ def test_what_cannot_be_built_on_meta_is_built_on_the_host(name):
     module = pool.build_module(pool.layers[0], device="meta")
     assert all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
     assert not any(t.is_meta for t in pool.build_module(pool.layers[0]).state_dict().values())
-
-
-def test_random_numbers_of_the_process_are_not_used_up():
-    before = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
-    check(HOST["nonzero"], BUILT_ON_HOST["orthogonal"], partial(nn.Dropout, 0.5))
-    after = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
-    assert before[:2] == after[:2]
-    assert torch.equal(before[2], after[2])
 
 
 FINE = {
@@ -400,76 +350,3 @@ def test_an_auxiliary_loss_is_probed_too():
     check(layer(run=fine))
     with pytest.raises(SpaceError, match="its backward changes the buffer 'count'"):
         check(layer(lambda module: module.register_buffer("count", torch.zeros(())), changes_a_buffer))
-
-
-class Noise:
-    """Another thread that draws from every generator of the process, all the time."""
-
-    def __enter__(self):
-        self.ends = threading.Event()
-        self.drawn = threading.Barrier(2)
-        self.thread = threading.Thread(target=self._draw)
-        self.thread.start()
-        self.drawn.wait()
-        return self
-
-    def __exit__(self, *_):
-        self.ends.set()
-        self.thread.join()
-
-    def _draw(self):
-        own = random.getstate(), np.random.get_state()
-        np.random.normal()
-        self.drawn.wait()
-        while not self.ends.is_set():
-            random.random()
-            np.random.rand()
-            time.sleep(0)
-        random.setstate(own[0])
-        np.random.set_state(own[1])
-
-
-def test_numbers_that_other_threads_draw_are_no_fault_of_a_layer_and_are_not_drawn_again():
-    generator = np.random.get_bit_generator()
-    with Noise():
-        check(partial(nn.Linear, W, W), partial(nn.Dropout, 0.5), HOST["nonzero"])
-        for name in ("random", "numpy"):
-            with pytest.raises(SpaceError, match="draws from"):
-                check(REFUSED[name][0])
-    assert np.random.get_bit_generator() is generator
-    assert sys.getprofile() is None
-
-
-def test_what_another_thread_drew_meanwhile_stays_drawn():
-    states = []
-
-    def another():
-        np.random.rand()
-        states.append((random.random(), random.getstate(), np.random.get_state()[2]))
-
-    class Layer(nn.Linear):
-        def forward(self, x):
-            if not states:
-                begin.set()
-                thread.join()
-            return super().forward(x)
-
-    begin = threading.Event()
-    thread = threading.Thread(target=lambda: (begin.wait(), another()))
-    thread.start()
-    check(partial(Layer, W, W))
-    assert (random.getstate(), np.random.get_state()[2]) == states[0][1:]
-
-
-@pytest.mark.parametrize(("name", "number"), [("cuda:0", 0), ("cuda:2", 2), ("cuda", 1)])
-def test_the_random_numbers_that_are_preserved_are_those_of_the_named_device(name, number, monkeypatch):
-    class Module:
-        current_device = staticmethod(lambda: 1)
-
-    preserved = []
-    monkeypatch.setattr(torch, "get_device_module", lambda kind: Module)
-    monkeypatch.setattr(
-        torch.random, "fork_rng", lambda devices, **named: preserved.extend(devices) or contextlib.nullcontext()
-    )
-    with preserved_generators(name):
-        assert preserved == [number]
