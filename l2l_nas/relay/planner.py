@@ -1,13 +1,10 @@
 """The planner: decides what a training step or a forward does, from its path and what the last plan left.
 
-Its work grows with the path and the slots, whatever is kept: what is needed latest, and what is missing next, stand at
-the head of a heap each, whose outdated entries are dropped when they come up.
+Which slot a load overwrites stands in `replacement.py`.
 """
 
 from __future__ import annotations
 
-import bisect
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +12,7 @@ from functools import lru_cache
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill, last_to_learn, learns_from, tail_start, taken_by
 from l2l_nas.relay.plan import TAIL_VISITS, Carry, Op, Plan, Step, UpdateOrder
+from l2l_nas.relay.replacement import SlotContent, SlotTable, VisitList
 
 _PLANS = 128  # that are kept; most steps of a search have the plan of another one
 
@@ -87,25 +85,9 @@ def _forward(path: tuple[tuple[Name, bool], ...], slots: int) -> Plan:
     return _Builder(layers, visits, slots=slots, update=UpdateOrder.EAGER).build()
 
 
-# of a slot: the visit that needs its content next (negative: latest first), whether it holds something, its last use,
-# its number
-_Rank = tuple[int, bool, int, int]
-
-
-@dataclass
-class _Slot:
-    """What a slot holds while a plan is built: the key, its load, and the steps that use it."""
-
-    key: Name | None = None
-    load: int = -1
-    users: tuple[int, ...] = ()
-    freed: int = -1
-    rank: _Rank | None = None  # None: it may not be loaded again
-
-
 @dataclass
 class _Frame:
-    """What a frame holds while a plan is built: a value, the step that put it there, and the steps that use it."""
+    """What a frame holds at one point of a plan: a value, the step that put it there, and the steps that use it."""
 
     value: Name | None = None
     filled: int = -1
@@ -113,6 +95,11 @@ class _Frame:
 
 
 class _Builder:
+    """Builds one plan, visit by visit.
+
+    Its tables say which earlier steps a new one must wait for.
+    """
+
     def __init__(
         self,
         path: Sequence[PathLayer],
@@ -129,120 +116,112 @@ class _Builder:
         if not path:
             raise SettingError("the architecture has no layers: every position is skipped")
         self._path = path
-        self._visits = visits
-        self._update = update
+        self._visits = VisitList(path, visits)
         self._carry = carry or Carry()
         self._upcoming = upcoming
-        self._slots = [_Slot() for _ in range(slots)]
-        self._latest: list[_Rank] = []  # a heap of slots
-        self._where: dict[Name, int] = {}  # by key, the slot that holds it
-        self._missing: list[tuple[int, int]] = []  # a heap of keys in no slot: the visit that needs one, and its place
+        self._upcoming_slot = -1  # that holds the next path's first layer
+        self._steps: list[Step] = []
+        self._slots = SlotTable(self._visits, slots)
+        self._saves: dict[Name, int] = {}  # by key
+        self._begin_spills(spill)
+        self._begin_updates(update)
+
+    def _begin_spills(self, spill: Spill) -> None:
         self._spilled = spill.values
         self._frames = [_Frame() for _ in range(spill.frames)]
-        self._steps: list[Step] = []
-        self._sends: dict[Name, list[int]] = {}
-        self._saves: dict[Name, int] = {}
-        self._stores: dict[Name, int] = {}
-        # the last UPDATE or AWAIT of a state, and the CHECK that may put it back
-        self._changed: dict[Name, tuple[int, ...]] = {}
-        self._updated: dict[Name, None] = {}
-        self._loaded_ahead = -1  # the slot that holds the next path's first layer
-        self._uses: dict[Name, list[int]] = {}  # by key, the numbers of its visits
-        # by spilled value, the numbers of the visits that read it
-        self._readers: dict[Name, list[int]] = {}
-        self._awaited: dict[Name, int] = {}  # by state, how many gradients it gets
-        self._first = next((layer for op, layer in visits if op is Op.TAIL), len(path))
-        self._tail_places: dict[Name, int] = {}  # by key, its first place in the tail
-        for place in range(self._first, len(path)):
-            self._tail_places.setdefault(path[place].key, place)
-        self._tail_takes = self._of_spilled(taken_by(path, self._first))
-        for number, (op, layer) in enumerate(visits):
-            for value in self._taken(number) if self._spilled else ():
+        self._stores: dict[Name, int] = {}  # by value
+        tail_start = self._visits.tail_start
+        self._tail_reads = self._only_spilled(taken_by(self._path, tail_start)) if self._spilled else ()
+        self._last_reader: dict[Name, int] = {}  # by value, the number of a visit
+        for number in range(len(self._visits)) if self._spilled else ():
+            for value in self._spilled_reads(number):
                 # what the tail reads stays in its frame until the tail is over; it begins behind all forwards
-                self._readers.setdefault(value, []).append(self._first if op in TAIL_VISITS else number)
-            for key in self._tail_places if op is Op.TAIL else (path[layer].key,):
-                self._uses.setdefault(key, []).append(number)
-            if self._makes_gradients(op, layer):
-                for state in path[layer].trainable:
-                    self._awaited[state] = self._awaited.get(state, 0) + 1
-        self._most_held = self._count_held()
-        # by the time of the last gradient all others are there: nothing is won by an update ahead of their check
-        late = {UpdateOrder.CHECKED: self._awaited.keys(), UpdateOrder.AHEAD: last_to_learn(path)}.get(update, ())
-        self._at_once = self._awaited.keys() - late
+                self._last_reader[value] = tail_start if self._visits[number][0] in TAIL_VISITS else number
 
-    def _makes_gradients(self, op: Op, layer: int) -> bool:
-        """Whether the gradients of a layer are complete after a visit: a repeated layer leaves at its first place."""
-        return op is Op.BACKWARD or (op is Op.LEAVE and self._tail_places[self._path[layer].key] == layer)
-
-    def _count_held(self) -> list[int]:
-        """For each visit, the most slots that it, one behind it, or the tail that one of them is cut from need."""
-        firsts = set(self._tail_places.values())
-        distinct = [0]  # by place, of the layers of the tail before it
-        for place in range(self._first, len(self._path)):
-            distinct.append(distinct[-1] + (place in firsts))
-        most = [0] * (len(self._visits) + 1)
-        for number in reversed(range(len(self._visits))):
-            op, layer = self._visits[number]
-            if op not in TAIL_VISITS:
-                held = 1
-            else:
-                held = distinct[(layer + 1 if op is Op.LEAVE else len(self._path)) - self._first]
-            most[number] = max(held, most[number + 1])
-        return most
-
-    def _of_spilled(self, values: Sequence[Name]) -> tuple[Name, ...]:
-        return tuple(name for name in dict.fromkeys(values) if name in self._spilled) if self._spilled else ()
-
-    def _taken(self, number: int) -> tuple[Name, ...]:
-        """The spilled values that a visit reads."""
-        op, layer = self._visits[number]
-        return self._tail_takes if op in TAIL_VISITS else self._of_spilled(self._path[layer].reads)
+    def _begin_updates(self, update: UpdateOrder) -> None:
+        self._is_eager = update is UpdateOrder.EAGER
+        self._sends: dict[Name, list[int]] = {}  # by state
+        # by state, its last UPDATE or AWAIT, and the CHECK that may put it back
+        self._changes: dict[Name, tuple[int, ...]] = {}
+        self._updated: dict[Name, None] = {}
+        states = self._visits.gradient_counts.keys()
+        # when the last gradient comes all others are there: nothing is won by an update ahead of their check
+        late = {UpdateOrder.CHECKED: states, UpdateOrder.AHEAD: last_to_learn(self._path)}.get(update, ())
+        self._updated_at_once = states - late
 
     def build(self) -> Plan:
+        """Add all steps, one behind those that it waits for."""
         self._take_over()
         previous = -1
         for number in range(len(self._visits)):
-            mine = self._provide(number)
+            slots = self._load_for(number)
             self._prefetch(number)
-            previous = self._visit(number, mine, previous)
-        self._finish()
+            previous = self._visit(number, slots, previous)
+        self._check_and_update()
         self._load_upcoming(len(self._visits), is_over=True)
-        for index, slot in enumerate(self._slots):
-            if slot.key is not None and index != self._loaded_ahead:
+        left: list[Name | None] = []
+        for index, content in enumerate(self._slots.contents):
+            left.append(content.key if index == self._upcoming_slot else None)
+            if content.key is not None and index != self._upcoming_slot:
                 self._free(index, len(self._visits))
-        held = tuple(slot.key if index == self._loaded_ahead else None for index, slot in enumerate(self._slots))
-        updating = [state for state in self._carry.updating if state not in self._changed]
-        return Plan(tuple(self._steps), Carry(held, (*updating, *self._updated)))
+        updating = [state for state in self._carry.updating if state not in self._changes]
+        return Plan(tuple(self._steps), Carry(tuple(left), (*updating, *self._updated)))
 
     def _take_over(self) -> None:
         """Begin with what the last plan left."""
-        carry = self._carry
-        for index, key in enumerate(carry.held):
+        for index, key in enumerate(self._carry.held):
             kept = self._add(Op.KEEP, slot=index)
-            self._slots[index] = _Slot(freed=kept) if key is None else _Slot(key, kept, (kept,))
-            if key is not None:
-                self._where[key] = index
+            self._slots.put(index, SlotContent(freed=kept) if key is None else SlotContent(key, kept, (kept,)))
         for index in range(len(self._slots)):
-            self._enter(index, 0)
-        for key in self._uses:
-            self._miss(key, 0)
-        mine = dict.fromkeys(state for layer in self._path for state in layer.trainable)
-        late = self._upcoming.trainable if self._upcoming else ()
-        for state in carry.updating:
-            if state in mine or state in late:
-                self._changed[state] = (self._add(Op.AWAIT, state=state),)
+            self._slots.rank(index, 0)
+        for key in self._visits.uses:
+            self._slots.miss(key, 0)
+        needed = {state for layer in self._path for state in layer.trainable}
+        needed.update(self._upcoming.trainable if self._upcoming else ())
+        for state in self._carry.updating:
+            if state in needed:
+                self._changes[state] = (self._add(Op.AWAIT, state=state),)
 
-    def _finish(self) -> None:
-        """When all gradients are on the host."""
-        if self._update is UpdateOrder.EAGER or not self._awaited:
-            return
-        check = self._add(Op.CHECK, after=[send for own in self._sends.values() for send in own])
-        for state in self._updated:
-            self._changed[state] = (*self._changed[state], check)
-        # in the order in which the next forward needs them
-        for state in dict.fromkeys(state for layer in self._path for state in layer.trainable):
-            if state in self._awaited and state not in self._updated:
-                self._add_update(state, after=(check,))
+    def _load_for(self, number: int) -> tuple[int, ...]:
+        """Have the layers of a visit in slots, and the spilled values that it reads in frames; returns the slots."""
+        op, first = self._visits[number]
+        slots: list[int] = []
+        for index in range(first, len(self._path) if op is Op.TAIL else first + 1):
+            key = self._path[index].key
+            if key not in self._slots.slot_of:
+                victim = self._slots.victim(after=number)
+                assert victim is not None
+                self._load(victim, index, number)
+            slots.append(self._slots.slot_of[key])
+        reads = self._spilled_reads(number)
+        for value in reads:
+            self._fetch(value, first, spared=reads)
+        return tuple(slots)
+
+    def _prefetch(self, number: int) -> None:
+        """Ask for what the visits after this one need, so that it comes while this one runs.
+
+        The next missing layer goes to the slot whose content is needed latest, unless that is needed sooner than it.
+        """
+        if self._spilled and number + 1 < len(self._visits):
+            self._prefetch_values(number)
+        while (missing := self._slots.next_missing(number, last=number + len(self._slots))) is not None:
+            use, layer = missing
+            victim = self._slots.victim(after=use)
+            if victim is None:
+                return
+            self._load(victim, layer, number + 1)
+        self._load_upcoming(number + 1, is_over=False)
+
+    def _prefetch_values(self, number: int) -> None:
+        """Fetch what the next visit reads, if there are frames for that beside what this one reads and writes."""
+        reads = self._spilled_reads(number + 1)
+        spared = tuple(dict.fromkeys((*self._spilled_reads(number), *reads)))
+        op, layer = self._visits[number]
+        writes = self._spilled.intersection(self._path[layer].writes) if op is Op.FORWARD else ()
+        if len(spared) + len(writes) <= len(self._frames):
+            for value in reads:
+                self._fetch(value, self._visits[number + 1][1], spared=spared)
 
     def _load_upcoming(self, number: int, *, is_over: bool) -> None:
         """Load the next path's first layer, so that the next step starts at once: as soon as nothing is against it.
@@ -251,21 +230,138 @@ class _Builder:
         layer itself; updates of it that were not issued, as they come later in the plan than the load would; and the
         visit that runs meanwhile, if it changes its buffers, which are saved behind that visit.
         """
-        about = self._upcoming
-        if about is None or self._loaded_ahead >= 0:
+        layer = self._upcoming
+        if layer is None or self._upcoming_slot >= 0:
             return
+        visits = self._visits
         if not is_over:
-            if self._most_held[number] >= len(self._slots) or self._next_use(about.key, number) < len(self._visits):
+            if visits.slots_needed(number) >= len(self._slots) or visits.next_use(layer.key, number) < len(visits):
                 return
-            done = self._updated if self._update is UpdateOrder.EAGER else ()  # else the check may put it back
-            if any(state in self._awaited and state not in done for state in about.trainable):
+            done = self._updated if self._is_eager else ()  # else the check may put it back
+            if any(state in visits.gradient_counts and state not in done for state in layer.trainable):
                 return
-            if about.has_buffers and self._next_use(about.key, number - 1) < number:
+            if layer.has_buffers and visits.next_use(layer.key, number - 1) < number:
                 return
-        index = self._victim(need=len(self._visits) - 1)
-        if index is not None:
-            self._load_into(index, len(self._path), about, number)
-            self._loaded_ahead, self._slots[index].rank = index, None
+        victim = self._slots.victim(after=len(visits) - 1)
+        if victim is not None:
+            self._load(victim, len(self._path), number)
+            self._upcoming_slot = victim
+            self._slots.pin(victim)
+
+    def _load(self, slot: int, index: int, number: int) -> None:
+        """Load a layer that a visit from `number` on needs; behind the path stands the next one's first layer."""
+        layer = self._path[index] if index < len(self._path) else self._upcoming
+        assert layer is not None
+        self._free(slot, number)
+        # the newest weights, and the buffers that the layer's previous visit saved
+        changes = [change for state in layer.trainable for change in self._changes.get(state, ())]
+        after = (self._slots.contents[slot].freed, self._saves.get(layer.key, -1), *changes)
+        load = self._add(Op.LOAD, index, slot, after=after)
+        self._slots.put(slot, SlotContent(layer.key, load, (load,)))
+        self._slots.rank(slot, number)
+
+    def _free(self, slot: int, number: int) -> None:
+        """Have a slot hold nothing."""
+        content = self._slots.contents[slot]
+        if content.key is not None:
+            self._slots.clear(slot, freed=self._add(Op.FREE, slot=slot, after=content.users), number=number)
+
+    def _visit(self, number: int, slots: tuple[int, ...], previous: int) -> int:
+        op, layer = self._visits[number]
+        after = [previous]
+        for slot in slots:
+            after.append(self._slots.contents[slot].load)
+            if op is not Op.LEAVE:  # which changes no buffers, so that it need not wait until they are saved
+                # users: a repeated layer that is in its slot may not run again before its gradients or buffers are sent
+                after += self._slots.contents[slot].users
+        reads = self._spilled_reads(number)
+        sources = [frame for frame in self._frames if frame.value in reads] if reads else []
+        after += [frame.filled for frame in sources]
+        writes = self._only_spilled(self._path[layer].writes) if op is Op.FORWARD and self._spilled else ()
+        targets: list[int] = []
+        for value in writes:
+            targets.append(self._frame_for(spared=(*reads, *writes)))
+            after += self._frames[targets[-1]].users
+            self._frames[targets[-1]] = _Frame(value)
+        visit = self._add(op, layer, slots[0], frames=tuple(targets), tail=slots[1:], after=after)
+        for frame in sources:
+            frame.users = (*frame.users, visit)
+        for value, target in zip(writes, targets, strict=True):
+            self._store(value, target, layer, number, visit)
+        # last layer first, as a backward leaves them; a layer that is repeated in the tail goes at its first index
+        first_index: dict[int, int] = {}
+        for index, slot in enumerate(slots, start=layer):
+            first_index.setdefault(slot, index)
+        for slot, index in reversed(first_index.items()):
+            self._save_and_send(op, index, slot, visit)
+            self._slots.rank(slot, number + 1)
+        return visit
+
+    def _save_and_send(self, op: Op, index: int, slot: int, visit: int) -> None:
+        """Send to the host what a visit changed: buffers, and gradients that are complete."""
+        layer = self._path[index]
+        after_visit = [visit]
+        if layer.has_buffers and op in (Op.FORWARD, Op.TAIL):
+            self._saves[layer.key] = self._add(Op.SAVE, index, slot, after=(visit,))
+            after_visit.append(self._saves[layer.key])
+        if layer.trainable and self._visits.completes_gradients(op, index):
+            send = self._add(Op.SEND, index, slot, after=(visit,))
+            after_visit.append(send)
+            for state in layer.trainable:
+                sends = self._sends.setdefault(state, [])
+                sends.append(send)
+                if state in self._updated_at_once and len(sends) == self._visits.gradient_counts[state]:
+                    self._add_update(state, after=sends)
+        content = self._slots.contents[slot]
+        content.users = (*content.users, *after_visit)
+
+    def _add_update(self, state: Name, *, after: Sequence[int]) -> None:
+        update = self._add(Op.UPDATE, state=state, after=(*after, *self._changes.get(state, ())))
+        self._changes[state] = (update,)
+        self._updated[state] = None
+
+    def _check_and_update(self) -> None:
+        """Once all gradients are on the host: check them, and update what waited for that."""
+        if self._is_eager or not self._visits.gradient_counts:
+            return
+        check = self._add(Op.CHECK, after=[send for sends in self._sends.values() for send in sends])
+        for state in self._updated:
+            self._changes[state] = (*self._changes[state], check)
+        # in the order in which the next forward needs them
+        for state in dict.fromkeys(state for layer in self._path for state in layer.trainable):
+            if state in self._visits.gradient_counts and state not in self._updated:
+                self._add_update(state, after=(check,))
+
+    def _only_spilled(self, values: Sequence[Name]) -> tuple[Name, ...]:
+        return tuple(value for value in dict.fromkeys(values) if value in self._spilled)
+
+    def _spilled_reads(self, number: int) -> tuple[Name, ...]:
+        """The spilled values that a visit reads."""
+        if not self._spilled:
+            return ()
+        op, layer = self._visits[number]
+        return self._tail_reads if op in TAIL_VISITS else self._only_spilled(self._path[layer].reads)
+
+    def _store(self, value: Name, index: int, layer: int, number: int, visit: int) -> None:
+        """Note what a visit wrote to a frame; copy it to the host, unless the next visit is the last to read it."""
+        self._frames[index] = _Frame(value, visit, (visit,))
+        if self._last_reader.get(value, -1) > number + 1:
+            self._stores[value] = self._add(Op.STORE, layer, value=value, frames=(index,), after=(visit,))
+            self._frames[index].users = (visit, self._stores[value])
+
+    def _fetch(self, value: Name, layer: int, *, spared: Sequence[Name]) -> None:
+        """Bring a spilled value back for a layer, unless a frame holds it."""
+        if value not in self._stores or any(frame.value == value for frame in self._frames):
+            return
+        index = self._frame_for(spared)
+        after = (self._stores[value], *self._frames[index].users)
+        fetch = self._add(Op.FETCH, layer, value=value, frames=(index,), after=after)
+        self._frames[index] = _Frame(value, fetch, (fetch,))
+
+    def _frame_for(self, spared: Sequence[Name]) -> int:
+        """The frame that was used longest ago, but none with these values."""
+        free = (index for index, frame in enumerate(self._frames) if frame.value not in spared)
+        return min(free, key=lambda index: max(self._frames[index].users, default=-1))
 
     def _add(
         self,
@@ -279,173 +375,7 @@ class _Builder:
         tail: tuple[int, ...] = (),
         after: Sequence[int] = (),
     ) -> int:
+        """Add a step; returns its index."""
         known = {index for index in after if index >= 0}
-        unique = tuple(sorted(known) if len(known) > 1 else known)
-        self._steps.append(Step(op, layer, slot, state, value, frames, tail, unique))
+        self._steps.append(Step(op, layer, slot, state, value, frames, tail, tuple(sorted(known))))
         return len(self._steps) - 1
-
-    def _next_use(self, key: Name | None, number: int) -> int:
-        """Number of the first visit from `number` on that needs a key; their count if none does."""
-        uses = self._uses.get(key, ()) if key is not None else ()
-        place = bisect.bisect_left(uses, number)
-        return uses[place] if place < len(uses) else len(self._visits)
-
-    def _enter(self, index: int, number: int) -> None:
-        """Say when a slot's content is needed, from visit `number` on."""
-        slot = self._slots[index]
-        if index != self._loaded_ahead:
-            last = slot.users[-1] if slot.users else -1
-            slot.rank = (-self._next_use(slot.key, number), slot.key is not None, last, index)
-            heapq.heappush(self._latest, slot.rank)
-
-    def _miss(self, key: Name, number: int) -> None:
-        """Say when a key that is in no slot is needed, from visit `number` on."""
-        use = self._next_use(key, number)
-        if key not in self._where and use < len(self._visits):
-            op, layer = self._visits[use]
-            heapq.heappush(self._missing, (use, self._tail_places[key] if op is Op.TAIL else layer))
-
-    def _victim(self, *, need: int) -> int | None:
-        """The slot whose content is needed latest (Belady's rule), and later than by visit `need`.
-
-        Of several the one that is empty, then the one that was used longest ago. The slots of the visit that is being
-        prepared are needed by it, which is no later.
-        """
-        while self._latest:
-            rank = self._latest[0]
-            if self._slots[rank[-1]].rank == rank:
-                return rank[-1] if -rank[0] > need else None
-            heapq.heappop(self._latest)
-        return None
-
-    def _provide(self, number: int) -> tuple[int, ...]:
-        """Have the layers of a visit in slots, and the spilled values that it reads in frames."""
-        op, layer = self._visits[number]
-        mine: list[int] = []
-        for place in range(layer, len(self._path) if op is Op.TAIL else layer + 1):
-            about = self._path[place]
-            if about.key not in self._where:
-                index = self._victim(need=number)
-                assert index is not None
-                self._load_into(index, place, about, number)
-            mine.append(self._where[about.key])
-        taken = self._taken(number)
-        for value in taken:
-            self._fetch(value, layer, spared=taken)
-        return tuple(mine)
-
-    def _prefetch(self, number: int) -> None:
-        """Ask for what the visits after this one need, so that it comes while this one runs.
-
-        The next missing layer goes to the slot whose content is needed latest, unless that is needed sooner than it.
-        """
-        if self._spilled and number + 1 < len(self._visits):
-            following = self._taken(number + 1)
-            spared = tuple(dict.fromkeys((*self._taken(number), *following)))
-            op, layer = self._visits[number]
-            written = self._spilled.intersection(self._path[layer].writes) if op is Op.FORWARD else ()
-            if len(spared) + len(written) <= len(self._frames):
-                for value in following:
-                    self._fetch(value, self._visits[number + 1][1], spared=spared)
-        while self._missing and self._missing[0][0] <= number + len(self._slots):
-            use, place = self._missing[0]
-            about = self._path[place]
-            if use > number and about.key not in self._where:
-                index = self._victim(need=use)
-                if index is None:
-                    return
-                self._load_into(index, place, about, number + 1)
-            heapq.heappop(self._missing)
-        self._load_upcoming(number + 1, is_over=False)
-
-    def _load_into(self, index: int, layer: int, about: PathLayer, number: int) -> None:
-        """Load a layer that a visit from `number` on needs."""
-        self._free(index, number)
-        # the newest weights, and the buffers that the layer's previous visit saved
-        fresh = [change for state in about.trainable for change in self._changed.get(state, ())]
-        after = (self._slots[index].freed, self._saves.get(about.key, -1), *fresh)
-        load = self._add(Op.LOAD, layer, index, after=after)
-        self._slots[index] = _Slot(key=about.key, load=load, users=(load,))
-        self._where[about.key] = index
-        self._enter(index, number)
-
-    def _free(self, index: int, number: int) -> None:
-        """Have a slot hold nothing."""
-        slot = self._slots[index]
-        if slot.key is not None:
-            self._slots[index] = _Slot(freed=self._add(Op.FREE, slot=index, after=slot.users))
-            if self._where[slot.key] == index:  # else it was loaded for the next path, too
-                del self._where[slot.key]
-                self._miss(slot.key, number)
-
-    def _fetch(self, value: Name, layer: int, *, spared: Sequence[Name]) -> None:
-        """Bring a spilled value back for a layer, unless a frame holds it."""
-        if value not in self._stores or any(frame.value == value for frame in self._frames):
-            return
-        index = self._free_frame(spared)
-        frame = self._frames[index]
-        after = (self._stores[value], *frame.users)
-        fetch = self._add(Op.FETCH, layer, value=value, frames=(index,), after=after)
-        self._frames[index] = _Frame(value, fetch, (fetch,))
-
-    def _free_frame(self, spared: Sequence[Name]) -> int:
-        """The frame that was used longest ago, but none with these values."""
-        free = (index for index, frame in enumerate(self._frames) if frame.value not in spared)
-        return min(free, key=lambda index: max(self._frames[index].users, default=-1))
-
-    def _visit(self, number: int, mine: tuple[int, ...], previous: int) -> int:
-        op, layer = self._visits[number]
-        after = [previous]
-        for index in mine:
-            after.append(self._slots[index].load)
-            if op is not Op.LEAVE:  # which changes no buffers, so that it need not wait until they are saved
-                # users: a repeated layer that is in its slot may not run again before its gradients or buffers are sent
-                after += self._slots[index].users
-        taken = self._taken(number)
-        sources = [frame for frame in self._frames if frame.value in taken] if taken else []
-        after += [frame.filled for frame in sources]
-        written = self._of_spilled(self._path[layer].writes) if op is Op.FORWARD else ()
-        targets: list[int] = []
-        for name in written:
-            targets.append(self._free_frame(spared=(*taken, *written)))
-            after += self._frames[targets[-1]].users
-            self._frames[targets[-1]] = _Frame(name)
-        visit = self._add(op, layer, mine[0], frames=tuple(targets), tail=mine[1:], after=after)
-        for frame in sources:
-            frame.users = (*frame.users, visit)
-        for name, index in zip(written, targets, strict=True):
-            self._frames[index] = _Frame(name, visit, (visit,))
-            if any(reader > number + 1 for reader in self._readers.get(name, ())):
-                self._stores[name] = self._add(Op.STORE, layer, value=name, frames=(index,), after=(visit,))
-                self._frames[index].users = (visit, self._stores[name])
-        # last layer first, as a backward leaves them; a layer that is repeated in the tail goes at its first place
-        places: dict[int, int] = {}
-        for place, index in enumerate(mine, start=layer):
-            places.setdefault(index, place)
-        for index, place in reversed(places.items()):
-            self._follow(op, place, index, visit)
-            self._enter(index, number + 1)
-        return visit
-
-    def _follow(self, op: Op, layer: int, index: int, visit: int) -> None:
-        """What a visit leaves in a slot goes to the host."""
-        slot = self._slots[index]
-        users = [*slot.users, visit]
-        about = self._path[layer]
-        if about.has_buffers and op in (Op.FORWARD, Op.TAIL):
-            self._saves[about.key] = self._add(Op.SAVE, layer, index, after=(visit,))
-            users.append(self._saves[about.key])
-        if about.trainable and self._makes_gradients(op, layer):
-            send = self._add(Op.SEND, layer, index, after=(visit,))
-            users.append(send)
-            for state in about.trainable:
-                sends = self._sends.setdefault(state, [])
-                sends.append(send)
-                if state in self._at_once and len(sends) == self._awaited[state]:
-                    self._add_update(state, after=sends)
-        slot.users = tuple(users)
-
-    def _add_update(self, state: Name, *, after: Sequence[int]) -> None:
-        update = self._add(Op.UPDATE, state=state, after=(*after, *self._changed.get(state, ())))
-        self._changed[state] = (update,)
-        self._updated[state] = None
