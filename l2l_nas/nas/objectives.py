@@ -13,41 +13,32 @@ from l2l_nas.space.architecture import Architecture
 
 
 class State(StrEnum):
-    """How a trial ended. The one table of it: what counts, tables and pictures say of a state stands here.
+    """How a trial ended. The one table of it: what counts and tables say of a state stands here.
 
     Attributes:
         label: in a few words, behind a number of trials.
         meaning: why there is no score, or that there is one.
         has_score: whether such a trial has values.
         is_evaluated: whether it is one of the trials asked for.
-        mark: matplotlib's name of the mark that stands for it.
-        glyph: the same as a letter.
-        hue: number of its colour in `l2l_nas.report.colours.HUES`; one past the end is grey.
     """
 
     label: str
     meaning: str
     has_score: bool
     is_evaluated: bool
-    mark: str
-    glyph: str
-    hue: int
 
-    COMPLETE = "complete", "complete", "has a score", True, True, ("o", "\N{BLACK CIRCLE}", 4)
-    PRUNED = "pruned", "refused", "refused by a constraint before training", False, False, ("|", "|", 7)
-    STOPPED = "stopped", "stopped early", "stopped early", False, True, ("v", "\N{BLACK DOWN-POINTING TRIANGLE}", 3)
-    FAILED = "failed", "failed", "failed", False, True, ("x", "\N{MULTIPLICATION SIGN}", 5)
-    LOST = "lost", "lost", "lost with its process; another took over", False, False, ("D", "\N{BLACK DIAMOND}", 2)
+    COMPLETE = "complete", "complete", "has a score", True, True
+    PRUNED = "pruned", "refused", "refused by a constraint before training", False, False
+    STOPPED = "stopped", "stopped early", "stopped early", False, True
+    FAILED = "failed", "failed", "failed", False, True
+    LOST = "lost", "lost", "lost with its process; another took over", False, False
 
-    def __new__(
-        cls, name: str, label: str, meaning: str, has_score: bool, is_evaluated: bool, drawn: tuple[str, str, int]
-    ) -> State:
+    def __new__(cls, name: str, label: str, meaning: str, has_score: bool, is_evaluated: bool) -> State:
         """A state; it equals its name as text, as study and log hold it."""
         state = str.__new__(cls, name)
         state._value_ = name
         state.label, state.meaning = label, meaning
         state.has_score, state.is_evaluated = has_score, is_evaluated
-        state.mark, state.glyph, state.hue = drawn
         return state
 
     @classmethod

@@ -1,6 +1,10 @@
-"""The colours of all pictures and pages."""
+"""The colours of all pictures and pages, and the marks of trials without a score."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+from l2l_nas.nas.objectives import State
 
 # Okabe and Ito, Color Universal Design (2008): distinguished with any kind of colour vision
 ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
@@ -27,3 +31,20 @@ def hue_class(number: int) -> str:
     """The class of this number on a page; what comes again has one more."""
     grey = len(HUES)
     return f"hue{number}" if number <= grey else f"hue{number - grey - 1} again"
+
+
+@dataclass(frozen=True)
+class StateMark:
+    """What stands for a trial without a score."""
+
+    marker: str  # matplotlib's name of the mark
+    glyph: str  # the same as a letter
+    hue: int  # number of its colour, see `hue`
+
+
+STATE_MARKS = {
+    State.PRUNED: StateMark("|", "|", 7),
+    State.STOPPED: StateMark("v", "\N{BLACK DOWN-POINTING TRIANGLE}", 3),
+    State.FAILED: StateMark("x", "\N{MULTIPLICATION SIGN}", 5),
+    State.LOST: StateMark("D", "\N{BLACK DIAMOND}", 2),
+}

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from l2l_nas.nas.objectives import State
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet
-from l2l_nas.report.colours import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY, VERMILLION, hue
+from l2l_nas.report.colours import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY, STATE_MARKS, VERMILLION, hue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +50,7 @@ STYLES: Mapping[str, SeriesStyle] = {
     "stage": SeriesStyle(GREEN),
     "reference": SeriesStyle(GREY),
     "cloud": SeriesStyle(GREY, size=4.0, alpha=0.65),
-    **{state.value: SeriesStyle(hue(state.hue), marker=state.mark, size=7.0) for state in State if not state.has_score},
+    **{state.value: SeriesStyle(hue(mark.hue), marker=mark.marker, size=7.0) for state, mark in STATE_MARKS.items()},
     **{f"side{index}": SeriesStyle(_SIDES[index % 7], marker="osD^vP*"[index % 7]) for index in range(14)},
     **{f"curve{index}": SeriesStyle(_CURVES[index % 8], marker="") for index in range(16)},
     **{f"end{index}": SeriesStyle(_CURVES[index % 8], marker="D", size=5.0) for index in range(16)},

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from l2l_nas.nas.objectives import State
 from l2l_nas.report.charts.chart import Axis, Chart, Series
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
+from l2l_nas.report.colours import STATE_MARKS
 from l2l_nas.report.png import STYLES
 from l2l_nas.report.results import Results
 
@@ -18,7 +18,7 @@ _WIDTH, _LEAST, _ROWS = 78, 40, 7
 _FEW = 5  # trials, all of which are in the table of the best
 # the shape of a line through a cell, by the sides that it touches: above 1, below 2, left 4, right 8
 _JOINTS = " │││─┘┐┤─└┌├─┴┬┼"
-_GLYPHS = {**{state.value: state.glyph for state in State if not state.has_score}, "gone": "+", "cached": "○"}
+_GLYPHS = {**{state.value: mark.glyph for state, mark in STATE_MARKS.items()}, "gone": "+", "cached": "○"}
 _LARGE_PT = 8.0
 Cell = tuple[int, int]
 

@@ -11,7 +11,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from l2l_nas.nas.objectives import State
+from l2l_nas.report.colours import STATE_MARKS
 from l2l_nas.report.html.svg import number, percent
 from l2l_nas.report.text import format_seconds
 
@@ -39,7 +39,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters.update(number=number, percent=percent, seconds=format_seconds, signed=_signed)
-    found.globals.update(states={state.value: state for state in State})
+    found.globals.update(marks={state.value: mark for state, mark in STATE_MARKS.items()})
     return found
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.nas.objectives import State, TrialRecord
+from l2l_nas.report.colours import STATE_MARKS
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network, RandomBaseline, front, in_order
 from l2l_nas.report.planned import Planned
@@ -309,7 +310,7 @@ def test_every_state_of_a_trial_is_told_in_words_and_has_a_mark_and_a_key() -> N
     reader = read(summary_of(card, every_state(random_trials(card, 30))))
     for state in State:
         if not state.has_score:
-            assert f"{state.glyph} {state.label}" in reader.text
+            assert f"{STATE_MARKS[state].glyph} {state.label}" in reader.text
             assert f"1 {state.meaning} because {state.value}" in reader.text
             assert reader.count("text", state.value) == 1
     assert "with candidates that are gone from the space" in reader.text
@@ -457,4 +458,4 @@ def test_the_style_prints_everything() -> None:
         assert rule in on_paper
     for hue in range(8):
         assert f".hue{hue} {{ --hue: #" in style[1]
-    assert all(0 <= state.hue < 8 for state in State)
+    assert all(0 <= mark.hue < 8 for mark in STATE_MARKS.values())
