@@ -3,6 +3,7 @@
 import inspect
 from pathlib import Path
 
+from l2l_nas.runs.changes import rule_of
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import ABOUT, GROUPS, choices
 from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA
@@ -14,6 +15,9 @@ HEAD = """\
 Every setting of every command, as `python -m l2l_nas COMMAND --help` tells it. This page is made of the program's own
 settings, and a test compares the two. Write `name=value` behind the command. In Python those of `search.` are arguments
 of `l2l_nas.search`, the other sections are dicts.
+
+`on resume` says what happens to another value when a run goes on: it is refused (`stays`), it counts from then on (`may
+change`), or it changes no result (`free`).
 
 ## Groups
 
@@ -50,23 +54,28 @@ def groups() -> list[str]:
     return [*lines, ""]
 
 
+def on_resume(name: str) -> str:
+    """What happens to another value when a run goes on."""
+    rule = rule_of(name)
+    return "stays" if rule.stays else "free" if rule.is_free else "may change"
+
+
 def page() -> str:
     """The whole page."""
     lines = [HEAD + "\n".join(groups())]
     for command, schema in COMMANDS.items():
         rows = list(settings(schema))
-        for section, more in HYDRA.get(command, {}).items():
-            rows += settings(more, f"{section}.")
-        lines += [
-            f"## {command}",
-            "",
-            inspect.getdoc(schema) or "",
-            "",
-            "| setting | default | what |",
-            "|---|---|---|",
-        ]
-        lines += [f"| `{name}` | {shown(default)} | {text} |" for name, default, text in rows]
+        goes_on = any(name == "resume" for name, _, _ in rows)
+        lines += [f"## {command}", "", inspect.getdoc(schema) or "", ""]
+        lines += ["| setting | default | what | on resume |", "|---|---|---|---|"] if goes_on else []
+        lines += ["| setting | default | what |", "|---|---|---|"] if not goes_on else []
+        for name, default, text in rows:
+            lines.append(f"| `{name}` | {shown(default)} | {text} |" + (f" {on_resume(name)} |" if goes_on else ""))
         lines.append("")
+        for section, more in HYDRA.get(command, {}).items():
+            lines += ["| setting | default | what |", "|---|---|---|"]
+            lines += [f"| `{name}` | {shown(one)} | {text} |" for name, one, text in settings(more, f"{section}.")]
+            lines.append("")
     return "\n".join(lines)
 
 
