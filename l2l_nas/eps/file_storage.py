@@ -46,12 +46,12 @@ _CACHED_SHARE = 0.5  # of the free memory: layers, other processes and what is n
 
 @dataclass
 class _Record:
-    """What memory knows of a state that is in a file.
+    """A state in a file.
 
     Attributes:
-        is_direct: its file passes the page cache by; see [Note: the page cache].
-        is_written: its file is complete.
-        failure: why it cannot be used any more.
+        is_direct: whether the file bypasses the page cache; see [Note: the page cache].
+        is_written: whether the file is complete.
+        failure: why the state cannot be used any more.
     """
 
     path: Path
@@ -66,15 +66,14 @@ class _Record:
 class FileStorage:
     """All states in files. These are scratch, not a checkpoint: they are deleted by `close`, or with this object.
 
-    What a state is opened for is filled and nothing else: buffers, weights, or all. A state may be used only until it
-    is closed. A change that raises is not written. If a state that was changed cannot be written, its weights are lost:
-    it is refused from then on, until it is replaced. A read ahead of need that fails is tried again, and then raised,
-    where the state is opened.
+    Only the part that a state is opened for is filled, and a state may be used only while it is open. A change that
+    raises is not written. A changed state that cannot be written is lost: it is refused until it is replaced. A read
+    ahead of need that fails is tried again where the state is opened, and raised there.
 
     Args:
         folder: made if it is missing; a folder with a name of its own is made inside.
         frames: how many states are in memory at once. At most three are in use (one is loaded, one updated, one gets
-            its buffers); with more of them, more states are there before they are needed.
+            its buffers); further ones are filled ahead.
         cached_bytes: of files that the system's page cache may keep; None: half of the memory that is free now.
 
     Raises:
@@ -106,12 +105,12 @@ class FileStorage:
 
     @property
     def bytes_read(self) -> int:
-        """From files, since the beginning."""
+        """Bytes read from files since the beginning."""
         return self._core.bytes_read
 
     @property
     def bytes_written(self) -> int:
-        """To files, since the beginning."""
+        """Bytes written to files since the beginning."""
         return self._core.bytes_written
 
     @property
@@ -120,17 +119,12 @@ class FileStorage:
         return self._core.table.num_bytes
 
     @property
-    def openings(self) -> int:
-        """How often a state was opened."""
-        return self._core.openings
-
-    @property
     def misses(self) -> int:
-        """How often whoever opened a state had to read it."""
+        """How often a state was opened that had not been read ahead."""
         return self._core.misses
 
     def put(self, key: str, state: LayerState) -> None:
-        """See `Storage`. The state given is not used any more.
+        """See `Storage`.
 
         Raises:
             StorageError: its file cannot be written, as on a full disk; a state that was there before is lost then.
@@ -160,7 +154,7 @@ class FileStorage:
         return self._core.opened(key, part, writes=True)
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
-        """See `Storage`. What was expected by the call before and did not come yet is expected."""
+        """See `Storage`. What the call before named and was not opened yet still counts."""
         self._core.expect(uses)
 
     def close(self) -> None:
@@ -171,16 +165,16 @@ class FileStorage:
 class _Core:
     """What the storage shares with its thread, so that the thread does not keep the storage alive.
 
-    `changed` is the lock of everything here, and says when a frame or a record changed; files are read and written
-    outside of it.
+    `_changed` is the lock of everything here, notified when a frame or a record changed; files are read and written
+    outside of the lock.
     """
 
-    def __init__(self, place: scratch.Scratch, num_frames: int, *, cached_bytes: int) -> None:
-        self.scratch = place
+    def __init__(self, folder: scratch.Scratch, num_frames: int, *, cached_bytes: int) -> None:
+        self.scratch = folder
         self._cached_bytes = cached_bytes  # what is left of them
         self.table = FrameTable(num_frames)
         self.records: dict[str, _Record] = {}
-        self.bytes_read = self.bytes_written = self.openings = self.misses = 0
+        self.bytes_read = self.bytes_written = self.misses = 0
         self._largest_bytes = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -193,10 +187,10 @@ class _Core:
             old = self.records.get(key)
             if old is not None and not old.is_direct:
                 self._cached_bytes += old.image.end_bytes(Part.ALL)
-            image = Image.of(state)
+            image = Image(state.layout)
             is_direct = image.end_bytes(Part.ALL) > self._cached_bytes
             if is_direct:
-                image = Image.of(state, unit_bytes=scratch.PAGE_BYTES)
+                image = Image(state.layout, scratch.PAGE_BYTES)
             size = image.end_bytes(Part.ALL)
             self._cached_bytes -= 0 if is_direct else size
             path = old.path if old else self.scratch.new_path(key)
@@ -262,11 +256,9 @@ class _Core:
     def _acquire(self, key: str, part: Part, *, writes: bool) -> tuple[Frame, _Record]:
         """The frame with a state, filled as far as needed; held for writing, or with this thread among its readers."""
         with self._changed:
-            self.openings += 1
             self.table.agenda.meet(key, part)
             frame, record = self._hold(key, writes=writes)
-            is_miss = frame.filled_bytes < record.image.end_bytes(part)
-            self.misses += is_miss
+            self.misses += frame.filled_bytes < record.image.end_bytes(part)
         try:
             self._fill(frame, record, part)
         except BaseException:
@@ -285,22 +277,17 @@ class _Core:
         while True:
             self._refuse_if_closed()
             record = self.records[key]
-            if record.is_written:
-                if record.failure:
-                    raise StateLostError(key, record.failure)
-                frame = self.table.find(key)
-                if frame is None:
-                    free = self.table.take(key)
-                elif frame.is_idle or (frame.holder is None and not writes):
-                    free = frame
-                else:
-                    free = None
-                if free is not None:
-                    free.holder = threading.get_ident()
-                    return free, record
-                self._wait_for(frame)
-            else:
+            if not record.is_written:
                 self._changed.wait()
+                continue
+            if record.failure:
+                raise StateLostError(key, record.failure)
+            present = self.table.find(key)
+            frame = present or self.table.take(key)
+            if frame is not None and (frame.is_idle or (frame.holder is None and not writes)):
+                frame.holder = threading.get_ident()
+                return frame, record
+            self._wait_for(present)
 
     def _wait_for(self, frame: Frame | None) -> None:
         assert not self.table.stuck(frame), "a thread waits for a state that it has open itself"
@@ -347,17 +334,17 @@ class _Core:
             raise StorageError(f"{self.scratch.folder}: this storage was closed; make a new one")
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
-        known = list(uses)
+        uses = list(uses)
         with self._changed:
             self._refuse_if_closed()
-            self.table.agenda.extend(known)
+            self.table.agenda.extend(uses)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._read_ahead, name="l2l_nas read-ahead", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
     def _read_ahead(self) -> None:
-        """What the thread does: fill frames with what comes next, until the storage is closed."""
+        """The thread's work: fill frames with what comes next, until the storage is closed."""
         while (job := self._next_ahead()) is not None:
             frame, record, part = job
             try:
@@ -382,13 +369,13 @@ class _Core:
 
     def _find_ahead(self) -> tuple[Frame, _Record, Part] | None:
         """The next use to come that is not in a frame, if some frame holds only what is needed later than that."""
-        for place, (key, part) in self.table.agenda.ahead():
+        for number, (key, part) in self.table.agenda.ahead():
             record = self.records.get(key)
             if record is None or not record.is_written or record.failure:
                 continue
             frame = self.table.find(key)
             if frame is None:
-                frame = self.table.take(key, later_than=place)
+                frame = self.table.take(key, later_than=number)
                 return (frame, record, part) if frame is not None else None
             if frame.filled_bytes < record.image.end_bytes(part) and frame.holder is None:
                 return frame, record, part

@@ -7,6 +7,7 @@ until that is over. So a read never sees a file that is being written, and a wri
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -35,22 +36,18 @@ class Image:
     layout: Layout
     unit_bytes: int = ALIGNMENT_BYTES
 
-    @classmethod
-    def of(cls, state: LayerState, *, unit_bytes: int = ALIGNMENT_BYTES) -> Image:
-        """The image of a state."""
-        return cls(state.layout, unit_bytes)
-
     def end_bytes(self, part: Part) -> int:
         """Where a part ends."""
-        return sum(self._sizes()[: {Part.BUFFERS: 1, Part.WEIGHTS: 2, Part.ALL: None}[part]])
+        sizes = self._sizes()
+        return sum(sizes if part is Part.ALL else sizes[: part + 1])
 
     def state(self, block: Tensor) -> LayerState:
         """The state whose bytes these are: views, no copies."""
-        buffers, weights, steps, *moments = self._cut(block)
-        size = self.layout.parameter_bytes
+        sizes = self._sizes()
+        buffers, weights, steps, *moments = block[: sum(sizes)].split(sizes)
         return LayerState(
             layout=self.layout,
-            weights=weights[:size],
+            weights=weights[: self.layout.parameter_bytes],
             moments=tuple(
                 block[: moment.num_bytes] for moment, block in zip(self.layout.moments, moments, strict=True)
             ),
@@ -60,22 +57,15 @@ class Image:
 
     def pieces(self, state: LayerState) -> Iterator[tuple[int, Tensor]]:
         """A state's blocks of bytes, and where they go."""
-        offset = 0
-        sizes = self._sizes()
         blocks = (state.buffers, state.weights, state.steps.view(torch.uint8), *state.moments)
-        for block, size in zip(blocks, sizes, strict=True):
-            yield offset, block
-            offset += size
+        offsets = itertools.accumulate(self._sizes(), initial=0)
+        return zip(offsets, blocks, strict=False)
 
     def _sizes(self) -> list[int]:
         steps = torch.float32.itemsize * len(self.layout.parameters)
         moments = (moment.num_bytes for moment in self.layout.moments)
         sizes = (self.layout.buffer_bytes, self.layout.parameter_bytes, steps, *moments)
-        return [align(own, self.unit_bytes) for own in sizes]
-
-    def _cut(self, block: Tensor) -> tuple[Tensor, ...]:
-        sizes = self._sizes()
-        return block[: sum(sizes)].split(sizes)
+        return [align(size, self.unit_bytes) for size in sizes]
 
 
 @dataclass(eq=False)
@@ -83,11 +73,11 @@ class Frame:
     """A block of host memory, and what it holds.
 
     Attributes:
-        key: of the state it holds, or will hold once it is filled; None for none.
+        key: of the state that the frame holds, or will hold once it is filled; None for none.
         state: views of the block.
         filled_bytes: how much of the state's image is there, from its beginning.
-        holder: the thread that fills, changes or writes it; see [Note: one frame a state].
-        readers: the threads that read it.
+        holder: the thread that fills, changes or writes the frame; see [Note: one frame a state].
+        readers: the threads that read the frame.
         used: a number that grows with each use of any frame.
     """
 
@@ -101,7 +91,7 @@ class Frame:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may be given to another state."""
+        """Whether the frame may be given to another state."""
         return self.holder is None and not self.readers
 
 
@@ -109,56 +99,48 @@ class Agenda:
     """The uses of states to come, in order, each struck off when it is met."""
 
     def __init__(self) -> None:
-        self._uses: list[Use] = []
-        self._is_met: list[bool] = []
-        self._first = 0  # all before it are met
-        self._newest = 0  # where what was added last begins
-        self._places: dict[str, list[int]] = {}  # of a key's uses, the last ones first
+        self._uses: dict[int, Use] = {}  # by number, in order
+        self._numbers: dict[str, list[int]] = {}  # of a key's uses
+        self._next = 0  # the number of the use that is added next
+        self._newest = 0  # the number of the first use that the last call of `extend` added
 
     def extend(self, uses: Iterable[Use]) -> None:
         """Add uses to those of the last call that were not met yet; older ones will not come any more."""
-        ahead = range(self._newest, len(self._uses))
-        left = [self._uses[place] for place in ahead if not self._is_met[place]]
-        self._uses = [*left, *uses]
-        self._is_met = [False] * len(self._uses)
-        self._first, self._newest = 0, len(left)
-        self._places = {}
-        for place in reversed(range(len(self._uses))):
-            self._places.setdefault(self._uses[place][0], []).append(place)
+        for number in [number for number in self._uses if number < self._newest]:
+            self._strike(number)
+        self._newest = self._next
+        for use in uses:
+            self._uses[self._next] = use
+            self._numbers.setdefault(use[0], []).append(self._next)
+            self._next += 1
 
     def clear(self) -> None:
         """Expect nothing."""
-        self.extend(())
-        self.extend(())  # what one call leaves, two do not
+        self._uses, self._numbers = {}, {}
 
     def meet(self, key: str, part: Part) -> None:
         """Strike off the next such use, if there is one."""
-        places = self._places.get(key, [])
-        place = next((place for place in reversed(places) if self._uses[place][1] is part), None)
-        if place is not None:
-            places.remove(place)
-            self._is_met[place] = True
-            while self._first < len(self._uses) and self._is_met[self._first]:
-                self._first += 1
+        number = next((number for number in self._numbers.get(key, ()) if self._uses[number][1] is part), None)
+        if number is not None:
+            self._strike(number)
+
+    def _strike(self, number: int) -> None:
+        key, _ = self._uses.pop(number)
+        self._numbers[key].remove(number)
+        if not self._numbers[key]:
+            del self._numbers[key]
 
     def next_use(self, key: str) -> int:
-        """The place of a state's next use; `NEVER` if none is known."""
-        places = self._places.get(key)
-        return places[-1] if places else NEVER
+        """The number of a state's next use; `NEVER` if none is known."""
+        return self._numbers[key][0] if key in self._numbers else NEVER
 
-    def ahead(self) -> Iterator[tuple[int, Use]]:
-        """Places and uses to come."""
-        for place in range(self._first, len(self._uses)):
-            if not self._is_met[place]:
-                yield place, self._uses[place]
+    def ahead(self) -> Iterable[tuple[int, Use]]:
+        """Numbers and uses to come."""
+        return self._uses.items()
 
 
 class FrameTable:
-    """Which frame holds what. Whoever calls holds the lock of its owner.
-
-    Args:
-        num_frames: at least 1.
-    """
+    """Which frame holds what. Callers hold the lock of the table's owner."""
 
     def __init__(self, num_frames: int) -> None:
         self.agenda = Agenda()
@@ -179,7 +161,7 @@ class FrameTable:
         return self._by_key.get(key)
 
     def take(self, key: str, *, later_than: int = -1) -> Frame | None:
-        """Give a state the idle frame whose own state is needed latest (Belady's rule), and later than this place."""
+        """Give a state the idle frame whose state is needed latest (Belady's rule), and later than a use's number."""
 
         def rank(frame: Frame) -> tuple[int, int]:
             return (NEVER + 1 if frame.key is None else self.agenda.next_use(frame.key)), -frame.used
@@ -193,7 +175,7 @@ class FrameTable:
         return frame
 
     def touch(self, frame: Frame) -> None:
-        """It is used now."""
+        """Note that a frame is used now."""
         self._clock += 1
         frame.used = self._clock
 
@@ -204,6 +186,7 @@ class FrameTable:
         frame.key, frame.state, frame.filled_bytes = None, None, 0
 
     def stuck(self, frame: Frame | None) -> bool:
-        """Whether this thread waits for itself: it has this frame open; or all of them, if none is given."""
-        me = threading.get_ident()
-        return all(me == f.holder or me in f.readers for f in ([frame] if frame is not None else self._frames))
+        """Whether this thread has the frame open that it waits for; for None, whether it has all frames open."""
+        thread = threading.get_ident()
+        frames = self._frames if frame is None else [frame]
+        return all(thread == frame.holder or thread in frame.readers for frame in frames)

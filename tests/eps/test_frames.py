@@ -75,7 +75,7 @@ def test_of_frames_that_are_not_needed_the_one_used_longest_ago_is_given_away():
 def test_an_image_holds_a_state_s_tensors_aligned_each_part_a_beginning_of_it():
     server = ParamServer(dense_pool(), optimizer=AdamW(), seed=0)
     state = server.state("layer0/normed")
-    image = Image.of(state)
+    image = Image(state.layout)
     block = torch.zeros(image.end_bytes(Part.ALL) + 100, dtype=torch.uint8)
     for offset, piece in image.pieces(state):
         assert offset % 64 == 0

@@ -13,10 +13,12 @@ from l2l_nas.arguments import check_count, check_kind, check_list, check_number,
 from l2l_nas.errors import SettingError
 from l2l_nas.space.parameters import Parameter
 
+Tensors = Sequence[Tensor]
+
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor that an update rule keeps for a parameter. It begins as zeros.
+    """A tensor that an update rule keeps for a parameter, at first zeros.
 
     Args:
         name: what checkpoints call it, a word; `moment0`, `moment1` by custom.
@@ -42,29 +44,23 @@ class StateTensor:
 class Optimizer(Protocol):
     """An update rule. It holds no tensors itself: its state lies with the weights, wherever those live.
 
-    One that needs a whole weight, not each of its elements alone, says `is_elementwise = False`. One that must know
-    what a weight is has a method `for_parameter(parameter)`, which gives the rule for it: see `rule_for`.
+    A rule that needs a whole weight, not each of its elements alone, says `is_elementwise = False`. A rule that depends
+    on what a weight is for has a method `for_parameter(parameter)`, which returns the rule to use: see `rule_for`.
     """
 
     @property
     def name(self) -> str:
-        """What checkpoints call it."""
+        """The name in checkpoints."""
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
-        """What it keeps for a float32 parameter of this shape, besides the count of its updates.
+        """What the rule keeps for a float32 parameter of this shape, besides the count of its updates.
 
         Raises:
-            SettingError: it cannot update such a parameter.
+            SettingError: the rule cannot update such a parameter.
         """
 
     def update(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        moments: Sequence[Sequence[Tensor]],
-        steps: Sequence[Tensor],
-        *,
-        lr: float,
+        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
     ) -> None:
         """Change weights, moments and steps in place, each list one entry for each parameter.
 
@@ -79,13 +75,13 @@ class Optimizer(Protocol):
 
 
 def rule_for(rule: Optimizer, parameter: Parameter) -> Optimizer:
-    """The rule for one parameter: itself, or what its `for_parameter` gives.
+    """The rule for one parameter: what the `for_parameter` of a rule returns, or the rule itself.
 
     Raises:
-        SettingError: it cannot update such a parameter.
+        SettingError: the rule cannot update such a parameter.
     """
-    found: Callable[[Parameter], Optimizer] | None = getattr(rule, "for_parameter", None)
-    return rule if found is None else found(parameter)
+    for_parameter: Callable[[Parameter], Optimizer] | None = getattr(rule, "for_parameter", None)
+    return rule if for_parameter is None else for_parameter(parameter)
 
 
 def like_weights(shape: tuple[int, ...], count: int) -> tuple[StateTensor, ...]:
@@ -94,41 +90,30 @@ def like_weights(shape: tuple[int, ...], count: int) -> tuple[StateTensor, ...]:
 
 
 def check_rule(name: str, rule: object) -> None:
-    """Refuse what is no optimizer; a class of one has its methods and none of its numbers.
-
-    Raises:
-        SettingError: it is something else.
-    """
+    """Raises SettingError: this is no optimizer; a class has the methods of one, but no numbers."""
     refuse_class(name, rule)
     check_kind(name, rule, Optimizer, wanted="an optimizer, such as AdamW()")
 
 
 def check_rate(name: str, value: float) -> None:
-    """Refuse a decay of a moving average that is none.
-
-    Raises:
-        SettingError: it does not lie in [0, 1).
-    """
+    """Raises SettingError: the decay of a moving average does not lie in [0, 1)."""
     if not 0 <= check_number(name, value) < 1:
         raise SettingError(f"{name} must lie in [0, 1), got {value}")
 
 
-def check_betas(betas: tuple[float, float]) -> None:
-    """Refuse what is no pair of decays.
+def check_pair(name: str, values: Sequence[object]) -> None:
+    """Raises SettingError: this is no list of two."""
+    if len(check_list(name, values, of=object, wanted="two numbers")) != 2:
+        raise SettingError(f"{name} takes two numbers, got {values!r}")
 
-    Raises:
-        SettingError: there are not two, or one does not lie in [0, 1).
-    """
-    if len(check_list("betas", betas, of=object, wanted="two numbers")) != 2:
-        raise SettingError(f"betas takes two numbers, got {betas!r}")
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Raises SettingError: these are not two decays of moving averages."""
+    check_pair("betas", betas)
     for beta in betas:
         check_rate("betas", beta)
 
 
 def check_weight_decay(weight_decay: float) -> None:
-    """Refuse a weight decay below zero.
-
-    Raises:
-        SettingError: it is, or is not finite.
-    """
+    """Raises SettingError: the weight decay is below zero, or not finite."""
     check_number("weight_decay", weight_decay, least=0)

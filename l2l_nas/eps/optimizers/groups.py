@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from l2l_nas.arguments import check_kind, check_list, check_number
 from l2l_nas.eps.layout import Layout, layout_of, tied_name
-from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, check_rule, check_weight_decay, rule_for
+from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, Tensors, check_rule, check_weight_decay, rule_for
 from l2l_nas.errors import SettingError, did_you_mean, user_code
 from l2l_nas.space.growth import with_frozen
 from l2l_nas.space.parameters import Parameter, parameters_of
@@ -156,13 +154,7 @@ class Groups:
         return self.rule.state(shape)
 
     def update(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        moments: Sequence[Sequence[Tensor]],
-        steps: Sequence[Tensor],
-        *,
-        lr: float,
+        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
     ) -> None:
         """See `Optimizer.update`: of parameters that are in no group."""
         self.rule.update(weights, gradients, moments, steps, lr=lr)

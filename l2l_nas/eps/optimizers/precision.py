@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, check_rule, rule_for
+from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, Tensors, check_rule, rule_for
 from l2l_nas.eps.optimizers.groups import Groups
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.parameters import Parameter
@@ -66,13 +65,7 @@ class LowPrecision:
         )
 
     def update(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        moments: Sequence[Sequence[Tensor]],
-        steps: Sequence[Tensor],
-        *,
-        lr: float,
+        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
     ) -> None:
         """One step; see `Optimizer.update`. Parameter by parameter, so that one at a time is in float32."""
         for index, (weight, gradient, step) in enumerate(zip(weights, gradients, steps, strict=True)):

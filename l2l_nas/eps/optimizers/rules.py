@@ -1,24 +1,27 @@
-"""Update rules over views of flat blocks: torch's own fused kernels where it offers them, else the same operations.
+"""Update rules over views of flat blocks, by the functions that `torch.optim` computes with.
 
 AdamW, SGD, Adafactor and Muon equal `torch.optim` bit for bit, Lion equals `lion_pytorch.Lion`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+from torch.optim._adafactor import adafactor
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from l2l_nas.arguments import check_count, check_kind, check_list, check_number
+from l2l_nas.arguments import check_count, check_kind, check_number
 from l2l_nas.eps.optimizers.base import (
     Optimizer,
     StateTensor,
+    Tensors,
     check_betas,
+    check_pair,
     check_rate,
     check_weight_decay,
     like_weights,
@@ -47,13 +50,7 @@ class AdamW:
         return like_weights(shape, 2)
 
     def update(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        moments: Sequence[Sequence[Tensor]],
-        steps: Sequence[Tensor],
-        *,
-        lr: float,
+        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
     ) -> None:
         """One step; see `Optimizer.update`."""
         adamw(
@@ -96,13 +93,7 @@ class SGD:
         return like_weights(shape, 1 if self.momentum else 0)
 
     def update(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        moments: Sequence[Sequence[Tensor]],
-        steps: Sequence[Tensor],
-        *,
-        lr: float,
+        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
     ) -> None:
         """One step; see `Optimizer.update`."""
         # A zero buffer gives momentum * 0 + gradient on the first step, which is what torch.optim.SGD starts with.
@@ -145,13 +136,7 @@ class Lion:
         return like_weights(shape, 1)
 
     def update(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        moments: Sequence[Sequence[Tensor]],
-        steps: Sequence[Tensor],
-        *,
-        lr: float,
+        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
     ) -> None:
         """One step; see `Optimizer.update`."""
         beta1, beta2 = self.betas
@@ -182,11 +167,9 @@ class Adafactor:
 
     def __post_init__(self) -> None:
         check_number("beta2_decay", self.beta2_decay, most=0)
-        if len(check_list("eps", self.eps, of=object, wanted="two numbers")) != 2:
-            raise SettingError(f"eps takes two numbers, got {self.eps!r}")
-        for number, one in enumerate(self.eps):
-            if one is not None or number == 1:
-                check_number("eps", one, least=0)
+        check_pair("eps", self.eps)
+        for eps in self.eps if self.eps[0] is not None else self.eps[1:]:
+            check_number("eps", eps, least=0)
         check_number("clip", self.clip, least=1)
         check_weight_decay(self.weight_decay)
 
@@ -201,42 +184,37 @@ class Adafactor:
         return StateTensor("row_variance", rows), StateTensor("column_variance", columns)
 
     def update(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        moments: Sequence[Sequence[Tensor]],
-        steps: Sequence[Tensor],
-        *,
-        lr: float,
+        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
     ) -> None:
         """One step; see `Optimizer.update`."""
-        least = torch.finfo(torch.float32).eps if self.eps[0] is None else self.eps[0]
-        for weight, gradient, step, *held in zip(weights, gradients, steps, *moments, strict=True):
-            step.add_(1)
-            count = step.item()
-            rate = count**self.beta2_decay
-            size = max(self.eps[1], weight.norm(2).item() / weight.numel() ** 0.5)
-            if self.weight_decay:
-                weight.mul_(1 - lr * self.weight_decay)
-            if len(held) == 2:
-                for factor, dim in zip(held, (-1, -2), strict=True):
-                    mean = torch.linalg.vector_norm(gradient, dim=dim, keepdim=True).square_().div_(gradient.size(dim))
-                    factor.lerp_(mean, rate)
-                rows, columns = held
-                variance = (rows @ columns).div_(rows.mean(dim=-2, keepdim=True).clamp_(min=least))
-            else:
-                variance = held[0].lerp_(gradient * gradient, rate).clone()
-            update = variance.clamp_(min=least * least).rsqrt_().mul_(gradient)
-            excess = max(1.0, update.norm(2).item() / (update.numel() ** 0.5 * self.clip))
-            weight.add_(update, alpha=-size * min(lr, 1 / count**0.5) / excess)
+        for weight, gradient, step, *factors in zip(weights, gradients, steps, *moments, strict=True):
+            rows, columns, variance = (*factors, None) if len(factors) == 2 else (None, None, *factors)
+            adafactor(
+                [weight],
+                [gradient],
+                [rows],
+                [columns],
+                [variance],
+                [step],
+                foreach=False,
+                d=self.clip,
+                lr=lr,
+                beta2_decay=self.beta2_decay,
+                weight_decay=self.weight_decay,
+                eps1=self.eps[0],  # type: ignore[arg-type]
+                eps2=self.eps[1],
+                maximize=False,
+            )
 
 
 def updates_many(rule: Optimizer) -> bool:
-    """Whether a rule updates the parameters of many states in one call: to the same bits, in one kernel, or none."""
+    """Whether one call may update parameters of many states: each to the same bits as alone, by as few kernels."""
     return type(rule) in (AdamW, SGD, Lion)
 
 
 SCALES = ("match_rms_adamw", "original")
+# of the quintic iteration; steepest at zero (kellerjordan.github.io/posts/muon)
+_QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 @dataclass(frozen=True)
@@ -251,6 +229,7 @@ class Muon:
         scale: of an update by the matrix's shape. `match_rms_adamw` (arXiv 2502.16982, section 2.2) makes it as large
             as AdamW's, so that both take one learning rate; `original` is the author's.
         iterations: of Newton and Schulz, in bfloat16.
+        eps: the least norm that an update is divided by.
     """
 
     momentum: float = 0.95
@@ -276,7 +255,7 @@ class Muon:
         """See `Optimizer.state`: the momentum.
 
         Raises:
-            SettingError: it is no matrix.
+            SettingError: the parameter is no matrix.
         """
         if len(shape) < 2:
             raise SettingError(f"muon updates matrices, not a parameter of shape {shape}; write muon_with_adamw()")
@@ -297,30 +276,23 @@ class Muon:
             )
         return self
 
-    def _orthogonalized(self, update: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """An update made orthogonal, and rows and columns of its matrix."""
-        found = orthogonalized(update.flatten(1), iterations=self.iterations, eps=self.eps)
-        return found, (found.size(0), found.size(1))
+    def _matrices(self, update: Tensor) -> Tensors:
+        return [update.flatten(1)]
 
     def update(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        moments: Sequence[Sequence[Tensor]],
-        steps: Sequence[Tensor],
-        *,
-        lr: float,
+        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
     ) -> None:
         """One step; see `Optimizer.update`."""
         for weight, gradient, momentum, step in zip(weights, gradients, moments[0], steps, strict=True):
             momentum.lerp_(gradient, 1 - self.momentum)
             update = gradient.lerp(momentum, self.momentum) if self.nesterov else momentum
-            update, (rows, columns) = self._orthogonalized(update)
-            by_shape = math.sqrt(max(1, rows / columns))
-            if self.scale == "match_rms_adamw":
-                by_shape = 0.2 * math.sqrt(max(rows, columns))
+            matrices = self._matrices(update)
+            orthogonal = [
+                _zeropower_via_newtonschulz(matrix, _QUINTIC, self.iterations, self.eps) for matrix in matrices
+            ]
             weight.mul_(1 - lr * self.weight_decay)
-            weight.add_(update.view_as(weight), alpha=-lr * by_shape)
+            rate = _adjust_lr(lr, self.scale, matrices[0].shape)
+            weight.add_(torch.stack(orthogonal).view_as(weight), alpha=-rate)
             step.add_(1)
 
 
@@ -328,28 +300,5 @@ class Muon:
 class _MuonOfExperts(Muon):
     """Muon for weights (experts, rows, columns)."""
 
-    def _orthogonalized(self, update: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        matrices = [orthogonalized(one, iterations=self.iterations, eps=self.eps) for one in update]
-        return torch.stack(matrices), (update.size(1), update.size(2))
-
-
-# of the quintic iteration; steepest at zero (kellerjordan.github.io/posts/muon)
-_QUINTIC = (3.4445, -4.7750, 2.0315)
-
-
-def orthogonalized(matrix: Tensor, *, iterations: int, eps: float) -> Tensor:
-    """About the nearest matrix with orthogonal rows or columns, in bfloat16, by Newton and Schulz's iteration.
-
-    Args:
-        matrix: (rows, columns).
-        eps: the least norm that it is divided by.
-    """
-    a, b, c = _QUINTIC
-    is_tall = matrix.size(0) > matrix.size(1)
-    found = matrix.bfloat16()
-    found = found.T if is_tall else found
-    found = found / found.norm().clamp(min=eps)
-    for _ in range(iterations):
-        gram = found @ found.T
-        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
-    return found.T if is_tall else found
+    def _matrices(self, update: Tensor) -> Tensors:
+        return update.unbind()
