@@ -4,9 +4,10 @@ import inspect
 from pathlib import Path
 
 from l2l_nas.runs.changes import rule_of
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import ABOUT, GROUPS, choices
-from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA
+from l2l_nas.runs.settings import COMMANDS, HYDRA
 
 PAGE = Path(__file__).with_name("settings.md")
 HEAD = """\

@@ -15,9 +15,10 @@ from inspect import cleandoc
 
 from l2l_nas.cli.completion import BASH, complete
 from l2l_nas.errors import did_you_mean
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import settings, titles
 from l2l_nas.runs.groups import ABOUT, GROUPS, choices
-from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA
+from l2l_nas.runs.settings import COMMANDS, HYDRA
 
 _COLUMN = 30  # where help texts begin: lines of 80 hold every setting
 _LINES = 40

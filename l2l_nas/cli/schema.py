@@ -18,8 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from l2l_nas.cli.config_files import read_checked_files
 from l2l_nas.plugins import is_named
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.groups import GROUPS, NAMES, arguments
-from l2l_nas.runs.settings import CHOICES, COMMANDS
+from l2l_nas.runs.settings import COMMANDS
 
 
 @functools.cache

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from l2l_nas.errors import SettingError
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import settings
-from l2l_nas.runs.settings import CHOICES
 
 _MOST = 2**31 - 1
 # of settings that something is made for, one by one

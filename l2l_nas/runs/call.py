@@ -15,9 +15,10 @@ from l2l_nas.arguments import check_list, check_path, refuse_class, shown
 from l2l_nas.cost.own import named_costs
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import fitting, settings, titles
 from l2l_nas.runs.old import renamed
-from l2l_nas.runs.settings import CHOICES, SearchConf
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
 

@@ -9,10 +9,10 @@ from l2l_nas.nas.strategies.division import described
 from l2l_nas.nas.study.study import Study
 from l2l_nas.plugins import name_and_arguments
 from l2l_nas.runs.build import NO_TEST, num_threads, sizes
+from l2l_nas.runs.choice_settings import CHOICES, NoArguments
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.no_effect import data_without_effect, without_effect
 from l2l_nas.runs.numbers import is_cold
-from l2l_nas.runs.settings import CHOICES, NoArguments
 from l2l_nas.runs.terminal import say, warn
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.plugins import is_own
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import fitting, settings, value_of
-from l2l_nas.runs.settings import CHOICES
 
 # what each is, its default, and what may be named besides the choices
 ABOUT: Mapping[str, tuple[str, str, str]] = {

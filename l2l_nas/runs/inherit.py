@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.changes import PLACES, why_stays
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, name_again, resume_command, spell
 from l2l_nas.runs.fields import changed, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder
@@ -20,7 +21,7 @@ from l2l_nas.runs.groups import GROUPS, choices
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import refuse_old_trials, renamed, value_of_today
 from l2l_nas.runs.saved_config import OWN, name_in, names_own, own_names, read_config, value_in
-from l2l_nas.runs.settings import CHOICES, COMMANDS, OPEN, SweeperConf
+from l2l_nas.runs.settings import COMMANDS, OPEN, SweeperConf
 
 Conf = TypeVar("Conf")
 

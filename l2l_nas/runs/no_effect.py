@@ -14,10 +14,11 @@ from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.plugins import is_own
 from l2l_nas.relay.device import open_device
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.locate import is_builtin, load_data
-from l2l_nas.runs.settings import CHOICES, SearchConf
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.text.documents import JSON, text_files
 from l2l_nas.training.problem import Problem
 

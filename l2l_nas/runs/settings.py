@@ -1,16 +1,16 @@
 """Every setting: name, type, default and help text, once. YAML, `--help` and type checks derive from here.
 
 What is chosen by name and has arguments of its own (`Choice`) is one setting: a dict of the name and the arguments.
-`CHOICES` has the arguments of those that come with the program; `cli/schema.py` makes config groups of them.
+`choice_settings.py` has the arguments of those that come with the program; `cli/schema.py` makes config groups of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from l2l_nas.runs.bench_settings import BenchConf
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import setting
 
 # the password of search.storage; the command line puts it here when it is part of the address
@@ -64,195 +64,6 @@ class TrainConf:
     batch_size: int = setting(64, "samples a step")
     micro_batch: int = setting(64, "samples at a time on the device")
     learning_rate: float = setting(0.008, "peak, of warm-up, trials and finalists")
-
-
-@dataclass(frozen=True)
-class OptimizerConf:
-    """What every optimizer takes."""
-
-    moments: str = setting("fp32", "stored in fp32 or bf16")
-    no_decay: str = setting("none", "none, or norms_and_biases: no decay on these")
-    layer_decay: float = setting(1.0, "rate of a position over that of the next one")
-    groups: dict[str, Any] = setting({}, "NAME: match, lr_scale, weight_decay, frozen")
-
-
-@dataclass(frozen=True)
-class AdamWConf(OptimizerConf):
-    """Adam with decoupled weight decay."""
-
-    beta1: float = setting(0.9, "decay of the first moment")
-    beta2: float = setting(0.98, "decay of the second moment")
-    eps: float = setting(1e-8, "added to the denominator")
-    weight_decay: float = setting(0.05, "decoupled weight decay")
-
-
-@dataclass(frozen=True)
-class SGDConf(OptimizerConf):
-    """Stochastic gradient descent."""
-
-    momentum: float = setting(0.9, "0 keeps no momentum")
-    weight_decay: float = setting(0.0, "added to the gradient")
-    nesterov: bool = setting(False, "use Nesterov's momentum")
-
-
-@dataclass(frozen=True)
-class LionConf(OptimizerConf):
-    """The sign of a momentum."""
-
-    beta1: float = setting(0.9, "of momentum in the update")
-    beta2: float = setting(0.99, "decay of the momentum")
-    weight_decay: float = setting(0.0, "decoupled weight decay")
-
-
-@dataclass(frozen=True)
-class AdafactorConf(OptimizerConf):
-    """Second moments as rows times columns."""
-
-    beta2_decay: float = setting(-0.8, "the second moment's decay is 1 - t ** this")
-    eps1: float = setting(0.0, "least root of second moments; 0: float32's")
-    eps2: float = setting(1e-3, "least size of weights; steps are relative")
-    clip: float = setting(1.0, "largest root mean square of an update")
-    weight_decay: float = setting(0.0, "decoupled weight decay")
-
-
-@dataclass(frozen=True)
-class MuonConf(OptimizerConf):
-    """Orthogonal momentum for hidden matrices, AdamW for the rest."""
-
-    momentum: float = setting(0.95, "of Muon")
-    nesterov: bool = setting(True, "use Nesterov's momentum")
-    scale: str = setting("match_rms_adamw", "of updates by shape; or original")
-    iterations: int = setting(5, "of Newton and Schulz")
-    beta1: float = setting(0.9, "of AdamW")
-    beta2: float = setting(0.98, "of AdamW")
-    eps: float = setting(1e-8, "of AdamW")
-    weight_decay: float = setting(0.05, "decoupled weight decay, of both")
-
-
-@dataclass(frozen=True)
-class CosineConf:
-    """A rise, then half a cosine."""
-
-    rise: float = setting(0.05, "share of the steps in which the rate rises")
-    floor: float = setting(0.02, "last rate over peak")
-
-
-@dataclass(frozen=True)
-class LinearConf:
-    """A rise, then a straight line."""
-
-    rise: float = setting(0.05, "share of the steps in which the rate rises")
-    floor: float = setting(0.0, "last rate over peak")
-
-
-@dataclass(frozen=True)
-class ConstantConf:
-    """One rate."""
-
-    rise: float = setting(0.0, "share of the steps in which the rate rises")
-    fall: float = setting(0.0, "share of the rest in which it falls")
-    floor: float = setting(0.0, "last rate over peak, if it falls")
-
-
-@dataclass(frozen=True)
-class InverseSqrtConf:
-    """A rise, then one over the root of the step."""
-
-    rise: float = setting(0.05, "share of the steps in which the rate rises")
-
-
-@dataclass(frozen=True)
-class RestartsConf:
-    """Half cosines, one after the other."""
-
-    rise: float = setting(0.0, "share of the steps in which the rate rises")
-    floor: float = setting(0.0, "last rate of a cycle over peak")
-    cycles: int = setting(3, "how many", least=1)
-    growth: float = setting(2.0, "steps of a cycle over those of the one before")
-
-
-@dataclass(frozen=True)
-class NoArguments:
-    """Takes no arguments."""
-
-
-@dataclass(frozen=True)
-class BlockwiseConf:
-    """Blocks imitate those of a network."""
-
-    samples: int = setting(64, "of the training part, to imitate on", least=2)
-    steps: int = setting(100, "of each block", least=0)
-    learning_rate: float = setting(0.001, "peak, of these")
-    scores: str = setting("exchange", "exchange: in the original; or error")
-    teacher: float = setting(0.5, "share of its outputs in the loss", least=0.0)
-
-
-@dataclass(frozen=True)
-class FirstDrawsConf:
-    """A model of the trials so far."""
-
-    n_startup_trials: Optional[int] = setting(None, "drawn at random; null: a quarter, 5 to 20", least=1)  # noqa: UP045
-
-
-@dataclass(frozen=True)
-class TPEConf(FirstDrawsConf):
-    """Tree-structured Parzen estimators."""
-
-    multivariate: bool = setting(True, "one estimator of all positions together")
-    n_ei_candidates: int = setting(24, "draws that the best is taken of", least=1)
-
-
-@dataclass(frozen=True)
-class GenerationsConf:
-    """Generations of architectures."""
-
-    population_size: Optional[int] = setting(None, "of a generation; null: a sixth, 8 to 50", least=2)  # noqa: UP045
-
-
-@dataclass(frozen=True)
-class ClimbsConf:
-    """Climbs from good architectures to better neighbours."""
-
-    start: Optional[int] = setting(None, "drawn at random; null: as trials allow", least=1)  # noqa: UP045
-    climbs: Optional[int] = setting(None, "side by side; null: 1 of 50 trials, up to 4", least=1)  # noqa: UP045
-
-
-@dataclass(frozen=True)
-class EvolutionConf:
-    """Regularized evolution."""
-
-    population: Optional[int] = setting(None, "that live; null: a quarter, 5 to 20", least=2)  # noqa: UP045
-    tournament: Optional[int] = setting(None, "one's parent is the best of; null: half", least=1)  # noqa: UP045
-
-
-CHOICES: Mapping[str, Mapping[str, type]] = {
-    "sampler": {
-        "gp_hamming": ClimbsConf,
-        "random": NoArguments,
-        "tpe": TPEConf,
-        "nsga2": GenerationsConf,
-        "nsga3": GenerationsConf,
-        "gp": FirstDrawsConf,
-        "grid": NoArguments,
-        "evolution": EvolutionConf,
-        "local": ClimbsConf,
-    },
-    "strategy": {"default": NoArguments, "blockwise": BlockwiseConf, "random_search": NoArguments},
-    "optimizer": {
-        "adamw": AdamWConf,
-        "sgd": SGDConf,
-        "lion": LionConf,
-        "adafactor": AdafactorConf,
-        "muon": MuonConf,
-    },
-    "schedule": {
-        "cosine": CosineConf,
-        "linear": LinearConf,
-        "constant": ConstantConf,
-        "inverse_sqrt": InverseSqrtConf,
-        "restarts": RestartsConf,
-    },
-}
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ import yaml
 
 from l2l_nas.__main__ import main
 from l2l_nas.runs.changes import COMPARED, PLACES, RULES, rule_of, why_stays
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.fields import changed, settings
 from l2l_nas.runs.groups import arguments, completed
 from l2l_nas.runs.numbers import budget_of
-from l2l_nas.runs.settings import CHOICES, RetrainConf, SearchConf
+from l2l_nas.runs.settings import RetrainConf, SearchConf
 from l2l_nas.runs.shared import scoring
 from tests.cli.runs import TINY, contents, events, start, write_pool
 

@@ -10,9 +10,10 @@ import pytest
 
 from l2l_nas import __version__
 from l2l_nas.__main__ import main
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import GROUPS, arguments, choices
-from l2l_nas.runs.settings import CHOICES, COMMANDS, HYDRA
+from l2l_nas.runs.settings import COMMANDS, HYDRA
 from tests.cli.runs import ROOT, environment
 
 
