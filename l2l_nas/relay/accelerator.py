@@ -21,7 +21,7 @@ from l2l_nas.eps.layout import align
 from l2l_nas.relay.pinned import PinnedBlocks
 
 if TYPE_CHECKING:
-    from l2l_nas.relay.device import Capture, Observer
+    from l2l_nas.relay.device import Capture
 
 
 class Accelerator:
@@ -33,7 +33,6 @@ class Accelerator:
     """
 
     host_threads: int | None = None
-    observer: Observer | None = None
     capture: Capture | None = None
     shares_memory = False
 

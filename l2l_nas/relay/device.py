@@ -18,19 +18,6 @@ from l2l_nas.errors import SettingError
 from l2l_nas.relay.accelerator import Accelerator, Cuda
 
 
-class Observer(Protocol):
-    """Sees what no clock of a device shows: which thread waits for which. For checkers that look for missing waits."""
-
-    def passed_on(self) -> Any:
-        """Note what this thread has done until now, for `follows`."""
-
-    def follows(self, passed: Any) -> None:
-        """Note that this thread has waited for what was noted."""
-
-    def runs(self, lane: str, op: str) -> AbstractContextManager[None]:
-        """Note that what this thread does inside is work of a lane."""
-
-
 class Capture(Protocol):
     """Records what work launches, without running it."""
 
@@ -53,7 +40,6 @@ class Device(Protocol):
     Attributes:
         host_threads: for work on the host beside the device's; None: as many as torch has.
         host_allocator: makes host memory for asynchronous copies; None where any will do.
-        observer: of the lanes' threads; None where nobody checks.
         capture: see `Capture`; None where there are no graphs.
         shares_memory: whether layers can compute on the host's own blocks, so that a load need not copy.
     """
@@ -62,7 +48,6 @@ class Device(Protocol):
     shares_memory: bool
     host_threads: int | None
     host_allocator: Callable[[int], Tensor] | None
-    observer: Observer | None
     capture: Capture | None
 
     def allocate(self, num_bytes: int) -> Tensor:
@@ -125,7 +110,6 @@ class Cpu:
     # the lanes share the cores with the layers, and two teams of threads on the same cores wait for each other
     host_threads: int | None = 1
     host_allocator: Callable[[int], Tensor] | None = None
-    observer: Observer | None = None
     capture: Capture | None = None
 
     def __init__(self, *, copies: bool = False) -> None:

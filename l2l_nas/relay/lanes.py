@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import queue
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -26,38 +25,33 @@ from typing import Any
 import torch
 
 from l2l_nas.errors import L2LError, LaneError
-from l2l_nas.relay.device import Device, Observer
+from l2l_nas.relay.device import Device
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 
-_PATIENCE_S = 10.0  # with work that is running when its lane is closed
 _NO_RANGE = contextlib.nullcontext()
 
 
 class Future:
-    """Says when a piece of work is done, or how it failed.
+    """Says when a piece of work is done, or how it failed; `concurrent.futures` has one that takes four times as long.
 
     Args:
         lane: that does it.
         number: a later one for work that was submitted later.
     """
 
-    __slots__ = ("_lock", "_observer", "_passed", "error", "is_done", "lane", "mark", "number")
+    __slots__ = ("_lock", "error", "is_done", "lane", "mark", "number")
 
-    def __init__(self, observer: Observer | None = None, *, lane: str = "host", number: int = 0) -> None:
+    def __init__(self, lane: str = "host", number: int = 0) -> None:
         self.lane, self.number = lane, number
         self._lock = threading.Lock()
         self._lock.acquire()
-        self._observer = observer
-        self._passed: Any = None
         self.is_done = False
         self.error: BaseException | None = None
         self.mark: Any = None
 
     def finish(self, *, mark: Any = None, error: BaseException | None = None) -> None:
         """Let go all who wait."""
-        if self._observer is not None:
-            self._passed = self._observer.passed_on()
         self.mark, self.error, self.is_done = mark, error, True
         self._lock.release()
 
@@ -66,8 +60,6 @@ class Future:
         if not self.is_done:
             with self._lock:
                 pass
-        if self._observer is not None:
-            self._observer.follows(self._passed)
 
     def is_over(self) -> bool:
         """Whether the work is done (on CUDA: issued), without an error; then there is nothing to wait for."""
@@ -78,15 +70,15 @@ class Future:
 
 
 def _marks(after: Iterable[Future], lane: str) -> list[Any]:
-    """What the stream of a lane is to wait for: a stream does its work in order, so of each other one its last mark.
+    """The marks that the stream of a lane is to wait for: of each other stream the last, as it works in order.
 
-    The caller's own stream may be another one than in the last step.
+    The caller's stream may be another one than in the last step, so that it waits for itself too.
     """
     last: dict[str, Future] = {}
     for future in after:
         if future.mark is not None and (future.lane != lane or lane == "compute"):
-            known = last.setdefault(future.lane, future)
-            if known.number < future.number:
+            latest = last.setdefault(future.lane, future)
+            if latest.number < future.number:
                 last[future.lane] = future
     return [future.mark for future in last.values()]
 
@@ -129,7 +121,6 @@ class _Work:
     cancel: CancelToken
     future: Future
     rank: int = 0  # see `Lanes.submit`
-    passed: Any = None  # what the thread that submitted it had done, where there is an observer
 
 
 class Lanes:
@@ -146,11 +137,9 @@ class Lanes:
         self, device: Device, *, threads: bool, stress: Stress | None = None, trace: Trace | None = None
     ) -> None:
         self._runner = _Runner(device, stress, trace)
-        self._workers: dict[str, _Worker] = {}
+        self._threads: dict[str, _LaneThread] = {}
         self.is_beside = threads
         self._numbers = itertools.count()
-        # at the end of the process too: an interpreter that ends around a thread inside torch aborts
-        weakref.finalize(self, _close, self._workers)
 
     def submit(
         self,
@@ -167,16 +156,13 @@ class Lanes:
         Args:
             rank: of works of the host's lane that may begin, the least goes first.
         """
-        observer = self._runner.device.observer
-        passed = None if observer is None else observer.passed_on()
-        future = Future(observer, lane=lane, number=next(self._numbers))
-        work = _Work(lane, do, tuple(after), label, cancel, future, rank, passed)
+        work = _Work(lane, do, tuple(after), label, cancel, Future(lane, next(self._numbers)), rank)
         if not self.is_beside:
             self._runner.run(work)
             return work.future
-        if lane not in self._workers:
-            self._start(lane)
-        self._workers[lane].waiting.put(work)
+        if lane not in self._threads:
+            self._threads[lane] = _LaneThread(lane, self._runner)
+        self._threads[lane].submit(work)
         return work.future
 
     def compute(self, do: Callable[[], None], *, after: Iterable[Future], label: Label, cancel: CancelToken) -> Future:
@@ -185,8 +171,7 @@ class Lanes:
         Raises:
             BaseException: what it, or something it waits for, raised.
         """
-        future = Future(self._runner.device.observer, lane="compute", number=next(self._numbers))
-        work = _Work("compute", do, tuple(after), label, cancel, future)
+        work = _Work("compute", do, tuple(after), label, cancel, Future("compute", next(self._numbers)))
         self._runner.run(work)
         if work.future.error is not None:
             raise work.future.error
@@ -208,61 +193,47 @@ class Lanes:
 
     def close(self) -> None:
         """End the threads, after the work they have."""
-        _close(self._workers)
+        while self._threads:
+            self._threads.popitem()[1].close()
 
-    def _start(self, lane: str) -> None:
+
+class _LaneThread:
+    """A thread for the work of one lane. It ends with the lane, or with the process, after the work it has."""
+
+    def __init__(self, lane: str, runner: _Runner) -> None:
+        self._runner = runner
+        self._waiting: list[_Work] = []
+        self._thread = ThreadPoolExecutor(1, f"l2l_nas {lane}")
         threads = torch.get_num_threads()
-        waiting: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        ready = threading.Event()
-        arguments = (waiting, self._runner, ready)
-        thread = threading.Thread(target=_serve, args=arguments, name=f"l2l_nas {lane}", daemon=True)
-        thread.start()
-        ready.wait()
-        torch.set_num_threads(threads)  # the worker's own setting stays: OpenMP keeps one for each thread
-        self._workers[lane] = _Worker(waiting, thread)
+        self._thread.submit(_set_up_thread, runner.device.host_threads).result()
+        torch.set_num_threads(threads)  # the thread's own setting stays: OpenMP keeps one for each thread
+
+    def submit(self, work: _Work) -> None:
+        self._waiting.append(work)
+        self._thread.submit(self._run_next)
+
+    def _run_next(self) -> None:
+        try:
+            index = _first(self._waiting, self._runner.device)
+        except Exception:
+            index = 0  # a device that failed says so again when it is waited for, and then the future has the error
+        self._runner.run(self._waiting.pop(index))
+
+    def close(self) -> None:
+        self._thread.shutdown()
 
 
-@dataclass(frozen=True)
-class _Worker:
-    waiting: queue.SimpleQueue[_Work | None]
-    thread: threading.Thread
+def _set_up_thread(threads: int | None) -> None:
+    torch.set_grad_enabled(False)
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
-def _close(workers: dict[str, _Worker]) -> None:
-    ending = list(workers.values())
-    workers.clear()
-    for worker in ending:
-        worker.waiting.put(None)
-    for worker in ending:
-        if worker.thread is not threading.current_thread():  # garbage may be collected in any thread
-            worker.thread.join(timeout=_PATIENCE_S)
-
-
-@torch.no_grad()
-def _serve(waiting: queue.SimpleQueue[_Work | None], runner: _Runner, ready: threading.Event) -> None:
-    if runner.device.host_threads is not None:
-        torch.set_num_threads(runner.device.host_threads)
-    ready.set()
-    here: list[_Work | None] = []
-    while True:
-        if not here:
-            here.append(waiting.get())
-        while not waiting.empty():
-            here.append(waiting.get())
-        if here[0] is None:
-            return
-        work = here.pop(_first(here, runner.device))
-        assert work is not None
-        runner.run(work)
-        del work  # its tensors must not outlive it
-
-
-def _first(here: Sequence[_Work | None], device: Device) -> int:
+def _first(works: Sequence[_Work], device: Device) -> int:
     """Which work is next: in order, but of the host's those that may begin, by rank."""
-    if len(here) == 1 or here[0] is None or here[0].lane != "host":
+    if len(works) == 1 or works[0].lane != "host":
         return 0
-    works = [(work.rank, index) for index, work in enumerate(here) if work and _may_begin(work, device)]
-    return min(works, default=(0, 0))[1]
+    return min(((work.rank, index) for index, work in enumerate(works) if _may_begin(work, device)), default=(0, 0))[1]
 
 
 def _may_begin(work: _Work, device: Device) -> bool:
@@ -280,15 +251,6 @@ class _Runner:
         self._origin: tuple[Any, float] | None = None
 
     def run(self, work: _Work) -> None:
-        observer = self.device.observer
-        if observer is None:
-            self._run(work)
-            return
-        with observer.runs(work.lane, work.label.op):
-            observer.follows(work.passed)
-            self._run(work)
-
-    def _run(self, work: _Work) -> None:
         try:
             error = self._await(work)
             if error is not None:

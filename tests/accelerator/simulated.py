@@ -10,6 +10,7 @@ import importlib.util
 import threading
 import types
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from l2l_nas.eps.gradients import GradientBlock
 from l2l_nas.eps.inbox import GradientInbox
-from l2l_nas.relay import accelerator, reference
+from l2l_nas.relay import accelerator, lanes, reference
 from l2l_nas.relay import device as devices
 from l2l_nas.relay import relay as relay_module
 from l2l_nas.relay.pinned import PinnedBlocks
@@ -79,22 +80,39 @@ class _HostAccesses(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class Threads:
-    """An `Observer`: the checker learns which thread waits for which."""
+class _WatchedFuture(lanes.Future):
+    """The checker learns which thread waits for which."""
 
-    passed_on = staticmethod(library.passed_on)
+    _passed: bytes | None = None
 
-    def follows(self, passed: bytes | None) -> None:
-        if passed is not None:
-            library.follows(passed)
+    def finish(self, **outcome: Any) -> None:
+        self._passed = library.passed_on()
+        super().finish(**outcome)
 
-    @contextlib.contextmanager
-    def runs(self, lane: str, op: str) -> Iterator[None]:
+    def wait(self) -> None:
+        super().wait()
+        if self._passed is not None:
+            library.follows(self._passed)
+
+
+@dataclass(frozen=True)
+class _WatchedWork(lanes._Work):
+    """Remembers what the thread that submitted it had done."""
+
+    passed: bytes = field(default_factory=library.passed_on)
+
+
+class _WatchedRunner(lanes._Runner):
+    """The checker learns which work a thread does."""
+
+    def run(self, work: lanes._Work) -> None:
+        assert isinstance(work, _WatchedWork)
         if threading.current_thread().name.startswith("l2l_nas "):
             library.enter_thread()
-        before = library.name_work(f"{lane}: {op}")
+        before = library.name_work(f"{work.lane}: {work.label.op}")
+        library.follows(work.passed)
         try:
-            yield
+            super().run(work)
         finally:
             library.name_work(before)
 
@@ -122,7 +140,6 @@ class SimulatedAccelerator(accelerator.Accelerator):
 
     def __init__(self) -> None:
         super().__init__(torch.device(DEVICE, 0))
-        self.observer = Threads()
 
     def allocate_host(self, num_bytes: int) -> Tensor:
         with self._taking:
@@ -149,6 +166,7 @@ def use() -> None:
 
     for module in (relay_module, reference):
         module.open_device = open_device  # type: ignore[attr-defined]
+    lanes.Future, lanes._Work, lanes._Runner = _WatchedFuture, _WatchedWork, _WatchedRunner  # type: ignore[misc]
     give, allocate = GradientInbox.give_back, GradientInbox.allocate
     met = _Meeting()  # blocks for gradients go from thread to thread under the inbox's lock
 

@@ -114,7 +114,7 @@ def test_an_error_passes_through_all_that_waits_for_it(lanes):
     assert done == []
 
 
-def test_after_an_error_nothing_under_the_same_guard_begins(lanes):
+def test_after_an_error_nothing_under_the_same_cancel_token_begins(lanes):
     done, cancel = [], CancelToken()
     in_time(submit(lanes, "up", Fails(OSError("gone")), cancel=cancel).wait)
     refused = submit(lanes, "down", lambda: done.append(1), cancel=cancel)
@@ -146,7 +146,7 @@ def test_waiting_takes_all_of_them_to_their_end_before_it_raises(threaded):
     assert done == [1]
 
 
-def test_a_ticket_lets_many_wait():
+def test_a_future_lets_many_wait():
     future = Future()
     waiting = [threading.Thread(target=future.wait, daemon=True) for _ in range(8)]
     for thread in waiting:
@@ -321,6 +321,26 @@ def test_of_updates_that_may_begin_the_first_layer_s_goes_first_and_a_check_befo
     begin.set()
     lanes.wait(futures)
     assert done == ["check", "first", "behind", "second", "third", "late"]
+    lanes.close()
+
+
+class Failed(Cpu):
+    """A device that raises whenever it is asked."""
+
+    def is_over(self, mark):
+        raise RuntimeError("an assertion of a kernel")
+
+    wait = is_over
+
+
+def test_the_error_of_a_device_reaches_who_waits_for_work_that_was_to_be_chosen_by_it():
+    lanes, begin = Lanes(Failed(), threads=True), threading.Event()
+    first = submit(lanes, "host", begin.wait)
+    futures = [submit(lanes, "host", int, first) for _ in range(2)]
+    begin.set()
+    for future in futures:
+        in_time(future.wait)
+        assert "an assertion of a kernel" in str(future.error)
     lanes.close()
 
 
