@@ -1,7 +1,7 @@
 """Groups of parameters, by rule: no decay on some, another rate, another update rule, or none at all.
 
 [Note: groups] All groups that match a parameter apply to it: their rates multiply, and of everything else the last one
-counts. In torch a parameter is in one group; here a group says only what is other, so that "no decay on biases" and
+counts. In torch a parameter is in one group; here a group says only what differs, so that "no decay on biases" and
 "layers in front learn more slowly" need no product of both.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -34,16 +34,16 @@ MATCHES: Mapping[str, Callable[[Parameter], bool]] = {
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters, and what is other about them. See [Note: groups].
+    """Parameters that are trained differently. See [Note: groups].
 
     Args:
         match: a key of `MATCHES`; or a pattern of `position/candidate/name`, such as `*.bias` or `stem/*`; or a
             function of a `Parameter`.
-        weight_decay: instead of the rule's; None leaves it.
-        lr_scale: their learning rate over that of the others; or a function of a `Parameter` that gives it.
-        frozen: they are not trained: no gradient, no state, and no part in a gradient's norm.
-        rule: instead of the optimizer's own; None leaves it.
-        name: what messages call it.
+        weight_decay: instead of the rule's; None leaves that.
+        lr_scale: the group's learning rate over that of other parameters; or a function of a `Parameter` that gives it.
+        frozen: the parameters are not trained: no gradient, no state, and no part in a gradient's norm.
+        rule: instead of the optimizer's; None leaves that.
+        name: for messages.
 
     Raises:
         SettingError: a value that makes no sense.
@@ -72,7 +72,7 @@ class Group:
         return f"group '{self.name or self.match}'"
 
     def matches(self, parameter: Parameter) -> bool:
-        """Whether a parameter is in it."""
+        """Whether a parameter is in the group."""
         if callable(self.match):
             with user_code(f"{self}: match", SettingError):
                 return bool(self.match(parameter))
@@ -81,10 +81,10 @@ class Group:
         return fnmatch.fnmatchcase(parameter.path, self.match)
 
     def scale(self, parameter: Parameter) -> float:
-        """What it multiplies a parameter's rate by.
+        """The factor of a parameter's rate.
 
         Raises:
-            SettingError: its function gives no such number, or raises.
+            SettingError: `lr_scale` returns no such number, or raises.
         """
         if not callable(self.lr_scale):
             return self.lr_scale
@@ -127,14 +127,13 @@ def no_decay() -> Group:
 
 @dataclass(frozen=True)
 class Groups:
-    """An optimizer that does not treat all parameters alike.
+    """An optimizer with groups of parameters: see [Note: groups].
 
     Args:
-        rule: of every parameter, but for what groups say.
-        groups: see [Note: groups].
+        rule: of every parameter, but for what groups change.
 
     Raises:
-        SettingError: one of these is something else.
+        SettingError: an argument of another kind.
     """
 
     rule: Optimizer
@@ -150,7 +149,7 @@ class Groups:
         return self.rule.name
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
-        """See `Optimizer.state`: of a parameter that is in no group."""
+        """See `Optimizer.state`: of parameters that are in no group."""
         return self.rule.state(shape)
 
     def update(
@@ -160,10 +159,10 @@ class Groups:
         self.rule.update(weights, gradients, moments, steps, lr=lr)
 
     def treatment(self, parameter: Parameter) -> Treatment:
-        """What becomes of a parameter.
+        """How groups have a parameter updated.
 
         Raises:
-            SettingError: a weight decay for a rule that has none, no rate, or a rule that cannot update it.
+            SettingError: a weight decay for a rule that has none, no rate, or a rule that cannot update the parameter.
         """
         rule, scale, decay, is_frozen = self.rule, 1.0, None, False
         for group in self.groups:
@@ -186,17 +185,17 @@ class Treatment:
 
 
 def with_weight_decay(rule: Optimizer, value: float) -> Optimizer:
-    """The rule with another weight decay; a wrapper's goes to the `rule` within it.
+    """The rule with another weight decay; a wrapper has it in the `rule` within.
 
     Raises:
-        SettingError: it has none.
+        SettingError: the rule has no weight decay.
     """
-    found: Any = rule
-    known = {entry.name for entry in fields(found)} if is_dataclass(found) else set[str]()
-    if "weight_decay" in known:
-        return replace(found, weight_decay=value)
-    if "rule" in known:
-        return replace(found, rule=with_weight_decay(found.rule, value))
+    fields_of: Any = rule  # a dataclass, or refused
+    names = {entry.name for entry in fields(fields_of)} if is_dataclass(rule) else set[str]()
+    if "weight_decay" in names:
+        return replace(fields_of, weight_decay=value)
+    if "rule" in names:
+        return replace(fields_of, rule=with_weight_decay(fields_of.rule, value))
     raise SettingError(f"optimizer {rule.name} is no dataclass with a weight_decay; give the group a rule instead")
 
 
@@ -228,94 +227,89 @@ class StateRules:
 
 
 def state_rules(layout: Layout, treatments: Sequence[Treatment]) -> StateRules:
-    """What is reserved for the parameters of a layout, and who updates them.
+    """The rules of one state.
 
     Args:
+        layout: without an optimizer's tensors.
         treatments: one for each parameter.
 
     Raises:
         SettingError: a rule cannot update a parameter.
     """
-    held = [
-        one.rule.state(entry.shape) if entry.trainable else ()
-        for entry, one in zip(layout.parameters, treatments, strict=True)
+    stored = [
+        treatment.rule.state(entry.shape) if entry.trainable else ()
+        for entry, treatment in zip(layout.parameters, treatments, strict=True)
     ]
-    full = layout.with_moments([[(one.name, one.shape, one.dtype) for one in tensors] for tensors in held])
-    places = {moment.name: index for index, moment in enumerate(full.moments)}
-    members: list[tuple[Optimizer, float, tuple[int, ...], list[int]]] = []
-    for index, (entry, one, tensors) in enumerate(zip(layout.parameters, treatments, held, strict=True)):
-        if not entry.trainable:
-            continue
-        key = (one.rule, one.lr_scale, tuple(places[tensor.name] for tensor in tensors))
-        found = next((member for member in members if member[:3] == key), None)
-        if found is None:
-            members.append((*key, [index]))
-        else:
-            found[3].append(index)
-    return StateRules(full, tuple(RuleCall(rule, scale, tuple(own), moments) for rule, scale, moments, own in members))
+    layout = layout.with_moments([[(tensor.name, tensor.shape, tensor.dtype) for tensor in own] for own in stored])
+    numbers = {moment.name: number for number, moment in enumerate(layout.moments)}
+    calls: list[tuple[RuleCall, list[int]]] = []
+    for index, (treatment, tensors) in enumerate(zip(treatments, stored, strict=True)):
+        if layout.parameters[index].trainable:
+            moments = tuple(numbers[tensor.name] for tensor in tensors)
+            call = RuleCall(treatment.rule, treatment.lr_scale, indices=(), moments=moments)
+            indices = next((indices for other, indices in calls if other == call), None)
+            if indices is None:
+                calls.append((call, indices := []))
+            indices.append(index)
+    return StateRules(layout, tuple(replace(call, indices=tuple(indices)) for call, indices in calls))
 
 
 class PoolRules:
-    """How each state of a pool is updated, found once.
+    """How each state of a pool is updated.
 
     Raises:
         SettingError: a group that matches no parameter, or differs between positions that share a layer.
     """
 
     def __init__(self, pool: LayerPool, optimizer: Optimizer) -> None:
-        self._pool = weakref.ref(pool)  # which remembers this
+        self._pool = weakref.ref(pool)  # the pool's memory `_RULES` holds this object
         self.optimizer = optimizer
-        self._found: dict[str, StateRules] = {}
+        self._rules: dict[str, StateRules] = {}
         if isinstance(optimizer, Groups):
             _refuse_idle_groups(pool, optimizer)
             for key in pool.states:
                 self.of(key)  # refuses now what cannot be updated
 
     def of(self, key: str) -> StateRules:
-        """Of a state.
+        """The rules of a state.
 
         Raises:
-            SettingError: a rule cannot update a parameter of it.
+            SettingError: a rule cannot update one of its parameters.
         """
-        if key not in self._found:
-            pool = self._pool()
-            assert pool is not None  # who has its rules has the pool
+        if key not in self._rules:
+            pool, optimizer = self._pool(), self.optimizer
+            assert pool is not None  # its rules are asked for
             layout = layout_of(pool, key)
-            self._found[key] = state_rules(
+            self._rules[key] = state_rules(
                 layout,
                 [
-                    _treatment(pool, self.optimizer, key, entry.name) if entry.trainable else Treatment(self.optimizer)
+                    _treatment(pool, optimizer, key, entry.name) if entry.trainable else Treatment(optimizer)
                     for entry in layout.parameters
                 ],
             )
-        return self._found[key]
+        return self._rules[key]
 
 
 _RULES: PerPool[PoolRules] = PerPool()
 
 
 def rules_of(pool: LayerPool, optimizer: Optimizer) -> PoolRules:
-    """How states of a pool are updated; remembered for the optimizer that was used last, as copies of servers do."""
+    """The rules of a pool's states; remembered for the optimizer that was used last, as copies of servers do."""
     if pool not in _RULES or _RULES[pool].optimizer is not optimizer:
         _RULES[pool] = PoolRules(pool, optimizer)
     return _RULES[pool]
 
 
 def without_retired(optimizer: Optimizer, before: LayerPool, pool: LayerPool) -> Optimizer:
-    """The optimizer without groups whose parameters are all of candidates that were retired.
-
-    Args:
-        before: the pool with them.
-        pool: the pool without.
-    """
+    """The optimizer without groups that match parameters of `before` alone, which has candidates that `pool` lost."""
     if not isinstance(optimizer, Groups) or pool is before:
         return optimizer
-    were, are = _parameters(before), _parameters(pool)
+    old, new = _parameters(before), _parameters(pool)
 
-    def is_gone(group: Group) -> bool:
-        return any(map(group.matches, were)) and not any(map(group.matches, are))
+    def is_retired(group: Group) -> bool:
+        return any(map(group.matches, old)) and not any(map(group.matches, new))
 
-    return replace(optimizer, groups=[group for group in optimizer.groups if not is_gone(group)])
+    return replace(optimizer, groups=[group for group in optimizer.groups if not is_retired(group)])
 
 
 def freeze(pool: LayerPool, optimizer: Optimizer) -> LayerPool:
@@ -326,7 +320,7 @@ def freeze(pool: LayerPool, optimizer: Optimizer) -> LayerPool:
     """
     if not isinstance(optimizer, Groups) or not any(group.frozen for group in optimizer.groups):
         return pool
-    names = {
+    frozen = {
         key: frozenset(
             entry.name
             for entry in layout_of(pool, key).parameters
@@ -334,17 +328,17 @@ def freeze(pool: LayerPool, optimizer: Optimizer) -> LayerPool:
         )
         for key in pool.states
     }
-    return with_frozen(pool, {key: own for key, own in names.items() if own})
+    return with_frozen(pool, {key: names for key, names in frozen.items() if names})
 
 
 def _treatment(pool: LayerPool, optimizer: Optimizer, key: str, name: str) -> Treatment:
     if not isinstance(optimizer, Groups):
-        knows = hasattr(optimizer, "for_parameter")
-        return Treatment(rule_for(optimizer, next(_uses(pool, key, name))) if knows else optimizer)
-    found: dict[Parameter, Treatment] = {one: optimizer.treatment(one) for one in _uses(pool, key, name)}
-    first, treatment = next(iter(found.items()))
-    for other, own in found.items():
-        if own != treatment:
+        is_general = not hasattr(optimizer, "for_parameter")
+        return Treatment(optimizer if is_general else rule_for(optimizer, _uses(pool, key, name)[0]))
+    first, *others = _uses(pool, key, name)
+    treatment = optimizer.treatment(first)
+    for other in others:
+        if optimizer.treatment(other) != treatment:
             raise SettingError(
                 f"'{first.path}' and '{other.path}' are one parameter of a shared pool, but groups treat them "
                 "differently; match both or neither"
@@ -352,38 +346,32 @@ def _treatment(pool: LayerPool, optimizer: Optimizer, key: str, name: str) -> Tr
     return treatment
 
 
-def _uses(pool: LayerPool, key: str, name: str) -> Iterator[Parameter]:
-    """A parameter of a state at each position of a shared pool; what is tied, in the layer that defines it."""
-    own = tied_name(pool, key)
-    layers = _layers_by_key(pool).get(key, [pool.owner(key)]) if own is None else [pool.owner(key)]
-    for layer in layers:
-        yield parameters_of(pool, layer)[own or name]
-
-
 _LAYERS: PerPool[dict[str, list[Layer]]] = PerPool()
 
 
-def _layers_by_key(pool: LayerPool) -> dict[str, list[Layer]]:
+def _uses(pool: LayerPool, key: str, name: str) -> list[Parameter]:
+    """A parameter of a state at each position of a shared pool; what is tied, in the layer that defines it."""
     if pool not in _LAYERS:
-        found: dict[str, list[Layer]] = {}
+        layers: dict[str, list[Layer]] = {}
         for layer in pool.layers:
-            found.setdefault(layer.key, []).append(layer)
-        _LAYERS[pool] = found
-    return _LAYERS[pool]
+            layers.setdefault(layer.key, []).append(layer)
+        _LAYERS[pool] = layers
+    name = tied_name(pool, key) or name
+    return [parameters_of(pool, layer)[name] for layer in _LAYERS[pool].get(key, [pool.owner(key)])]
 
 
 def _parameters(pool: LayerPool) -> list[Parameter]:
-    keys = {key: [entry.name for entry in layout_of(pool, key).parameters] for key in pool.states}
-    return [one for key, names in keys.items() for name in names for one in _uses(pool, key, name)]
+    entries = [(key, entry) for key in pool.states for entry in layout_of(pool, key).parameters]
+    return [parameter for key, entry in entries for parameter in _uses(pool, key, entry.name)]
 
 
 def _refuse_idle_groups(pool: LayerPool, optimizer: Groups) -> None:
-    every = _parameters(pool)
+    parameters = _parameters(pool)
     for group in optimizer.groups:
-        # a named rule that nothing fits, such as a pool without norms, is no mistake
-        is_own = isinstance(group.match, str) and group.match not in MATCHES
-        if is_own and not any(group.matches(one) for one in every):
-            assert isinstance(group.match, str)
-            hint = did_you_mean(group.match, MATCHES) if "/" not in group.match and "*" not in group.match else ""
-            known = f"; write a pattern of POSITION/CANDIDATE/PARAMETER, such as {every[0].path}" if every else ""
-            raise SettingError(f"{group}: matches no parameter{hint or known}")
+        # a key of `MATCHES` that matches nothing, such as in a pool without norms, is no mistake
+        if not isinstance(group.match, str) or group.match in MATCHES or any(map(group.matches, parameters)):
+            continue
+        hint = did_you_mean(group.match, MATCHES) if "/" not in group.match and "*" not in group.match else ""
+        if not hint and parameters:
+            hint = f"; write a pattern of POSITION/CANDIDATE/PARAMETER, such as {parameters[0].path}"
+        raise SettingError(f"{group}: matches no parameter{hint}")
