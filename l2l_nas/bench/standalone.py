@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.eps.layout import fingerprint
+from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from l2l_nas.eps.layout import layout_of, values_of
+from l2l_nas.eps.layout import layout_of
 from l2l_nas.space.pool import Layer, LayerPool
 
 Space = Mapping[str, Any]
@@ -25,8 +25,23 @@ def space_of(pool: LayerPool) -> dict[str, Any]:
         "candidates": {position.name: sorted(c.name for c in position.candidates) for position in pool.positions},
         "order": [position.name for position in pool.positions],
         "layouts": {layer.key: _hash(pool, layer) for layer in pool.layers},
-        **values_of(pool),
+        **_values_of(pool),
     }
+
+
+def _values_of(pool: LayerPool) -> dict[str, object]:
+    """What positions read, write and follow, as JSON; of a chain, the order of positions says what they read."""
+    wiring = pool.wiring
+    follows = {position.name: position.follows for position in pool.positions if position.follows is not None}
+    content: dict[str, object] = {"follows": follows} if follows else {}
+    if not wiring.is_chain:
+        content["values"] = {
+            "inputs": [[name, count] for name, count in wiring.inputs.items()],
+            "reads": [list(names) for names in wiring.reads],
+            "writes": [list(names) for names in wiring.writes],
+            "outputs": list(wiring.outputs),
+        }
+    return content
 
 
 def _hash(pool: LayerPool, layer: Layer) -> str:
@@ -36,6 +51,24 @@ def _hash(pool: LayerPool, layer: Layer) -> str:
     content: list[object] = [sorted(layer.candidate.tied.items()), layer.candidate.is_skip, described]
     if layer.candidate.weights is not None:
         content.append(layer.candidate.weights.fingerprint)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def fingerprint(pool: LayerPool) -> str:
+    """A hash of names, order and shapes: pools of one fingerprint train alike."""
+    content = {
+        "shared": pool.shared,
+        "inputs": [str(spec) for spec in pool.inputs],
+        "positions": [
+            [position.name, [[c.name, sorted(c.tied.items()), c.is_skip] for c in position.candidates]]
+            for position in pool.positions
+        ],
+        "states": {key: layout_of(pool, key).describe() for key in sorted(pool.states)},
+        **_values_of(pool),
+    }
+    weights = {layer.key: layer.candidate.weights.fingerprint for layer in pool.layers if layer.candidate.weights}
+    if weights:
+        content["weights"] = weights
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

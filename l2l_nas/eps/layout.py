@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,22 +20,22 @@ ALIGNMENT_BYTES = 256
 
 
 def align(num_bytes: int, to_bytes: int = ALIGNMENT_BYTES) -> int:
-    """Round up to the alignment."""
+    """Round up to a whole number of `to_bytes`."""
     return -(-num_bytes // to_bytes) * to_bytes
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor in a block: its offset is in bytes.
+    """One tensor in a block.
 
     Args:
-        is_fixed: it crosses the link as it is, in every precision.
+        is_fixed: whether the tensor crosses the link as it is, in every precision.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    offset_bytes: int
+    offset_bytes: int = 0
     trainable: bool = False
     is_fixed: bool = False
 
@@ -47,9 +45,8 @@ class Entry:
         return math.prod(self.shape)
 
     def view(self, block: Tensor) -> Tensor:
-        """This tensor inside a uint8 block."""
-        num_bytes = self.numel * self.dtype.itemsize
-        part = block[self.offset_bytes : self.offset_bytes + num_bytes]
+        """The tensor inside a uint8 block."""
+        part = block[self.offset_bytes : self.offset_bytes + self.numel * self.dtype.itemsize]
         return part.view(self.dtype).view(self.shape)
 
 
@@ -58,7 +55,7 @@ class Moment:
     """A block of what an optimizer keeps: the tensors of one name.
 
     Args:
-        entries: one for each parameter of the state; None where it keeps no tensor of this name.
+        entries: one for each parameter of the state; None where the optimizer keeps no tensor of this name.
     """
 
     name: str
@@ -76,7 +73,7 @@ class Layout:
 
     Args:
         aliases: further names that the module gives to a parameter or buffer listed under another name.
-        moments: empty in layouts that know of no optimizer.
+        moments: empty in layouts without an optimizer.
     """
 
     parameters: tuple[Entry, ...]
@@ -101,7 +98,7 @@ class Layout:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether anything in it learns."""
+        """Whether any parameter is trained."""
         return any(entry.trainable for entry in self.parameters)
 
     def as_wire(self, dtype: torch.dtype) -> Layout:
@@ -113,32 +110,29 @@ class Layout:
         if dtype == torch.float32:
             return self
 
-        def pack(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-            packed: list[Entry] = []
-            for e in entries:
-                own = dtype if e.dtype == torch.float32 and not e.is_fixed else e.dtype
-                packed.append(Entry(e.name, e.shape, own, _end(tuple(packed[-1:])), e.trainable, e.is_fixed))
-            return tuple(packed)
+        def rounded(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+            return _pack(
+                replace(entry, dtype=dtype) if entry.dtype == torch.float32 and not entry.is_fixed else entry
+                for entry in entries
+            )
 
-        return Layout(pack(self.parameters), pack(self.buffers), self.aliases)
+        return Layout(rounded(self.parameters), rounded(self.buffers), self.aliases)
 
-    def with_moments(self, stored: Sequence[Sequence[tuple[str, tuple[int, ...], torch.dtype]]]) -> Layout:
+    def with_moments(self, stored: Sequence[Mapping[str, tuple[tuple[int, ...], torch.dtype]]]) -> Layout:
         """This layout with an optimizer's tensors.
 
         Args:
-            stored: of each parameter, name, shape and dtype of the tensors that are stored for it.
+            stored: for each parameter, the shapes and dtypes of the tensors that are stored for it, by name.
         """
-        names = dict.fromkeys(name for tensors in stored for name, _, _ in tensors)
         moments = []
-        for name in names:
-            entries: list[Entry | None] = []
-            end = 0
-            for parameter, tensors in zip(self.parameters, stored, strict=True):
-                own = next(((shape, dtype) for known, shape, dtype in tensors if known == name), None)
-                entry = None if own is None else Entry(parameter.name, *own, offset_bytes=end)
-                end = end if entry is None else _end((entry,))
-                entries.append(entry)
-            moments.append(Moment(name, tuple(entries)))
+        for name in dict.fromkeys(name for tensors in stored for name in tensors):
+            entries = _pack(
+                Entry(parameter.name, *tensors[name])
+                for parameter, tensors in zip(self.parameters, stored, strict=True)
+                if name in tensors
+            )
+            packed = iter(entries)
+            moments.append(Moment(name, tuple(next(packed) if name in tensors else None for tensors in stored)))
         return replace(self, moments=tuple(moments))
 
     def describe(self) -> list[list[object]]:
@@ -153,22 +147,25 @@ def _end(entries: tuple[Entry, ...]) -> int:
     return align(last.offset_bytes + last.numel * last.dtype.itemsize)
 
 
-def _pack(tensors: Iterable[tuple[str, Tensor, bool]], fixed: frozenset[str] = frozenset()) -> tuple[Entry, ...]:
-    entries: list[Entry] = []
-    for name, tensor, trainable in tensors:
-        start = _end(tuple(entries[-1:]))
-        entries.append(Entry(name, tuple(tensor.shape), tensor.dtype, start, trainable, name in fixed))
-    return tuple(entries)
+def _pack(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Put tensors one behind the other into a block."""
+    packed: list[Entry] = []
+    end = 0
+    for entry in entries:
+        packed.append(replace(entry, offset_bytes=end))
+        end = _end(tuple(packed[-1:]))
+    return tuple(packed)
 
 
 def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
-    """The layout of a module's own tensors, those tied elsewhere left out.
+    """The layout of a module's tensors, without the parameters that are tied to other layers.
 
     Raises:
         TypeError: a parameter that is not float32, as masters are; or one that shares its tensor with a tied one.
     """
     hidden = set(tied)
     shared = {id(p) for name, p in module.named_parameters(remove_duplicate=False) if name in hidden}
+    fixed = _fixed_names(module)
     names: dict[int, str] = {}
     parameters, aliases = [], []
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -182,37 +179,44 @@ def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
             aliases.append((name, names[id(parameter)]))
         else:
             names[id(parameter)] = name
-            parameters.append((name, parameter, parameter.requires_grad))
+            parameters.append(_entry(name, parameter, is_fixed=name in fixed))
     first = {id(buffer): name for name, buffer in module.named_buffers()}
     named = module.named_buffers(remove_duplicate=False)
     aliases += [(name, first[id(buffer)]) for name, buffer in named if first[id(buffer)] != name]
-    buffers = ((name, buffer, False) for name, buffer in module.named_buffers())
+    buffers = [_entry(name, buffer, is_fixed=name in fixed) for name, buffer in module.named_buffers()]
+    return Layout(_pack(parameters), _pack(buffers), tuple(aliases))
+
+
+def _entry(name: str, tensor: Tensor, *, is_fixed: bool = False) -> Entry:
+    is_trainable = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+    return Entry(name, tuple(tensor.shape), tensor.dtype, trainable=is_trainable, is_fixed=is_fixed)
+
+
+def _fixed_names(module: nn.Module) -> frozenset[str]:
+    """Tensors that keep their dtype on the device: BatchNorm's, `keep_dtype`, and buffers without `round_dtype`."""
     norms = [(path, part) for path, part in module.named_modules() if isinstance(part, _NormBase)]
-    fixed = frozenset(
-        f"{path}.{leaf}".lstrip(".") for path, part in norms for leaf in (*part._parameters, *part._buffers)
-    )
-    kept, rounded = _named_in(module, "keep_dtype"), _named_in(module, "round_dtype")
-    fixed |= kept | (frozenset(name for name, _ in module.named_buffers()) - rounded)
-    return Layout(_pack(parameters, fixed), _pack(buffers, fixed), tuple(aliases))
+    of_norms = {f"{path}.{leaf}".lstrip(".") for path, part in norms for leaf in (*part._parameters, *part._buffers)}
+    buffers = frozenset(name for name, _ in module.named_buffers())
+    return _names_in(module, "keep_dtype") | of_norms | (buffers - _names_in(module, "round_dtype"))
 
 
-def _named_in(module: nn.Module, attribute: str) -> frozenset[str]:
-    """Tensors that an attribute of modules names, all that a module has where it is True.
+def _names_in(module: nn.Module, attribute: str) -> frozenset[str]:
+    """Tensors that an attribute of modules names; all tensors of a module where the attribute is True.
 
     Raises:
-        TypeError: it names what the module does not have.
+        TypeError: the attribute names what the module does not have.
     """
-    found = set()
+    names = set()
     for path, part in module.named_modules():
-        asked = getattr(part, attribute, ())
-        if asked is True:
-            asked = ()
-            found |= {f"{path}.{name}".lstrip(".") for name, _ in named_tensors(part)}
-        for name in asked:
-            if name not in part._buffers and name not in part._parameters:
-                raise TypeError(f"{attribute} names '{name}', which is neither parameter nor buffer of the module")
-            found.add(f"{path}.{name}".lstrip("."))
-    return frozenset(found)
+        listed = getattr(part, attribute, ())
+        if listed is True:
+            listed = [name for name, _ in named_tensors(part)]
+        else:
+            for name in listed:
+                if name not in part._buffers and name not in part._parameters:
+                    raise TypeError(f"{attribute} names '{name}', which is neither parameter nor buffer of the module")
+        names |= {f"{path}.{name}".lstrip(".") for name in listed}
+    return frozenset(names)
 
 
 def tied_name(pool: LayerPool, key: str) -> str | None:
@@ -232,20 +236,9 @@ def layout_of(pool: LayerPool, key: str) -> Layout:
     layouts = _LAYOUTS.setdefault(pool, {})
     if key not in layouts:
         layout = _layout_of(pool, key)
-        # equal ones are one object, which blocks of gradients know their views by
+        # equal ones are one object, by which blocks of gradients remember their views
         layouts[key] = next((other for other in layouts.values() if other == layout), layout)
     return layouts[key]
-
-
-_WIRES: PerPool[dict[tuple[str, torch.dtype], Layout]] = PerPool()
-
-
-def wire_layout_of(pool: LayerPool, key: str, dtype: torch.dtype) -> Layout:
-    """The layout in which a state crosses the link; remembered too."""
-    layouts = _WIRES.setdefault(pool, {})
-    if (key, dtype) not in layouts:
-        layouts[key, dtype] = layout_of(pool, key).as_wire(dtype)
-    return layouts[key, dtype]
 
 
 def _layout_of(pool: LayerPool, key: str) -> Layout:
@@ -255,44 +248,19 @@ def _layout_of(pool: LayerPool, key: str) -> Layout:
     try:
         if name is None:
             return layout_of_module(module, tied=layer.candidate.tied)
-        parameter = dict(module.named_parameters(remove_duplicate=False))[name]
-        return Layout(_pack([("weight", parameter, parameter.requires_grad)]), ())
+        return Layout(_pack([_entry("weight", dict(module.named_parameters(remove_duplicate=False))[name])]), ())
     except TypeError as error:
         raise SpaceError(
             str(error), position=pool.positions[layer.position].name, candidate=layer.candidate.name
         ) from None
 
 
-def values_of(pool: LayerPool) -> dict[str, object]:
-    """What positions read, write and follow, as JSON; nothing of a chain, which says it by its order."""
-    wiring = pool.wiring
-    follows = {position.name: position.follows for position in pool.positions if position.follows is not None}
-    if wiring.is_chain:
-        return {"follows": follows} if follows else {}
-    return {
-        **({"follows": follows} if follows else {}),
-        "values": {
-            "inputs": [[name, count] for name, count in wiring.inputs.items()],
-            "reads": [list(names) for names in wiring.reads],
-            "writes": [list(names) for names in wiring.writes],
-            "outputs": list(wiring.outputs),
-        },
-    }
+_WIRES: PerPool[dict[tuple[str, torch.dtype], Layout]] = PerPool()
 
 
-def fingerprint(pool: LayerPool) -> str:
-    """A hash of names, order and shapes: pools of one fingerprint train alike."""
-    content = {
-        "shared": pool.shared,
-        "inputs": [str(spec) for spec in pool.inputs],
-        "positions": [
-            [position.name, [[c.name, sorted(c.tied.items()), c.is_skip] for c in position.candidates]]
-            for position in pool.positions
-        ],
-        "states": {key: layout_of(pool, key).describe() for key in sorted(pool.states)},
-        **values_of(pool),
-    }
-    weights = {layer.key: layer.candidate.weights.fingerprint for layer in pool.layers if layer.candidate.weights}
-    if weights:
-        content["weights"] = weights
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+def wire_layout_of(pool: LayerPool, key: str, dtype: torch.dtype) -> Layout:
+    """The layout in which a state crosses the link; remembered for as long as the pool lives."""
+    layouts = _WIRES.setdefault(pool, {})
+    if (key, dtype) not in layouts:
+        layouts[key, dtype] = layout_of(pool, key).as_wire(dtype)
+    return layouts[key, dtype]

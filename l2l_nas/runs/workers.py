@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from l2l_nas.eps.layout import fingerprint
+from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.range_locks import refuse_without_locks
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.shared_storage import SharedStorage, as_json

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, FirstWeights, LayerPool, ParamServer, Position, TensorSpec, plain_module, skip
-from l2l_nas.eps.identity import difference, space_of
-from l2l_nas.eps.layout import fingerprint
+from l2l_nas.eps.identity import difference, fingerprint, space_of
 from l2l_nas.errors import SettingError, SpaceError, UserCodeError
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.shapes import check_shapes

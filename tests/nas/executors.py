@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
-from l2l_nas.eps.layout import fingerprint
+from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.shared_storage import Place, SharedStorage, as_json
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Job

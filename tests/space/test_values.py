@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, UniformPaths, skip
-from l2l_nas.eps.identity import difference, space_of
-from l2l_nas.eps.layout import fingerprint
+from l2l_nas.eps.identity import difference, fingerprint, space_of
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.growth import frozen, retired
 from l2l_nas.space.shapes import check_shapes

@@ -240,7 +240,7 @@ def state_rules(layout: Layout, treatments: Sequence[Treatment]) -> StateRules:
         treatment.rule.state(entry.shape) if entry.trainable else ()
         for entry, treatment in zip(layout.parameters, treatments, strict=True)
     ]
-    layout = layout.with_moments([[(tensor.name, tensor.shape, tensor.dtype) for tensor in own] for own in stored])
+    layout = layout.with_moments([{tensor.name: (tensor.shape, tensor.dtype) for tensor in own} for own in stored])
     numbers = {moment.name: number for number, moment in enumerate(layout.moments)}
     calls: list[tuple[RuleCall, list[int]]] = []
     for index, (treatment, tensors) in enumerate(zip(treatments, stored, strict=True)):
