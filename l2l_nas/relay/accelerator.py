@@ -19,6 +19,7 @@ from torch import Tensor
 
 from l2l_nas.eps.layout import align
 from l2l_nas.relay.pinned import PinnedBlocks
+from l2l_nas.space.randomness import generators_of
 
 if TYPE_CHECKING:
     from l2l_nas.relay.device import Capture
@@ -42,6 +43,7 @@ class Accelerator:
         self._streams = {lane: torch.Stream(self.torch_device) for lane in ("up", "down", "host")}
         for stream in (self._streams[lane] for lane in ("up", "down")):
             _COPYING.setdefault((index, stream.stream_id), stream)
+        self._generators = generators_of(self.torch_device)
         self.host_allocator: Callable[[int], Tensor] | None = self.allocate_host
 
     def allocate(self, num_bytes: int) -> Tensor:
@@ -79,26 +81,8 @@ class Accelerator:
 
     def seed(self, seed: int) -> None:
         """See `Device`."""
-        torch.default_generator.manual_seed(seed)
-        self._generator().manual_seed(seed)
-
-    @contextlib.contextmanager
-    def preserved_generators(self) -> Iterator[None]:
-        """See `Device`."""
-        host, own = torch.default_generator.get_state(), self._generator().get_state()
-        try:
-            yield
-        finally:
-            torch.default_generator.set_state(host)
-            self._generator().set_state(own)
-
-    def random_state(self) -> Tensor:
-        """See `Device`."""
-        return torch.cat([torch.default_generator.get_state(), self._generator().get_state()])
-
-    def _generator(self) -> torch.Generator:
-        generators: tuple[torch.Generator, ...] = torch.get_device_module(self.torch_device).default_generators
-        return generators[self.torch_device.index]
+        for generator in self._generators:
+            generator.manual_seed(seed)
 
     def _current_stream(self) -> torch.Stream:
         return torch.accelerator.current_stream(self.torch_device)
@@ -177,7 +161,7 @@ class Cuda(Accelerator):
             yield
         except BaseException:
             self._resume(stream)
-            generator = self._generator()
+            generator = self._generators[-1]
             generator.graphsafe_set_state(generator.clone_state())
             with contextlib.suppress(RuntimeError):  # torch did it, where the capture was ended
                 self._end_allocations(pool)

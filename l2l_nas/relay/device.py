@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -68,12 +68,6 @@ class Device(Protocol):
     def seed(self, seed: int) -> None:
         """Seed the generators that layers draw from."""
 
-    def preserved_generators(self) -> AbstractContextManager[None]:
-        """Leave the caller's random numbers as they were."""
-
-    def random_state(self) -> Tensor:
-        """Read the state of the generators that layers draw from: another one after they were drawn from."""
-
     def stream(self, lane: str) -> AbstractContextManager[object]:
         """Have what is issued inside go to a lane's stream.
 
@@ -133,19 +127,6 @@ class Cpu:
         """See `Device`."""
         # the generator's own method: a hundred times faster than `torch.manual_seed`, which asks every backend
         torch.default_generator.manual_seed(seed)
-
-    @contextlib.contextmanager
-    def preserved_generators(self) -> Iterator[None]:
-        """See `Device`."""
-        state = torch.default_generator.get_state()
-        try:
-            yield
-        finally:
-            torch.default_generator.set_state(state)
-
-    def random_state(self) -> Tensor:
-        """See `Device`."""
-        return torch.default_generator.get_state()
 
     def stream(self, lane: str) -> AbstractContextManager[object]:
         """See `Device`."""

@@ -35,6 +35,7 @@ from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.slots import Template
 from l2l_nas.space.losses import collect_losses
 from l2l_nas.space.operations import OperationLog, graph_leaves
+from l2l_nas.space.randomness import generators_of, preserved_generators
 from l2l_nas.space.tolerance import is_near, noise_of, some_gradient
 from l2l_nas.space.values import as_tuple
 
@@ -381,15 +382,16 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
         _Unfit: it does what a recording does not repeat.
     """
     device, of_host = graphs.device, _host_random()
-    with device.preserved_generators():
-        before = device.random_state()
+    generators = generators_of(device.torch_device)
+    with preserved_generators(device.torch_device):
+        before = [generator.get_state() for generator in generators]
         with _OperationWatch() as watch, collect_losses() as losses:
             outputs = work.run()
             learning = [tensor for tensor in outputs if tensor.requires_grad] if torch.is_grad_enabled() else []
             uses = _uses(learning, work.takes)
             if len(learning) == 1:
                 work.note(work.gradients(learning[0], some_gradient(learning[0])))
-        has_drawn = not torch.equal(before, device.random_state())
+        has_drawn = not all(map(torch.equal, before, (generator.get_state() for generator in generators)))
     if losses:
         raise _Unfit("adds a loss")
     if has_drawn or of_host != _host_random():

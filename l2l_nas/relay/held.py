@@ -42,6 +42,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.randomness import preserved_generators
 
 _MOST_PATHS = 64  # whose programs are remembered
 _MOST_PASSES = 8  # of evaluations, likewise
@@ -112,7 +113,7 @@ class HeldSteps:
         path, server = held.path, held.server
         self._bind(path, server, is_training=True)
         try:
-            with self._device.preserved_generators(), self._span("compute", "tail", held):
+            with preserved_generators(self._device.torch_device), self._span("compute", "tail", held):
                 self._compute(held)
             losses = held.losses.read(path.layers)
             losses.require_finite(held.step)

@@ -45,6 +45,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
 from l2l_nas.space.pool import Layer, tied_group
+from l2l_nas.space.randomness import preserved_generators
 from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
 from l2l_nas.space.values import as_tuple
 
@@ -150,7 +151,7 @@ class ReferenceTrainer:
         objective = learned_by(modules, objective)
         total: Tensor | None = None
         auxiliary: list[Tensor] = []
-        with self.device.preserved_generators():
+        with preserved_generators(self.device.torch_device):
             for index, batch in enumerate(zip(*(tensor.split(list(sizes)) for tensor in learned.inputs), strict=True)):
                 values = as_tuple([self.device.put(tensor) for tensor in batch])
                 autocast = torch.autocast(

@@ -33,6 +33,7 @@ from l2l_nas.relay.stash import ArenaLayout, Stash
 from l2l_nas.relay.visits import StepContext
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
+from l2l_nas.space.randomness import preserved_generators
 
 _CALM = 4  # steps in a row without clipping, after which updates run ahead again
 
@@ -158,7 +159,7 @@ class TrainingStep:
         Raises:
             L2LError: the step was refused, and is as if it had not been asked for.
         """
-        with self._device.preserved_generators():
+        with preserved_generators(self._device.torch_device):
             try:
                 self._executor.carry_out(job)
             except BaseException:

@@ -55,19 +55,25 @@ def drawing_nothing(run: Callable[[], T], *, whose: str = "its") -> T:
     return result
 
 
+def generators_of(device: torch.device | str) -> tuple[torch.Generator, ...]:
+    """Those that layers on a device draw from: the host's, and the device's own."""
+    device = torch.device(device)
+    if device.type in ("meta", "cpu"):
+        return (torch.default_generator,)
+    module = torch.get_device_module(device)
+    present = module.current_device()  # which also starts CUDA, that has no generators before
+    return torch.default_generator, module.default_generators[present if device.index is None else device.index]
+
+
 @contextmanager
-def preserved_generators(device: str) -> Iterator[None]:
+def preserved_generators(device: torch.device | str) -> Iterator[None]:
     """Leave the random numbers of the host, and those of a device, as they were."""
-    kind = torch.device(device).type
-    if kind in ("meta", "cpu"):
-        with torch.random.fork_rng(devices=[]):
-            yield
-        return
-    index = torch.device(device).index
-    if index is None:
-        index = torch.get_device_module(kind).current_device()
-    with torch.random.fork_rng(devices=[index], device_type=kind):
+    states = [(generator, generator.get_state()) for generator in generators_of(device)]
+    try:
         yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
 
 
 def _is_alone() -> bool:

@@ -10,6 +10,7 @@ import torch
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.accelerator import Cuda
 from l2l_nas.relay.device import Cpu, open_device, stream_seed
+from l2l_nas.space.randomness import preserved_generators
 
 
 @pytest.mark.parametrize("name", ["gpu", "mps", "cuda:99", "cpu:x", "", "meta"])
@@ -36,7 +37,7 @@ def test_the_callers_random_numbers_are_left_alone():
     torch.manual_seed(1)
 
     def fail():
-        with device.preserved_generators():
+        with preserved_generators(device.torch_device):
             device.seed(5)
             torch.rand(9)
             raise ZeroDivisionError
@@ -97,10 +98,8 @@ class RecordingCuda(Cuda):
 
     def __init__(self):
         self.random = CaptureState(8)
+        self._generators = (self.random,)
         self.current, self.capturing = "compute", set()
-
-    def _generator(self):
-        return self.random
 
     def _current_stream(self):
         return self.current

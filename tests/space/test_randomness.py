@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import sys
 import threading
@@ -92,11 +91,13 @@ def test_what_another_thread_drew_meanwhile_stays_drawn():
 def test_the_random_numbers_that_are_preserved_are_those_of_the_named_device(name, number, monkeypatch):
     class Module:
         current_device = staticmethod(lambda: 1)
+        default_generators = tuple(torch.Generator().manual_seed(seed) for seed in range(3))
 
-    preserved = []
+    def draw():
+        return [torch.rand((), generator=one).item() for one in (torch.default_generator, *Module.default_generators)]
+
     monkeypatch.setattr(torch, "get_device_module", lambda kind: Module)
-    monkeypatch.setattr(
-        torch.random, "fork_rng", lambda devices, **named: preserved.extend(devices) or contextlib.nullcontext()
-    )
     with preserved_generators(name):
-        assert preserved == [number]
+        first = draw()
+    again = draw()
+    assert [index for index in range(4) if first[index] == again[index]] == [0, number + 1]
