@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, treespec_tuple
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
 from l2l_nas.space.convert.agreement import argument_names, refuse_other_calls
-from l2l_nas.space.convert.events import BlockCall, Given, Key, ModuleCall, history
+from l2l_nas.space.convert.events import BlockCall, Event, Given, Key, Mark, ModuleCall
 from l2l_nas.space.convert.forms import (
     BATCHES,
     Alias,
@@ -30,6 +30,7 @@ from l2l_nas.space.convert.fragments import FragmentDraft, Fragments, is_counted
 from l2l_nas.space.convert.parts import BlockCalled
 from l2l_nas.space.convert.plans import BlockPlan, FragmentPlan, PositionPlan
 from l2l_nas.space.convert.recording import Recording
+from l2l_nas.space.operations import tensors_in
 
 
 class Dataflow:
@@ -63,13 +64,12 @@ class Dataflow:
             for name, pair in zip(inputs, self._pairs([r.arguments for r in recordings]), strict=True)
         ]
         self._refs: list[list[Ref | None]] = []
-        self._aliases: list[dict[int, int]] = []
         self._find_refs()
         made = {ref for refs in self._refs for ref in refs if ref and ref[0] == "made"}
         drafts = Fragments(recordings, sorted(made), self._results).drafts
         self._gradients = self._find_gradients([ref for draft in drafts for ref in draft.refs if ref[0] == "given"])
         used = {ref for refs in self._refs for ref in refs}
-        used |= {("output", *pair) for draft in drafts for _, needs in draft.needs for pair in needs.outputs}
+        used |= {("output", *pair) for draft in drafts for needs in draft.needs for pair in needs.outputs}
         self._written = [[r for r in self._outputs_of(number) if r in used] for number in range(len(self._calls))]
         self._names: dict[Ref, str] = {("input", name): name for name in inputs if name is not None}
         for number, refs in enumerate(self._written):
@@ -96,32 +96,28 @@ class Dataflow:
     def _find_refs(self) -> None:
         """Find where each argument of a block comes from. Both recordings, and the gradients' way, must agree on it."""
         refs: dict[Any, Ref] = {}
-        arguments = [(r.argument_marks, list(map(history, tree_leaves(r.arguments)))) for r in self._recordings]
-        for name, leaf_mark in zip(self._inputs, _paired(arguments), strict=True):
+        one, other = self._recordings
+        for name, marks in zip(self._inputs, _paired(one.argument_marks, other.argument_marks), strict=True):
             if name is not None:
-                refs[leaf_mark] = ("input", name)
-        for number, call in enumerate(self._calls):
-            calls = [recording.calls[number] for recording in self._recordings]
-            inputs = _paired([(call.marks, call.histories) for call in calls])
-            outputs = _paired([(call.gives_marks, list(map(history, call.gives))) for call in calls])
+                refs[marks] = ("input", name)
+        for number, (first, call) in enumerate(zip(one.calls, other.calls, strict=True)):
             self._refs.append(
                 [
                     None if marks is None else refs.setdefault(marks, ("made", number, leaf))
-                    for leaf, marks in enumerate(inputs)
+                    for leaf, marks in enumerate(_paired(first.marks, call.marks))
                 ]
             )
-            self._aliases.append(call.aliases)
-            for leaf, marks in enumerate(outputs):
+            for leaf, marks in enumerate(_paired(first.gives_marks, call.gives_marks)):
                 # one with a hook is made by a part, where the model's code hooks it again
-                if marks is not None and leaf not in self._aliases[-1] and not call.gives[leaf]._backward_hooks:
+                if marks is not None and leaf not in call.aliases and not call.gives[leaf]._backward_hooks:
                     refs[marks] = ("output", number, leaf)
 
     def _outputs_of(self, number: int) -> list[Ref]:
-        gives = self._calls[number].gives
+        call = self._calls[number]
         return [
             ("output", number, leaf)
-            for leaf, item in enumerate(gives)
-            if isinstance(item, Tensor) and leaf not in self._aliases[number]
+            for leaf, item in enumerate(call.gives)
+            if isinstance(item, Tensor) and leaf not in call.aliases
         ]
 
     def _ref_form(self, ref: Ref) -> Form:
@@ -219,7 +215,7 @@ class Dataflow:
                 ArgTree(tuple(takes), call.takes_tree),
                 self._gives(number, written),
                 modes=(self._recordings[0].calls[number].modes, call.modes),
-                has_gradients=call.has_gradients or any(learns for learns, _ in filter(None, map(history, call.gives))),
+                has_gradients=call.has_gradients or any(item.requires_grad for item in tensors_in(call.gives)),
             ),
             can_skip,
         )
@@ -227,18 +223,17 @@ class Dataflow:
     def _gives(self, number: int, values: Sequence[Ref], changed: Collection[int] = frozenset()) -> ArgTree:
         """The outputs of a block, of which a fragment reads `values`; those in `changed` storages are copied."""
         leaves: list[Leaf] = []
-        one, other = (recording.calls[number].gives for recording in self._recordings)
-        for leaf, pair in enumerate(zip(one, other, strict=True)):
+        call = self._calls[number]
+        for leaf, pair in enumerate(zip(self._recordings[0].calls[number].gives, call.gives, strict=True)):
             ref = ("output", number, leaf)
-            if leaf in self._aliases[number]:
-                leaves.append(Alias(self._aliases[number][leaf]))
+            if leaf in call.aliases:
+                leaves.append(Alias(call.aliases[leaf]))
             elif not isinstance(pair[0], Tensor):
                 leaves.append(Const(pair[0]))
             elif ref in values:
                 leaves.append(Arg(values.index(ref), self._ref_form(ref), storage_of(pair[1]) in changed))
             else:
-                leaves.append(Unused(self._form(f"the block '{self._calls[number].path}'", *pair)))
-        call = self._calls[number]
+                leaves.append(Unused(self._form(f"the block '{call.path}'", *pair)))
         assert call.gives_tree is not None
         if not call.shown:
             return ArgTree(tuple(leaves), call.gives_tree)
@@ -247,18 +242,19 @@ class Dataflow:
 
     def _fragment(self, draft: FragmentDraft) -> FragmentPlan:
         is_head = draft.place == len(self._calls)
-        storages = {storage for _, needs in draft.needs for storage in needs.storages}
+        evaluation, training = draft.needs
+        storages = evaluation.storages | training.storages
         inputs = [
             ("input", name)
             for index, name in enumerate(self._inputs)
             if name is not None
             and any(storage_of(tree_leaves(r.arguments)[index]) in storages for r in self._recordings)
         ]
-        outputs = sorted({("output", *pair) for _, needs in draft.needs for pair in needs.outputs})
+        outputs = sorted(("output", *pair) for pair in evaluation.outputs | training.outputs)
         # a part that is made of weights alone must know the number of samples
         anything = ("input", next(name for name in self._inputs if name is not None))
         reads: list[Ref] = [*inputs, *outputs, *dict.fromkeys(draft.given.values())] or [anything]
-        changed = {s for r, needs in draft.needs for index in needs.events for s in r.events[index].changes}
+        changed = {storage for event in self._events(draft) for storage in event.changes}
         arguments: list[Leaf] = []
         for name, form, item in zip(
             self._inputs, self._input_forms, tree_leaves(self._recordings[1].arguments), strict=True
@@ -271,7 +267,7 @@ class Dataflow:
                 arguments.append(Arg(value, form, storage_of(item) in changed) if is_read else Unused(form))
         others = self._others(self._used(draft), {key: reads.index(ref) for key, ref in draft.given.items()})
         calls = {}
-        for number, call in enumerate(self._calls[: draft.place] if is_head else self._calls):
+        for number, call in enumerate(self._calls):
             leaves = tuple(
                 Const(item) if mark is None else Alias(0) for item, mark in zip(call.takes, call.marks, strict=True)
             )
@@ -293,6 +289,10 @@ class Dataflow:
             is_head,
         )
 
+    def _events(self, draft: FragmentDraft) -> Iterator[Event]:
+        for recording, needs in zip(self._recordings, draft.needs, strict=True):
+            yield from (recording.events[index] for index in needs.events)
+
     def _call_of(self, ref: Ref) -> BlockCall | ModuleCall:
         """In training, of a block that takes or gives it, or another module that gives it."""
         return self._recordings[1].others[ref[1]][ref[2]] if ref[0] == "given" else self._calls[ref[1]]
@@ -302,7 +302,7 @@ class Dataflow:
         ends = [ref for ref in draft.refs if ref[0] == "given"] + [("given", *key) for key in draft.given]
         used: set[Key] = {key for ref in (*draft.refs, *ends) for key in self._call_of(ref).inside}
         used |= {(ref[1], ref[2]) for ref in ends}
-        for recording, needs in draft.needs:
+        for recording, needs in zip(self._recordings, draft.needs, strict=True):
             storages = needs.storages.union(*(recording.events[index].writes for index in needs.events))
             storages |= {storage_of(recording.calls[number].gives[leaf]) for number, leaf in needs.outputs}
             storages |= {storage_of(_tensor_of(ref, recording)) for ref in ends}
@@ -357,7 +357,7 @@ class Dataflow:
     def _changed(self, draft: FragmentDraft) -> set[int]:
         """Buffers that modules of a fragment change though nothing reads them, such as BatchNorm's count."""
         storages: set[int] = set()
-        for recording, needs in draft.needs:
+        for recording, needs in zip(self._recordings, draft.needs, strict=True):
             running = {recording.events[index].inside for index in needs.events}
             for event in recording.events:
                 if event.inside in running:
@@ -374,10 +374,9 @@ class Dataflow:
         return tuple(needed)
 
 
-def _paired(recordings: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[Any]:
-    """Marks and histories of each leaf in both recordings, which tell it from others; None if it is no tensor."""
-    both = [list(zip(marks, histories, strict=True)) for marks, histories in recordings]
-    return [None if None in (one[0], other[0]) else (one, other) for one, other in zip(*both, strict=True)]
+def _paired(first: Sequence[Mark | None], second: Sequence[Mark | None]) -> list[tuple[Mark, Mark] | None]:
+    """The marks of each leaf in both recordings; None if it is no tensor."""
+    return [(one, other) if one and other else None for one, other in zip(first, second, strict=True)]
 
 
 def _tensor_of(ref: Ref, recording: Recording) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
@@ -11,14 +11,25 @@ from torch.utils._pytree import TreeSpec
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
 
-Mark = tuple[object, ...]
 Modes = tuple[tuple[str, type[nn.Module], bool], ...]
 Key = tuple[str, int]  # a call of a module: its path, and how many calls of it came before
 Given = tuple[str, int, int]  # what a module gave: its call, and the leaf
 
 
+class Mark(NamedTuple):
+    """What tells a tensor from any other of a recording.
+
+    Args:
+        memory: where it lies, how, and how often something was written into it.
+        history: whether gradients pass through it, and whether a hook changes them.
+    """
+
+    memory: tuple[object, ...]
+    history: tuple[bool, bool]
+
+
 def mark(leaf: object) -> Mark | None:
-    """What tells a tensor from any other of a recording, what is written into it in between included.
+    """The mark of a tensor; None for anything else.
 
     Raises:
         SpaceError: it was made in inference mode, where nothing of this is known.
@@ -27,12 +38,13 @@ def mark(leaf: object) -> Mark | None:
         return None
     if leaf.is_inference():
         raise SpaceError("a tensor of the model was made in torch.inference_mode(); write torch.no_grad() instead")
-    return storage_of(leaf), leaf.storage_offset(), leaf.shape, leaf.stride(), leaf.dtype, leaf._version
+    memory = storage_of(leaf), leaf.storage_offset(), leaf.shape, leaf.stride(), leaf.dtype, leaf._version
+    return Mark(memory, history(leaf))
 
 
-def history(leaf: object) -> Mark | None:
-    """Whether gradients pass through a tensor, and whether a hook changes them; the mark of its memory has neither."""
-    return (leaf.requires_grad, bool(leaf._backward_hooks)) if isinstance(leaf, Tensor) else None
+def history(tensor: Tensor) -> tuple[bool, bool]:
+    """The history of a mark."""
+    return tensor.requires_grad, bool(tensor._backward_hooks)
 
 
 def modes_of(module: nn.Module, mode: bool) -> Modes:
@@ -71,56 +83,14 @@ class Event:
 
 
 @dataclass
-class BlockCall:
-    """One call of a block.
-
-    Args:
-        path: of the module.
-        nth: how many calls of it came before.
-        start: number of events before it.
-        takes, gives: leaves of its arguments; of its outputs and of what it shows.
-        shown: path of each module inside it that hooks of the model listen to, and the tree of what that gave.
-        marks, histories: of what it takes, when it begins.
-        modes: of modules inside it: see `modes_of`.
-        has_gradients: whether gradients are recorded where it begins: not within `torch.no_grad()`.
-        inside: calls of the modules that run around it.
-        changes: leaves of its arguments that it changes in place.
-    """
-
-    path: str
-    nth: int
-    start: int
-    inside: tuple[Key, ...]
-    takes: list[Any]
-    takes_tree: TreeSpec
-    marks: list[Mark | None]
-    histories: list[Mark | None]
-    modes: Modes
-    has_gradients: bool
-    changes: frozenset[int] = frozenset()
-    gives: list[Any] = field(default_factory=list)
-    gives_tree: TreeSpec | None = None
-    shown: list[tuple[str, TreeSpec]] = field(default_factory=list)
-    gives_marks: list[Mark | None] = field(default_factory=list)
-
-    @property
-    def aliases(self) -> dict[int, int]:
-        """Outputs that are arguments: by leaf of the outputs, the leaf of the arguments."""
-        arguments = zip(self.marks, self.histories, strict=True)
-        leaf_of = {seen: leaf for leaf, seen in enumerate(arguments) if seen[0] is not None}
-        outputs = enumerate(zip(self.gives_marks, map(history, self.gives), strict=True))
-        return {leaf: leaf_of[seen] for leaf, seen in outputs if seen in leaf_of}
-
-
-@dataclass
 class ModuleCall:
-    """One call of a module that is neither a block nor part of one.
+    """One call of a module.
 
     Args:
         path, nth: of the module; how many calls of it came before.
         inside: calls of the modules that run around it.
         start, end: number of events before it began, and before it ended.
-        gives: leaves of its outputs.
+        gives, gives_marks: leaves of its outputs; a block's are followed by those of what it shows.
         is_hooked: whether the model itself listens to it by hooks.
     """
 
@@ -131,13 +101,36 @@ class ModuleCall:
     end: int = 0
     gives: list[Any] = field(default_factory=list)
     gives_tree: TreeSpec | None = None
-    marks: list[Mark | None] = field(default_factory=list)
+    gives_marks: list[Mark | None] = field(default_factory=list)
     is_hooked: bool = False
 
     @property
     def key(self) -> Key:
         """Which call it is."""
         return self.path, self.nth
+
+
+@dataclass(kw_only=True)
+class BlockCall(ModuleCall):
+    """One call of a block.
+
+    Args:
+        takes, marks: leaves of its arguments, when it begins.
+        modes: of modules inside it: see `modes_of`.
+        has_gradients: whether gradients are recorded where it begins: not within `torch.no_grad()`.
+        changes: leaves of its arguments that it changes in place.
+        shown: path of each module inside it that hooks of the model listen to, and the tree of what that gave.
+        aliases: outputs that are arguments: by leaf of the outputs, the leaf of the arguments.
+    """
+
+    takes: list[Any]
+    takes_tree: TreeSpec
+    marks: list[Mark | None]
+    modes: Modes
+    has_gradients: bool
+    changes: frozenset[int] = frozenset()
+    shown: list[tuple[str, TreeSpec]] = field(default_factory=list)
+    aliases: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,10 +144,18 @@ class Needs:
         given: what modules gave, where the walk stopped.
     """
 
-    events: frozenset[int]
-    storages: frozenset[int]
-    outputs: frozenset[tuple[int, int]]
+    events: frozenset[int] = frozenset()
+    storages: frozenset[int] = frozenset()
+    outputs: frozenset[tuple[int, int]] = frozenset()
     given: frozenset[Given] = frozenset()
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            self.events | other.events,
+            self.storages | other.storages,
+            self.outputs | other.outputs,
+            self.given | other.given,
+        )
 
     @property
     def earliest(self) -> int:

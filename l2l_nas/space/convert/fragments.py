@@ -9,6 +9,8 @@ what all samples share, such as a table of positions: as a value it would be cop
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.convert.events import Given, Key, ModuleCall, Needs, history
+from l2l_nas.space.convert.events import Given, Key, ModuleCall, Needs
 from l2l_nas.space.convert.forms import BATCHES, Form, Ref, is_constant
 from l2l_nas.space.convert.recording import Recording
 
@@ -34,10 +36,9 @@ class FragmentDraft:
 
     place: int
     refs: list[Ref]
-    needs: list[tuple[Recording, Needs]] = field(default_factory=list)
+    needs: tuple[Needs, Needs] = (Needs(), Needs())
     given: dict[Given, Ref] = field(default_factory=dict)
     run: frozenset[Key] = frozenset()  # modules that it must run although earlier fragments ran them
-    events: dict[int, frozenset[int]] = field(default_factory=dict)  # what it runs, by identity of the recording
 
 
 class Fragments:
@@ -72,7 +73,7 @@ class Fragments:
     def _placed(self, refs: Sequence[Ref]) -> list[FragmentDraft]:
         """As few drafts as possible, each as close as possible to the first block that takes what it makes."""
         made = sorted(refs)
-        earliest = {ref: max(self._needs(ref, r).earliest for r in self._recordings) for ref in made}
+        earliest = {ref: max(self._needs(ref, index).earliest for index in (0, 1)) for ref in made}
         indices: list[int] = []
         for ref in made:  # by the block that takes it first, the latest place where it can be made
             if not any(earliest[ref] <= index <= ref[1] for index in indices):
@@ -82,23 +83,23 @@ class Fragments:
             drafts[max(index for index in indices if earliest[ref] <= index <= ref[1])].refs.append(ref)
         return [*drafts.values(), FragmentDraft(len(self._recordings[1].calls), [])]
 
-    def _needs(self, ref: Ref, recording: Recording, draft: FragmentDraft | None = None) -> Needs:
-        """What a tensor is made of; for a draft, the walk stops at what earlier drafts make."""
+    def _needs(self, ref: Ref, index: int, draft: FragmentDraft | None = None) -> Needs:
+        """What a tensor is made of in a recording; for a draft, the walk stops at what earlier drafts make."""
+        recording = self._recordings[index]
         tensors: Sequence[object]
         if ref[0] == "given":
             call = recording.others[ref[1]][ref[2]]
             tensors, before = [call.gives[ref[3]]], call.end
         elif ref[0] == "result":
-            tensors, before = self._results[self._recordings.index(recording)], len(recording.events)
+            tensors, before = self._results[index], len(recording.events)
         else:
             block = recording.calls[ref[1]]
             tensors, before = [block.takes[ref[2]]], block.start
         if draft is None:
             return recording.needs(tensors, before)
-        shared = self._shared[self._recordings.index(recording)]
 
         def stop(storage: int, before: int, written: int) -> list[Given]:
-            for call, leaves in shared.get(storage, ()):
+            for call, leaves in self._shared[index].get(storage, ()):
                 if written < call.end <= before and call.key not in draft.run:
                     outputs = [(*call.key, leaf) for leaf in leaves]
                     if all(self._maker(one, draft.place) for one in outputs):
@@ -111,12 +112,12 @@ class Fragments:
         """Find what a draft needs. It reads what earlier drafts made, except from modules that run in it anyway."""
         wanted: list[Ref] = [*draft.refs, *([] if draft.refs else [("result",)])]
         while True:
-            draft.needs = [(r, self._needs(ref, r, draft)) for ref in wanted for r in self._recordings]
-            for recording in self._recordings:
-                events = (needs.events for run_in, needs in draft.needs if run_in is recording)
-                draft.events[id(recording)] = frozenset().union(*events)
-            given = {key for _, needs in draft.needs for key in needs.given}
-            run = {key[:2] for key in given if any(self._runs(key, draft, r) for r in self._recordings)}
+            first, second = (
+                functools.reduce(operator.or_, (self._needs(ref, index, draft) for ref in wanted)) for index in (0, 1)
+            )
+            draft.needs = first, second
+            given = first.given | second.given
+            run = {key[:2] for key in given if self._runs(key, draft, 0) or self._runs(key, draft, 1)}
             if not run:
                 break
             draft.run |= run
@@ -127,9 +128,9 @@ class Fragments:
             if draft.given[key] not in maker.refs and draft.given[key][0] == "given":
                 maker.refs.append(draft.given[key])
 
-    def _runs(self, output: Given, draft: FragmentDraft, recording: Recording) -> bool:
-        call = recording.others[output[0]][output[1]]
-        return any(call.start <= index < call.end for index in draft.events[id(recording)])
+    def _runs(self, output: Given, draft: FragmentDraft, index: int) -> bool:
+        call = self._recordings[index].others[output[0]][output[1]]
+        return any(call.start <= event < call.end for event in draft.needs[index].events)
 
     def _maker(self, output: Given, index: int) -> FragmentDraft | None:
         """The first draft before this one that makes all of a module's output."""
@@ -138,8 +139,8 @@ class Fragments:
             if maker is not None or draft.place >= index:
                 break
             self._makers[output] = None, number + 1
-            if self._runs(output, draft, self._recordings[1]) and all(
-                self._needs(("given", *output), r, draft).events <= draft.events[id(r)] for r in self._recordings
+            if self._runs(output, draft, 1) and all(
+                self._needs(("given", *output), r, draft).events <= draft.needs[r].events for r in (0, 1)
             ):
                 self._makers[output] = maker, _ = draft, number
         return maker if maker is not None and maker.place < index else None
@@ -179,7 +180,7 @@ class Fragments:
 
     def _refuse_twice(self, draft: FragmentDraft) -> None:
         """Refuse two fragments that run the same random operation or change the same buffer: it must run once."""
-        for recording, needs in draft.needs:
+        for recording, needs in zip(self._recordings, draft.needs, strict=True):
             for index in needs.events:
                 event = recording.events[index]
                 changed = event.changes & recording.names.keys()
@@ -195,8 +196,7 @@ def _is_taken(output: Given, made: Ref, recording: Recording) -> bool:
     """Whether a block took the very tensor that a module gave, and not what was detached from it."""
     path, nth, leaf = output
     module, block = recording.others[path][nth], recording.calls[made[1]]
-    same_memory = module.marks[leaf] == block.marks[made[2]]
-    return same_memory and history(module.gives[leaf]) == block.histories[made[2]]
+    return module.gives_marks[leaf] == block.marks[made[2]]
 
 
 def is_counted(calls: Iterable[ModuleCall]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from l2l_nas.space.operations import OperationLog, tensors_in, written_by
 _TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
 
 
-class Recording:
+class Recording(OperationLog):
     """A forward of a model.
 
     Args:
@@ -50,6 +51,7 @@ class Recording:
         *,
         training: bool,
     ) -> None:
+        super().__init__()
         model.train(training)
         self.blocks = tuple(blocks)
         self.calls: list[BlockCall] = []
@@ -67,27 +69,29 @@ class Recording:
         self._stack: list[ModuleCall] = []
         self._shown: list[tuple[str, list[Any], TreeSpec]] = []
         self._in_block = False
-        self._model = model
         self._mode, self._autocast = training, _autocast_types()
         handles = []
-        inner = tuple(f"{path}." for path in blocks)
         for path, module in model.named_modules():
-            if not path:
-                continue
-            if path.startswith(inner):
-                block = next(start for start in inner if path.startswith(start))
-                handles.append(module.register_forward_hook(self._show(block, path)))
-                continue
-            is_block = path in blocks
-            enter, leave = (self._enter_block, self._leave_block) if is_block else (self._enter, self._leave)
-            handles.append(module.register_forward_pre_hook(_before(enter, path), with_kwargs=True))
-            handles.append(module.register_forward_hook(_after(leave)))
+            block = next((block for block in blocks if path.startswith(f"{block}.")), None)
+            if block is not None:
+                show = partial(self._show, path.removeprefix(f"{block}."))
+                handles.append(module.register_forward_hook(show))
+            elif path:
+                is_block = path in blocks
+                enter, leave = (self._enter_block, self._leave_block) if is_block else (self._enter, self._leave)
+                handles.append(module.register_forward_pre_hook(partial(enter, path), with_kwargs=True))
+                handles.append(module.register_forward_hook(leave))
         try:
-            with _Operations(self):
+            with self:
                 self.result = model(*arguments[0], **arguments[1])
         finally:
             for handle in handles:
                 handle.remove()
+        # the model may ask for the gradient of its input
+        self.argument_marks = [
+            before and before._replace(history=history(leaf))
+            for before, leaf in zip(self.argument_marks, leaves, strict=True)
+        ]
         self._index()
 
     def _index(self) -> None:
@@ -105,19 +109,19 @@ class Recording:
     def _inside(self) -> tuple[Key, ...]:
         return tuple(call.key for call in self._stack)
 
-    def _enter(self, path: str, args: Any, kwargs: Any) -> None:
+    def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         calls = self.others.setdefault(path, [])
         calls.append(ModuleCall(path, len(calls), self._inside, len(self.events)))
         self._stack.append(calls[-1])
 
-    def _leave(self, module: nn.Module, outputs: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, outputs: Any) -> None:
         call = self._stack.pop()
         call.end = len(self.events)
         call.gives, call.gives_tree = tree_flatten(outputs)
-        call.marks = [mark(leaf) for leaf in call.gives]
+        call.gives_marks = [mark(leaf) for leaf in call.gives]
         call.is_hooked = len(module._forward_hooks) + len(module._forward_pre_hooks) > 2  # two are of this class
 
-    def _enter_block(self, path: str, args: Any, kwargs: Any) -> None:
+    def _enter_block(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if _autocast_types() != self._autocast:
             raise SpaceError(
                 f"the block '{path}' runs within torch.autocast, which a part of the model does not; take that out of "
@@ -128,26 +132,22 @@ class Recording:
             BlockCall(
                 path,
                 sum(call.path == path for call in self.calls),
-                len(self.events),
                 self._inside,
-                leaves,
-                tree,
+                len(self.events),
+                takes=leaves,
+                takes_tree=tree,
                 marks=[mark(leaf) for leaf in leaves],
-                histories=[history(leaf) for leaf in leaves],
-                modes=modes_of(self._model.get_submodule(path), self._mode),
+                modes=modes_of(module, self._mode),
                 has_gradients=torch.is_grad_enabled(),
             )
         )
         self._in_block = True
 
-    def _show(self, block: str, path: str) -> Any:
-        def show(module: nn.Module, args: Any, outputs: Any) -> None:
-            if len(module._forward_hooks) > 1:  # this one, and one of the model's own
-                self._shown.append((path.removeprefix(block), *tree_flatten(outputs)))
+    def _show(self, path: str, module: nn.Module, args: Any, outputs: Any) -> None:
+        if len(module._forward_hooks) > 1:  # this one, and one of the model's own
+            self._shown.append((path, *tree_flatten(outputs)))
 
-        return show
-
-    def _leave_block(self, module: nn.Module, outputs: Any) -> None:
+    def _leave_block(self, module: nn.Module, args: Any, outputs: Any) -> None:
         self._in_block = False
         call = self.calls[-1]
         call.gives, call.gives_tree = tree_flatten(outputs)
@@ -158,12 +158,16 @@ class Recording:
             call.gives += leaves  # those that are views of what it takes or gives are no further outputs
             call.gives_marks += [None if storages & _storages(leaf) else mark(leaf) for leaf in leaves]
         self._shown.clear()
-        call.changes = frozenset(i for i, before in enumerate(call.marks) if before != mark(call.takes[i]))
+        now = [mark(leaf) for leaf in call.takes]
+        pairs = enumerate(zip(call.marks, now, strict=True))
+        call.changes = frozenset(leaf for leaf, (a, b) in pairs if a and b and a.memory != b.memory)
+        leaf_of = {argument: leaf for leaf, argument in enumerate(call.marks) if argument}
+        call.aliases = {leaf: leaf_of[made] for leaf, made in enumerate(call.gives_marks) if made in leaf_of}
         made = [leaf for leaf, known in zip(call.gives, call.gives_marks, strict=True) if known is not None]
         self.events.append(Event(_storages(call.takes), _storages(made), block=len(self.calls) - 1))
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
-        """An operation that ran."""
+    def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Record an operation."""
         if self._in_block:
             return
         self._alive.append((args, kwargs, result))
@@ -238,17 +242,16 @@ class Recording:
     def _outputs_in(self, block: int, storages: set[int]) -> set[tuple[int, int]]:
         """The outputs of a block that lie in these storages; not those that are its arguments."""
         call = self.calls[block]
-        aliases = call.aliases
         return {
             (block, leaf)
-            for leaf, (item, mark_of) in enumerate(zip(call.gives, call.gives_marks, strict=True))
-            if mark_of is not None and storage_of(item) in storages and leaf not in aliases
+            for leaf, made in enumerate(call.gives_marks)
+            if made is not None and made.memory[0] in storages and leaf not in call.aliases
         }
 
     def is_last(self, call: ModuleCall, leaf: int) -> bool:
         """Whether a tensor is to the end as a module gave it, and neither has a hook."""
         item = call.gives[leaf]
-        return not call.is_hooked and not item._backward_hooks and mark(item) == call.marks[leaf]
+        return not call.is_hooked and not item._backward_hooks and mark(item) == call.gives_marks[leaf]
 
     def is_own_work(self, call: ModuleCall, leaf: int) -> bool:
         """Whether a module made a tensor that it gives; not one that it was given, or a weight."""
@@ -297,26 +300,9 @@ class Recording:
             )
 
 
-class _Operations(OperationLog):
-    def __init__(self, recording: Recording) -> None:
-        super().__init__()
-        self._recording = recording
-
-    def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        self._recording.note(func, args, kwargs, result)
-
-
 def _storages(tree: object) -> frozenset[int]:
     return frozenset(map(storage_of, tensors_in(tree)))
 
 
 def _autocast_types() -> list[str]:
     return [kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(kind)]
-
-
-def _before(enter: Any, path: str) -> Any:
-    return lambda module, args, kwargs: enter(path, args, kwargs)
-
-
-def _after(leave: Any) -> Any:
-    return lambda module, args, outputs: leave(module, outputs)
