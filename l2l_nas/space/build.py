@@ -24,11 +24,17 @@ from l2l_nas.space.contents import TENSOR_TABLES, contents, storage_of
 
 def meta_copy(module: nn.Module) -> nn.Module:
     """A copy without memory: its parameters and buffers are on meta."""
-    copies: dict[int, Any] = {
-        id(tensor): nn.Parameter(_without_memory(tensor), requires_grad=tensor.requires_grad)
-        for tensor in module.parameters()
-    }
-    copies |= {id(tensor): _without_memory(tensor) for tensor in module.buffers()}
+    return copy_with(module, lambda p: nn.Parameter(_without_memory(p), p.requires_grad), _without_memory)
+
+
+def copy_with(
+    module: nn.Module,
+    parameter: Callable[[nn.Parameter], nn.Parameter],
+    buffer: Callable[[Tensor], Tensor],
+) -> nn.Module:
+    """A copy of a module whose tensors are what these functions give of the module's."""
+    copies: dict[int, Any] = {id(tensor): parameter(tensor) for tensor in module.parameters()}
+    copies |= {id(tensor): buffer(tensor) for tensor in module.buffers()}
     return copy.deepcopy(module, copies)
 
 

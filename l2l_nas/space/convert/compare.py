@@ -24,7 +24,7 @@ from l2l_nas.space.convert.recording import Recording
 from l2l_nas.space.losses import collect_losses
 from l2l_nas.space.operations import OperationLog
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.tolerance import is_near, is_same, noise_of
+from l2l_nas.space.tolerance import is_near, is_same, noise_of, some_gradient
 
 _ADVICE = "choose blocks further outside"
 _OUTSIDE = f"between its blocks it uses what is neither argument nor output of a block; {_ADVICE}"
@@ -61,11 +61,11 @@ def refuse_other_parts(
     if not is_same(got, expected):
         raise SpaceError(f"the parts of the model give something else than the model: {_OUTSIDE}")
     batch = BATCHES[1]
-    trained = _Step(whole, lambda: example.outputs_of(whole.module, batch))
-    by_parts = _Step(cut, lambda: chained(cut.module, batch))
-    if difference := trained.other_outputs(by_parts):
+    whole.train(lambda: example.outputs_of(whole.module, batch))
+    cut.train(lambda: chained(cut.module, batch))
+    if difference := whole.other_outputs(cut):
         raise SpaceError(f"in training the parts of the model {difference} than the model: {_OUTSIDE}")
-    if difference := trained.other_gradients(by_parts):
+    if difference := whole.other_gradients(cut):
         raise SpaceError(f"{difference}: {_cause(recording)}")
 
 
@@ -76,58 +76,50 @@ class _Copy:
         module: the model, or parts of it.
 
     Attributes:
-        parameters, buffers: those of the module, by their names in the model.
+        buffers, gradients: those of the module, by the names of their tensors in the model.
+        outputs: of the step: the output and the losses.
     """
 
     def __init__(self, module: nn.Module, model: nn.Module) -> None:
-        held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-        self.parameters = {n: p for n, p in model.named_parameters() if id(p) in held}
-        self.buffers = {n: b for n, b in model.named_buffers() if id(b) in held}
-        copies: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in self.parameters.values()}
-        copies |= {id(buffer): buffer.clone() for buffer in self.buffers.values()}
-        self.parameters = {name: copies[id(p)] for name, p in self.parameters.items()}
-        self.buffers = {name: copies[id(b)] for name, b in self.buffers.items()}
-        self.module = copied(module, copies)
+        names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        self.buffers: dict[str, Tensor] = {}
+        self._parameters: dict[str, nn.Parameter] = {}
 
+        def parameter(tensor: nn.Parameter) -> nn.Parameter:
+            return self._parameters.setdefault(names[id(tensor)], nn.Parameter(tensor.detach(), tensor.requires_grad))
 
-class _Step:
-    """A forward in training and its backward.
+        def buffer(tensor: Tensor) -> Tensor:
+            return self.buffers.setdefault(names[id(tensor)], tensor.clone())
 
-    Args:
-        copy: what trains.
-        forward: gives its output.
-    """
+        self.module = copied(module, parameter=parameter, buffer=buffer)
 
-    def __init__(self, copy: _Copy, forward: Callable[[], Tensor]) -> None:
+    def train(self, forward: Callable[[], Tensor]) -> None:
+        """A forward in training and its backward."""
         self._failure = ""
-        copy.module.train()
+        self.module.train()
         with same_draws(), torch.enable_grad():
             with collect_losses() as losses:
-                self.outputs = [forward()]
-            self.outputs += losses
-            ends = [output for output in self.outputs if output.requires_grad]
-            # random: the sum of what a normalisation gives has no gradient
-            draw = torch.Generator().manual_seed(0)
-            gradients = [torch.randn(end.shape, generator=draw).to(end) for end in ends]
+                outputs = [forward()]
+            outputs += losses
+            ends = [output for output in outputs if output.requires_grad]
             try:
                 if ends:
-                    torch.autograd.backward(ends, gradients)
+                    torch.autograd.backward(ends, [some_gradient(end) for end in ends])
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
                 self._failure = what_raised(error)
-        self.outputs = [output.detach() for output in self.outputs]
-        self.gradients = {name: p.grad for name, p in copy.parameters.items() if p.grad is not None}
-        self.buffers = copy.buffers
+        self.outputs = [output.detach() for output in outputs]
+        self.gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
 
-    def other_outputs(self, parts: _Step) -> str:
+    def other_outputs(self, parts: _Copy) -> str:
         """The first difference of the parts from this model, in outputs or buffers; empty if there is none."""
         if len(self.outputs) != len(parts.outputs) or not all(map(is_near, parts.outputs, self.outputs)):
             return "give something else"
         names = (name for name, buffer in parts.buffers.items() if not is_near(buffer, self.buffers[name]))
         return next((f"change the buffer '{name}' otherwise" for name in names), "")
 
-    def other_gradients(self, parts: _Step) -> str:
+    def other_gradients(self, parts: _Copy) -> str:
         """Which gradient the parts have otherwise than this model; empty if none."""
         if self._failure:
             return ""  # it cannot be trained, but searched without

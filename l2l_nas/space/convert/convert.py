@@ -11,20 +11,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from l2l_nas.arguments import check_kind, check_names, check_table
 from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.convert.compare import refuse_other_parts, same_draws
-from l2l_nas.space.convert.copies import shallow_copy, with_hooks
+from l2l_nas.space.convert.copies import copied, with_hooks
 from l2l_nas.space.convert.dataflow import Dataflow
 from l2l_nas.space.convert.example import Arguments, Example
 from l2l_nas.space.convert.forms import BATCHES
 from l2l_nas.space.convert.masks import masks_always_made
 from l2l_nas.space.convert.offers import Candidates, Offers
-from l2l_nas.space.convert.parts import BlockLayer, Choice, ModelFragment, ReplayContext, stubbed
+from l2l_nas.space.convert.parts import BlockLayer, Choice, ModelFragment
 from l2l_nas.space.convert.plans import BlockPlan, FragmentPlan, PositionPlan
 from l2l_nas.space.convert.recording import Recording
 from l2l_nas.space.objective import ObjectiveLayer
@@ -59,9 +59,8 @@ class ConvertedPool(LayerPool):
         Raises:
             SpaceError: it is no network of this pool, or the model's own code cannot run its path.
         """
-        copies: dict[int, Any] = {id(buffer): buffer.clone() for buffer in self._model.buffers()}
-        copies |= {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self._model.parameters()}
-        model = copy.deepcopy(self._model, copies)
+        weights = lambda p: nn.Parameter(p.detach().clone(), p.requires_grad)  # noqa: E731
+        model = copied(self._model, parameter=weights, buffer=Tensor.clone)
         layers = {name: one for name, one in network.named_children() if not isinstance(one, ObjectiveLayer)}
         for position in self.positions:
             name = position.name.replace(".", "_")
@@ -143,13 +142,14 @@ def convert(
     _refuse_unfit_weights(model)
     paths = _block_paths(model, blocks)
     arguments = Arguments(model, example, choice)
-    replica = shallow_copy(model, own_buffers=True)
+    replica = copied(model, buffer=Tensor.clone)
     in_evaluation = _record(replica, paths, arguments.of(BATCHES[0]), training=False)
     in_training = _record(replica, paths, arguments.of(BATCHES[1]), training=True)
     _refuse_nested(replica, in_training)
     flow = Dataflow(replica, (in_evaluation, in_training), arguments.names, choice.ends)
     offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPlan)])
-    modules = _build(with_hooks(model, replica), flow.parts, paths, choice)
+    code = with_hooks(model, replica)
+    modules = [_layer_of(part, code, choice) for part in flow.parts]
     positions = []
     for part, module, tied in zip(flow.parts, modules, _ties(model, modules), strict=True):
         others = offers.of(part, module.block) if isinstance(part, BlockPlan) and isinstance(module, BlockLayer) else ()
@@ -270,23 +270,11 @@ def _record(
     return recording
 
 
-def _build(
-    model: nn.Module, parts: Sequence[PositionPlan], blocks: Sequence[str], choice: Choice
-) -> list[BlockLayer | ModelFragment]:
-    """Make the layers of all positions; their tensors are the model's."""
-    modules: list[BlockLayer | ModelFragment] = []
-    for part in parts:
-        if isinstance(part, BlockPlan):
-            block = model.get_submodule(part.path)
-            modules.append(BlockLayer(block, part.called, path=part.path))
-            continue
-        assert isinstance(part, FragmentPlan)
-        context = ReplayContext(part.calls, part.others)
-        skipped = [*part.others, *(path for path, _ in part.wanted if path not in blocks)]
-        code = stubbed(model, context, blocks=blocks, skipped=skipped, needed=part.needed)
-        result = choice if part.is_head else None
-        modules.append(ModelFragment(code, context, arguments=part.arguments, wanted=part.wanted, result=result))
-    return modules
+def _layer_of(part: PositionPlan, model: nn.Module, choice: Choice) -> BlockLayer | ModelFragment:
+    if isinstance(part, BlockPlan):
+        return BlockLayer(model.get_submodule(part.path), part.called, path=part.path)
+    assert isinstance(part, FragmentPlan)
+    return ModelFragment(model, part, choice)
 
 
 def _ties(model: nn.Module, modules: Sequence[nn.Module]) -> list[dict[str, str]]:

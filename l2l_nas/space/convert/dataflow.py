@@ -27,8 +27,7 @@ from l2l_nas.space.convert.forms import (
     layout,
 )
 from l2l_nas.space.convert.fragments import FragmentDraft, Fragments, is_counted
-from l2l_nas.space.convert.parts import BlockCalled
-from l2l_nas.space.convert.plans import BlockPlan, FragmentPlan, PositionPlan
+from l2l_nas.space.convert.plans import BlockCalled, BlockPlan, FragmentPlan, PositionPlan
 from l2l_nas.space.convert.recording import Recording
 from l2l_nas.space.operations import tensors_in
 
@@ -364,7 +363,7 @@ class Dataflow:
                     storages |= event.changes & recording.names.keys()
         return storages
 
-    def _needed(self, storages: set[int], others: Mapping[str, tuple[ArgTree | None, ...]]) -> tuple[str, ...]:
+    def _needed(self, storages: Collection[int], others: Mapping[str, tuple[ArgTree | None, ...]]) -> tuple[str, ...]:
         """Names of the weights in these storages, of modules that run."""
         gone = tuple(f"{path}." for path, calls in others.items() if None not in calls)
         needed = []

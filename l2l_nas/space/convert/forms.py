@@ -175,9 +175,6 @@ class ArgTree:
     tree: TreeSpec
     shows: tuple[str, ...] = ()
 
-    def __deepcopy__(self, memo: object) -> ArgTree:
-        return self  # copying a layer copies its tensors, and there are none here
-
     def fill(self, values: Sequence[Tensor], *, batch: int, device: torch.device, taken: Sequence[Any] = ()) -> Any:
         """The tree with its tensors.
 

@@ -9,6 +9,7 @@ thing is known that the part is for. So nothing of the model's code is written a
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
@@ -19,30 +20,12 @@ from torch.utils._pytree import tree_leaves
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
-from l2l_nas.space.convert.copies import shallow_copy
-from l2l_nas.space.convert.events import Key, Modes
-from l2l_nas.space.convert.forms import PLAIN, ArgTree, Const, Form, is_constant
+from l2l_nas.space.convert.copies import copied
+from l2l_nas.space.convert.events import Key
+from l2l_nas.space.convert.forms import PLAIN, ArgTree, Const, is_constant
 from l2l_nas.space.convert.masks import masks_always_made
+from l2l_nas.space.convert.plans import BlockCalled, FragmentPlan
 from l2l_nas.space.losses import add_loss
-
-
-@dataclass(frozen=True)
-class BlockCalled:
-    """How a model calls a block.
-
-    Args:
-        takes, gives: of the call.
-        modes: by the model's mode, whether it trains, that of modules inside the block: see `modes_of`.
-        has_gradients: whether it trains what is in the block: not within `torch.no_grad()`.
-    """
-
-    takes: ArgTree
-    gives: ArgTree
-    modes: tuple[Modes, Modes] = ((), ())
-    has_gradients: bool = True
-
-    def __deepcopy__(self, memo: object) -> BlockCalled:
-        return self
 
 
 class BlockLayer(nn.Module):
@@ -126,43 +109,29 @@ class ModelFragment(nn.Module):
     """What a model computes outside its blocks, as a layer.
 
     Args:
-        model: with stand-ins, by `stubbed`.
-        context: of the stand-ins.
-        arguments: of the model; those that are `Arg` are the first values.
-        wanted: what this part makes: by block call the leaves of its arguments, by call of another module those that it
-            gives, and their forms.
-        result: chooses the tensor that the model gives; None where this part makes none of it.
+        model: not changed; the layer has its tensors.
+        choice: of what the model gives.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        context: ReplayContext,
-        *,
-        arguments: ArgTree,
-        wanted: Mapping[Key, Mapping[int, Form]],
-        result: Callable[[Any], Tensor] | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: FragmentPlan, choice: Choice) -> None:
         super().__init__()
-        self.model = model
-        self._context = context
-        self._arguments = arguments
-        self._wanted = dict(wanted)
-        self._result = result
+        self._plan = plan
+        self._choice = choice
+        self._context = ReplayContext(plan)
+        self.model = _stubbed(model, self._context)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The values that it makes, in order, or the model's output."""
-        batch, device = values[0].shape[0], values[0].device
-        args, kwargs = self._arguments.fill(values, batch=batch, device=device)
-        self._context.start(values, self._wanted, ends=self._result is None)
+        args, kwargs = self._plan.arguments.fill(values, batch=values[0].shape[0], device=values[0].device)
+        self._context.start(values)
         try:
             with masks_always_made():
                 outputs = self.model(*args, **kwargs)
-            return (self._result(outputs),) if self._result is not None else self._context.found()
+            return (self._choice(outputs),) if self._plan.is_head else self._context.results()
         except _Reached:
-            return self._context.found()
+            return self._context.results()
         finally:
-            self._context.clear()
+            self._context.start(())
 
 
 class _Reached(Exception):
@@ -170,56 +139,39 @@ class _Reached(Exception):
 
 
 class ReplayContext:
-    """What stand-ins know of the fragment that runs.
+    """What stand-ins know of the fragment that runs."""
 
-    Args:
-        calls: of each call of a block, what it takes and gives; leaves that are `Arg` are values of the fragment.
-        others: by path of a module, what each of its calls gives where it does not run.
-    """
+    def __init__(self, plan: FragmentPlan) -> None:
+        self.plan = plan
+        self.blocks = {path for path, _ in plan.calls}
+        self.start(())
 
-    def __init__(
-        self, calls: Mapping[Key, tuple[ArgTree, ArgTree]], others: Mapping[str, Sequence[ArgTree | None]]
-    ) -> None:
-        self.calls = calls
-        self._others = others
-        self.clear()
+    def start(self, values: Sequence[Tensor]) -> None:
+        """Begin a forward with its values, or end it with none: a layer keeps nothing between its forwards."""
+        self._values = values
+        self._missing = dict(self.plan.wanted) if values else {}
+        self._made: dict[tuple[Key, int], Tensor] = {}
+        self._count: Counter[str] = Counter()
+        self._has_gradients = bool(values) and torch.is_grad_enabled()
 
-    def clear(self) -> None:
-        """Forget the values of the last forward."""
-        self._values: Sequence[Tensor] = ()
-        self._wanted: dict[Key, Mapping[int, Form]] = {}
-        self._order: list[tuple[Key, int]] = []
-        self._found: dict[tuple[Key, int], Tensor] = {}
-        self._ends = False
-        self._count: dict[str, int] = {}
-        self._has_gradients = False
-
-    def start(self, values: Sequence[Tensor], wanted: Mapping[Key, Mapping[int, Form]], *, ends: bool) -> None:
-        """Take the values of a forward that is about to begin."""
-        self.clear()
-        self._values, self._wanted, self._ends = values, dict(wanted), ends
-        self._order = [(key, leaf) for key, forms in wanted.items() for leaf in forms]
-        self._has_gradients = torch.is_grad_enabled()
-
-    def found(self) -> tuple[Tensor, ...]:
+    def results(self) -> tuple[Tensor, ...]:
         """What blocks were called with, and what other modules gave.
 
         Raises:
             SpaceError: not all of them were called.
         """
-        if self._wanted:
-            raise SpaceError(f"the model no longer calls '{next(iter(self._wanted))[0]}', as in the example")
-        return tuple(self._found[key] for key in self._order)
+        if self._missing:
+            raise SpaceError(f"the model no longer calls '{next(iter(self._missing))[0]}', as in the example")
+        return tuple(self._made[key, leaf] for key, forms in self.plan.wanted.items() for leaf in forms)
 
     @property
     def device(self) -> torch.device:
         """The device of the values."""
         return self._values[0].device if self._values else torch.device("cpu")
 
-    def _number(self, path: str) -> int:
-        number = self._count.get(path, 0)
-        self._count[path] = number + 1
-        return number
+    def _next_call(self, path: str) -> Key:
+        self._count[path] += 1
+        return path, self._count[path] - 1
 
     def _refuse_again(self, path: str) -> None:
         if not self._values:
@@ -235,28 +187,28 @@ class ReplayContext:
             SpaceError: it is not called as in the example, or when the forward is over.
         """
         self._refuse_again(path)
-        key = path, self._number(path)
+        key = self._next_call(path)
         leaves = tree_leaves((args, kwargs))
-        if key not in self.calls:
+        if key not in self.plan.calls:
             raise SpaceError(f"the block '{path}' is called more often than in the example")
-        takes, gives = self.calls[key]
+        takes, gives = self.plan.calls[key]
         if not torch.compiler.is_compiling():  # there transformers makes masks that it drops otherwise
             _refuse_other_arguments(path, takes, leaves)
-        self._find(key, leaves)
+        self._keep(key, leaves)
         outputs = self._filled(gives, leaves)
         return (outputs[0], list(zip(gives.shows, outputs[1:], strict=True))) if gives.shows else (outputs, [])
 
     def other(self, path: str, run: Callable[[], Any]) -> Any:
         """Run another module that is called, or stand in for its outputs."""
-        calls = self._others.get(path, (None,))
+        calls = self.plan.others.get(path, (None,))
         if not self._values and None in calls:
             return run()  # checkpoint computes again what ran
         self._refuse_again(path)
-        number = self._number(path)
-        call = calls[min(number, len(calls) - 1)]
+        key = self._next_call(path)
+        call = calls[min(key[1], len(calls) - 1)]
         outputs = run() if call is None else self._filled(call)
-        if (path, number) in self._wanted:
-            self._find((path, number), tree_leaves(outputs))
+        if key in self._missing:
+            self._keep(key, tree_leaves(outputs))
         return outputs
 
     def _filled(self, gives: ArgTree, taken: Sequence[Any] = ()) -> Any:
@@ -265,13 +217,13 @@ class ReplayContext:
             values = [value.view_as(value) if value.requires_grad else value for value in self._values]
             return gives.fill(values, batch=values[0].shape[0], device=self.device, taken=taken)
 
-    def _find(self, key: Key, leaves: Sequence[Any]) -> None:
+    def _keep(self, key: Key, leaves: Sequence[Any]) -> None:
         batch = self._values[0].shape[0]
         with _gradients(self._has_gradients):  # another part may take it where they are recorded
-            for leaf, form in self._wanted.pop(key, {}).items():
-                self._found[key, leaf] = form.pack(leaves[leaf], batch)
+            for leaf, form in self._missing.pop(key, {}).items():
+                self._made[key, leaf] = form.pack(leaves[leaf], batch)
         # torch.export cannot follow an exception through modules: there the rest runs, too, and is thrown away
-        if self._ends and not self._wanted and not torch.compiler.is_compiling():
+        if not self.plan.is_head and not self._missing and not torch.compiler.is_compiling():
             raise _Reached
 
 
@@ -293,30 +245,23 @@ def _refuse_other_arguments(path: str, takes: ArgTree, leaves: Sequence[object])
             )
 
 
-def stubbed(
-    model: nn.Module, context: ReplayContext, *, blocks: Sequence[str], skipped: Sequence[str], needed: Sequence[str]
-) -> nn.Module:
-    """A copy of a model with stand-ins; its tensors are those of the model.
-
-    Args:
-        blocks: paths of blocks.
-        skipped: paths of modules that need not run, or whose outputs the part makes.
-        needed: names of the parameters and buffers to leave in it.
-    """
-    copy = shallow_copy(model)
+def _stubbed(model: nn.Module, context: ReplayContext) -> nn.Module:
+    """A copy of a model with stand-ins for what a fragment does not run; its tensors are those of the model."""
+    plan = context.plan
+    copy = copied(model)
     modules = dict(copy.named_modules(remove_duplicate=False))
     removed: set[int] = set()
     for path, module in modules.items():
         absent: dict[str, Tensor] = {}
         for table in (module._parameters, module._buffers):
             for name in [n for n, tensor in table.items() if tensor is not None]:
-                if (f"{path}.{name}" if path else name) not in needed:
+                if (f"{path}.{name}" if path else name) not in plan.needed:
                     absent[name] = table.pop(name)  # type: ignore[assignment]
         removed |= {id(tensor) for tensor in absent.values()}
         for asks in ("keep_dtype", "round_dtype"):  # of what another part has
             if absent and isinstance(names := getattr(module, asks, None), tuple | list):
                 setattr(module, asks, tuple(name for name in names if name not in absent))
-        forward = _forward_of(module, path, context, blocks, skipped)
+        forward = _forward_of(module, path, context)
         if absent or forward:
             _stand_in(module, context, absent, forward)
     for module in modules.values():
@@ -336,14 +281,14 @@ def _play(self: Any, path: str, args: Any, kwargs: Any) -> Any:
     return outputs
 
 
-def _forward_of(
-    module: nn.Module, path: str, context: ReplayContext, blocks: Sequence[str], skipped: Sequence[str]
-) -> Callable[..., Any] | None:
-    if path in blocks:
+def _forward_of(module: nn.Module, path: str, context: ReplayContext) -> Callable[..., Any] | None:
+    """What a module of a fragment does in place of its own forward; None where it runs that."""
+    plan = context.plan
+    if path in context.blocks:
         return lambda self, *args, **kwargs: _play(self, path, args, kwargs)
-    if any(path == f"{block}.{inner}" for (block, _), (_, gives) in context.calls.items() for inner in gives.shows):
+    if any(path == f"{block}.{inner}" for (block, _), (_, gives) in plan.calls.items() for inner in gives.shows):
         return lambda self, outputs: outputs
-    if path in skipped:
+    if path in plan.others or any(path == wanted for wanted, _ in plan.wanted):
         forward = type(module).forward
         return lambda self, *args, **kwargs: self._context.other(path, lambda: forward(self, *args, **kwargs))
     return None

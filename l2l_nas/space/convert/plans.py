@@ -4,19 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
-from l2l_nas.space.convert.events import Key
+from l2l_nas.space.convert.events import Key, Modes
 from l2l_nas.space.convert.forms import ArgTree, Form
-from l2l_nas.space.convert.parts import BlockCalled
+
+
+class _Shared:
+    """Data that all copies of a layer share."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 @dataclass(frozen=True)
-class PositionPlan:
+class BlockCalled(_Shared):
+    """How a model calls a block.
+
+    Args:
+        takes, gives: of the call.
+        modes: by the model's mode, whether it trains, that of modules inside the block: see `modes_of`.
+        has_gradients: whether it trains what is in the block: not within `torch.no_grad()`.
+    """
+
+    takes: ArgTree
+    gives: ArgTree
+    modes: tuple[Modes, Modes] = ((), ())
+    has_gradients: bool = True
+
+
+@dataclass(frozen=True)
+class PositionPlan(_Shared):
     """A position to be made.
 
     Args:
         reads, writes: names of values.
-        forms: of what it writes.
     """
 
     name: str
@@ -29,7 +51,6 @@ class BlockPlan(PositionPlan):
     """A block.
 
     Args:
-        called: how the model calls it.
         can_skip: whether what it reads first has the form of what it writes.
     """
 
@@ -43,10 +64,11 @@ class FragmentPlan(PositionPlan):
     """What lies before, between or behind blocks.
 
     Args:
-        arguments: of the model.
-        calls: of blocks, what they take and give in this part.
-        others: of calls of other modules that do not run in it, what they give; None for those that run.
-        wanted: what it makes: leaves of the arguments of blocks, and of what other modules give.
+        arguments: of the model; those that are `Arg` are the first values.
+        calls: of each call of a block, what it takes and gives; leaves that are `Arg` are values of the fragment.
+        others: by path of a module, what each of its calls gives where it does not run; None for those that run.
+        wanted: what it makes, with its form: by block call leaves of its arguments, by call of another module leaves
+            that it gives.
         needed: names of parameters and buffers.
         is_head: whether it gives the model's output.
     """
