@@ -24,7 +24,7 @@ def refuse_other_calls(model: nn.Module, recordings: Sequence[Recording]) -> Non
     """
     for recording in recordings:
         recording.refuse_random_decisions()
-    first, second = ([(call.path, call.nth) for call in r.calls] for r in recordings)
+    first, second = ([call.key for call in recording.calls] for recording in recordings)
     if first != second:
         raise SpaceError(
             "in training the model calls other blocks than in evaluation; set what drops blocks at random to 0"

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, treespec_tuple
+from torch.utils._pytree import treespec_tuple
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
 from l2l_nas.space.convert.agreement import argument_names, refuse_other_calls
-from l2l_nas.space.convert.events import BlockCall, Event, Given, Key, Mark, ModuleCall
+from l2l_nas.space.convert.events import Event, Given, Key, Mark, ModuleCall
 from l2l_nas.space.convert.forms import (
     BATCHES,
     Alias,
@@ -58,19 +58,17 @@ class Dataflow:
         self._calls = recordings[1].calls
         refuse_other_calls(model, recordings)
         self._labels = [argument_names(model, call) for call in self._calls]
-        self._input_forms: list[Form | None] = [
-            self._form("the example", *pair) if name is not None else None
-            for name, pair in zip(inputs, self._pairs([r.arguments for r in recordings]), strict=True)
-        ]
+        leaves = zip(inputs, recordings[0].argument_leaves, recordings[1].argument_leaves, strict=True)
+        self._input_forms = {name: self._form("the example", a, b) for name, a, b in leaves if name is not None}
         self._refs: list[list[Ref | None]] = []
         self._find_refs()
         made = {ref for refs in self._refs for ref in refs if ref and ref[0] == "made"}
         drafts = Fragments(recordings, sorted(made), self._results).drafts
         self._gradients = self._find_gradients([ref for draft in drafts for ref in draft.refs if ref[0] == "given"])
-        used = {ref for refs in self._refs for ref in refs}
-        used |= {("output", *pair) for draft in drafts for needs in draft.needs for pair in needs.outputs}
-        self._written = [[r for r in self._outputs_of(number) if r in used] for number in range(len(self._calls))]
-        self._names: dict[Ref, str] = {("input", name): name for name in inputs if name is not None}
+        outputs = {ref for refs in self._refs for ref in refs if ref and ref[0] == "output"}
+        outputs |= {("output", *pair) for draft in drafts for needs in draft.needs for pair in needs.outputs}
+        self._written = [[ref for ref in sorted(outputs) if ref[1] == number] for number in range(len(self._calls))]
+        self._names: dict[Ref, str] = {("input", name): name for name in self._input_forms}
         for number, refs in enumerate(self._written):
             self._name(refs, self._block_name(number), [str(ref[2]) for ref in refs])
         for draft in drafts:
@@ -82,15 +80,11 @@ class Dataflow:
             self.parts += [fragments[number]] if number in fragments else []
             self.parts += [self._block(number)] if number < len(self._calls) else []
 
-    def _pairs(self, trees: Sequence[Any]) -> list[tuple[Any, Any]]:
-        return list(zip(*(tree_leaves(tree) for tree in trees), strict=True))
-
     def _form(self, what: str, one: Tensor, other: Tensor) -> Form:
         try:
-            form = Form.of(one, other, BATCHES)
+            return Form.of(one, other, BATCHES)
         except ValueError as error:
             raise SpaceError(f"{what} has a tensor whose shape depends on more than the batch: {error}") from None
-        return form
 
     def _find_refs(self) -> None:
         """Find where each argument of a block comes from. Both recordings, and the gradients' way, must agree on it."""
@@ -111,19 +105,9 @@ class Dataflow:
                 if marks is not None and leaf not in call.aliases and not call.gives[leaf]._backward_hooks:
                     refs[marks] = ("output", number, leaf)
 
-    def _outputs_of(self, number: int) -> list[Ref]:
-        call = self._calls[number]
-        return [
-            ("output", number, leaf)
-            for leaf, item in enumerate(call.gives)
-            if isinstance(item, Tensor) and leaf not in call.aliases
-        ]
-
     def _ref_form(self, ref: Ref) -> Form:
         if ref[0] == "input":
-            form = self._input_forms[list(self._inputs).index(ref[1])]
-            assert form is not None
-            return form
+            return self._input_forms[ref[1]]
         pair = [_tensor_of(ref, recording) for recording in self._recordings]
         path = ref[1] if ref[0] == "given" else self._calls[ref[1]].path
         form = self._form(f"the block '{path}'", *pair)
@@ -247,40 +231,38 @@ class Dataflow:
             ("input", name)
             for index, name in enumerate(self._inputs)
             if name is not None
-            and any(storage_of(tree_leaves(r.arguments)[index]) in storages for r in self._recordings)
+            and any(storage_of(recording.argument_leaves[index]) in storages for recording in self._recordings)
         ]
         outputs = sorted(("output", *pair) for pair in evaluation.outputs | training.outputs)
         # a part that is made of weights alone must know the number of samples
-        anything = ("input", next(name for name in self._inputs if name is not None))
+        anything = ("input", next(iter(self._input_forms)))
         reads: list[Ref] = [*inputs, *outputs, *dict.fromkeys(draft.given.values())] or [anything]
         changed = {storage for event in self._events(draft) for storage in event.changes}
         arguments: list[Leaf] = []
-        for name, form, item in zip(
-            self._inputs, self._input_forms, tree_leaves(self._recordings[1].arguments), strict=True
-        ):
-            if name is None or form is None:
+        for name, item in zip(self._inputs, self._recordings[1].argument_leaves, strict=True):
+            ref = "input", name
+            if name is None:
                 arguments.append(Const(item))
+            elif ref in reads:
+                arguments.append(Arg(reads.index(ref), self._ref_form(ref), storage_of(item) in changed))
             else:
-                is_read = ("input", name) in reads
-                value = reads.index(("input", name)) if is_read else 0
-                arguments.append(Arg(value, form, storage_of(item) in changed) if is_read else Unused(form))
+                arguments.append(Unused(self._ref_form(ref)))
         others = self._others(self._used(draft), {key: reads.index(ref) for key, ref in draft.given.items()})
         calls = {}
         for number, call in enumerate(self._calls):
             leaves = tuple(
                 Const(item) if mark is None else Alias(0) for item, mark in zip(call.takes, call.marks, strict=True)
             )
-            calls[call.path, call.nth] = ArgTree(leaves, call.takes_tree), self._gives(number, reads, changed)
+            calls[call.key] = ArgTree(leaves, call.takes_tree), self._gives(number, reads, changed)
         wanted: dict[Key, dict[int, Form]] = {}
         for ref in draft.refs:
-            where = self._call_of(ref)
-            wanted.setdefault((where.path, where.nth), {})[ref[-1]] = self._ref_form(ref)
+            wanted.setdefault(self._call_of(ref).key, {})[ref[-1]] = self._ref_form(ref)
         name = self._fragment_name(draft.place)
         return FragmentPlan(
             name,
             tuple(self._names[ref] for ref in reads),
             (name,) if is_head else tuple(self._names[ref] for ref in draft.refs),
-            ArgTree(tuple(arguments), self._recordings[1].arguments_tree),
+            ArgTree(tuple(arguments), self._recordings[1].argument_tree),
             calls,
             others,
             wanted,
@@ -292,7 +274,7 @@ class Dataflow:
         for recording, needs in zip(self._recordings, draft.needs, strict=True):
             yield from (recording.events[index] for index in needs.events)
 
-    def _call_of(self, ref: Ref) -> BlockCall | ModuleCall:
+    def _call_of(self, ref: Ref) -> ModuleCall:
         """In training, of a block that takes or gives it, or another module that gives it."""
         return self._recordings[1].others[ref[1]][ref[2]] if ref[0] == "given" else self._calls[ref[1]]
 

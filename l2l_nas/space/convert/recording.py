@@ -62,8 +62,8 @@ class Recording(OperationLog):
             for name, tensor in table(remove_duplicate=False):
                 self.names.setdefault(storage_of(tensor), []).append(name)
         self.arguments = arguments
-        leaves, self.arguments_tree = tree_flatten(arguments)
-        self.argument_marks = [mark(leaf) for leaf in leaves]
+        self.argument_leaves, self.argument_tree = tree_flatten(arguments)
+        self.argument_marks = [mark(leaf) for leaf in self.argument_leaves]
         self._decisions: list[tuple[Tensor, int, str]] = []
         self._alive: list[object] = []
         self._stack: list[ModuleCall] = []
@@ -90,7 +90,7 @@ class Recording(OperationLog):
         # the model may ask for the gradient of its input
         self.argument_marks = [
             before and before._replace(history=history(leaf))
-            for before, leaf in zip(self.argument_marks, leaves, strict=True)
+            for before, leaf in zip(self.argument_marks, self.argument_leaves, strict=True)
         ]
         self._index()
 
