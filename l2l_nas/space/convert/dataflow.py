@@ -240,7 +240,7 @@ class Dataflow:
         changed = {storage for event in self._events(draft) for storage in event.changes}
         arguments: list[Leaf] = []
         for name, item in zip(self._inputs, self._recordings[1].argument_leaves, strict=True):
-            ref = "input", name
+            ref: Ref = ("input", name)
             if name is None:
                 arguments.append(Const(item))
             elif ref in reads:
