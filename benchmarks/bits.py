@@ -102,7 +102,8 @@ def path_of(case: Case, pool: Any, step: int) -> Any:
 def server_of(case: Case, pool: Any, folder: str) -> Any:
     """A param-server."""
     import l2l_nas
-    from l2l_nas.eps.storage import FileStorage, SharedStorage
+    from l2l_nas.eps.file_storage import FileStorage
+    from l2l_nas.eps.shared_storage import SharedStorage
 
     optimizer = l2l_nas.AdamW() if case.optimizer == "adamw" else OPTIMIZERS[case.optimizer]()
     storage = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from l2l_nas.cost.closed_form import num_parameters
+    from l2l_nas.eps.file_storage import FileStorage
     from l2l_nas.eps.optimizers.base import Optimizer, StateTensor
     from l2l_nas.eps.optimizers.groups import Group, Groups, layer_decay, no_decay
     from l2l_nas.eps.optimizers.precision import LowPrecision
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from l2l_nas.eps.optimizers.rules import SGD, Adafactor, AdamW, Lion, Muon
     from l2l_nas.eps.scale import Clip
     from l2l_nas.eps.server import ParamServer
-    from l2l_nas.eps.storage import FileStorage
     from l2l_nas.errors import Stopped
     from l2l_nas.nas.callback import Callback
     from l2l_nas.nas.strategies.finalist_phase import Finalists
@@ -68,7 +68,7 @@ _HOMES = {
     "Classification": "l2l_nas.training.task",
     "Clip": "l2l_nas.eps.scale",
     "Data": "l2l_nas.training.data",
-    "FileStorage": "l2l_nas.eps.storage",
+    "FileStorage": "l2l_nas.eps.file_storage",
     "Finalists": "l2l_nas.nas.strategies.finalist_phase",
     "FirstWeights": "l2l_nas.space.candidate",
     "LayerPool": "l2l_nas.space.pool",

@@ -23,9 +23,9 @@ from l2l_nas.bench.settings import BenchWatch, Settings, too_large
 from l2l_nas.bench.timing import interleave, ratio
 from l2l_nas.bench.training import agreement
 from l2l_nas.bench.work import StackSizes
+from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.eps.scratch import Scratch, sequential_seconds
-from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.plan import VISITS
 from l2l_nas.relay.relay import Relay

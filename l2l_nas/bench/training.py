@@ -177,7 +177,7 @@ def _over_depths(rows: Sequence[Result]) -> dict[str, float]:
 
 def storage(settings: Settings, watch: BenchWatch) -> Result:
     """The param-server's states in files over states in memory: time of a step, bytes written a step."""
-    from l2l_nas.eps.storage import FileStorage
+    from l2l_nas.eps.file_storage import FileStorage
 
     work, steps = settings.work, settings.steps
     watch.start((_WARMUP_REPEATS + settings.rounds) * 3)

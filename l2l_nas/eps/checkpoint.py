@@ -155,14 +155,14 @@ class Checkpoint:
                 for key, entry in current.items():
                     self._read_state(server, key, entry, weights_only=weights_only)
             _load_scale(server, manifest)
-            server.adopt({})
+            server.clear()
             for key, entry in current.items():
                 state = self._read_state(server, key, entry, weights_only=weights_only)
                 saved[key] = (state.version, entry)
                 server.storage.put(key, state)
         except StorageError as error:
             if not is_used:
-                server.adopt({})
+                server.clear()
             raise StorageError(f"{error}{self._another_whole_save(path)}") from None
         self._saved = saved
         self._retired = {key: entry for key, entry in manifest.entries.items() if key not in known}

@@ -29,10 +29,10 @@ from l2l_nas.space.pool import Layer, LayerPool, tied_key
 
 
 class StateUser(Protocol):
-    """A relay: it has updates under way, or states on a device that are newer than the host's."""
+    """A relay, which may have updates under way, or states on a device that are newer than the host's."""
 
     def drain(self) -> None:
-        """Finish them, and bring the host's states up to date."""
+        """Finish updates, and bring the host's states up to date."""
 
     def release(self) -> None:
         """Drain, and hold no copy of a state."""
@@ -47,11 +47,11 @@ class ParamServer:
     they cross the link, where they are stored: 2 more with bf16 or fp16; see `wire.py`.
 
     Args:
-        pool: what the states belong to. Where `optimizer` freezes parameters, the server's own `pool` is another one.
+        pool: of the states. Where `optimizer` freezes parameters, the server's attribute `pool` is another one.
         optimizer: the update rule of every state, or `Groups` of parameters.
-        seed: with a state's key, it decides the state's first weights.
-        storage: where states live; host memory if nothing is said.
-        frozen: keys of states whose buffers stay as they are; what keeps their weights is that nothing in them is
+        seed: decides the first weights of a state, together with the state's key.
+        storage: where states live; by default in host memory.
+        frozen: keys of states whose buffers stay as they are; their weights stay as long as nothing in them is
             trainable. Copies (`fork`) have none: there statistics may be measured.
 
     Raises:
@@ -83,8 +83,8 @@ class ParamServer:
         self.frozen = frozenset(check_list("frozen", frozen, of=str, wanted="keys of states"))
         self.gradients = GradientInbox(self.pool, self.rules)
         self.at_work = threading.Lock()  # one relay and one thread at a time
-        self._user: weakref.ref[StateUser] | None = None  # who works on the states, and may hold copies of them
-        self._busy: StateUser | None = None  # that one while it has updates under way
+        self._user: weakref.ref[StateUser] | None = None  # works on the states, and may hold copies of them
+        self._busy: StateUser | None = None  # the user while it has updates under way
         self._masters: WireMemory | None = None  # where the weights of new states go, if a device copies from there
 
     def _refuse_cells(self) -> None:
@@ -102,7 +102,7 @@ class ParamServer:
         return layout_of(self.pool, key)
 
     def serve(self, user: StateUser | None) -> None:
-        """Have one relay work on the states from now on; another one that did so finishes, and holds no copies."""
+        """Have one relay work on the states from now on; another one finishes its updates, and holds no copies."""
         other = None if self._user is None else self._user()
         if other is not user:
             if other is not None:
@@ -110,16 +110,16 @@ class ParamServer:
             self._user = None if user is None else weakref.ref(user)
 
     def leave(self, user: StateUser) -> None:
-        """Know that a relay works on them no more."""
+        """Note that a relay does not work on the states any more."""
         if self._user is not None and self._user() is user:
             self._user = None
 
     def begin_updates(self, user: StateUser) -> None:
-        """Know that updates are under way, to be drained before anybody reads."""
+        """Note that updates are under way, to be drained before anybody reads."""
         self._busy = user
 
     def end_updates(self) -> None:
-        """They are done."""
+        """Note that no update is under way."""
         self._busy = None
 
     def drain(self) -> None:
@@ -137,7 +137,7 @@ class ParamServer:
         self._masters = memory
 
     def move_to(self, storage: Storage) -> None:
-        """Have states live in another storage, which takes over those that there are."""
+        """Have states live in another storage; present ones are copied."""
         self.serve(None)
         for key in self.storage.keys:
             with self.storage.reading(key, Part.ALL) as state:
@@ -147,8 +147,8 @@ class ParamServer:
     def state(self, key: str) -> LayerState:
         """The state of a key, created now if this is its first visit. Of a state on disk, a copy.
 
-        Who changes weights through it calls `LayerState.mark_changed` then: relays in bf16, in fp16 or on CUDA load the
-        copy that is stored for the link.
+        After weights were changed through it, call `LayerState.mark_changed`: relays in bf16, in fp16 or on CUDA load
+        the copy that is stored for the link.
 
         Raises:
             SpaceError: its factory raised, or there is no such state.
@@ -163,18 +163,16 @@ class ParamServer:
         """Keys of the states that exist."""
         return self.storage.keys
 
-    def adopt(self, states: dict[str, LayerState]) -> None:
-        """Replace all states, as a checkpoint does."""
+    def clear(self) -> None:
+        """Drop all states."""
         self.serve(None)
         self.storage.clear()
-        for key, state in states.items():
-            self.storage.put(key, state)
 
     def build_module(self, layer: Layer, tied: dict[str, nn.Parameter]) -> nn.Module:
         """A plain module with a copy of a layer's weights and buffers, on the host.
 
         Args:
-            tied: parameters shared between modules, by name; what is missing is added, for the next module.
+            tied: parameters shared between modules, by name; missing ones are added, for the next module.
         """
         with torch.random.fork_rng(devices=[]):  # what a factory draws is replaced
             module = self.pool.build_module(layer)
@@ -196,42 +194,29 @@ class ParamServer:
 
     @property
     def num_bytes(self) -> int:
-        """Of all states that there are: weights, moments and buffers."""
+        """Memory of all states: weights, moments and buffers."""
         tensors = (tensor for key in self.visited for tensor in self.state(key).tensors().values())
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def fork(self, keys: Iterable[str]) -> ParamServer:
         """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""
-        keys = check_list("keys", keys, of=str, wanted="keys of states")
-        self.drain()
-        other = self._copy()
-        other._masters = self._masters
-        known = set(self.visited)
-        for key in keys:
-            if key in known:
-                with self.storage.reading(key, Part.ALL) as state:
-                    other.storage.put(key, state.clone(self._masters))
-        return other
-
-    def _copy(self) -> ParamServer:
-        """A server in memory without states."""
-        other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
-        if self.gradients.scale_state is not None:  # or the first steps with fp16 would overflow anew
-            other.gradients.scale_losses(self.gradients.scale_state)
-        return other
+        return self._copy(check_list("keys", keys, of=str, wanted="keys of states"), Part.ALL, self._masters)
 
     def snapshot(self, keys: Iterable[str]) -> ParamServer:
         """A server in memory with the weights and buffers of these states as they are now, to be examined only."""
+        return self._copy(keys, Part.WEIGHTS)
+
+    def _copy(self, keys: Iterable[str], part: Part, masters: WireMemory | None = None) -> ParamServer:
         self.drain()
-        other = self._copy()
-        known = set(self.visited)
+        other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
+        other._masters = masters
+        if self.gradients.scale_state is not None:  # or the first steps with fp16 would overflow anew
+            other.gradients.scale_losses(self.gradients.scale_state)
+        present = set(self.visited)
         for key in keys:
-            if key in known:
-                with self.storage.reading(key) as state:
-                    weights, buffers = state.weights.clone(), state.buffers.clone()
-                    copy = LayerState(state.layout, weights, (), state.steps.clone(), buffers)
-                    copy.visits, copy.version = state.visits, state.version
-                other.storage.put(key, copy)
+            if key in present:
+                with self.storage.reading(key, part) as state:
+                    other.storage.put(key, state.clone(masters, part))
         return other
 
     def prepare(self, keys: Iterable[str]) -> None:
@@ -242,10 +227,10 @@ class ParamServer:
             UserCodeError: a storage of the user's own raised.
         """
         with of_user(self.storage, "storage"):
-            known = set(self.storage.keys)
+            present = set(self.storage.keys)
             masters = self._masters if self.storage.is_lasting else None
             for key in keys:
-                if key not in known:
+                if key not in present:
                     if not isinstance(key, str) or not self.pool.has_state(key):
                         raise SpaceError(f"no state {shown(key)}{did_you_mean(str(key), self.pool.states)}")
                     state = first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed, masters=masters)

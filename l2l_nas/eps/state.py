@@ -103,7 +103,7 @@ class LayerState:
         def block(num_bytes: int) -> Tensor:
             return torch.zeros(num_bytes, dtype=torch.uint8)
 
-        pinned = None if masters is None else masters.take(layout.parameter_bytes)
+        pinned = None if masters is None else masters.allocate(layout.parameter_bytes)
         return cls(
             layout,
             weights=block(layout.parameter_bytes) if pinned is None else pinned.zero_(),
@@ -113,13 +113,13 @@ class LayerState:
             is_pinned=pinned is not None,
         )
 
-    def clone(self, masters: WireMemory | None = None) -> LayerState:
-        """An independent copy, with `masters` as in `zeros`."""
-        pinned = None if masters is None else masters.take(self.weights.numel())
+    def clone(self, masters: WireMemory | None = None, part: Part = Part.ALL) -> LayerState:
+        """An independent copy, with `masters` as in `zeros`; of a part, without moments."""
+        pinned = None if masters is None else masters.allocate(self.weights.numel())
         return LayerState(
             self.layout,
             self.weights.clone() if pinned is None else pinned.copy_(self.weights),
-            tuple(block.clone() for block in self.moments),
+            tuple(block.clone() for block in self.moments) if part is Part.ALL else (),
             self.steps.clone(),
             self.buffers.clone(),
             self.visits,

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
-from l2l_nas.eps.file_storage import FileStorage as FileStorage
 from l2l_nas.eps.optimizers.base import Optimizer
-from l2l_nas.eps.shared_storage import SharedStorage as SharedStorage
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.errors import SettingError, StateLostError, did_you_mean
 from l2l_nas.plugins import is_named, made
@@ -25,7 +23,7 @@ class Storage(Protocol):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of the states that exist, in the order in which they were put."""
+        """Keys of the states that exist, in the order in which they were put."""
 
     @property
     def is_lasting(self) -> bool:
@@ -50,9 +48,8 @@ class Storage(Protocol):
     def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
         """A part of a state, to be changed; the rest of it may hold anything.
 
-        What is raised inside leaves the state as it was before. A storage that does not have it any more refuses the
-        state from then on, until it is put again: opening it raises StateLostError. So does one in which a
-        StateLostError is raised.
+        An error inside leaves the state as it was before. A storage that cannot do so refuses the state until it is put
+        again: opening it raises StateLostError. Every storage does that after a StateLostError inside.
         """
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
@@ -60,46 +57,44 @@ class Storage(Protocol):
 
 
 def own_storage(chosen: str | Storage, *, pool: LayerPool, optimizer: Optimizer) -> Storage | None:
-    """A storage of the user's own; None where it is one of `STORAGES`.
+    """A storage of the user's own; None for a name of `STORAGES`.
 
     Args:
-        chosen: the storage itself; or a name, `FILE.py:NAME` or `MODULE:NAME`, of a class or function that gives one.
-            It is given `pool` and `optimizer`, if it takes them.
-        pool: whose states it keeps.
+        chosen: the storage itself; or a name, `FILE.py:NAME` or `MODULE:NAME`, of a class or function that makes one.
+            It is called with `pool` and `optimizer`, if it takes them.
         optimizer: decides, with the pool, what a state holds; see `LayerState`.
 
     Raises:
-        SettingError: no such storage, what is named gives none, or it holds states already.
-        L2LError: what is named raised something.
+        SettingError: no such storage, the name is of something else, or the storage holds states already.
+        L2LError: the user's class or function raised something.
     """
     kind = "a storage as l2l_nas.eps.storage.Storage"
     if not isinstance(chosen, str):
         if not isinstance(chosen, Storage):
             raise SettingError(f"relay.storage: {chosen!r} is no name, nor {kind}")
-        found = chosen
+        storage = chosen
     elif chosen in STORAGES:
         return None
     elif not is_named(chosen):
         raise SettingError(f"relay.storage: no '{chosen}'{did_you_mean(chosen, STORAGES)}")
     else:
-        offered = {"pool": pool, "optimizer": optimizer}
-        found = made(
+        storage = made(
             chosen,
             setting="relay.storage",
-            offered=offered,
-            is_right=lambda one: isinstance(one, Storage),
+            offered={"pool": pool, "optimizer": optimizer},
+            is_right=lambda result: isinstance(result, Storage),
             kind=kind,
         )
-    if found.keys:
+    if storage.keys:
         raise SettingError("relay.storage: it holds states already; give a new one, as a run has its own in its folder")
-    return found
+    return storage
 
 
 class RamStorage:
     """All states in host memory, always in full. A change that ends half-way costs the state: see `Storage.writing`.
 
     Attributes:
-        changes: another number after a state was put, replaced or lost; until then each key has the same state.
+        changes: grows whenever a state is put, replaced or lost; until then each key has the same state.
     """
 
     is_lasting = True
@@ -153,7 +148,7 @@ class RamStorage:
         """A state, for as long as `changes` stays.
 
         Raises:
-            StateLostError: it was lost.
+            StateLostError: the state was lost.
         """
         if key in self._lost:
             raise StateLostError(key, self._lost[key])

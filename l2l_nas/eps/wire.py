@@ -2,9 +2,9 @@
 
 [Note: what crosses] Where device and host have one memory, float32 masters are read where they lie. Else a copy to the
 device needs pinned memory, and another dtype needs rounded weights. These are stored beside the masters and written
-with each update; float32 masters that are created for such a device lie in pinned memory
-themselves. Where nothing is to be stored, weights are rounded for each load into a block that is free again after the
-copy: the same bits, more work of the host, and no memory.
+with each update; float32 masters that are created for such a device lie in pinned memory themselves. Where nothing is
+to be stored, weights are rounded for each load into a block that is free again after the copy: the same bits, more work
+of the host, and no memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Allocate = Callable[[int], Tensor]
 
 
 class WireMemory:
-    """Gives out blocks, for copies that are stored and for one copy each.
+    """Allocates blocks, uint8 and not initialised, for copies that are stored and for one copy each.
 
     Args:
         allocate: makes memory that the device copies from without a detour; None where any will do.
@@ -31,18 +31,18 @@ class WireMemory:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether copies to the device need memory of this kind."""
+        """Whether copies to the device need pinned memory."""
         return self._allocate is not None
 
-    def take(self, num_bytes: int) -> Tensor | None:
-        """A block to be stored, uint8, which may hold anything; None where nothing is stored."""
+    def allocate(self, num_bytes: int) -> Tensor | None:
+        """A block for a copy that is stored; None where nothing is stored."""
         return self.stage(num_bytes) if self.stores else None
 
     def stage(self, num_bytes: int) -> Tensor:
-        """A block for one copy, uint8, which may hold anything."""
+        """A block for one copy."""
         return (self._allocate or host_block)(num_bytes)[:num_bytes]
 
 
 def host_block(num_bytes: int) -> Tensor:
-    """A block of host memory, which may hold anything."""
+    """A block of host memory, uint8 and not initialised."""
     return torch.empty(num_bytes, dtype=torch.uint8)

@@ -119,7 +119,7 @@ class StateAccess:
         if not is_lasting:
             return None
         if state.wire is None or state.wire.numel() != layout.parameter_bytes or state.wire_dtype != self._dtype:
-            block = wire.take(layout.parameter_bytes)
+            block = wire.allocate(layout.parameter_bytes)
             if block is None:
                 return None
             state.keep_wire(layout, block, self._dtype)

@@ -21,10 +21,10 @@ from rich.console import Console
 from l2l_nas import __version__
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
 from l2l_nas.relay.calls import refuse_modes

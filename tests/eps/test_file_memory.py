@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
-from l2l_nas.eps.storage import FileStorage, RamStorage
+from l2l_nas.eps.file_storage import FileStorage
+from l2l_nas.eps.storage import RamStorage
 from tests.toys import SquaredError
 
 ROOT = Path(__file__).parents[2]

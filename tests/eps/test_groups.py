@@ -11,11 +11,11 @@ from torch import nn
 
 from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Regression, Relay, TensorSpec, skip
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.optimizers.groups import Group, Groups, layer_decay, no_decay, without_retired
 from l2l_nas.eps.optimizers.precision import LowPrecision
 from l2l_nas.eps.optimizers.registry import build_optimizer, in_low_precision, muon_with_adamw
 from l2l_nas.eps.optimizers.rules import Adafactor, Muon
-from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.space.growth import retired
 from l2l_nas.training.export import build_network

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from l2l_nas import SGD, AdamW, ParamServer, Relay
+from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.gradients import GradientBlock
 from l2l_nas.eps.inbox import GradientMessage
-from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage
+from l2l_nas.eps.shared_storage import SharedStorage
+from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import NonFiniteError, StateLostError
 from tests.toys import SquaredError, dense_pool, random_data
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from l2l_nas import AdamW, ParamServer
+from l2l_nas.eps.file_storage import FileStorage
+from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part, first_state
-from l2l_nas.eps.storage import FileStorage, RamStorage, SharedStorage, Storage
+from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.errors import StateLostError
 from l2l_nas.plugins import imported
 from tests.cli.runs import ROOT

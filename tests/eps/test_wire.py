@@ -41,9 +41,9 @@ def stored_bytes(server):
 
 
 def test_what_is_not_to_be_stored_gets_no_block_but_for_a_copy():
-    assert WireMemory(stores=False).take(1) is None
+    assert WireMemory(stores=False).allocate(1) is None
     assert WireMemory(stores=False).stage(1000).numel() == 1000
-    assert WireMemory().take(1 << 20).numel() == 1 << 20
+    assert WireMemory().allocate(1 << 20).numel() == 1 << 20
 
 
 @pytest.mark.parametrize("lanes", ["inline", "threads"])

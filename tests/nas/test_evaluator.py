@@ -7,7 +7,7 @@ import pytest
 
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import path_states
-from l2l_nas.eps.storage import SharedStorage
+from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.trial_weights import Ledger
 from l2l_nas.nas.objectives import counts

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.scale import LossScale
-from l2l_nas.eps.storage import FileStorage
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.trial_weights import FINALIST_WEIGHTS, TRIAL_WEIGHTS, Ledger, check_trial_weights
 from l2l_nas.training.task import Classification

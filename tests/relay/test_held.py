@@ -404,7 +404,10 @@ def test_states_that_were_replaced_are_let_go():
     train(relay, PATH)
     server = relay.server
     old = [weakref.ref(server.storage.open(key)) for key in server.visited]
-    server.adopt({key: server.state(key).clone() for key in server.visited})
+    copies = {key: server.state(key).clone() for key in server.visited}
+    server.clear()
+    for key, copy in copies.items():
+        server.storage.put(key, copy)
     gc.collect()
     assert not any(reference() is not None for reference in old)
 

@@ -96,7 +96,8 @@ def test_frozen_layers_stay_to_the_bit_and_the_others_learn_as_beside_layers_tha
 
     fixed, keys = frozen(pool, ["p0/normed", "head/linear"])
     other = ParamServer(fixed, optimizer=AdamW(), seed=0, frozen=keys)
-    other.adopt({key: server.state(key).clone() for key in server.visited})
+    for key in server.visited:
+        other.storage.put(key, server.state(key).clone())
     relay = Relay(other, update=update)
     losses = [step(relay, fixed, number) for number in range(3, 6)]
     for key, old in before.items():
