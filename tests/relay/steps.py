@@ -28,6 +28,11 @@ def relay_of(pool: LayerPool, *, optimizer=None, storage=None, **options) -> Rel
     return Relay(server, **{"device": copying()} | options)
 
 
+def relay_on_host(pool: LayerPool, **options) -> Relay:
+    """A relay whose layers compute where the host's states lie."""
+    return relay_of(pool, **{"device": "cpu"} | options)
+
+
 def train(relay, choices, *, step=0, batch=5, micro_batch=2, objective=None, upcoming=None, lr=0.05):
     """A step on the data of its number."""
     pool = relay.server.pool
@@ -51,6 +56,11 @@ def is_same(server: ParamServer, expected: dict[tuple[str, str], Tensor]) -> boo
     """Whether a server holds this, NaNs counting as different."""
     own = tensors(server)
     return own.keys() == expected.keys() and all(bool((own[name] == expected[name]).all()) for name in own)
+
+
+def assert_same(server: ParamServer, expected: dict[tuple[str, str], Tensor]) -> None:
+    """A server holds this, of what both have."""
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors(server).items() if name in expected)
 
 
 def chain_pool(*factories) -> LayerPool:
