@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.report.colours import HUES
+from l2l_nas.report.styles import HUES
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, Specs, skip
 from l2l_nas.space.pool import LayerPool, tied_key
@@ -95,7 +95,7 @@ class SpaceCard:
 
     @property
     def hue_numbers(self) -> dict[str, int]:
-        """The number of every candidate name's colour (see `colours.hue`); those that are nowhere a choice are grey.
+        """The number of every candidate name's colour (see `styles.hue`); those that are nowhere a choice are grey.
 
         After seven names the colours come again, as numbers above that of grey; after fourteen, these too.
         """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet
-from l2l_nas.report.colours import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY, STATE_MARKS, VERMILLION, hue
+from l2l_nas.report.styles import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY, STATE_MARKS, VERMILLION, hue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

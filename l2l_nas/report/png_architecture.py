@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts.architecture import Box, boxes_of
-from l2l_nas.report.colours import GREY, HUES, INK, hue
 from l2l_nas.report.png import new_figure
+from l2l_nas.report.styles import GREY, HUES, INK, hue
 from l2l_nas.report.text import shorten, wrap_words
 from l2l_nas.space.architecture import Architecture
 

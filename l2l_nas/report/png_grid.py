@@ -7,8 +7,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from l2l_nas.report.charts.grid import Cell, Grid
-from l2l_nas.report.colours import BLUE, GREY, INK, ORANGE, PALE, VERMILLION
 from l2l_nas.report.png import message_figure, new_figure
+from l2l_nas.report.styles import BLUE, GREY, INK, ORANGE, PALE, VERMILLION
 from l2l_nas.report.text import shorten
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from rich.text import Text
 from l2l_nas.report.charts.chart import Axis, Chart, Series
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
-from l2l_nas.report.colours import STATE_MARKS
 from l2l_nas.report.png import STYLES
 from l2l_nas.report.results import Results
+from l2l_nas.report.styles import STATE_MARKS
 
 _WIDTH, _LEAST, _ROWS = 78, 40, 7
 _FEW = 5  # trials, all of which are in the table of the best

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from l2l_nas.errors import SettingError
 from l2l_nas.files import write_atomically
 from l2l_nas.relay.trace import Interval, TraceSpan, busy_intervals, common_intervals, lanes_of, overlap
-from l2l_nas.report.colours import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY, VERMILLION, YELLOW
 from l2l_nas.report.png import message_figure, new_figure, png_bytes
+from l2l_nas.report.styles import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY, VERMILLION, YELLOW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

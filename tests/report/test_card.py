@@ -9,7 +9,7 @@ from torch import nn
 
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.report.card import SpaceCard, card_of
-from l2l_nas.report.colours import FIXED_HUE, hue, hue_class
+from l2l_nas.report.styles import FIXED_HUE, hue, hue_class
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool

@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from l2l_nas.report.colours import FIXED_HUE
 from l2l_nas.report.png import png_bytes
 from l2l_nas.report.png_architecture import architecture_figure
+from l2l_nas.report.styles import FIXED_HUE
 
 
 def drawing(pool: LayerPool, choices: list[str]) -> Figure:

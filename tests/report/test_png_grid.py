@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
-from l2l_nas.report.colours import VERMILLION
 from l2l_nas.report.png import png_bytes
 from l2l_nas.report.png_grid import grid_figure
+from l2l_nas.report.styles import VERMILLION
 
 GRID = Grid(
     "Coverage",

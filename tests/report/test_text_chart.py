@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from l2l_nas.nas.objectives import State
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, line
-from l2l_nas.report.colours import STATE_MARKS
+from l2l_nas.report.styles import STATE_MARKS
 from l2l_nas.report.text_chart import chart_text, charts_text
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS
 from tests.report.pages import card_of_pool, every_state, random_trials, results_of, summary_of

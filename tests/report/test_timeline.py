@@ -15,8 +15,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from l2l_nas.report.colours import INK, VERMILLION
 from l2l_nas.report.png import png_bytes
+from l2l_nas.report.styles import INK, VERMILLION
 from l2l_nas.report.timeline import draw_timeline, timeline_figure
 
 

@@ -11,8 +11,8 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from l2l_nas.report.colours import STATE_MARKS
 from l2l_nas.report.html.svg import number, percent
+from l2l_nas.report.styles import STATE_MARKS
 from l2l_nas.report.text import format_seconds
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from l2l_nas.nas.objectives import TrialRecord
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts.grid import DASH
-from l2l_nas.report.colours import hue_class
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import TEST, VALIDATION, Results
+from l2l_nas.report.styles import hue_class
 from l2l_nas.report.text import format_choices, format_value, heading, short_heading, with_error
 
 MAX_FRONT = 40

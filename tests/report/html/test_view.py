@@ -13,10 +13,10 @@ from torch import nn
 
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.nas.objectives import State, TrialRecord
-from l2l_nas.report.colours import STATE_MARKS
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network, RandomBaseline, front, in_order
 from l2l_nas.report.planned import Planned
+from l2l_nas.report.styles import STATE_MARKS
 from l2l_nas.report.text import format_seconds
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
 from tests.report.pages import (
