@@ -24,8 +24,8 @@ from l2l_nas.files import make_folder, read_json, remove_leftovers, write_atomic
 from l2l_nas.relay.trace import regime
 from l2l_nas.report.bench_table import bench_table, left_out_lines
 from l2l_nas.report.charts.bench import bench_sheet
+from l2l_nas.report.charts.timeline import timeline_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
-from l2l_nas.report.timeline import draw_timeline
 from l2l_nas.runs.bench_settings import BenchConf
 from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.folder import refuse_taken
@@ -105,7 +105,7 @@ def _write_trace(settings: Settings, folder: Path, console: Console) -> None:
     trace.write_chrome(folder / "trace.json")
     console.print(f"  trace    {folder / 'trace.json'}: {regime(trace.spans)}", soft_wrap=True)
     if is_matplotlib_installed():
-        draw_timeline(trace.spans, folder / "timeline.png", last_steps=2)
+        write_atomically(folder / "timeline.png", png_of(timeline_sheet(trace.spans, last_steps=2)))
         console.print(f"  picture  {folder / 'timeline.png'}", soft_wrap=True)
 
 

@@ -2,7 +2,8 @@
 
     results.py   what was found: fronts, the best, effects, ranks; of networks (network.py) in a space (card.py)
     charts/      what each chart shows, described once as data
-    png.py       draws charts as files; png_grid.py tables of cells, png_architecture.py networks, timeline.py lanes
+    styles.py    how things look, wherever they are drawn
+    png.py       draws descriptions as files; pictures.py those of a run
     text_chart.py draws charts in the terminal
     html/        a run's page: view.py gathers, page.html.j2 is the page, svg.html.j2 draws charts on it
     table.py     tables in the terminal; bench_table.py those of the benches

@@ -221,7 +221,7 @@ def card_of(pool: LayerPool, shapes: Shapes) -> SpaceCard:
 
 
 def shape_text(specs: Specs) -> str:
-    """Sizes without the batch; other dtypes than float32 are named."""
+    """BoxSizes without the batch; other dtypes than float32 are named."""
     texts = []
     for spec in specs:
         dtype = str(spec.dtype).removeprefix("torch.")

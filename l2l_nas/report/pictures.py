@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from l2l_nas.files import write_atomically
-from l2l_nas.report.charts.chart import Sheet
+from l2l_nas.report.charts.architecture import boxes_of
+from l2l_nas.report.charts.chart import Chart, Sheet
+from l2l_nas.report.charts.diagram import FILE, Diagram, lay_out
 from l2l_nas.report.charts.grid import coverage_grid
 from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
-from l2l_nas.report.png import draw, is_matplotlib_installed, message_figure, png_bytes
-from l2l_nas.report.png_architecture import architecture_figure
-from l2l_nas.report.png_grid import grid_figure
+from l2l_nas.report.png import Picture, is_matplotlib_installed, png_of
 from l2l_nas.report.results import TEST, VALIDATION, Results
 from l2l_nas.report.text import format_value, with_error
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def write_pictures(
@@ -46,32 +43,37 @@ def write_pictures(
     """
     if not is_matplotlib_installed():
         return []
-    figures = {
-        "best_so_far.png": draw(Sheet((progress_chart(results),))),
-        "pareto.png": draw(Sheet(trade_off_charts(results, *results.trade_offs[0]), panel_in=(8.0, 4.2))),
+    pictures: dict[str, Picture] = {
+        "best_so_far.png": Sheet((progress_chart(results),)),
+        "pareto.png": Sheet(trade_off_charts(results, *results.trade_offs[0]), panel_in=(8.0, 4.2)),
         "architecture.png": _best_architecture(results),
     }
-    curves = Sheet((finalist_curves(results), trial_curves(results)), panel_in=(8.0, 4.2))
-    if not all(chart.message for chart in curves.charts):
-        figures["learning_curves.png"] = draw(curves)
+    curves = finalist_curves(results), trial_curves(results)
+    if not all(chart.message for chart in curves):
+        pictures["learning_curves.png"] = Sheet(curves, panel_in=(8.0, 4.2))
     if warmup is not None:
-        figures["coverage.png"] = grid_figure(coverage_grid(results, warmup))
-    paths = []
-    for name, figure in figures.items():
-        path = folder / name
-        write_atomically(path, png_bytes(figure))
-        paths.append(path)
-    return paths
+        pictures["coverage.png"] = coverage_grid(results, warmup)
+    for name, picture in pictures.items():
+        write_atomically(folder / name, png_of(picture))
+    return [folder / name for name in pictures]
 
 
-def _best_architecture(results: Results) -> Figure:
-    best, goal = results.best, results.goals[0].name
+def _best_architecture(results: Results) -> Sheet | Diagram:
+    best, goal, card = results.best, results.goals[0].name, results.card
     if best is None:
-        return message_figure("Best architecture", "no complete trial")
+        return Sheet((Chart("Best architecture", message="no complete trial"),))
     scores = [
         f"{part} {with_error(goal, best.part(part)[goal], best.error(part, goal))}"
         for part in (VALIDATION, TEST)
         if goal in best.part(part)
     ] or [f"trial score {format_value(goal, best.values[goal])}"]
-    title = f"Best architecture (trial {best.trial}): {goal}, {', '.join(scores)}"
-    return architecture_figure(results.card, best.architecture, title=title)
+    boxes = boxes_of(card, best.architecture)
+    return lay_out(
+        boxes,
+        source=card.source,
+        label=f"Best architecture (trial {best.trial}): {goal}, {', '.join(scores)}\n"
+        f"{sum(not box.is_skip for box in boxes)} of {len(boxes)} positions used, "
+        f"{card.num_parameters(best.architecture):,} parameters in total",
+        sizes=FILE,
+        num_columns=max(1, round(math.sqrt(len(boxes) * FILE.pitch / (FILE.width + FILE.side + 30)))),
+    )

@@ -1,4 +1,4 @@
-"""Draws descriptions of charts as PNG files, with matplotlib.
+"""Draws descriptions as PNG files, with matplotlib: charts, grids, diagrams of architectures.
 
 Figures are made without pyplot: no display, no backend setting and no state of the user's own plots is touched.
 matplotlib is an extra, so every import of it stands inside a function.
@@ -7,58 +7,24 @@ matplotlib is an extra, so every import of it stands inside a function.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+import math
+import textwrap
 from typing import TYPE_CHECKING, Literal
 
+from l2l_nas.report.charts.architecture import caption_of
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet
-from l2l_nas.report.styles import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY, STATE_MARKS, VERMILLION, hue
+from l2l_nas.report.charts.diagram import Diagram, PlacedBox, Words
+from l2l_nas.report.charts.grid import Cell, Grid
+from l2l_nas.report.styles import BLUE, GREY, HUES, INK, ORANGE, PALE, VERMILLION, SeriesStyle, hue, style_of
+from l2l_nas.report.text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-@dataclass(frozen=True)
-class SeriesStyle:
-    """How a series is drawn."""
-
-    fill: str  # the colour of its dots, bars and lines
-    edge: str = ""  # the colour of their edges; empty for the fill's
-    marker: str = "o"  # matplotlib's name of the mark; empty for none
-    size: float = 6.0  # of the mark, in points
-    alpha: float = 1.0  # of mark or line; 1 hides what lies below
-
-
-_SIDES = (ORANGE, BLUE, GREEN, VERMILLION, PURPLE, SKY, INK)
-_CURVES = (GREY, SKY, BLUE, VERMILLION, ORANGE, GREEN, PURPLE, INK)
-STYLES: Mapping[str, SeriesStyle] = {
-    "trial": SeriesStyle(SKY, BLUE, size=5.0),
-    "cached": SeriesStyle("white", BLUE, size=5.0),
-    "gone": SeriesStyle(GREY, marker="+"),
-    "best": SeriesStyle(ORANGE, INK, size=8.0),
-    "front": SeriesStyle(ORANGE, INK, size=8.0),
-    "final": SeriesStyle(SKY, INK, size=7.0),
-    "chosen": SeriesStyle(ORANGE, INK, size=5.0),
-    "stairs": SeriesStyle(ORANGE, marker=""),
-    "course": SeriesStyle(SKY, marker="", alpha=0.6),
-    "halved": SeriesStyle(GREY, marker="", alpha=0.6),
-    "validation": SeriesStyle(BLUE, size=4.0),
-    "training": SeriesStyle(SKY, size=4.0),
-    "ideal": SeriesStyle(SKY),
-    "measured": SeriesStyle(ORANGE),
-    "stage": SeriesStyle(GREEN),
-    "reference": SeriesStyle(GREY),
-    "cloud": SeriesStyle(GREY, size=4.0, alpha=0.65),
-    **{state.value: SeriesStyle(hue(mark.hue), marker=mark.marker, size=7.0) for state, mark in STATE_MARKS.items()},
-    **{f"side{index}": SeriesStyle(_SIDES[index % 7], marker="osD^vP*"[index % 7]) for index in range(14)},
-    **{f"curve{index}": SeriesStyle(_CURVES[index % 8], marker="") for index in range(16)},
-    **{f"end{index}": SeriesStyle(_CURVES[index % 8], marker="D", size=5.0) for index in range(16)},
-    **{
-        f"cloud{index}": SeriesStyle((BLUE, ORANGE, GREEN, PURPLE)[index % 4], size=4.0, alpha=0.65)
-        for index in range(12)
-    },
-}
+Picture = Sheet | Grid | Diagram
+_DPI = 100
 _MAX_MARKED = 60  # points of a line that are marked
 
 
@@ -71,24 +37,26 @@ def is_matplotlib_installed() -> bool:
     return True
 
 
-def png_of(sheet: Sheet) -> bytes:
-    """The charts as one PNG; the same charts give the same bytes, at any time of day."""
-    return png_bytes(draw(sheet))
-
-
-def png_bytes(figure: Figure) -> bytes:
-    """The figure as a PNG; the same figure gives the same bytes."""
+def png_of(picture: Picture) -> bytes:
+    """The picture as a PNG; the same picture gives the same bytes, at any time of day."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    draw(picture).savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
-def new_figure(width_in: float, height_in: float, *, layout: Literal["constrained"] | None = None) -> Figure:
-    """An empty figure of 100 pixels per inch."""
+def draw(picture: Picture) -> Figure:
+    """A figure of the picture."""
+    if isinstance(picture, Sheet):
+        return _draw_sheet(picture)
+    return _draw_grid(picture) if isinstance(picture, Grid) else _draw_diagram(picture)
+
+
+def _new_figure(width_in: float, height_in: float, *, layout: Literal["constrained"] | None = None) -> Figure:
+    """An empty figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width_in, height_in), dpi=100, layout=layout, facecolor="white")
+    figure = Figure(figsize=(width_in, height_in), dpi=_DPI, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
     engine = figure.get_layout_engine()
     if engine is not None:
@@ -96,22 +64,22 @@ def new_figure(width_in: float, height_in: float, *, layout: Literal["constraine
     return figure
 
 
-def message_figure(title: str, message: str) -> Figure:
+def _message_figure(title: str, message: str) -> Figure:
     """A picture that says why there is nothing to show."""
-    figure = new_figure(8.0, 2.0)
+    figure = _new_figure(8.0, 2.0)
     figure.text(0.03, 0.82, title, fontsize=12, fontweight="bold", color=INK)
     figure.text(0.5, 0.42, message, fontsize=12, color=GREY, ha="center", va="center")
     return figure
 
 
-def draw(sheet: Sheet) -> Figure:
-    """A figure of the charts, with one legend for those that stand side by side."""
+def _draw_sheet(sheet: Sheet) -> Figure:
+    """The charts, with one legend for those that stand side by side."""
     if all(chart.message for chart in sheet.charts):
-        return message_figure(sheet.charts[0].title, sheet.charts[0].message)
+        return _message_figure(sheet.charts[0].title, sheet.charts[0].message)
     charts = [chart for chart in sheet.charts if not chart.message]
     (width, height), count = sheet.panel_in, len(charts)
     size, shape = ((width * count, height), (1, count)) if sheet.is_row else ((width, height * count), (count, 1))
-    figure = new_figure(*size, layout="constrained")
+    figure = _new_figure(*size, layout="constrained")
     for axes, chart in zip(figure.subplots(*shape, squeeze=False).flat, charts, strict=True):
         _draw_chart(axes, chart, is_alone=not sheet.title)
     if sheet.title:
@@ -126,14 +94,17 @@ def draw(sheet: Sheet) -> Figure:
         figure.legend(
             handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
         )
+    for axes, chart in zip(figure.axes, charts, strict=True):
+        _name_spans(axes, chart)
     return figure
 
 
 def _draw_chart(axes: Axes, chart: Chart, *, is_alone: bool) -> None:
     assert chart.x is not None  # those without axes have a message
     assert chart.y is not None
-    weight, size = ("bold", 12) if is_alone else ("normal", 10)
-    axes.set_title(chart.title, loc="left", fontsize=size, fontweight=weight, color=INK, pad=12 if is_alone else 6)
+    weight, size, pad = ("bold", 12, 12) if is_alone else ("normal", 10, 6)
+    pad += 8 * any(series.kind == "rules" for series in chart.series)  # their names are above
+    axes.set_title(chart.title, loc="left", fontsize=size, fontweight=weight, color=INK, pad=pad)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.grid(color=PALE, linewidth=0.6, alpha=0.6)
@@ -142,9 +113,9 @@ def _draw_chart(axes: Axes, chart: Chart, *, is_alone: bool) -> None:
     _scale(axes, chart.x, "x")
     _scale(axes, chart.y, "y")
     for series in chart.series:
-        _DRAW[series.kind](axes, series, STYLES[series.style])
+        _DRAW[series.kind](axes, series, style_of(series.style))
         for point in series.points:
-            if point.note:
+            if point.note and series.kind not in ("spans", "rules"):
                 _write_note(axes, point, is_across=series.is_across)
 
 
@@ -248,7 +219,59 @@ def _draw_band(axes: Axes, series: Series, style: SeriesStyle) -> None:
         axes.axhline(point.y, color=style.fill, linewidth=1.5)
 
 
-_DRAW = {"dots": _draw_dots, "line": _draw_line, "floor": _draw_floor, "bars": _draw_bars, "band": _draw_band}
+def _draw_spans(axes: Axes, series: Series, style: SeriesStyle) -> None:
+    """Bars from end to end, a row for each y; an edge parts those that touch, and would hide the narrowest."""
+    points_of = _points_of(axes)
+    for y, points in itertools.groupby(sorted(series.points, key=lambda point: point.y), key=lambda point: point.y):
+        bars = [(begin, end - begin) for begin, end in (point.reach or (point.x, point.x) for point in points)]
+        edges = [0.4 if width * points_of > 3 else 0.0 for _, width in bars]
+        axes.broken_barh(
+            bars, (y - 0.4, 0.8), facecolor=style.fill, edgecolor="white", linewidth=edges, snap=False,
+            label=series.label or None,
+        )  # fmt: skip
+
+
+def _name_spans(axes: Axes, chart: Chart) -> None:
+    """Write names into bars: whole, or what stands before a slash, or nothing, as there is space."""
+    spans = [series for series in chart.series if series.kind == "spans"]
+    if spans:
+        axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # then it is known how large the axes are
+    for series in spans:
+        red, green, blue = (int(style_of(series.style).fill[place : place + 2], 16) / 255 for place in (1, 3, 5))
+        ink = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+        for point in series.points:
+            begin, end = point.reach or (point.x, point.x)
+            num_chars = int(((end - begin) * _points_of(axes) - 2) / (0.58 * 7.5))
+            name = next((n for n in (point.note, point.note.partition("/")[0]) if n and len(n) <= num_chars), "")
+            if name:
+                middle = (begin + end) / 2
+                axes.text(middle, point.y, name, ha="center", va="center", fontsize=7.5, color=ink, clip_on=True)
+
+
+def _points_of(axes: Axes) -> float:
+    """How many points (72 to the inch) one unit of x takes; before the first drawing, about."""
+    low, high = axes.get_xlim()
+    return axes.get_window_extent().width / _DPI * 72 / (high - low)
+
+
+def _draw_rules(axes: Axes, series: Series, style: SeriesStyle) -> None:
+    for point in series.points:
+        axes.axvline(point.x, color=style.fill, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.annotate(
+            point.note, (point.x, 1.0), xycoords=axes.get_xaxis_transform(), xytext=(2, 1), textcoords="offset points",
+            fontsize=8, color=style.fill,
+        )  # fmt: skip
+
+
+_DRAW = {
+    "dots": _draw_dots,
+    "line": _draw_line,
+    "floor": _draw_floor,
+    "bars": _draw_bars,
+    "band": _draw_band,
+    "spans": _draw_spans,
+    "rules": _draw_rules,
+}
 
 
 def _write_note(axes: Axes, point: Point, *, is_across: bool) -> None:
@@ -266,3 +289,110 @@ def _write_note(axes: Axes, point: Point, *, is_across: bool) -> None:
         point.note, place, xytext=offset, textcoords="offset points", ha=across, va=up, fontsize=9, fontweight=weight,
         color=INK,
     )  # fmt: skip
+
+
+def _draw_grid(grid: Grid) -> Figure:
+    """A cell for each candidate of each position, positions across; what a position does not offer is hatched."""
+    if grid.message:
+        return _message_figure(grid.title, grid.message)
+    cell_in = min(0.75, 13.0 / len(grid.rows))
+    labels = [shorten(row.name, 24) for row in grid.rows]
+    longest = max(map(len, labels))
+    is_upright = len(labels) > 1 and longest * 0.085 > cell_in
+    width = max(8.0, 2.6 + cell_in * len(labels))
+    height = 1.85 + 0.46 * len(grid.columns) + (0.075 * longest if is_upright else 0.0)
+    figure = _new_figure(width, height, layout="constrained")
+    axes = figure.add_subplot(xlim=(-0.5, len(labels) - 0.5), ylim=(len(grid.columns) - 0.5, -0.5))
+    for x, row in enumerate(grid.rows):
+        for y, cell in enumerate(row.cells):
+            _draw_cell(axes, (x, y), cell, has_text=cell_in >= 0.42)
+    axes.set_title(grid.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
+    every = math.ceil(0.16 / cell_in)  # labels that fit side by side
+    axes.set_xticks(range(0, len(labels), every), labels[::every], rotation=90 if is_upright else 0)
+    axes.set_yticks(range(len(grid.columns)), [shorten(name, 20) for name in grid.columns])
+    axes.set_xlabel(textwrap.fill(grid.caption, int(width * 11)), color=GREY, fontsize=9)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(colors=GREY, labelcolor=INK, labelsize=9, length=0)
+    return figure
+
+
+def _draw_cell(axes: Axes, place: tuple[int, int], cell: Cell | None, *, has_text: bool) -> None:
+    from matplotlib.patches import Rectangle
+
+    x, y = place
+    corner = (x - 0.47, y - 0.47)
+    if cell is None:
+        axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor=PALE, linewidth=0.0, hatch="////"))
+        return
+    colour = (BLUE if (cell.heat or 0.0) >= 0 else ORANGE, 0.6 * abs(cell.heat or 0.0))
+    edge, line = (VERMILLION, 2.0 if has_text else 1.0) if cell.is_scarce else (PALE, 0.6)
+    axes.add_patch(Rectangle(corner, 0.94, 0.94, facecolor=colour, edgecolor=edge, linewidth=line, zorder=2))
+    if has_text:
+        axes.text(x, y - (0.14 if cell.small else 0.0), cell.text, ha="center", va="center", fontsize=9, color=INK)
+        axes.text(x, y + 0.24, cell.small, ha="center", va="center", fontsize=7, color=INK)
+
+
+_MARGIN = 30.0  # around a diagram
+_FONTS = {"name": 13 * 0.72, "small": 11 * 0.72}  # points of letters of so many pixels
+
+
+def _draw_diagram(diagram: Diagram) -> Figure:
+    """The boxes below a title and above what they mean; lengths are in pixels, from above."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    width = max(diagram.width + 2 * _MARGIN, 600.0)
+    title, *about = diagram.label.split("\n")
+    lines = [(line, 13.0, "bold", INK) for line in textwrap.wrap(title, int((width - 2 * _MARGIN) / 12.3))]
+    lines += [(line, 9.5, "normal", GREY) for line in about]
+    caption = textwrap.wrap(caption_of([one.box for one in diagram.boxes]), int((width - 2 * _MARGIN) / 6.0))
+    top, left = 35.0 + 25 * len(lines), (width - diagram.width) / 2
+    height = top + diagram.height + 34 + 15 * len(caption)
+    figure = _new_figure(width / _DPI, height / _DPI)
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(-left, width - left), ylim=(height - top, -top))
+    axes.set_axis_off()
+    for index, (line, size, weight, colour) in enumerate(lines):
+        place = _MARGIN - left, 28 + 25 * index - top
+        axes.text(*place, line, fontsize=size, fontweight=weight, color=colour, va="center")
+    for index, line in enumerate(caption):
+        axes.text(_MARGIN - left, diagram.height + 28 + 15 * index, line, fontsize=8, color=GREY, va="center")
+    for wire in diagram.wires:
+        axes.plot(*zip(*wire, strict=True), color=GREY, linewidth=1.1, solid_joinstyle="round", zorder=1)
+        axes.plot(wire[-1][0], wire[-1][1] + 1, marker="v", markersize=5, color=GREY, zorder=1)
+    for (x, y), (end_x, end_y) in diagram.arcs:
+        bulge = x - diagram.bulge
+        path = Path([(x, y), (bulge, y), (bulge, end_y), (end_x, end_y)], [Path.MOVETO, *[Path.CURVE4] * 3])
+        axes.add_patch(PathPatch(path, fill=False, edgecolor=GREY, linewidth=0.9, zorder=1))
+        axes.plot(end_x - 3, end_y, marker=">", markersize=4, color=GREY, zorder=1)
+    for words in diagram.words:
+        _write(axes, words, GREY)
+    for box in diagram.boxes:
+        _draw_box(axes, box)
+        for words in box.words:
+            _write(axes, words, INK, weight="bold" if words.style == "name" and not box.box.is_skip else "normal")
+    return figure
+
+
+def _write(axes: Axes, words: Words, colour: str, *, weight: str = "normal") -> None:
+    style, _, side = words.style.partition(" ")
+    across: Literal["left", "center", "right"] = "right" if side == "end" else "center" if side else "left"
+    axes.text(words.x, words.y, words.text, fontsize=_FONTS[style], fontweight=weight, color=colour, ha=across)
+
+
+def _draw_box(axes: Axes, one: PlacedBox) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    colour, is_skip = hue(one.box.hue), one.box.is_skip
+    axes.add_patch(
+        FancyBboxPatch(
+            (one.left, one.top),
+            one.width,
+            one.height,
+            boxstyle="round,pad=0,rounding_size=7",
+            facecolor="white" if is_skip else (colour, 0.24 if one.box.hue <= len(HUES) else 0.6),
+            edgecolor=GREY if is_skip else colour,
+            linewidth=0.8 if is_skip else 1.6,
+            linestyle=(0, (4, 3)) if is_skip else "solid",
+            zorder=2,
+        )
+    )

@@ -10,16 +10,13 @@ from rich.text import Text
 from l2l_nas.report.charts.chart import Axis, Chart, Series
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
-from l2l_nas.report.png import STYLES
 from l2l_nas.report.results import Results
-from l2l_nas.report.styles import STATE_MARKS
+from l2l_nas.report.styles import style_of
 
 _WIDTH, _LEAST, _ROWS = 78, 40, 7
 _FEW = 5  # trials, all of which are in the table of the best
 # the shape of a line through a cell, by the sides that it touches: above 1, below 2, left 4, right 8
 _JOINTS = " │││─┘┐┤─└┌├─┴┬┼"
-_GLYPHS = {**{state.value: mark.glyph for state, mark in STATE_MARKS.items()}, "gone": "+", "cached": "○"}
-_LARGE_PT = 8.0
 Cell = tuple[int, int]
 
 
@@ -74,7 +71,7 @@ def _line(places: Sequence[Cell], series: Series) -> dict[Cell, tuple[str, str]]
         out, back = (8, 4) if is_along else (2, 1) if next_row > row else (1, 2)
         touched[row, column] = touched.get((row, column), 0) | out
         touched[next_row, next_column] = touched.get((next_row, next_column), 0) | back
-    return {cell: (_JOINTS[sides], STYLES[series.style].fill) for cell, sides in touched.items()}
+    return {cell: (_JOINTS[sides], style_of(series.style).fill) for cell, sides in touched.items()}
 
 
 def _path(places: Sequence[Cell]) -> Iterator[Cell]:
@@ -94,11 +91,10 @@ def _path(places: Sequence[Cell]) -> Iterator[Cell]:
 
 def _glyph(series: Series) -> tuple[str, str]:
     """The mark of a series, and its colour."""
-    style = STYLES[series.style]
+    style = style_of(series.style)
     if series.kind == "line":
         return "─", style.fill
-    glyph = _GLYPHS.get(series.style, "●" if style.size >= _LARGE_PT else "•")
-    return glyph, style.edge if style.fill == "white" else style.fill
+    return style.glyph, style.edge if style.fill == "white" else style.fill
 
 
 def _below(axis: Axis, margin: int, width: int) -> list[Text]:

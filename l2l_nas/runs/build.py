@@ -26,15 +26,15 @@ from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import named_failures, read_json, remove_if_empty, write_json
+from l2l_nas.files import named_failures, read_json, remove_if_empty, write_atomically, write_json
 from l2l_nas.relay.calls import refuse_modes
 from l2l_nas.relay.device import Device, name_of
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.memory import Budget
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace, regime
-from l2l_nas.report.png import is_matplotlib_installed
-from l2l_nas.report.timeline import draw_timeline
+from l2l_nas.report.charts.timeline import timeline_sheet
+from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.runs.command_line import name_again, resume_command
 from l2l_nas.runs.fields import typed
 from l2l_nas.runs.folder import RunFolder
@@ -182,7 +182,7 @@ def write_trace(folder: RunFolder, trace: Trace, console: Console) -> None:
     trace.write_chrome(folder.trace)
     console.print(f"trace {folder.trace}: {regime(trace.spans)}", soft_wrap=True)
     if is_matplotlib_installed():
-        draw_timeline(trace.spans, folder.timeline, last_steps=4)
+        write_atomically(folder.timeline, png_of(timeline_sheet(trace.spans, last_steps=4)))
 
 
 def versions() -> dict[str, str]:

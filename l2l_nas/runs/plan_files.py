@@ -10,9 +10,9 @@ from typing import Any
 from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.eps.optimizers.base import Optimizer
-from l2l_nas.files import write_json
-from l2l_nas.report.png import is_matplotlib_installed
-from l2l_nas.report.timeline import draw_timeline
+from l2l_nas.files import write_atomically, write_json
+from l2l_nas.report.charts.timeline import timeline_sheet
+from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared, extremes
 from l2l_nas.runs.settings import RelayConf, SearchConf
@@ -89,4 +89,4 @@ def draw_plan(path: Path, step_time: StepTime, row: PlanRow) -> None:
     if is_matplotlib_installed():
         spans = step_time.predict(row.architecture, with_spans=True).simulation.spans
         title = f"Predicted for {step_time.hardware.name}: the {row.name} architecture"
-        draw_timeline(spans, path, title=title, last_steps=_STEPS)
+        write_atomically(path, png_of(timeline_sheet(spans, title=title, last_steps=_STEPS)))

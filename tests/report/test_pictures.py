@@ -64,8 +64,8 @@ def test_the_report_is_imported_without_matplotlib_and_never_with_pyplot() -> No
     code = (
         "import sys, l2l_nas.report.pictures, l2l_nas.report.table\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "from l2l_nas.report.png import message_figure\n"
-        "message_figure('a title', 'a message')\n"
+        "from l2l_nas.report.charts.chart import Chart, Sheet\n"
+        "l2l_nas.report.pictures.png_of(Sheet((Chart('a title', message='a message'),)))\n"
         "assert 'matplotlib.figure' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
     )
     pytest.importorskip("matplotlib")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from l2l_nas.report.card import SpaceCard
@@ -26,6 +26,8 @@ class Box:
     times: int  # how many positions it stands for
     reads: tuple[str, ...] = ()  # the values that it takes, where the space is no chain
     follows: bool = True  # whether it takes something that the position before it writes, or the input if it is first
+    writes: tuple[str, ...] = ()  # the values that it gives out, where the space is no chain
+    hue: int = 0  # number of its candidate's colour
 
     @property
     def title(self) -> str:
@@ -61,7 +63,7 @@ def boxes_of(
         first: what to compare with; None for nothing.
         is_folded: whether equal neighbours of a network of more than 48 positions are one box.
     """
-    weights, reads = card.weights(architecture), card.reads(architecture)
+    weights, reads, hues = card.weights(architecture), card.reads(architecture), card.hue_numbers
     singles = tuple(
         Box(
             position.name,
@@ -74,6 +76,8 @@ def boxes_of(
             1,
             tuple(name or "input" for name in reads.get(index, ())),
             _follows(card, index),
+            position.writes,
+            hues[name],
         )
         for index, (position, name, weight) in enumerate(
             zip(card.positions, architecture.choices, weights, strict=True)
@@ -100,14 +104,29 @@ def _fold(group: list[Box], counts: Mapping[str, int]) -> Box:
     if len(group) == 1:
         return group[0]
     head, tail = group[0], group[-1]
-    count = sum(counts[box.names] for box in group)
-    return Box(
-        f"{head.names} to {tail.names}",
-        head.choice,
-        "" if head.is_skip else f"{count:,}",
-        head.output,
-        head.others,
-        head.is_skip,
-        any(box.differs for box in group),
-        len(group),
+    return replace(
+        head,
+        names=f"{head.names} to {tail.names}",
+        note="" if head.is_skip else f"{sum(counts[box.names] for box in group):,}",
+        differs=any(box.differs for box in group),
+        times=len(group),
+        writes=tail.writes,
     )
+
+
+def caption_of(boxes: Sequence[Box]) -> str:
+    """What the boxes mean, without what these do not show."""
+    parts = [
+        "In a box: the candidate and its number of parameters, the position and its output shape without the batch."
+    ]
+    if any(box.is_skip for box in boxes):
+        parts.append("Dashed boxes are left out of the network.")
+    if any(box.reads for box in boxes):
+        parts.append("A \N{LEFTWARDS ARROW} B, C: A reads what B and C wrote.")
+    if not all(box.others for box in boxes):
+        parts.append("Grey: no choice.")
+    if any(box.note.startswith("as ") for box in boxes):
+        parts.append("As X: the weights of position X, used again.")
+    if any(box.note.endswith(" + tied") for box in boxes):
+        parts.append("Tied: some weights are those of an earlier position, and are counted there.")
+    return " ".join(parts)

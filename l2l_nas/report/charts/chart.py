@@ -1,7 +1,7 @@
 """A chart as data: axes, and series of points in the order in which they are drawn.
 
-A description holds values, words and names of styles; it knows neither pixels nor markup nor matplotlib. The styles are
-in `report/png.py` for files, and classes of the same names in `report/html/page.css` for the page.
+A description holds values, words and names of styles; it knows neither pixels nor markup nor matplotlib.
+`report/styles.py` has the styles, and `report/html/page.css` classes of the same names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from l2l_nas.nas.objectives import Goal
 from l2l_nas.report.text import heading
 
 Place = tuple[float, float]
-Kind = Literal["dots", "line", "floor", "bars", "band"]
+Kind = Literal["dots", "line", "floor", "bars", "band", "spans", "rules"]
 
 _SHORT = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -116,7 +116,7 @@ class Series:
     """Points that belong together."""
 
     style: str  # the name of their style
-    # in order. On the floor of a chart they have no y; a band is the x of none, at the y of its first point
+    # in order. Marks on the floor have no y, bands no x; spans fill their intervals of x, rules are lines across all y
     points: tuple[Point, ...]
     label: str = ""  # what the legend says of it; empty for nothing
     kind: Kind = "dots"  # how they are drawn

@@ -9,7 +9,7 @@ from l2l_nas.nas.strategies.coverage import SHARE
 from l2l_nas.report.importance import MIN_TRIALS, Effect
 from l2l_nas.report.planned import Planned, PlannedStep
 from l2l_nas.report.results import Results, Tried
-from l2l_nas.report.text import format_value
+from l2l_nas.report.text import counted, format_value
 
 _MAX_CELLS = 6000
 _LANES = {
@@ -55,11 +55,6 @@ class Grid:
     caption: str = ""  # what the cells are
     message: str = ""  # why there is nothing to show
 
-    @property
-    def num_scarce(self) -> int:
-        """How many candidates were trained far less than the others of their positions."""
-        return sum(cell is not None and cell.is_scarce for row in self.rows for cell in row.cells)
-
 
 def coverage_grid(results: Results, warmup: Mapping[str, Mapping[str, int]]) -> Grid:
     """How often each candidate was trained.
@@ -78,15 +73,18 @@ def coverage_grid(results: Results, warmup: Mapping[str, Mapping[str, int]]) -> 
         return Grid(title, message="This space is too large for such a table.")
     if not use_steps and not results.records:
         return Grid(title, message="Nothing was counted yet: that comes with the end of the warm-up.")
+    cells = tuple(_coverage_row(name, counts, names, use_steps=use_steps) for name, counts in rows.items())
+    num_scarce = sum(cell is not None and cell.is_scarce for row in cells for cell in row.cells)
     trials = "trials that chose it, and how many of them failed"
     caption = (
         f"Steps of the warm-up that trained a candidate, and + the {trials}. Blue is more than the mean of its "
-        "position, orange less; a red frame marks less than a third: such scores may be too low."
+        "position, orange less. A red frame marks less than a third of it, so that scores may be too low: here "
+        f"{counted(num_scarce, 'candidate') if num_scarce else 'none'}."
         if use_steps
         else f"Of each candidate the {trials}; no warm-up was counted. Blue is more than the mean of its position, "
         "orange less."
     )
-    return Grid(title, names, tuple(_coverage_row(n, c, names, use_steps=use_steps) for n, c in rows.items()), caption)
+    return Grid(title, names, cells, caption)
 
 
 def _coverage_row(name: str, counts: Mapping[str, Tried], columns: tuple[str, ...], *, use_steps: bool) -> GridRow:

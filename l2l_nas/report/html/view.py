@@ -19,6 +19,7 @@ from l2l_nas.nas.objectives import Goal, State, counts
 from l2l_nas.nas.suspects import to_retire
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Chart
+from l2l_nas.report.charts.diagram import DENSE_PAGE, PAGE, lay_out
 from l2l_nas.report.charts.grid import coverage_grid, importance_grid, lane_grid
 from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
@@ -27,7 +28,7 @@ from l2l_nas.report.charts.tips import labelled
 from l2l_nas.report.history import RunState, Spent
 from l2l_nas.report.html import tables
 from l2l_nas.report.html.frame import asset, environment, policy
-from l2l_nas.report.html.svg import Plot, lay_out
+from l2l_nas.report.html.svg import Plot
 from l2l_nas.report.network import Network, margin
 from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import TEST, VALIDATION, Ranking, Results
@@ -40,6 +41,7 @@ SCORES = (
     "ranks trials, and says nothing of what a network comes to."
 )
 _NUM_BEST = 5
+_ROOMY = 24  # positions whose boxes have two lines each; of more, one
 _MAX_NUMBERS = 12  # trials named for a reason
 _RANK_PITCH, _RANK_HEAD = 28.0, 22.0
 _NAVIGATION = {
@@ -303,10 +305,9 @@ def _leader(summary: Summary, network: Network, rank: int, first: Network) -> Pa
     lines += [labelled(name, network.values[name]) for name in others if name in network.values]
     drawing = lay_out(
         boxes_of(card, network.architecture, first=first.architecture, is_folded=True),
-        tables.hue_classes(card),
         source=card.source,
         label=f"Trial {network.trial}: {format_choices(network.architecture)}",
-        num_positions=len(card.positions),
+        sizes=PAGE if len(card.positions) <= _ROOMY else DENSE_PAGE,
     )
     return {"trial": network.trial, "lines": lines, "drawing": drawing}
 

@@ -93,13 +93,13 @@ def summaries():
     yield "folded", summary_of(deeper, random_trials(deeper, 30))
 
 
-def test_a_network_that_is_no_chain_has_wires_where_it_reads_what_is_above_and_names_the_rest() -> None:
+def test_a_network_that_is_no_chain_has_wires_where_it_reads_what_is_above_and_arcs_for_the_rest() -> None:
     card = card_of_pool(cell_pool())
     text = render_page(summary_of(card, random_trials(card, 20), num_finalists=3))
     drawings = re.findall(r'<svg class="blocks".*?</svg>', text, re.S)
     assert drawings
     for drawing in drawings:
-        boxes, wires = len(re.findall('<g class="block ', drawing)), len(re.findall('class="wire"', drawing))
+        boxes, wires = len(re.findall('<g class="block ', drawing)), len(re.findall('<polyline class="wire"', drawing))
         assert boxes == len(card.positions)
         above = [set(card.positions[i - 1].writes) & set(p.reads) for i, p in enumerate(card.positions) if i]
         assert wires == 1 + sum(map(bool, above)) < boxes
