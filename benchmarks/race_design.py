@@ -34,7 +34,7 @@ from l2l_nas.files import write_json
 from l2l_nas.nas.strategies.budget import halved
 from l2l_nas.nas.strategies.division import division
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.settings import TrainConf
+from l2l_nas.runs.section_settings import TrainConf
 
 RESULTS = Path(__file__).parent / "results"
 SHARES = (0.05, 1 / 15, 0.1, 0.125, 0.2, 0.25, 7 / 15, 0.4, 0.5, 0.75)  # of a whole training, where it is scored

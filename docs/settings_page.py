@@ -3,11 +3,10 @@
 import inspect
 from pathlib import Path
 
-from l2l_nas.runs.changes import rule_of
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import ABOUT, GROUPS, choices
-from l2l_nas.runs.settings import COMMANDS, HYDRA
+from l2l_nas.runs.settings import COMMANDS, HYDRA, rule_of
 
 PAGE = Path(__file__).with_name("settings.md")
 HEAD = """\

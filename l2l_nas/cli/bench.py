@@ -27,7 +27,7 @@ from l2l_nas.report.charts.bench import bench_sheet
 from l2l_nas.report.charts.timeline import timeline_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.runs.bench_settings import BenchConf
-from l2l_nas.runs.bounds import check_bounds
+from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.locate import load_problem

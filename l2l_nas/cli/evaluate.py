@@ -29,8 +29,6 @@ def main(conf: EvaluateConf) -> None:
     splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
-    if conf.recalibrate < 0:
-        raise SettingError(f"recalibrate must be at least 0, got {conf.recalibrate}")
     found = load_found(conf.run, pool=conf.space.pool)
     data = found.problem.data
     split = {"validation": data.validation, "test": data.test, "train": data.train}[conf.split]

@@ -42,9 +42,9 @@ from l2l_nas.errors import (
     what_raised,
     without_passwords,
 )
-from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.command_line import as_text, fill_in
 from l2l_nas.runs.explain import explain, is_explained
+from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.settings import PASSWORD_VARIABLE
 

@@ -35,10 +35,6 @@ _MOST_SHARED = 12
 def main(conf: PlanConf) -> None:
     """Print what is predicted, with exit code 2 for bad input; what does not fit is part of the answer."""
     conf = completed(conf)
-    if conf.train.batch_size < 1 or conf.train.micro_batch < 1:
-        raise SettingError("train.batch_size and train.micro_batch must be at least 1")
-    if conf.devices < 1:
-        raise SettingError(f"devices must be at least 1, got {conf.devices}")
     micro_batch = conf.train.micro_batch
     folder = Path(conf.folder) if conf.folder else None
     if folder is not None:

@@ -11,7 +11,7 @@ from omegaconf import Container
 
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.sweeps.sweep_space import Between, Setting, SettingChoice, Values, plain
-from l2l_nas.runs.changes import PLACES
+from l2l_nas.runs.settings import PLACES
 
 # what a sampler seeks is one for all runs
 _NOT_SAMPLED = (*PLACES, "objectives", "objectives.names")

@@ -7,9 +7,9 @@ from typing import Any
 
 from hydra.conf import HydraConf
 
-from l2l_nas.runs.changes import PLACES
 from l2l_nas.runs.groups import deviating
 from l2l_nas.runs.inherit import given_names
+from l2l_nas.runs.settings import PLACES
 
 
 def _leaves(name: str, value: Any) -> list[str]:

@@ -47,13 +47,12 @@ from l2l_nas.report.history import read_events
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import run_line, settings_text, swept_table
 from l2l_nas.runs.build import locked
-from l2l_nas.runs.changes import rule_of
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
 from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.progress import time_to_go
-from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.settings import SearchConf, rule_of
 from l2l_nas.runs.terminal import open_terminal
 
 _DECIDED = {name for name, default, _ in settings(SearchConf) if default is None}

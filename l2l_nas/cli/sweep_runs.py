@@ -18,10 +18,10 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_yaml_list
-from l2l_nas.runs.changes import PLACES, rule_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.inherit import SWEEP_CONFIG, of_today
 from l2l_nas.runs.saved_config import read_config, value_in
+from l2l_nas.runs.settings import PLACES, rule_of
 
 # what Hydra composes each run with, where numbers of runs and of folders differ
 _NUMBERS = "hydra.callbacks.sweep.numbers"

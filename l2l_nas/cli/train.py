@@ -35,7 +35,6 @@ from l2l_nas.relay.trace import Trace
 from l2l_nas.report.charts.curve import curve_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import score_line
-from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import (
     NO_TEST,
     build_relay,
@@ -52,7 +51,6 @@ from l2l_nas.runs.build import (
     write_architecture,
     write_trace,
 )
-from l2l_nas.runs.changes import rule_of
 from l2l_nas.runs.chosen import (
     ORIGINAL,
     SCRATCH,
@@ -64,6 +62,7 @@ from l2l_nas.runs.chosen import (
 )
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.export import export_or_warn
+from l2l_nas.runs.fields import check_bounds, declared
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.groups import completed, shipped
 from l2l_nas.runs.inherit import go_on, inherit, must_stay
@@ -71,7 +70,8 @@ from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.plan import check_memory
 from l2l_nas.runs.progress import Log, Meter, StopSignals
 from l2l_nas.runs.saved_config import own_names, own_names_in, read_config, value_in
-from l2l_nas.runs.settings import RelayConf, RetrainConf
+from l2l_nas.runs.section_settings import RelayConf
+from l2l_nas.runs.settings import RetrainConf, rule_of
 from l2l_nas.runs.terminal import open_terminal, say, warn
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -79,21 +79,6 @@ from l2l_nas.training.problem import Problem
 from l2l_nas.training.retrain import Pace, Retraining, Validation
 from l2l_nas.training.schedule import build_schedule
 from l2l_nas.training.score import Score, by_part, tested
-
-# settings that a run named does not decide: those of this command alone, and what fits another device
-_OWN = frozenset(
-    {
-        *("run", "architecture", "trial", "weights", "metric", "folder", "resume", "export"),
-        *(
-            "train.learning_rate",
-            "train.steps",
-            "train.validation_steps",
-            "train.recalibrate",
-            "train.checkpoint_seconds",
-        ),
-        *("relay.slots", "relay.keep", "relay.budget", "relay.resident", "relay.pinned", "relay.trace"),
-    }
-)
 
 
 @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="train")
@@ -145,10 +130,6 @@ class _Training:
         self.conf = conf = completed(replace(self.conf, folder=str(self.folder.root), resume=""))
         check_bounds(conf)
         section = conf.train
-        if conf.seed < 0:
-            raise SettingError(f"seed must be at least 0, got {conf.seed}")
-        if section.micro_batch < 1:
-            raise SettingError(f"train.micro_batch must be at least 1, got {section.micro_batch}")
         self.pace = Pace(section.steps, section.validation_steps, section.recalibrate, section.checkpoint_seconds)
         self.schedule = build_schedule(conf.schedule)(section.learning_rate, section.steps)
         self.problem: Problem = load_problem(
@@ -247,7 +228,9 @@ class _Training:
         if weights is not None:
             conf = replace(conf, weights=str(weights))
         if run is not None:
-            conf = inherit(conf, run, given=given, exempt=_OWN)
+            conf = inherit(
+                conf, run, given=given, exempt=[one.name for one in declared(RetrainConf) if not one.is_inherited]
+            )
             conf = replace(conf, metric=conf.metric or _metric_of(read_config(run.config)))
         self.conf = conf
         return choice

@@ -41,7 +41,7 @@ from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin, load_problem
 from l2l_nas.runs.old import refuse_other_data
 from l2l_nas.runs.saved_config import own_names_in, read_config, value_in
-from l2l_nas.runs.settings import DataConf, RelayConf
+from l2l_nas.runs.section_settings import DataConf, RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, other_data
@@ -67,10 +67,6 @@ def build_relay(
     Raises:
         SettingError: a setting that makes no sense, named.
     """
-    if conf.clip < 0:
-        raise SettingError(f"relay.clip must be at least 0, got {conf.clip}")
-    if conf.threads < 0:
-        raise SettingError(f"relay.threads must be at least 0, got {conf.threads}")
     try:
         relay = Relay(
             server,

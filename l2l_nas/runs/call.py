@@ -18,12 +18,13 @@ from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import fitting, settings, titles
 from l2l_nas.runs.old import renamed
+from l2l_nas.runs.saved_config import OWN
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
 
 # settings that may be given as objects
-_OBJECTS = ("sampler", "strategy", "optimizer", "schedule", "early_stop", "costs")
+_OBJECTS = tuple(name.removeprefix("search.") for name in OWN if name != "relay.storage")
 # what users of Optuna and of trainers look for
 _ELSEWHERE = {
     "n_trials": "trials=", "timeout": 'time="10m"', "n_jobs": "workers=", "pruner": 'early_stop="halving"',

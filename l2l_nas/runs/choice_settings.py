@@ -134,7 +134,7 @@ class BlockwiseConf:
 class FirstDrawsConf:
     """A model of the trials so far."""
 
-    n_startup_trials: Optional[int] = setting(None, "drawn at random; null: a quarter, 5 to 20", least=1)  # noqa: UP045
+    n_startup_trials: Optional[int] = setting(None, "drawn at random; null: a quarter, 5 to 20", least=1)
 
 
 @dataclass(frozen=True)
@@ -149,23 +149,23 @@ class TPEConf(FirstDrawsConf):
 class GenerationsConf:
     """Generations of architectures."""
 
-    population_size: Optional[int] = setting(None, "of a generation; null: a sixth, 8 to 50", least=2)  # noqa: UP045
+    population_size: Optional[int] = setting(None, "of a generation; null: a sixth, 8 to 50", least=2)
 
 
 @dataclass(frozen=True)
 class ClimbsConf:
     """Climbs from good architectures to better neighbours."""
 
-    start: Optional[int] = setting(None, "drawn at random; null: as trials allow", least=1)  # noqa: UP045
-    climbs: Optional[int] = setting(None, "side by side; null: 1 of 50 trials, up to 4", least=1)  # noqa: UP045
+    start: Optional[int] = setting(None, "drawn at random; null: as trials allow", least=1)
+    climbs: Optional[int] = setting(None, "side by side; null: 1 of 50 trials, up to 4", least=1)
 
 
 @dataclass(frozen=True)
 class EvolutionConf:
     """Regularized evolution."""
 
-    population: Optional[int] = setting(None, "that live; null: a quarter, 5 to 20", least=2)  # noqa: UP045
-    tournament: Optional[int] = setting(None, "one's parent is the best of; null: half", least=1)  # noqa: UP045
+    population: Optional[int] = setting(None, "that live; null: a quarter, 5 to 20", least=2)
+    tournament: Optional[int] = setting(None, "one's parent is the best of; null: half", least=1)
 
 
 CHOICES: Mapping[str, Mapping[str, type]] = {

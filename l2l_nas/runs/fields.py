@@ -3,29 +3,162 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from dataclasses import field
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from l2l_nas.errors import SettingError
 
+_MOST = 2**31 - 1
+_LONGEST_TEXT = 4096
+
+
+@dataclass(frozen=True)
+class OnResume:
+    """What happens to another value of a setting when a run goes on.
+
+    Args:
+        stays: it is refused, since one study would hold two kinds of scores; else it counts from then on.
+        why: it is refused, or does not matter.
+        is_free: it says where and how fast, and changes a result in the last bits at most; runs of one sweep may
+            differ in it.
+        unless: tells of a run's settings why the value must stay nevertheless; "" where it may change.
+    """
+
+    stays: bool
+    why: str
+    is_free: bool = False
+    unless: Callable[[Mapping[str, Any]], str] | None = None
+
+    def refusal(self, config: Mapping[str, Any]) -> str:
+        """Why the setting must stay what it was in a run with these settings; empty if it may change."""
+        if self.stays:
+            return self.why
+        return self.unless(config) if self.unless is not None else ""
+
+
+def stays(why: str) -> OnResume:
+    """Another value is refused."""
+    return OnResume(True, why)
+
+
+def may_change(why: str, *, unless: Callable[[Mapping[str, Any]], str] | None = None) -> OnResume:
+    """Another value counts from then on."""
+    return OnResume(False, why, unless=unless)
+
+
+def free(why: str = "where and how fast") -> OnResume:
+    """Another value changes no result."""
+    return OnResume(False, why, is_free=True)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """When a setting changes anything.
+
+    Args:
+        setting: another one, which decides it.
+        is_there: tells it of all settings.
+    """
+
+    setting: str
+    is_there: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """All that a setting declares.
+
+    Args:
+        name: dotted.
+        default, help: as `--help` shows them.
+        least, most: bounds of a number, both included.
+        resume: what holds for another value when a run goes on; by default what its section says.
+        effect: when it changes anything; None: always.
+        read_by: the name of the phase that reads it; empty for all others.
+        undecided: what stands for a number until it is decided.
+        is_code: it may name something of the user's own, which is imported.
+        is_inherited: whether `train` takes it over from the run that it is given.
+    """
+
+    name: str
+    default: Any
+    help: str
+    least: float | None = None
+    most: float | None = None
+    resume: OnResume | None = None
+    effect: Effect | None = None
+    read_by: str = ""
+    undecided: int | None = None
+    is_code: bool = False
+    is_inherited: bool = True
+
 
 def setting(default: Any, text: str, **more: Any) -> Any:
-    """A setting with its help text; more: `least` of a number."""
+    """A setting with its help text; more: see `Declared`."""
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata={"help": text, **more})
     return field(default=default, metadata={"help": text, **more})
 
 
-def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Dotted name, default and help text of every setting."""
+def section(schema: type, *, resume: OnResume | None = None) -> Any:
+    """A section, and what its settings share."""
+    return field(default_factory=schema, metadata={"resume": resume})
+
+
+def declared(schema: type, prefix: str = "", resume: OnResume | None = None) -> Iterator[Declared]:
+    """What every setting declares."""
     for entry in dataclasses.fields(schema):
-        section = _section(entry)
-        if section:
-            yield from settings(section, f"{prefix}{entry.name}.")
+        inner, more = _section(entry), {"resume": resume, **entry.metadata}
+        if inner:
+            yield from declared(inner, f"{prefix}{entry.name}.", more["resume"])
             continue
         default = entry.default_factory() if callable(entry.default_factory) else entry.default
-        yield prefix + entry.name, default, entry.metadata["help"]
+        yield Declared(prefix + entry.name, default, **more)
+
+
+def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Dotted name, default and help text of every setting."""
+    yield from ((one.name, one.default, one.help) for one in declared(schema, prefix))
+
+
+def rules(schema: type) -> dict[str, OnResume]:
+    """What holds when a run goes on, by the names of settings and of sections that have one rule."""
+    sections = {one.name: one.metadata.get("resume") for one in dataclasses.fields(schema) if _section(one)}
+    found = {**sections, **{one.name: one.resume for one in declared(schema)}}
+    return {name: rule for name, rule in found.items() if rule is not None}
+
+
+def check_bounds(conf: Any) -> None:
+    """Refuse numbers that are out of their bounds, or too large for any machine, and odd texts.
+
+    Raises:
+        SettingError: with the setting's name.
+    """
+    for one in declared(type(conf)):
+        value = value_of(conf, one.name)
+        if isinstance(value, Mapping) and "name" in value:
+            for key, argument in value.items():
+                _check(Declared(f"{one.name}.{key}", None, ""), argument)
+        for item in value if isinstance(value, list) else [value]:
+            _check(one, item)
+
+
+def _check(one: Declared, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingError(f"{one.name} must be a finite number, got {value}")
+    if isinstance(value, int | float) and one.least is not None and value < one.least:
+        raise SettingError(f"{one.name} must be at least {one.least}, got {value}")
+    if isinstance(value, int):
+        most = _MOST if one.most is None else one.most
+        if not -most <= value <= most:
+            raise SettingError(f"{one.name} must be at most {most:,}, got {float(value):.3g}")
+    if isinstance(value, str):
+        if len(value) > _LONGEST_TEXT:
+            raise SettingError(f"{one.name} has {len(value):,} characters; at most {_LONGEST_TEXT:,} are taken")
+        if "\0" in value:
+            raise SettingError(f"{one.name} holds a zero byte")
 
 
 def built(schema: type, content: Mapping[str, Any]) -> Any:

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_bytes, read_json
 from l2l_nas.report.history import read_events
-from l2l_nas.runs.changes import rule_of
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.inherit import changes
 from l2l_nas.runs.saved_config import own_names, read_config
-from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.settings import SearchConf, rule_of
 
 _ENDS = ("start", "done", "stopped", "failed")
 _EVALUATED = ("complete", "stopped", "failed")

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from l2l_nas.errors import L2LError
 from l2l_nas.nas.strategies.division import described
+from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.study.study import Study
 from l2l_nas.plugins import name_and_arguments
 from l2l_nas.runs.build import NO_TEST, num_threads, sizes
 from l2l_nas.runs.choice_settings import CHOICES, NoArguments
-from l2l_nas.runs.fields import settings
-from l2l_nas.runs.no_effect import data_without_effect, without_effect
+from l2l_nas.runs.command_line import spell
+from l2l_nas.runs.fields import declared, settings, value_of
+from l2l_nas.runs.locate import is_builtin, load_data
 from l2l_nas.runs.numbers import is_cold
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import say, warn
+from l2l_nas.training.problem import Problem
 
 if TYPE_CHECKING:
     from l2l_nas.runs.search import SearchRun
@@ -55,3 +61,37 @@ def _shown(sampler: Any) -> str:
     known = {key: default for key, default, _ in settings(CHOICES["sampler"].get(name, NoArguments))}
     changed = ", ".join(f"{key}={value}" for key, value in arguments.items() if value != known.get(key))
     return f"{name} ({changed})" if changed else name
+
+
+def without_effect(conf: SearchConf, given: Collection[str], phases: Sequence[Phase]) -> Iterator[str]:
+    """A line for each setting that was given and changes nothing.
+
+    Args:
+        conf: all settings, the numbers of the search decided.
+        given: names of those that somebody gave.
+        phases: of the search.
+    """
+    kinds = {kind.__name__ for phase in phases for kind in type(phase).__mro__}
+    for one in declared(SearchConf):
+        named = ", ".join(sorted(name for name in given if name == one.name or name.startswith(f"{one.name}.")))
+        if named and one.effect is not None and not one.effect.is_there(conf):
+            reason = one.effect.setting
+            value = value_of(conf, reason)
+            value = value["name"] if reason in CHOICES else "cpu" if reason == "relay.device" else value
+            yield f"{named} has no effect with {reason.removesuffix('.names')}={spell(value)}"
+        if named and one.read_by and one.read_by not in kinds:
+            yield f"{named} has no effect with strategy={conf.strategy['name']}, which has no {one.read_by}()"
+
+
+def data_without_effect(conf: SearchConf, given: Collection[str], problem: Problem) -> Iterator[str]:
+    """A line for settings of data that were given where the pool brings its own."""
+    named = sorted(one for one in given if one.partition(".")[0] == "data")
+    if not named or is_builtin(conf.space.pool):
+        return
+    section = conf.data
+    try:
+        found = load_data(**asdict(section))
+    except L2LError:
+        found = None  # nobody needed them
+    if found is None or found.digest != problem.data.digest:
+        yield f"{', '.join(named)} has no effect with space.pool={conf.space.pool}, which brings its own data"

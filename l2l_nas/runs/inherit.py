@@ -1,6 +1,6 @@
 """Settings that a command takes over from a run's `config.yaml`, unless they were given.
 
-A run that goes on takes all of them over, see `go_on`; `changes.py` says what may be given anew.
+A run that goes on takes all of them over, see `go_on`; each setting declares whether it may be given anew.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.runs.changes import PLACES, why_stays
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, name_again, resume_command, spell
 from l2l_nas.runs.fields import changed, fitting, settings, value_of
@@ -21,15 +20,12 @@ from l2l_nas.runs.groups import GROUPS, choices
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import refuse_old_trials, renamed, value_of_today
 from l2l_nas.runs.saved_config import OWN, name_in, names_own, own_names, read_config, value_in
-from l2l_nas.runs.settings import COMMANDS, OPEN, SweeperConf
+from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES, SweeperConf, rule_of
 
 Conf = TypeVar("Conf")
 
 # settings whose values are imported where they name something of the user's own
-_IMPORTED = (
-    *("sampler.name", "strategy.name", "optimizer.name", "schedule.name"),
-    *("search.early_stop", "search.costs", "relay.storage"),
-)
+_IMPORTED = tuple(f"{name}.name" if name in CHOICES else name for name in OWN)
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
 # what a sweep says itself when it goes on
@@ -87,7 +83,7 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     if "relay.budget" in given:
         exempt |= _DECIDED - given
     for name, before, now in changes(conf, config, given=given):
-        why = why_stays(name, config)
+        why = rule_of(name).refusal(config)
         if why:
             raise must_stay(folder, name, before, now, why)
     return inherit(conf, folder, given=given, exempt=exempt)

@@ -19,7 +19,7 @@ from l2l_nas.runs.build import LoadedRun, build_relay, load_found, set_threads
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import AUTO, CLASSIFY, is_text, tokenizer_of
 from l2l_nas.runs.saved_config import read_config, value_in
-from l2l_nas.runs.settings import RelayConf
+from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import lambada, read_passages
 from l2l_nas.text.generate import Sampling, generate

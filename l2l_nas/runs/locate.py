@@ -19,7 +19,7 @@ from l2l_nas.pretrained.families import family_of
 from l2l_nas.pretrained.pool import PublishedPool, is_published, open_published, published_pool
 from l2l_nas.runs import fields
 from l2l_nas.runs.groups import shipped
-from l2l_nas.runs.settings import DataConf
+from l2l_nas.runs.section_settings import DataConf
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.text.data import PYDOC, TextForm, text_data
 from l2l_nas.text.documents import SUFFIXES, text_files

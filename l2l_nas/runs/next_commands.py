@@ -10,14 +10,13 @@ from typing import Any
 from l2l_nas.nas.study.sqlite_file import address_of
 from l2l_nas.plugins import is_given
 from l2l_nas.report.summary import Command, Setting
-from l2l_nas.runs.changes import PLACES
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import deviations
 from l2l_nas.runs.saved_config import own_names, own_pool
-from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.settings import PLACES, SearchConf
 
 # decided when a run begins, where they are not given
 _DECIDED = ("relay.budget", "relay.keep", "relay.slots")

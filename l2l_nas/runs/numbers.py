@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
@@ -118,20 +119,9 @@ def budget_of(conf: SearchConf) -> Budget:
     rate = conf.train.learning_rate
     if is_cold(conf):  # a warm-up would train what nobody uses
         numbers["warmup_steps"] = min(numbers["warmup_steps"], 0)
-    budget = Budget(
-        **numbers,
-        finalists=section.finalists,
-        learning_rate=rate,
-        finalist_learning_rate=section.finalist_learning_rate or rate,
-        checkpoint_seconds=section.checkpoint_seconds,
-        population=section.population,
-        trial_weights=section.trial_weights,
-        early_stop=section.early_stop,
-        introduce=section.introduce,
-        failures=section.failures,
-        baseline=section.baseline,
-        finalist_rounds=_rounds(conf),
-    )
+    same = {one.name: getattr(section, one.name) for one in fields(Budget) if hasattr(section, one.name)}
+    rates = {"learning_rate": rate, "finalist_learning_rate": section.finalist_learning_rate or rate}
+    budget = Budget(**{**same, **numbers, **rates, "finalist_rounds": _rounds(conf)})
     if section.finalist_rounds is not None:
         _check_rounds(conf, section.finalist_rounds, most=len(budget.rounds))
     return budget

@@ -28,7 +28,7 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.report.bench_table import format_bytes
 from l2l_nas.report.text import format_choices
 from l2l_nas.runs.build import build_relay
-from l2l_nas.runs.settings import RelayConf
+from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.pool import Layer, LayerPool

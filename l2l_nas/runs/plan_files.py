@@ -15,7 +15,8 @@ from l2l_nas.report.charts.timeline import timeline_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared, extremes
-from l2l_nas.runs.settings import RelayConf, SearchConf
+from l2l_nas.runs.section_settings import RelayConf
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
 
 _STEPS = 2  # in the picture

@@ -9,11 +9,13 @@ from typing import Any
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_yaml
 from l2l_nas.plugins import is_own
+from l2l_nas.runs.fields import declared
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.old import as_read
+from l2l_nas.runs.settings import SearchConf
 
 # settings that may name something of the user's own, besides the pool: what stands in a folder is never imported
-OWN = ("sampler", "strategy", "optimizer", "schedule", "search.early_stop", "search.costs", "relay.storage")
+OWN = tuple(one.name for one in declared(SearchConf) if one.is_code)
 
 
 def read_config(path: Path) -> dict[str, Any]:

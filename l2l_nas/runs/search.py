@@ -48,7 +48,6 @@ from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
-from l2l_nas.runs.bounds import check_bounds
 from l2l_nas.runs.build import (
     build_relay,
     build_scorer,
@@ -63,7 +62,7 @@ from l2l_nas.runs.build import (
 )
 from l2l_nas.runs.chosen import read_enqueued
 from l2l_nas.runs.explain import explain
-from l2l_nas.runs.fields import changed
+from l2l_nas.runs.fields import changed, check_bounds
 from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.greeting import greet
@@ -133,15 +132,9 @@ class SearchRun:
         section = conf.search
         budget_of(conf)
         check_time(conf)
-        if conf.seed < 0:
-            raise SettingError(f"seed must be at least 0, got {conf.seed}")
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
         self.phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy)
         check_workers(conf, is_named=objects.can_be_named)
-        if conf.train.micro_batch < 1:
-            raise SettingError(f"train.micro_batch must be at least 1, got {conf.train.micro_batch}")
-        if section.latency_batch < 1:
-            raise SettingError(f"search.latency_batch must be at least 1, got {section.latency_batch}")
         self.address = shared_address(conf, self.folder)
         self.shared: SharedStudy | None = None
         self._seen: Callbacks | None = None

@@ -1,4 +1,6 @@
-"""Every setting: name, type, default and help text, once. YAML, `--help` and type checks derive from here.
+"""Every setting, said once: name, type, default, help text, bounds, what a resume may change, when it has an effect.
+
+YAML, `--help`, checks and warnings derive from here; `fields.Declared` lists what a field may say.
 
 What is chosen by name and has arguments of its own (`Choice`) is one setting: a dict of the name and the arguments.
 `choice_settings.py` has the arguments of those that come with the program; `cli/schema.py` makes config groups of them.
@@ -6,15 +8,38 @@ What is chosen by name and has arguments of its own (`Choice`) is one setting: a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Optional
 
+from l2l_nas.plugins import is_own
 from l2l_nas.runs.bench_settings import BenchConf
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.fields import setting
+from l2l_nas.runs.fields import Effect, OnResume, free, may_change, rules, section, setting, stays
+from l2l_nas.runs.section_settings import (
+    TRAINED,
+    DataConf,
+    NamedPoolConf,
+    ObjectivesConf,
+    RelayConf,
+    SpaceConf,
+    TrainConf,
+)
 
 # the password of search.storage; the command line puts it here when it is part of the address
 PASSWORD_VARIABLE = "L2L_NAS_STORAGE_PASSWORD"
+
+
+def _in_a_race(config: Mapping[str, Any]) -> str:
+    search = config.get("search")
+    is_race = isinstance(search, Mapping) and search.get("trial_weights") == "scratch"
+    return "from first weights, trials are the first steps of the finalists' training" if is_race else ""
+
+
+_COMPARED = "what is scored otherwise cannot be compared with the trials so far"
+_FINALISTS = "finalists are trained at the end, all of them by one rule"
+_NAMED = "what it names must be the architecture that is trained"
+_WHERE_SHARED = Effect("search.storage", lambda conf: bool(conf.search.storage))
 
 
 # the name of something, with its arguments
@@ -22,165 +47,284 @@ Choice = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class SpaceConf:
-    """What is searched."""
-
-    pool: str = setting("image_blocks", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
-    args: dict[str, Any] = setting({}, "its arguments: space.args.channels=32")
-
-
-@dataclass(frozen=True)
-class NamedPoolConf:
-    """The pool of a run."""
-
-    pool: str = setting("", "FILE.py:FUNCTION again, if it was your own")
-
-
-@dataclass(frozen=True)
-class DataConf:
-    """What is learned, unless the pool brings its own data."""
-
-    source: str = setting("cluttered_digits", "or digits, .npz, folder, text file, pydoc")
-    validation_fraction: float = setting(0.2, "share of the samples to select on")
-    test_fraction: float = setting(0.2, "share that finalists are tested on; 0: none")
-    size: list[int] = setting([], "height, width that a folder's images get")
-    workers: int = setting(0, "processes that read a folder's images ahead")
-    length: int = setting(128, "of text: tokens of a sequence", least=1)
-    tokenizer: str = setting("auto", "of text: bytes, FILE, FOLDER; auto: the model's")
-    objective: str = setting("causal", "of text: causal, masked; classify sentences")
-    columns: list[str] = setting([], "of classify: one or two of text, one of classes")
-    splits: list[float] = setting([], "of text: shares of documents, as [949,50,1]")
-    documents: str = setting("across", "of text: attention across them, or apart")
-    masked: float = setting(0.15, "of text: share of tokens that are guessed")
-    predictions: int = setting(0, "of text: most of these a sequence; 0: no bound")
-    text_key: str = setting("text", "of JSON lines: where an object has its text")
-    cache: str = setting("", "folder of token files; '': the user's cache")
-
-
-@dataclass(frozen=True)
-class TrainConf:
-    """How layers are trained."""
-
-    batch_size: int = setting(64, "samples a step")
-    micro_batch: int = setting(64, "samples at a time on the device")
-    learning_rate: float = setting(0.008, "peak, of warm-up, trials and finalists")
-
-
-@dataclass(frozen=True)
-class ObjectivesConf:
-    """What is optimised."""
-
-    names: list[str] = setting(["accuracy"], "a metric, then metrics or costs")
-
-
-@dataclass(frozen=True)
-class RelayConf:
-    """The device side."""
-
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    slots: int = setting(2, "layers on the device at once")
-    update: str = setting("eager", "eager; by the whole gradient's norm: exact")
-    clip: float = setting(0.0, "largest gradient norm; 0: no clipping")
-    clip_scope: str = setting("global", "global, or layer: each by itself")
-    precision: str = setting("fp32", "fp32, bf16 or fp16 on the device")
-    stash: str = setting("device", "where inputs wait: device or host")
-    keep: int = setting(1, "last layers retained, not recomputed")
-    budget: str = setting("auto", "device memory to fill: 4GiB, all, none")
-    resident: str = setting("auto", "states on the device: 4GiB, all, none")
-    pinned: str = setting("all", "keep copies for the link on the host: all, none")
-    lanes: str = setting("auto", "threads, inline, or what suits")
-    storage: str = setting("ram", "where the pool lives: ram, file; FILE.py:NAME")
-    layers: str = setting("eager", "how they run: eager, compile, graphs on CUDA")
-    trace: bool = setting(False, "write trace.json and timeline.png")
-    threads: int = setting(0, "CPU threads; 0: one for small layers")
-
-
-@dataclass(frozen=True)
 class SearchSection:
     """The budget of a search."""
 
-    time: str = setting("", "of warm-up, trials and finalists together: 10m")
-    trials: Optional[int] = setting(None, "architectures to evaluate; null: as it fits")  # noqa: UP045 - OmegaConf
-    warmup_steps: Optional[int] = setting(None, "on random paths; null: as it fits")  # noqa: UP045
-    warmup_paths: str = setting("uniform", "uniform or fair")
-    steps_per_trial: Optional[int] = setting(None, "steps that a trial trains; null: as it fits")  # noqa: UP045
-    trial_weights: str = setting("scratch", "what it trains: scratch, shared, fork")
-    finalists: int = setting(8, "how many of the best are trained further")
-    finalist_steps: Optional[int] = setting(None, "of one in all rounds; null: as it fits")  # noqa: UP045
-    finalist_rounds: Optional[int] = setting(None, "rounds, each of half as many; null: up to 3")  # noqa: UP045
-    finalist_learning_rate: float = setting(0.0, "peak, of theirs; 0: as of trials")
-    baseline: str = setting("none", "none, or random: random networks beside it")
-    limits: dict[str, Any] = setting({}, "most of a cost: search.limits.flops=2e6")
-    costs: list[str] = setting([], "of your own: [FILE.py:NAME]")
-    latency_batch: int = setting(1, "samples that latency_ms is measured with")
-    hardware: str = setting("", "predict step_ms for it: h100 ..., FILE.json")
-    early_stop: str = setting("none", "none, halving: of trials that lag; FILE.py:NAME")
-    keep_fraction: float = setting(0.5, "of trials, at a quarter and half their steps")
-    population: int = setting(16, "trials in one pass, if they train nothing")
-    workers: int = setting(1, "processes that train and score trials")
-    checkpoint_seconds: float = setting(15.0, "at most this much shared training is lost")
-    failures: int = setting(10, "failed trials in a row that end the search")
-    enqueue: list[str] = setting([], "tried first: [FILE.json,original]")
-    retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5")
-    freeze: list[str] = setting([], "candidates whose weights stay as they are")
-    introduce: float = setting(1.0, "train new ones to so much of the mean first")
-    storage: str = setting("", "database of a study that processes share")
-    study: str = setting("search", "its name there")
-    lost_after_seconds: float = setting(60.0, "trials of silent processes are redone")
-    storage_retry_seconds: float = setting(60.0, "wait for a database that is away")
+    time: str = setting(
+        "",
+        "of warm-up, trials and finalists together: 10m",
+        resume=stays("it was divided when the run began; search.trials says a new total"),
+    )
+    trials: Optional[int] = setting(
+        None,
+        "architectures to evaluate; null: as it fits",
+        least=1,
+        resume=may_change("the new total"),
+        read_by="Trials",
+    )
+    warmup_steps: Optional[int] = setting(
+        None, "on random paths; null: as it fits", least=0, resume=stays(TRAINED), read_by="WarmUp"
+    )
+    warmup_paths: str = setting(
+        "uniform",
+        "uniform or fair",
+        resume=stays("warm-up would have trained other paths than the trials so far are scored with"),
+        read_by="WarmUp",
+    )
+    steps_per_trial: Optional[int] = setting(
+        None, "steps that a trial trains; null: as it fits", least=0, resume=stays(_COMPARED)
+    )
+    trial_weights: str = setting("scratch", "what it trains: scratch, shared, fork", resume=stays(_COMPARED))
+    finalists: int = setting(
+        8,
+        "how many of the best are trained further",
+        least=0,
+        resume=may_change("finalists are chosen at the end, from all trials"),
+        read_by="Finalists",
+    )
+    finalist_steps: Optional[int] = setting(
+        None,
+        "of one in all rounds; null: as it fits",
+        least=0,
+        resume=may_change(_FINALISTS, unless=_in_a_race),
+        effect=Effect(
+            "search.finalists", lambda conf: conf.search.finalists > 0 or conf.search.trial_weights == "scratch"
+        ),
+    )
+    finalist_rounds: Optional[int] = setting(
+        None,
+        "rounds, each of half as many; null: up to 3",
+        least=1,
+        resume=may_change(_FINALISTS),
+        effect=Effect("search.finalists", lambda conf: conf.search.finalists > 0),
+        read_by="Finalists",
+    )
+    finalist_learning_rate: float = setting(
+        0.0,
+        "peak, of theirs; 0: as of trials",
+        resume=may_change("finalists are trained at the end, all of them alike", unless=_in_a_race),
+    )
+    baseline: str = setting(
+        "none",
+        "none, or random: random networks beside it",
+        resume=may_change("it is played at the end, beside the search"),
+        read_by="RandomSearch",
+    )
+    limits: dict[str, Any] = setting(
+        {},
+        "most of a cost: search.limits.flops=2e6",
+        resume=may_change("trials that break a new limit are left out of the result"),
+    )
+    costs: list[str] = setting(
+        [], "of your own: [FILE.py:NAME]", resume=may_change("objectives and limits name them"), is_code=True
+    )
+    latency_batch: int = setting(
+        1,
+        "samples that latency_ms is measured with",
+        least=1,
+        most=1_000_000,
+        resume=stays("latencies of other batches cannot be compared"),
+        effect=Effect("objectives.names", lambda conf: "latency_ms" in {*conf.objectives.names, *conf.search.limits}),
+    )
+    hardware: str = setting(
+        "",
+        "predict step_ms for it: h100 ..., FILE.json",
+        resume=stays("predictions for other machines cannot be compared"),
+    )
+    early_stop: str = setting(
+        "none",
+        "none, halving: of trials that lag; FILE.py:NAME",
+        resume=stays("some trials would have been stopped early by it and others not"),
+        is_code=True,
+    )
+    keep_fraction: float = setting(
+        0.5,
+        "of trials, at a quarter and half their steps",
+        resume=may_change("it says how many go on; a score is always that of all steps"),
+        effect=Effect(
+            "search.early_stop", lambda conf: conf.search.early_stop == "halving" or is_own(conf.search.early_stop)
+        ),
+    )
+    population: int = setting(
+        16,
+        "trials in one pass, if they train nothing",
+        least=1,
+        most=1_000_000,
+        resume=may_change("a score does not depend on its neighbours in a pass"),
+        effect=Effect("search.steps_per_trial", lambda conf: conf.search.steps_per_trial == 0),
+    )
+    workers: int = setting(
+        1, "processes that train and score trials", least=1, most=4096, resume=may_change("who does the work")
+    )
+    checkpoint_seconds: float = setting(
+        15.0, "at most this much shared training is lost", least=0, resume=free("how much a crash may cost")
+    )
+    failures: int = setting(10, "failed trials in a row that end the search", least=1, resume=free("when it gives up"))
+    enqueue: list[str] = setting(
+        [], "tried first: [FILE.json,original]", resume=may_change("what has a trial is not tried again")
+    )
+    retire: list[str] = setting(
+        [],
+        "candidates to leave out: layer_00/mlp, */sep5",
+        resume=may_change("candidates come and go; their trials stay"),
+    )
+    freeze: list[str] = setting(
+        [],
+        "candidates whose weights stay as they are",
+        resume=may_change("candidates are trained no further from here on"),
+    )
+    introduce: float = setting(
+        1.0,
+        "train new ones to so much of the mean first",
+        least=0,
+        resume=may_change("it concerns candidates that join later"),
+    )
+    storage: str = setting(
+        "",
+        "database of a study that processes share",
+        resume=may_change("the study is searched for there, and compared"),
+    )
+    study: str = setting(
+        "search",
+        "its name there",
+        resume=may_change("the study is searched for by this name, and compared"),
+        effect=_WHERE_SHARED,
+    )
+    lost_after_seconds: float = setting(
+        60.0, "trials of silent processes are redone", resume=may_change("how patient it is"), effect=_WHERE_SHARED
+    )
+    storage_retry_seconds: float = setting(
+        60.0, "wait for a database that is away", resume=may_change("how patient it is"), effect=_WHERE_SHARED
+    )
 
 
 @dataclass(frozen=True)
 class SearchConf:
     """Find an architecture."""
 
-    seed: int = setting(0, "of weights, paths, batches and the sampler")
-    folder: str = setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
-    resume: str = setting("", "go on with the run in this folder")
-    export: bool = setting(True, "the best network as a plain PyTorch program too")
-    sampler: Choice = setting({"name": "gp_hamming"}, "proposes trials; or FILE.py:NAME")
-    strategy: Choice = setting({"name": "default"}, "the phases; or FILE.py:NAME")
-    optimizer: Choice = setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
-    schedule: Choice = setting({"name": "cosine"}, "of the learning rate; or FILE.py:NAME")
-    callbacks: dict[str, Any] = setting({}, "that see it go by: [FILE.py:NAME]")
-    space: SpaceConf = field(default_factory=SpaceConf)
-    data: DataConf = field(default_factory=DataConf)
-    objectives: ObjectivesConf = field(default_factory=ObjectivesConf)
-    search: SearchSection = field(default_factory=SearchSection)
-    train: TrainConf = field(default_factory=TrainConf)
-    relay: RelayConf = field(default_factory=RelayConf)
+    seed: int = setting(
+        0,
+        "of weights, paths, batches and the sampler",
+        least=0,
+        most=2**63 - 1,
+        resume=stays("first weights, paths and batches follow from it"),
+    )
+    folder: str = setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written", resume=free())
+    resume: str = setting("", "go on with the run in this folder", resume=free())
+    export: bool = setting(
+        True, "the best network as a plain PyTorch program too", resume=free("what is written beside the result")
+    )
+    sampler: Choice = setting(
+        {"name": "gp_hamming"},
+        "proposes trials; or FILE.py:NAME",
+        resume=may_change("it proposes and chooses finalists, and does not score"),
+        effect=Effect("strategy", lambda conf: conf.strategy["name"] != "random_search"),
+        is_code=True,
+    )
+    strategy: Choice = setting(
+        {"name": "default"},
+        "the phases; or FILE.py:NAME",
+        resume=stays("phases of another strategy train and score otherwise"),
+        is_code=True,
+    )
+    optimizer: Choice = setting(
+        {"name": "adamw"}, "of the layers' weights; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
+    )
+    schedule: Choice = setting(
+        {"name": "cosine"}, "of the learning rate; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
+    )
+    callbacks: dict[str, Any] = setting({}, "that see it go by: [FILE.py:NAME]", resume=free("they observe"))
+    space: SpaceConf = section(
+        SpaceConf, resume=may_change("layers and data are compared by what they are, and a pool may grow")
+    )
+    data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
+    objectives: ObjectivesConf = section(ObjectivesConf, resume=stays("a study has its objectives for good"))
+    search: SearchSection = section(SearchSection)
+    train: TrainConf = section(TrainConf)
+    relay: RelayConf = section(RelayConf)
 
 
 @dataclass(frozen=True)
 class RetrainSection(TrainConf):
     """How the network is trained."""
 
-    learning_rate: float = setting(0.008, "peak of the schedule")
-    steps: int = setting(1000, "in all; 0: recalibrate and score only")
-    validation_steps: int = setting(100, "steps from one validation to the next")
-    recalibrate: int = setting(8, "batches to measure BatchNorm on each time")
-    checkpoint_seconds: float = setting(15.0, "at most this much training is lost")
+    learning_rate: float = setting(0.008, "peak of the schedule", resume=stays(TRAINED), is_inherited=False)
+    steps: int = setting(
+        1000, "in all; 0: recalibrate and score only", least=0, resume=may_change("the new total"), is_inherited=False
+    )
+    validation_steps: int = setting(
+        100,
+        "steps from one validation to the next",
+        least=1,
+        resume=may_change("how often, not how, it is scored"),
+        is_inherited=False,
+    )
+    recalibrate: int = setting(
+        8,
+        "batches to measure BatchNorm on each time",
+        least=0,
+        resume=stays("validations with other statistics cannot be compared"),
+        is_inherited=False,
+    )
+    checkpoint_seconds: float = setting(
+        15.0,
+        "at most this much training is lost",
+        least=0,
+        resume=free("how much a crash may cost"),
+        is_inherited=False,
+    )
 
 
 @dataclass(frozen=True)
 class RetrainConf:
     """Train one architecture, as the run named but for rate and steps."""
 
-    run: str = setting("", "a run's folder: its best, its weights")
-    architecture: str = setting("", "architecture.json or result.json; or original")
-    trial: int = setting(-1, "number in that run; -1: its best")
-    weights: str = setting("scratch", "scratch; that run's pool, best; a folder")
-    metric: str = setting("", "decides what is best; the first by default")
-    seed: int = setting(0, "of first weights, batches and dropout")
-    folder: str = setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written")
-    resume: str = setting("", "go on with the training in this folder")
-    export: bool = setting(True, "the best network as a plain PyTorch program too")
-    optimizer: Choice = setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
-    schedule: Choice = setting({"name": "cosine"}, "of the learning rate; or FILE.py:NAME")
-    train: RetrainSection = field(default_factory=RetrainSection)
-    space: SpaceConf = field(default_factory=SpaceConf)
-    data: DataConf = field(default_factory=DataConf)
-    relay: RelayConf = field(default_factory=RelayConf)
+    run: str = setting("", "a run's folder: its best, its weights", resume=may_change(_NAMED), is_inherited=False)
+    architecture: str = setting(
+        "", "architecture.json or result.json; or original", resume=may_change(_NAMED), is_inherited=False
+    )
+    trial: int = setting(-1, "number in that run; -1: its best", resume=may_change(_NAMED), is_inherited=False)
+    weights: str = setting(
+        "scratch",
+        "scratch; that run's pool, best; a folder",
+        resume=stays("the training began with those"),
+        is_inherited=False,
+    )
+    metric: str = setting(
+        "",
+        "decides what is best; the first by default",
+        resume=stays("the best so far was chosen by it"),
+        is_inherited=False,
+    )
+    seed: int = setting(
+        0,
+        "of first weights, batches and dropout",
+        least=0,
+        most=2**63 - 1,
+        resume=stays("first weights, paths and batches follow from it"),
+    )
+    folder: str = setting(
+        "runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written", resume=free(), is_inherited=False
+    )
+    resume: str = setting("", "go on with the training in this folder", resume=free(), is_inherited=False)
+    export: bool = setting(
+        True,
+        "the best network as a plain PyTorch program too",
+        resume=free("what is written beside the result"),
+        is_inherited=False,
+    )
+    optimizer: Choice = setting(
+        {"name": "adamw"}, "of the layers' weights; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
+    )
+    schedule: Choice = setting(
+        {"name": "cosine"}, "of the learning rate; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
+    )
+    train: RetrainSection = section(RetrainSection)
+    space: SpaceConf = section(
+        SpaceConf, resume=may_change("layers and data are compared by what they are, and a pool may grow")
+    )
+    data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
+    relay: RelayConf = section(RelayConf)
 
 
 @dataclass(frozen=True)
@@ -195,7 +339,7 @@ class SweeperConf:
     jobs: int = setting(1, "runs of a batch, at once if hydra/launcher can")
     sampler: str = setting("tpe", "tpe, random, nsga2, gp, grid, evolution ...")
     objectives: list[str] = setting([], "one or two; []: the first of the runs")
-    seed: int = setting(0, "of the sampler")
+    seed: int = setting(0, "of the sampler", most=2**63 - 1)
     params: dict[str, Any] = setting({}, "what to sweep, if a config file says it")
 
 
@@ -203,8 +347,8 @@ class SweeperConf:
 class PlanSection:
     """The steps that are planned."""
 
-    batch_size: int = setting(64, "samples a step")
-    micro_batch: int = setting(64, "samples at a time on the device")
+    batch_size: int = setting(64, "samples a step", least=1)
+    micro_batch: int = setting(64, "samples at a time on the device", least=1)
 
 
 @dataclass(frozen=True)
@@ -213,16 +357,16 @@ class PlanConf:
 
     hardware: str = setting("measure", "h100, laptop ..., FILE.json; measure: this one")
     propose: bool = setting(False, "settings that fit, fastest predicted first")
-    devices: int = setting(1, "that share a step: all ways to do so")
+    devices: int = setting(1, "that share a step: all ways to do so", least=1, most=1_000_000)
     device_memory: str = setting("", "that may be used: 16GiB; '': all there is")
     host_memory: str = setting("", "that may be used: 64GiB; '': all there is")
     folder: str = setting("", "for plan.json, timeline.png; '': nowhere")
-    seed: int = setting(0, "of the architectures that a median is taken of")
+    seed: int = setting(0, "of the architectures that a median is taken of", least=0, most=2**63 - 1)
     optimizer: Choice = setting({"name": "adamw"}, "of the layers' weights; or FILE.py:NAME")
-    space: SpaceConf = field(default_factory=SpaceConf)
-    data: DataConf = field(default_factory=DataConf)
-    train: PlanSection = field(default_factory=PlanSection)
-    relay: RelayConf = field(default_factory=RelayConf)
+    space: SpaceConf = section(SpaceConf)
+    data: DataConf = section(DataConf)
+    train: PlanSection = section(PlanSection)
+    relay: RelayConf = section(RelayConf)
 
 
 @dataclass(frozen=True)
@@ -230,9 +374,9 @@ class EvaluateConf:
     """Score the best architecture of a run again, with the weights found."""
 
     run: str = setting("", "the run's folder")
-    space: NamedPoolConf = field(default_factory=NamedPoolConf)
+    space: NamedPoolConf = section(NamedPoolConf)
     split: str = setting("validation", "validation, test or train")
-    recalibrate: int = setting(0, "batches to measure BatchNorm on; 0: as saved")
+    recalibrate: int = setting(0, "batches to measure BatchNorm on; 0: as saved", least=0)
     task: str = setting("", "on text: wikitext, text, lambada or classify")
     file: str = setting("", "that the task is measured on")
     stride: int = setting(0, "new tokens of each window; 0: all of them")
@@ -244,13 +388,13 @@ class GenerateConf:
     """Have the language model of a run write on."""
 
     run: str = setting("", "the run's folder")
-    space: NamedPoolConf = field(default_factory=NamedPoolConf)
+    space: NamedPoolConf = section(NamedPoolConf)
     prompt: str = setting("", "what the text begins with")
     tokens: int = setting(100, "new ones, at most")
     temperature: float = setting(1.0, "below 1 more likely ones; 0: the likeliest")
     top_k: int = setting(0, "of so many likeliest tokens; 0: of all")
     top_p: float = setting(1.0, "of the likeliest with so much probability")
-    seed: int = setting(0, "of the choice")
+    seed: int = setting(0, "of the choice", most=2**63 - 1)
     tokenizer: str = setting("", "file, folder, or bytes; '': the run's own")
 
 
@@ -259,7 +403,7 @@ class ExportConf:
     """Write the best network of a run as a plain PyTorch program."""
 
     run: str = setting("", "the run's folder")
-    space: NamedPoolConf = field(default_factory=NamedPoolConf)
+    space: NamedPoolConf = section(NamedPoolConf)
     out: str = setting("", "where to; the run's own export/ by default")
     formats: list[str] = setting(["state_dict", "program"], "and onnx, source, hugging_face")
 
@@ -294,3 +438,22 @@ TEXTS = ("prompt",)
 
 # settings whose names below them are arguments, or costs
 OPEN = ("space.args", "search.limits", "callbacks", *CHOICES)
+
+
+# settings that say where a run is
+PLACES = frozenset({"folder", "resume"})
+
+_RULES = {**rules(RetrainConf), **rules(SearchConf)}
+
+
+def rule_of(name: str) -> OnResume:
+    """What holds for another value of a setting when a run goes on: its own rule, or its section's.
+
+    Raises:
+        KeyError: there is none.
+    """
+    while name not in _RULES:
+        name, dot, _ = name.rpartition(".")
+        if not dot:
+            raise KeyError(name)
+    return _RULES[name]

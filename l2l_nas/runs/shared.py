@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.strategies.budget import Budget
-from l2l_nas.runs.changes import COMPARED, rule_of
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import deviating, deviations
-from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
+from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf, rule_of
 
 if TYPE_CHECKING:
     from l2l_nas.nas.distributed.backends import Address
@@ -76,6 +75,8 @@ def shared_study(address: Address, conf: SearchConf, folder: RunFolder) -> Share
     )
 
 
+# sections that a study compares by what they come to: digests of its samples, and its goals
+COMPARED = frozenset({"data", "objectives"})
 # listed by names of their own
 _NAMED = ("optimizer", "strategy")
 

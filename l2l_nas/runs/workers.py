@@ -31,8 +31,6 @@ def check_workers(conf: SearchConf, *, is_named: bool = True) -> None:
     Raises:
         SettingError: named.
     """
-    if conf.search.workers < 1:
-        raise SettingError(f"search.workers must be at least 1, got {conf.search.workers}")
     if conf.search.workers == 1:
         return
     if not is_named:

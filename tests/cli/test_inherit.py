@@ -8,12 +8,11 @@ from omegaconf import OmegaConf
 
 from l2l_nas.cli.said import said_names
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.runs.changes import PLACES
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.inherit import given_names, inherit, sweep_settings, sweep_words
-from l2l_nas.runs.settings import RetrainConf
+from l2l_nas.runs.settings import PLACES, RetrainConf
 
 RUN = {
     "seed": 4,

@@ -8,9 +8,8 @@ import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.nas.strategies.default import default_phases
 from l2l_nas.relay.device import Cpu
-from l2l_nas.runs import no_effect
-from l2l_nas.runs.fields import changed, settings
-from l2l_nas.runs.no_effect import _RULES, without_effect
+from l2l_nas.runs.fields import changed, declared
+from l2l_nas.runs.greeting import without_effect
 from l2l_nas.runs.settings import SearchConf
 from tests.cli.runs import ROOT, TINY, write_pool
 
@@ -44,15 +43,15 @@ def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
 
 def test_states_on_a_device_that_is_the_host(monkeypatch):
     assert lines(["relay.resident"]) == ["relay.resident has no effect with relay.device=cpu"]
-    monkeypatch.setattr(no_effect, "open_device", lambda name: Cpu(copies=True))
+    monkeypatch.setattr("l2l_nas.relay.device.open_device", lambda name: Cpu(copies=True))
     assert lines(["relay.resident", "relay.pinned"]) == []
 
 
 def test_settings_of_finalists_without_finalists():
     said = ["search.finalist_rounds", "search.finalist_steps"]
     assert lines(said, search__finalists=0, search__trial_weights="shared") == [
-        "search.finalist_rounds has no effect with search.finalists=0",
         "search.finalist_steps has no effect with search.finalists=0",
+        "search.finalist_rounds has no effect with search.finalists=0",
     ]
     assert len(lines(said, search__finalists=0)) == 1  # in a race they decide the learning rate of trials
 
@@ -95,11 +94,10 @@ def test_data_that_a_pool_has_no_use_for(tmp_path, monkeypatch, capsys):
         assert expected in said
 
 
-def test_every_rule_is_of_settings_that_there_are():
-    names = {name for name, _, _ in settings(SearchConf)}
-    for name, _, reason in _RULES:
-        assert reason in names
-        assert name in names or any(one.startswith(f"{name}.") for one in names)
+def test_what_decides_an_effect_is_a_setting_and_who_reads_one_a_phase():
+    known = {one.name: one for one in declared(SearchConf)}
+    assert {one.effect.setting for one in known.values() if one.effect} <= known.keys()
+    assert {one.read_by for one in known.values() if one.read_by} <= vars(l2l_nas).keys() | set(l2l_nas.__all__)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.plan import Memory, Planner, describe_binding, extremes
-from l2l_nas.runs.settings import RelayConf
+from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.sampling import UniformPaths
 
 TINY = ["space=digits_conv", "data=digits", "train.batch_size=16", "train.micro_batch=16"]

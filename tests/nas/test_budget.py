@@ -9,11 +9,6 @@ from tests.nas.problems import budget
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("trials", 0),
-        ("warmup_steps", -1),
-        ("steps_per_trial", -1),
-        ("finalists", -1),
-        ("finalist_steps", -1),
         ("learning_rate", 0.0),
         ("finalist_learning_rate", float("nan")),
         ("trial_weights", "forked"),

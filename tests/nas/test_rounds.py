@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from l2l_nas.errors import L2LError, NonFiniteError, SettingError
+from l2l_nas.errors import L2LError, NonFiniteError
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Trained, Training
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.finalists import Finalist, order
@@ -55,11 +55,6 @@ def test_every_round_has_about_as_many_steps_and_half_the_finalists(finalists, s
     assert [one.start for one in spend.rounds] == starts[:-1]
     assert [one.going_on for one in spend.rounds] == [*(count for count, _ in expected[1:]), 1]
     assert [one.is_last for one in spend.rounds] == [False] * (len(expected) - 1) + [True]
-
-
-def test_fewer_than_one_round_is_refused():
-    with pytest.raises(SettingError, match=r"search\.finalist_rounds must be at least 1, got 0"):
-        budget(finalist_rounds=0)
 
 
 def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_path):

@@ -145,29 +145,12 @@ class Budget(Division):
     schedule: MakeSchedule = Cosine
 
     def __post_init__(self) -> None:
-        for name, least in {
-            "warmup_steps": 0,
-            "trials": 1,
-            "steps_per_trial": 0,
-            "finalists": 0,
-            "finalist_steps": 0,
-            "finalist_rounds": 1,
-            "population": 1,
-            "population_bytes": 1,
-            "failures": 1,
-        }.items():
-            if getattr(self, name) < least:
-                raise SettingError(f"search.{name} must be at least {least}, got {getattr(self, name)}")
         for name, rate in {
             "train.learning_rate": self.learning_rate,
             "search.finalist_learning_rate": self.finalist_learning_rate,
         }.items():
             if not 0 < rate < math.inf:
                 raise SettingError(f"{name} must be above 0, got {rate}")
-        if not 0 <= self.checkpoint_seconds < math.inf:
-            raise SettingError(f"search.checkpoint_seconds must be at least 0, got {self.checkpoint_seconds}")
-        if not 0 <= self.introduce < math.inf:
-            raise SettingError(f"search.introduce must be at least 0, got {self.introduce}")
         check_trial_weights(self.trial_weights)
         if self.trial_weights == "scratch" and self.steps_per_trial == 0:
             raise SettingError(

@@ -1,0 +1,133 @@
+"""Settings of the sections that several commands have; see `settings.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from l2l_nas.runs.fields import Effect, free, may_change, setting, stays
+
+TRAINED = "earlier trials are scored with layers trained otherwise"
+
+
+def _has_link(conf: Any) -> bool:
+    """Whether the device has memory of its own."""
+    from l2l_nas.relay.device import open_device  # with torch, which `--help` does without
+
+    return not open_device(conf.relay.device).shares_memory
+
+
+def _has_json(conf: Any) -> bool:
+    from l2l_nas.text.documents import JSON, text_files
+
+    return any(path.suffix.lower() in JSON for path in text_files(conf.data.source))
+
+
+_WHERE_GUESSED = Effect("data.objective", lambda conf: conf.data.objective == "masked")
+
+
+@dataclass(frozen=True)
+class SpaceConf:
+    """What is searched."""
+
+    pool: str = setting("image_blocks", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
+    args: dict[str, Any] = setting({}, "its arguments: space.args.channels=32")
+
+
+@dataclass(frozen=True)
+class NamedPoolConf:
+    """The pool of a run."""
+
+    pool: str = setting("", "FILE.py:FUNCTION again, if it was your own")
+
+
+@dataclass(frozen=True)
+class DataConf:
+    """What is learned, unless the pool brings its own data."""
+
+    source: str = setting("cluttered_digits", "or digits, .npz, folder, text file, pydoc")
+    validation_fraction: float = setting(0.2, "share of the samples to select on")
+    test_fraction: float = setting(0.2, "share that finalists are tested on; 0: none")
+    size: list[int] = setting([], "height, width that a folder's images get")
+    workers: int = setting(
+        0, "processes that read a folder's images ahead", least=0, most=4096, resume=free("who reads them")
+    )
+    length: int = setting(128, "of text: tokens of a sequence", least=1)
+    tokenizer: str = setting("auto", "of text: bytes, FILE, FOLDER; auto: the model's")
+    objective: str = setting("causal", "of text: causal, masked; classify sentences")
+    columns: list[str] = setting([], "of classify: one or two of text, one of classes")
+    splits: list[float] = setting([], "of text: shares of documents, as [949,50,1]")
+    documents: str = setting("across", "of text: attention across them, or apart")
+    masked: float = setting(0.15, "of text: share of tokens that are guessed", effect=_WHERE_GUESSED)
+    predictions: int = setting(0, "of text: most of these a sequence; 0: no bound", effect=_WHERE_GUESSED)
+    text_key: str = setting(
+        "text", "of JSON lines: where an object has its text", effect=Effect("data.source", _has_json)
+    )
+    cache: str = setting("", "folder of token files; '': the user's cache", resume=free("where token files are"))
+
+
+@dataclass(frozen=True)
+class TrainConf:
+    """How layers are trained."""
+
+    batch_size: int = setting(64, "samples a step", least=1, resume=stays(TRAINED))
+    micro_batch: int = setting(
+        64, "samples at a time on the device", least=1, resume=stays("BatchNorm sees other samples at a time")
+    )
+    learning_rate: float = setting(0.008, "peak, of warm-up, trials and finalists", resume=stays(TRAINED))
+
+
+@dataclass(frozen=True)
+class ObjectivesConf:
+    """What is optimised."""
+
+    names: list[str] = setting(["accuracy"], "a metric, then metrics or costs")
+
+
+@dataclass(frozen=True)
+class RelayConf:
+    """The device side."""
+
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N", resume=free())
+    slots: int = setting(2, "layers on the device at once", most=4096, resume=free(), is_inherited=False)
+    update: str = setting(
+        "eager",
+        "eager; by the whole gradient's norm: exact",
+        resume=may_change("the weights are the same whichever it is"),
+    )
+    clip: float = setting(0.0, "largest gradient norm; 0: no clipping", least=0, resume=stays(TRAINED))
+    clip_scope: str = setting(
+        "global",
+        "global, or layer: each by itself",
+        resume=stays(TRAINED),
+        effect=Effect("relay.clip", lambda conf: conf.relay.clip > 0),
+    )
+    precision: str = setting("fp32", "fp32, bf16 or fp16 on the device", resume=stays(TRAINED))
+    stash: str = setting("device", "where inputs wait: device or host", resume=free())
+    keep: int = setting(1, "last layers retained, not recomputed", most=4096, resume=free(), is_inherited=False)
+    budget: str = setting("auto", "device memory to fill: 4GiB, all, none", resume=free(), is_inherited=False)
+    resident: str = setting(
+        "auto",
+        "states on the device: 4GiB, all, none",
+        resume=free(),
+        effect=Effect("relay.device", _has_link),
+        is_inherited=False,
+    )
+    pinned: str = setting(
+        "all",
+        "keep copies for the link on the host: all, none",
+        resume=free(),
+        effect=Effect("relay.precision", lambda conf: conf.relay.precision != "fp32" or _has_link(conf)),
+        is_inherited=False,
+    )
+    lanes: str = setting("auto", "threads, inline, or what suits", resume=free())
+    storage: str = setting("ram", "where the pool lives: ram, file; FILE.py:NAME", resume=free(), is_code=True)
+    layers: str = setting("eager", "how they run: eager, compile, graphs on CUDA", resume=free())
+    trace: bool = setting(False, "write trace.json and timeline.png", resume=free(), is_inherited=False)
+    threads: int = setting(
+        0,
+        "CPU threads; 0: one for small layers",
+        least=0,
+        most=4096,
+        resume=free("how fast; sums of other threads differ in the last bits"),
+    )
