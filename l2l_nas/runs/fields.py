@@ -54,7 +54,7 @@ def free(why: str = "where and how fast") -> OnResume:
 
 
 @dataclass(frozen=True)
-class Effect:
+class UsedIf:
     """When a setting changes anything.
 
     Args:
@@ -88,7 +88,7 @@ class Declared:
     least: float | None = None
     most: float | None = None
     resume: OnResume | None = None
-    effect: Effect | None = None
+    effect: UsedIf | None = None
     read_by: str = ""
     undecided: int | None = None
     is_code: bool = False

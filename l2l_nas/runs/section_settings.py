@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from l2l_nas.runs.fields import Effect, free, may_change, setting, stays
+from l2l_nas.runs.fields import UsedIf, free, may_change, setting, stays
 
 TRAINED = "earlier trials are scored with layers trained otherwise"
 
@@ -23,7 +23,7 @@ def _has_json(conf: Any) -> bool:
     return any(path.suffix.lower() in JSON for path in text_files(conf.data.source))
 
 
-_WHERE_GUESSED = Effect("data.objective", lambda conf: conf.data.objective == "masked")
+_WHERE_GUESSED = UsedIf("data.objective", lambda conf: conf.data.objective == "masked")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class DataConf:
     masked: float = setting(0.15, "of text: share of tokens that are guessed", effect=_WHERE_GUESSED)
     predictions: int = setting(0, "of text: most of these a sequence; 0: no bound", effect=_WHERE_GUESSED)
     text_key: str = setting(
-        "text", "of JSON lines: where an object has its text", effect=Effect("data.source", _has_json)
+        "text", "of JSON lines: where an object has its text", effect=UsedIf("data.source", _has_json)
     )
     cache: str = setting("", "folder of token files; '': the user's cache", resume=free("where token files are"))
 
@@ -100,7 +100,7 @@ class RelayConf:
         "global",
         "global, or layer: each by itself",
         resume=stays(TRAINED),
-        effect=Effect("relay.clip", lambda conf: conf.relay.clip > 0),
+        effect=UsedIf("relay.clip", lambda conf: conf.relay.clip > 0),
     )
     precision: str = setting("fp32", "fp32, bf16 or fp16 on the device", resume=stays(TRAINED))
     stash: str = setting("device", "where inputs wait: device or host", resume=free())
@@ -110,14 +110,14 @@ class RelayConf:
         "auto",
         "states on the device: 4GiB, all, none",
         resume=free(),
-        effect=Effect("relay.device", _has_link),
+        effect=UsedIf("relay.device", _has_link),
         is_inherited=False,
     )
     pinned: str = setting(
         "all",
         "keep copies for the link on the host: all, none",
         resume=free(),
-        effect=Effect("relay.precision", lambda conf: conf.relay.precision != "fp32" or _has_link(conf)),
+        effect=UsedIf("relay.precision", lambda conf: conf.relay.precision != "fp32" or _has_link(conf)),
         is_inherited=False,
     )
     lanes: str = setting("auto", "threads, inline, or what suits", resume=free())

@@ -15,7 +15,7 @@ from typing import Any, Optional
 from l2l_nas.plugins import is_own
 from l2l_nas.runs.bench_settings import BenchConf
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.fields import Effect, OnResume, free, may_change, rules, section, setting, stays
+from l2l_nas.runs.fields import OnResume, UsedIf, free, may_change, rules, section, setting, stays
 from l2l_nas.runs.section_settings import (
     TRAINED,
     DataConf,
@@ -39,7 +39,7 @@ def _in_a_race(config: Mapping[str, Any]) -> str:
 _COMPARED = "what is scored otherwise cannot be compared with the trials so far"
 _FINALISTS = "finalists are trained at the end, all of them by one rule"
 _NAMED = "what it names must be the architecture that is trained"
-_WHERE_SHARED = Effect("search.storage", lambda conf: bool(conf.search.storage))
+_WHERE_SHARED = UsedIf("search.storage", lambda conf: bool(conf.search.storage))
 
 
 # the name of something, with its arguments
@@ -87,7 +87,7 @@ class SearchSection:
         "of one in all rounds; null: as it fits",
         least=0,
         resume=may_change(_FINALISTS, unless=_in_a_race),
-        effect=Effect(
+        effect=UsedIf(
             "search.finalists", lambda conf: conf.search.finalists > 0 or conf.search.trial_weights == "scratch"
         ),
     )
@@ -96,7 +96,7 @@ class SearchSection:
         "rounds, each of half as many; null: up to 3",
         least=1,
         resume=may_change(_FINALISTS),
-        effect=Effect("search.finalists", lambda conf: conf.search.finalists > 0),
+        effect=UsedIf("search.finalists", lambda conf: conf.search.finalists > 0),
         read_by="Finalists",
     )
     finalist_learning_rate: float = setting(
@@ -124,7 +124,7 @@ class SearchSection:
         least=1,
         most=1_000_000,
         resume=stays("latencies of other batches cannot be compared"),
-        effect=Effect("objectives.names", lambda conf: "latency_ms" in {*conf.objectives.names, *conf.search.limits}),
+        effect=UsedIf("objectives.names", lambda conf: "latency_ms" in {*conf.objectives.names, *conf.search.limits}),
     )
     hardware: str = setting(
         "",
@@ -141,7 +141,7 @@ class SearchSection:
         0.5,
         "of trials, at a quarter and half their steps",
         resume=may_change("it says how many go on; a score is always that of all steps"),
-        effect=Effect(
+        effect=UsedIf(
             "search.early_stop", lambda conf: conf.search.early_stop == "halving" or is_own(conf.search.early_stop)
         ),
     )
@@ -151,7 +151,7 @@ class SearchSection:
         least=1,
         most=1_000_000,
         resume=may_change("a score does not depend on its neighbours in a pass"),
-        effect=Effect("search.steps_per_trial", lambda conf: conf.search.steps_per_trial == 0),
+        effect=UsedIf("search.steps_per_trial", lambda conf: conf.search.steps_per_trial == 0),
     )
     workers: int = setting(
         1, "processes that train and score trials", least=1, most=4096, resume=may_change("who does the work")
@@ -218,7 +218,7 @@ class SearchConf:
         {"name": "gp_hamming"},
         "proposes trials; or FILE.py:NAME",
         resume=may_change("it proposes and chooses finalists, and does not score"),
-        effect=Effect("strategy", lambda conf: conf.strategy["name"] != "random_search"),
+        effect=UsedIf("strategy", lambda conf: conf.strategy["name"] != "random_search"),
         is_code=True,
     )
     strategy: Choice = setting(
