@@ -8,8 +8,7 @@ Left out is the system's page cache: all files are taken as read from and writte
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -118,9 +117,16 @@ class Chain:
 
 @dataclass
 class _DiskFrame:
-    """What a frame holds: how much of a state, and the pieces that use it."""
+    """A frame that a state is in.
 
-    filled: int
+    Args:
+        filled: how much of the state.
+        next_use: index of the state's next use in the plan, or the number of uses where there is none.
+        users: the pieces that use it.
+    """
+
+    filled: int = 0
+    next_use: int = 0
     users: list[int] = field(default_factory=list)
 
 
@@ -129,11 +135,11 @@ class _ChainBuilder:
         self.work: dict[Step | Read, int] = {}
         self.plans: list[tuple[Piece, ...]] = []
         self.awaited: list[tuple[int, ...]] = []
-        self._states = [tuple(dict.fromkeys((about.key, *about.trainable))) for about in path]
+        self._states = [tuple(dict.fromkeys((layer.key, *layer.trainable))) for layer in path]
         self._ranks = schedule.update_ranks(path, in_files=bool(shape.frames))
-        self._num_frames = shape.frames
-        self._resident = shape.resident
+        self._shape = shape
         self._frames: dict[Name, _DiskFrame] = {}  # by state, the one used last at the end
+        self._next_uses: Iterator[int] = iter(())
         self._pieces: list[Piece] = []
         self._count = 0
         self._schedule: schedule.PlanSchedule[int] = schedule.PlanSchedule()
@@ -141,77 +147,62 @@ class _ChainBuilder:
     def add(self, plan: Plan) -> None:
         """The next plan."""
         self._pieces = []
-        uses = _Uses(state for step in plan.steps for state, _ in self._opened(step))
-
-        def submit(step: Step, after: tuple[int, ...]) -> int:
-            opened = self._opened(step)
-            reads = [piece for state, filled in opened for piece in self._read(state, filled, uses)]
-            what = Step(step.op, step.layer, state=step.state, value=step.value)
-            lane = LANES.index(schedule.LANE[step.op])
-            waits = lane == HOST or step.op is Op.SAVE  # a thread waits where it reads what comes
-            rank = schedule.rank(step, self._ranks)
-            piece = self._put(lane, what, (*after, *reads), waits=waits, rank=rank)
-            for state, _ in opened:
-                self._frames[state].users.append(piece)
-            return piece
-
-        self.awaited.append(tuple(self._schedule.follow(plan, str, submit)))
+        self._foresee([state for step in plan.steps for state, _ in self._opened(step)])
+        self.awaited.append(tuple(self._schedule.follow(plan, str, self._submit)))
         self.plans.append(tuple(self._pieces))
 
-    def _put(self, lane: int, what: Step | Read, after: tuple[int, ...], *, waits: bool, rank: int = 0) -> int:
-        number = self.work.setdefault(what, len(self.work))
-        self._pieces.append(Piece(lane, number, tuple(dict.fromkeys(after)), waits, rank))
+    def _foresee(self, uses: Sequence[Name]) -> None:
+        """Find the next use of each state, behind each of its uses in a plan and before all of them."""
+        upcoming: dict[Name, int] = {}
+        next_uses = []
+        for index in reversed(range(len(uses))):
+            next_uses.append(upcoming.get(uses[index], len(uses)))
+            upcoming[uses[index]] = index
+        self._next_uses = reversed(next_uses)
+        for state, frame in self._frames.items():
+            frame.next_use = upcoming.get(state, len(uses))
+
+    def _submit(self, step: Step, after: tuple[int, ...]) -> int:
+        opened = self._opened(step)
+        reads = [piece for state, filled in opened for piece in self._read(state, filled)]
+        work = Step(step.op, step.layer, state=step.state, value=step.value)
+        lane = LANES.index(schedule.LANE[step.op])
+        is_blocking = lane == HOST or step.op is Op.SAVE  # a thread waits where it reads what comes
+        rank = schedule.rank(step, self._ranks)
+        piece = self._append(lane, work, (*after, *reads), is_blocking=is_blocking, rank=rank)
+        for state, _ in opened:
+            self._frames[state].users.append(piece)
+        return piece
+
+    def _append(self, lane: int, work: Step | Read, after: tuple[int, ...], *, is_blocking: bool, rank: int = 0) -> int:
+        number = self.work.setdefault(work, len(self.work))
+        self._pieces.append(Piece(lane, number, tuple(dict.fromkeys(after)), is_blocking, rank))
         self._count += 1
         return self._count - 1
 
     def _opened(self, step: Step) -> list[tuple[Name, int]]:
         """The states in files that a step uses, and how much of each."""
-        if not self._num_frames:
+        if not self._shape.frames:
             return []
         if step.op is Op.LOAD:
             states = self._states[step.layer % len(self._states)]
-            return [(state, _WEIGHTS) for state in states if state not in self._resident]
-        return [(step.state, _ALL)] if step.op is Op.UPDATE and step.state not in self._resident else []
+            return [(state, _WEIGHTS) for state in states if state not in self._shape.resident]
+        return [(step.state, _ALL)] if step.op is Op.UPDATE and step.state not in self._shape.resident else []
 
-    def _read(self, state: Name, filled: int, uses: _Uses) -> tuple[int, ...]:
-        """Have a state in a frame, of those whose own is needed latest; the pieces that bring it."""
+    def _read(self, state: Name, filled: int) -> tuple[int, ...]:
+        """Have a state in a frame; the pieces that bring it. The state whose next use is the latest gives way."""
         update = self._schedule.updates.get(str(state))
         frame, after = self._frames.pop(state, None), () if update is None else (update,)
         if frame is None:
-            frame = _DiskFrame(0)
-            if len(self._frames) == self._num_frames:
-                after = (*after, *self._frames.pop(uses.latest(self._frames)).users)
+            frame = _DiskFrame()
+            if len(self._frames) == self._shape.frames:
+                latest = max(self._frames, key=lambda other: self._frames[other].next_use)
+                after = (*after, *self._frames.pop(latest).users)
         self._frames[state] = frame
-        uses.meet()
-        had, frame.filled = frame.filled, max(frame.filled, filled)
-        if had >= filled:
+        frame.next_use = next(self._next_uses)
+        held, frame.filled = frame.filled, max(frame.filled, filled)
+        if held >= filled:
             return ()
-        what = Read(state, weights=had < _WEIGHTS, rest=filled == _ALL)
-        frame.users.append(self._put(DISK, what, after, waits=True))
+        read = Read(state, weights=held < _WEIGHTS, rest=filled == _ALL)
+        frame.users.append(self._append(DISK, read, after, is_blocking=True))
         return (frame.users[-1],)
-
-
-class _Uses:
-    """The uses of states in a plan, in order."""
-
-    def __init__(self, states: Iterator[Name]) -> None:
-        self._places: dict[Name, list[int]] = {}
-        self._count = 0
-        for state in states:
-            self._places.setdefault(state, []).append(self._count)
-            self._count += 1
-        self._met = 0
-
-    def meet(self) -> None:
-        """One more is past."""
-        self._met += 1
-
-    def latest(self, states: Mapping[Name, _DiskFrame]) -> Name:
-        """That whose next use comes last, or that was used longest ago."""
-
-        def next_use(state: Name) -> int:
-            places = self._places.get(state, ())
-            index = bisect.bisect_left(places, self._met)
-            return places[index] if index < len(places) else self._count
-
-        return max(states, key=next_use)

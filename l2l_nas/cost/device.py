@@ -5,42 +5,35 @@ Slots and stash are what the relay owns; what layers keep and make while they ru
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from l2l_nas.cost.relay_path import RelayPath
+from l2l_nas.cost.sizes import state_bytes
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.layout import align
-from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.relay.device_states import block_sizes
-from l2l_nas.relay.measure import LayerNeeds, layer_needs
-from l2l_nas.relay.path import Name, PathLayer, last_to_learn, learns_from, tail_start, taken_by
+from l2l_nas.relay.measure import LayerNeeds
+from l2l_nas.relay.path import Name, last_to_learn, taken_by
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.pool import Layer
 
 
-@dataclass(frozen=True)
-class _Gradients:
+class _Gradients(NamedTuple):
     """Bytes of the gradients of a micro-batch that a layer's backward meets.
 
     Args:
-        before: of what it reads.
-        after: of what it writes.
+        read: of what the layer reads.
+        written: of what it writes.
         begun: of what it reads, that layers behind it have begun.
-        elsewhere: of other values, that layers behind it have begun and layers before it go on with.
+        passing: of other values, that layers behind it have begun and layers before it go on with.
     """
 
-    before: int
-    after: int
+    read: int
+    written: int
     begun: int
-    elsewhere: int
-
-    @property
-    def due(self) -> int:
-        """Bytes of gradients that are held of a micro-batch before its backward."""
-        return self.after + self.begun
+    passing: int
 
 
 class DeviceBytes:
@@ -56,23 +49,14 @@ class DeviceBytes:
         self._relay = relay
         self._sizes = sizes
         self._is_host = relay.device.shares_memory if is_host is None else is_host
-        self._dtype = PRECISIONS[relay.precision]
 
     def __call__(self, architecture: Architecture) -> float:
         """Bytes of slots, stash, states on the device, and the largest moment of the path's layers."""
-        relay = self._relay
-        memory = relay.memory_plan(self._sizes)
-        path, layers = relay.path(architecture), relay.pool.path(architecture)
-        spill = relay.stash.spill(memory.spilled)
-        first = tail_start(path, slots=len(relay.bank.slots), keep=memory.keep, spill=spill)
-        learning = learns_from(path)
-        of_use = {name for entry, has_use in zip(path, learning, strict=True) if has_use for name in entry.writes}
-        needs = [
-            self._needs(layer, not of_use.isdisjoint(entry.reads)) for layer, entry in zip(layers, path, strict=True)
-        ]
-        gradients = self._gradients(path, of_use)
-        entered = self._bytes(of_use.intersection(taken_by(path, first)))
-        moments = [*self._streamed(needs[:first], gradients, learning), *self._tail(needs, gradients, first, entered)]
+        path = self._path(architecture)
+        needs, gradients, first = path.needs(), self._gradients(path, path.learning), path.tail_start
+        entered = self._bytes(path, path.learning.intersection(taken_by(path.numbered.layers, first)))
+        learns = [not path.learning.isdisjoint(layer.writes) for layer in path.numbered.layers]
+        moments = [*self._streamed(needs[:first], gradients, learns), *self._tail(needs, gradients, first, entered)]
         return float(self.owned_bytes + self.resident_bytes(architecture) + max(moments))
 
     def resident_bytes(self, architecture: Architecture) -> int:
@@ -80,30 +64,20 @@ class DeviceBytes:
 
         Gradients of states that are updated at once may follow each other in a block; each is counted.
         """
-        server = self._relay.server
-        states = self._residents(architecture)
-        layouts = [server.layout(state) for state in states]
-        gradients = sum(align(gradient_bytes(layout)) for layout in layouts if layout.is_trainable)
+        path, server = self._path(architecture), self._relay.server
+        learning = [state for state in path.on_device if server.layout(state).is_trainable]
+        gradients = sum(align(gradient_bytes(server.layout(state))) for state in learning)
         saved = 0
-        if (
-            self._relay.config.update.order is UpdateOrder.AHEAD
-        ):  # else states that live on the device wait for the check
-            late = last_to_learn(self._relay.path(architecture))
-            ahead = (s for s, layout in zip(states, layouts, strict=True) if layout.is_trainable and s not in late)
-            saved_layouts = [server.rules.of(state).layout for state in ahead]
-            saved = sum(
-                layout.parameter_bytes + sum(moment.num_bytes for moment in layout.moments) + 4 * len(layout.parameters)
-                for layout in saved_layouts
-            )
+        # else states that live on the device wait for the check
+        if self._relay.config.update.order is UpdateOrder.AHEAD:
+            late = set(map(path.numbered.state, last_to_learn(path.numbered.layers)))
+            saved = sum(state_bytes(self._relay, state, buffers=False) for state in learning if state not in late)
         return self.state_bytes(architecture) + gradients + saved
 
     def state_bytes(self, architecture: Architecture) -> int:
         """Bytes of the states that live on the device while this architecture is trained."""
-        server = self._relay.server
-        return sum(sum(block_sizes(server, state, self._dtype)) for state in self._residents(architecture))
-
-    def _residents(self, architecture: Architecture) -> tuple[str, ...]:
-        return () if self._is_host else self._relay.states_on_device(architecture)
+        server, dtype = self._relay.server, self._relay.config.precision.dtype
+        return sum(sum(block_sizes(server, state, dtype)) for state in self._path(architecture).on_device)
 
     @property
     def owned_bytes(self) -> int:
@@ -114,42 +88,52 @@ class DeviceBytes:
 
     def resident_activations(self, architecture: Architecture) -> int:
         """The most bytes of activations of a micro-batch in plain training, which keeps those of every layer."""
-        path, layers = self._relay.path(architecture), self._relay.pool.path(architecture)
-        needs = [self._needs(layer, index > 0) for index, layer in enumerate(layers)]
-        gradients = self._gradients(path, {name for layer in path for name in layer.writes})
+        path = self._path(architecture)
+        needs = [path.layer_needs(layer, needs_gradient=index > 0) for index, layer in enumerate(path.layers)]
+        gradients = self._gradients(path, frozenset(value for layer in path.numbered.layers for value in layer.writes))
         return max(self._tail(needs, gradients, 0, 0))
 
-    def _gradients(self, path: Sequence[PathLayer], of_use: set[Name]) -> list[_Gradients]:
+    def _path(self, architecture: Architecture) -> RelayPath:
+        return RelayPath(self._relay, self._sizes, architecture, is_host=self._is_host)
+
+    def _bytes(self, path: RelayPath, values: Iterable[Name]) -> int:
+        """Bytes of values, for the largest micro-batch."""
+        return max(self._sizes) * path.value_bytes(values)
+
+    def _gradients(self, path: RelayPath, learning: frozenset[Name]) -> list[_Gradients]:
         """For each layer, the gradients that its backward reads, makes and passes by."""
-        last = {name: index for index, layer in enumerate(path) for name in layer.reads}
+        last_reader = {name: index for index, layer in enumerate(path.numbered.layers) for name in layer.reads}
+        before: set[Name] = set()
         gradients = []
-        for index, layer in enumerate(path):
-            before = of_use.intersection(name for layer in path[:index] for name in layer.writes)
-            later = {name for name in before if last.get(name, -1) > index}
+        for index, layer in enumerate(path.numbered.layers):
+            later = {name for name in before if last_reader.get(name, -1) > index}
+            written = learning.intersection(layer.writes)
             gradients.append(
                 _Gradients(
-                    self._bytes(before.intersection(layer.reads)),
-                    self._bytes(of_use.intersection(layer.writes)),
-                    self._bytes(later.intersection(layer.reads)),
-                    self._bytes(later.difference(layer.reads)),
+                    self._bytes(path, before.intersection(layer.reads)),
+                    self._bytes(path, written),
+                    self._bytes(path, later.intersection(layer.reads)),
+                    self._bytes(path, later.difference(layer.reads)),
                 )
             )
+            before |= written
         return gradients
 
     def _streamed(
-        self, needs: Sequence[LayerNeeds], gradients: Sequence[_Gradients], learning: Sequence[bool]
+        self, needs: Sequence[LayerNeeds], gradients: Sequence[_Gradients], learns: Sequence[bool]
     ) -> Iterator[int]:
         """Bytes at the largest moments of each visit of the layers before the tail."""
         others = len(self._sizes) - 1
-        for need, gradient, is_learning in zip(needs, gradients, learning, strict=False):
+        for need, gradient, is_learning in zip(needs, gradients, learns, strict=False):
             # a forward's graph of one micro-batch lives until the next one has its own
             yield need.forward_peak + (need.alive if others else 0)
             if not is_learning:
                 continue
             # held: of micro-batches that are done the gradients of inputs, of the others those of outputs
-            waiting = (others + 1) * gradient.elsewhere
+            waiting = (others + 1) * gradient.passing
+            due = gradient.written + gradient.begun
             for done in (0, others):
-                yield waiting + done * gradient.before + (others + 1 - done) * gradient.due + need.peak
+                yield waiting + done * gradient.read + (others + 1 - done) * due + need.peak
 
     def _tail(
         self, needs: Sequence[LayerNeeds], gradients: Sequence[_Gradients], first: int, entered: int
@@ -162,14 +146,5 @@ class DeviceBytes:
         alive = (len(self._sizes) - 1) * entered
         for index in range(first, len(needs)):
             is_last = index == len(needs) - 1
-            yield alive + needs[index].peak + (0 if is_last else gradients[index].after + gradients[index].elsewhere)
+            yield alive + needs[index].peak + (0 if is_last else gradients[index].written + gradients[index].passing)
             alive += needs[index].alive
-
-    def _bytes(self, values: Iterable[Name]) -> int:
-        """Bytes of values, for the largest micro-batch."""
-        specs = [spec for name in values for spec in self._relay.stash.specs[str(name)]]
-        return max(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
-
-    def _needs(self, layer: Layer, needs_gradient: bool) -> LayerNeeds:
-        pool, inputs = self._relay.pool, self._relay.stash.inputs_of(layer)
-        return layer_needs(pool, layer, inputs, max(self._sizes), dtype=self._dtype, needs_gradient=needs_gradient)

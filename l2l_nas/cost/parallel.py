@@ -143,25 +143,31 @@ def send_bandwidth(hardware: Hardware, ways: Parallelism) -> float:
     return hardware.network / min(SERVER, ways.tensor * ways.data)
 
 
+def visit_seconds(visit: EqualVisits, hardware: Hardware, ways: Parallelism, precision: str) -> tuple[float, float]:
+    """Of one visit, a device's share of the work, and the sum of values at its end."""
+    work = Work(visit.work.flops / ways.tensor, visit.work.bytes / ways.tensor, visit.work.kernels)
+    summed_s = all_reduce_s(visit.summed_bytes, ways.tensor, inside_bandwidth(hardware))
+    return hardware.seconds(work, precision), summed_s
+
+
 def parallel_step(work: StepWork, hardware: Hardware, ways: Parallelism, *, precision: str) -> ParallelStep:
     """Plain training by devices that share a step: each has its part of weights, gradients and moments."""
-    inside = inside_bandwidth(hardware)
     compute_s = tensor_s = 0.0
-    for visits in work.visits:
-        share = Work(visits.work.flops / ways.tensor, visits.work.bytes / ways.tensor, visits.work.kernels)
-        compute_s += visits.count * hardware.seconds(share, precision) / ways.pipeline
-        tensor_s += visits.count * all_reduce_s(visits.summed_bytes, ways.tensor, inside) / ways.pipeline
+    for visit in work.visits:
+        visit_s, summed_s = visit_seconds(visit, hardware, ways, precision)
+        compute_s += visit.count * visit_s / ways.pipeline
+        tensor_s += visit.count * summed_s / ways.pipeline
     # forward and backward; a stage in the middle takes while it sends
     sends_s = 2 * work.between_bytes / (send_bandwidth(hardware, ways) / 2) if ways.pipeline > 1 else 0.0
     busy_s = compute_s + tensor_s + sends_s
     parts = ways.tensor * ways.pipeline
-    summed_s = all_reduce_s(work.gradient_bytes / parts, ways.data, ring_bandwidth(hardware, ways))
+    gradients_s = all_reduce_s(work.gradient_bytes / parts, ways.data, ring_bandwidth(hardware, ways))
     return ParallelStep(
         compute_s,
         tensor_s,
         sends_s,
         busy_s / pipeline_share(ways.pipeline, work.micro_batches) - busy_s,
-        (1 - ways.overlapped) * summed_s,
+        (1 - ways.overlapped) * gradients_s,
         hardware.resident_update_s(work.num_parameters / parts),
     )
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
-from l2l_nas.cost.chain import COMPUTE, DISK, HOST, LANES, Chain, Read
+from l2l_nas.cost.chain import COMPUTE, DISK, HOST, LANES, Chain, Piece, Read
 from l2l_nas.eps.gradients import choose_block
 from l2l_nas.relay.path import Name, NumberedPath
 from l2l_nas.relay.plan import Op, Step
@@ -46,6 +46,22 @@ class LayerSeconds:
     round: float = 0.0
 
 
+class Duration(NamedTuple):
+    """How long work keeps its lane busy, in seconds.
+
+    Args:
+        own: of itself.
+        rounding: before it, in the thread of its lane alone.
+        saving: longer, before the check of its plan is done.
+        writing: longer, until the disk has what it leaves.
+    """
+
+    own: float
+    rounding: float = 0.0
+    saving: float = 0.0
+    writing: float = 0.0
+
+
 @dataclass(frozen=True)
 class PathSeconds:
     """What everything that a plan may ask takes, in seconds.
@@ -53,72 +69,56 @@ class PathSeconds:
     Args:
         layers: by index in the path.
         updates: of each state, on the host.
-        copies: of each state before an update that runs ahead of the check.
         values: the copy of each spilled value, one way.
-        check: of all gradients, on the host.
         issue: of the thread that issues, for a visit.
         copy: the least of a copy or an update.
         batches: how many micro-batches there are.
-        files: of each state in a file, the reading of its weights and of the rest from a file, and the writing of all.
+        copies: of each state before an update that runs ahead of the check.
+        files: of each state in a file, the reading of its weights and of the rest, and the writing of all.
     """
 
     layers: Sequence[LayerSeconds]
     updates: Mapping[Name, float]
     values: Mapping[Name, float] = field(default_factory=dict)
-    check: float = 0.0
     issue: float = 0.0
     copy: float = 0.0
     batches: int = 1
     copies: Mapping[Name, float] = field(default_factory=dict)
     files: Mapping[Name, tuple[float, float, float]] = field(default_factory=dict)
 
-    def of(self, step: Step | Read) -> float:
-        """How long work keeps its lane busy: the one table of durations."""
-        layers = self.layers
-        if isinstance(step, Read):
-            weights, rest, _ = self.files[step.state]
-            return step.weights * weights + step.rest * rest
-        match step.op:
+    def of(self, work: Step | Read) -> Duration:
+        """The one table of durations."""
+        if isinstance(work, Read):
+            weights, rest, _ = self.files[work.state]
+            return Duration(work.weights * weights + work.rest * rest)
+        layer = self.layers[work.layer % len(self.layers)]  # behind the path comes its first layer again
+        match work.op:
             case Op.FORWARD:
-                return layers[step.layer].forward
+                return Duration(layer.forward)
             case Op.BACKWARD:
-                own = layers[step.layer]
-                return own.forward + own.backward + own.save
+                return Duration(layer.forward + layer.backward + layer.save)
             case Op.ENTER:
-                return layers[step.layer].forward / self.batches
+                return Duration(layer.forward / self.batches)
             case Op.LEAVE:
-                return layers[step.layer].backward / self.batches
+                return Duration(layer.backward / self.batches)
             case Op.TAIL:
-                return sum(one.forward + one.backward for one in layers[step.layer :]) * (1 - 1 / self.batches)
+                tail_s = sum(layer.forward + layer.backward for layer in self.layers[work.layer :])
+                return Duration(tail_s * (1 - 1 / self.batches))
             case Op.LOAD:
-                return self.copy + layers[step.layer % len(layers)].load  # behind the path comes its first layer again
+                return Duration(self.copy + layer.load, rounding=layer.round)
             case Op.SEND:
-                return self.copy + layers[step.layer].send
+                return Duration(self.copy + layer.send)
             case Op.SAVE:
-                return self.copy + layers[step.layer].save
+                return Duration(self.copy + layer.save)
             case Op.STORE | Op.FETCH:
-                return self.copy + self.values[step.value]
+                return Duration(self.copy + self.values[work.value])
             case Op.UPDATE:
-                return self.copy + self.updates[step.state]
-            case Op.CHECK:
-                return self.copy + self.check
-            case _:
-                return 0.0
-
-    def rounded(self, step: Step | Read) -> float:
-        """How long the thread of a load prepares what it copies."""
-        if isinstance(step, Read) or step.op is not Op.LOAD:
-            return 0.0
-        return self.layers[step.layer % len(self.layers)].round
-
-    def copied(self, step: Step | Read) -> float:
-        """How much longer an update takes ahead of the check: its state is copied before."""
-        return self.copies.get(step.state, 0.0) if isinstance(step, Step) and step.op is Op.UPDATE else 0.0
-
-    def written(self, step: Step | Read) -> float:
-        """How long the thread of an update waits until a state is written to its file."""
-        is_update = isinstance(step, Step) and step.op is Op.UPDATE and step.state in self.files
-        return self.files[step.state][2] if is_update else 0.0
+                *_, writing_s = self.files.get(work.state, (0.0,))
+                return Duration(
+                    self.copy + self.updates[work.state], saving=self.copies.get(work.state, 0.0), writing=writing_s
+                )
+            case _:  # the check
+                return Duration(self.copy)
 
 
 @dataclass(frozen=True)
@@ -172,25 +172,24 @@ def simulate(
         path: has the names for spans; none are recorded without.
         gradients: of each layer, bytes of the gradient of each of its states, to find how many wait on the host.
     """
-    durations = [
-        _Duration(seconds.of(step), seconds.rounded(step), seconds.copied(step), seconds.written(step))
-        for step in chain.work
-    ]
-    run = _inline if lanes == "inline" else _beside
-    done, took, ends = run(chain, durations, seconds.issue, is_ahead=lanes == "streams")
+    durations = [seconds.of(work) for work in chain.work]
+    if lanes == "inline":
+        done, took, ends = _inline(chain, durations, seconds.issue)
+    else:
+        done, took, ends = _Lanes(chain, durations, seconds.issue, is_ahead=lanes == "streams").run()
     busy = [0.0] * len(LANES)
     last = chain.plans[-1]
     for piece, took_s in zip(last, took[len(took) - len(last) :], strict=True):
         busy[piece.lane] += took_s
-        busy[DISK] += durations[piece.work].written
+        busy[DISK] += durations[piece.work].writing
     issue_s = seconds.issue * sum(piece.lane == COMPUTE for piece in last)
-    round_s = sum(durations[piece.work].rounded for piece in last)
+    round_s = sum(durations[piece.work].rounding for piece in last)
     spans: list[_Done] = []
     if path is not None or gradients:
         pieces = [(number, piece) for number, plan in enumerate(chain.plans) for piece in plan]
         spans = [
-            (n, p.lane, chain.work[p.work], end - took_s, end)
-            for (n, p), end, took_s in zip(pieces, done, took, strict=True)
+            (number, piece.lane, chain.work[piece.work], end - took_s, end)
+            for (number, piece), end, took_s in zip(pieces, done, took, strict=True)
         ]
     return Simulation(
         ends[-1] - (ends[-2] if len(ends) > 1 else 0.0),
@@ -200,28 +199,13 @@ def simulate(
     )
 
 
-class _Duration(NamedTuple):
-    """How long work keeps its lane busy.
-
-    Args:
-        own: of itself.
-        rounded: before it, in the thread of its lane alone.
-        copied: longer, before the check of its plan is done.
-        written: longer, until the disk has what it leaves.
-    """
-
-    own: float
-    rounded: float
-    copied: float
-    written: float
-
-
 _Done = tuple[int, int, Step | Read, float, float]  # number of the plan, lane, what was done, begin, end
 # by piece when it is done, and how long it took; by plan when the issuing thread is at its end
 _Times = tuple[list[float], list[float], list[float]]
+_PENDING = -1.0  # when work of the host is done that has not begun
 
 
-def _inline(chain: Chain, durations: Sequence[_Duration], issue: float, *, is_ahead: bool) -> _Times:
+def _inline(chain: Chain, durations: Sequence[Duration], issue: float) -> _Times:
     """One thread does everything, in the order of the plan, where updates ahead come before the check."""
     now, done, took, ends = 0.0, [], [], []
     for plan in chain.plans:
@@ -233,83 +217,113 @@ def _inline(chain: Chain, durations: Sequence[_Duration], issue: float, *, is_ah
     return done, took, ends
 
 
-def _beside(chain: Chain, durations: Sequence[_Duration], issue: float, *, is_ahead: bool) -> _Times:
-    """Lanes beside each other.
+class _Waiting(NamedTuple):
+    """Work that the host has not begun; the least goes first.
 
     Args:
-        is_ahead: whether the issuing thread goes on while the device computes and copies.
+        rank: see [Note: order] in `relay/schedule.py`.
+        piece: its number.
+        ready_s: when it may begin.
+        plan: number of the plan.
     """
-    done: list[float] = []
-    took: list[float] = []
-    issued: list[float] = []
-    ends: list[float] = []
-    main = 0.0
-    free, thread = [0.0] * len(LANES), [0.0] * len(LANES)
-    # of the host: rank, piece, when it may begin, number of the plan
-    waiting: list[tuple[int, int, float, int]] = []
-    checked_s = [math.inf] * len(chain.plans)
-    works = [piece.work for plan in chain.plans for piece in plan]
-    checks = {number for number, what in enumerate(chain.work) if isinstance(what, Step) and what.op is Op.CHECK}
-    disk = _Disk()
 
-    def finish(piece: int) -> None:
-        """Have the host do what it does until a piece is done."""
-        while done[piece] < 0:
-            may = [one for one in waiting if one[2] <= free[HOST]]
-            chosen = min(may) if may else waiting[0]
-            waiting.remove(chosen)
-            begin, (_, one, _, number) = max(free[HOST], chosen[2]), chosen
-            own, _, copied, written = durations[works[one]]
-            own += copied if begin < checked_s[number] else 0.0
-            free[HOST] = done[one] = issued[one] = disk.take(begin + own, written)
-            took[one] = own + written
-            if works[one] in checks:
-                checked_s[number] = done[one]
+    rank: int
+    piece: int
+    ready_s: float
+    plan: int
 
-    for number, (plan, awaited) in enumerate(zip(chain.plans, chain.awaited, strict=True)):
-        planned = main
-        for lane, work, after, is_blocking, rank in plan:
-            ready = known = planned if lane == DISK else main
-            for other in after:
-                if done[other] < 0:
-                    finish(other)
-                ready = done[other] if done[other] > ready else ready
-                known = issued[other] if issued[other] > known else known
-            if lane == HOST:
-                waiting.append((rank, len(done), ready, number))
-                done.append(-1.0)
-                took.append(0.0)
-                issued.append(-1.0)
-                continue
-            own = durations[work].own
-            took.append(own)
-            if lane == DISK:
-                thread[DISK] = disk.take(max(thread[DISK], known), own)
-                done.append(thread[DISK])
-                issued.append(thread[DISK])
-                continue
-            if lane == COMPUTE:
-                main = known + issue
-                begun = main
-            else:
-                begun = (thread[lane] if thread[lane] > known else known) + durations[work].rounded
-            end = max(free[lane], ready, begun) + own
-            free[lane] = end
-            done.append(end)
-            seen = end if is_blocking or not is_ahead else begun
-            issued.append(seen)
-            if lane != COMPUTE:
-                thread[lane] = seen
-            elif not is_ahead:
-                main = end
-        for piece in awaited:
-            if done[piece] < 0:
-                finish(piece)
-        main = max([main, *(done[piece] for piece in awaited)])
-        ends.append(main)
-    while waiting:
-        finish(waiting[0][1])
-    return done, took, ends
+
+class _Lanes:
+    """Lanes that work beside each other. Times are in seconds from the begin of the first plan.
+
+    Args:
+        issue: what the issuing thread takes for a visit.
+        is_ahead: whether that thread goes on while the device computes and copies.
+    """
+
+    def __init__(self, chain: Chain, durations: Sequence[Duration], issue: float, *, is_ahead: bool) -> None:
+        self._chain, self._durations = chain, durations
+        self._issue, self._is_ahead = issue, is_ahead
+        # by piece
+        self._done: list[float] = []
+        self._took: list[float] = []
+        self._seen: list[float] = []  # when threads that wait for it go on
+        self._works = [piece.work for plan in chain.plans for piece in plan]
+        # by lane, when the device is free, and when the lane's thread is
+        self._free, self._thread = [0.0] * len(LANES), [0.0] * len(LANES)
+        self._main = 0.0  # when the issuing thread is free
+        self._waiting: list[_Waiting] = []
+        self._checked = [math.inf] * len(chain.plans)  # by plan, when its check is done
+        self._disk = _Disk()
+
+    def run(self) -> _Times:
+        """Do the plans, one after the other."""
+        ends = []
+        for number, (plan, awaited) in enumerate(zip(self._chain.plans, self._chain.awaited, strict=True)):
+            begun = self._main
+            for piece in plan:
+                self._submit(piece, number, begun)
+            for other in awaited:
+                self._finish(other)
+            self._main = max([self._main, *(self._done[other] for other in awaited)])
+            ends.append(self._main)
+        while self._waiting:
+            self._finish(self._waiting[0].piece)
+        return self._done, self._took, ends
+
+    def _submit(self, piece: Piece, plan: int, begun: float) -> None:
+        """Issue a piece of work.
+
+        Args:
+            begun: when the issuing of its plan began; the disk works from then on.
+        """
+        lane, duration = piece.lane, self._durations[piece.work]
+        ready = known = begun if lane == DISK else self._main
+        done, seen = self._done, self._seen
+        for other in piece.after:
+            if done[other] == _PENDING:
+                self._finish(other)
+            ready = done[other] if done[other] > ready else ready
+            known = seen[other] if seen[other] > known else known
+        if lane == HOST:
+            self._waiting.append(_Waiting(piece.rank, len(done), ready, plan))
+            self._append(_PENDING, _PENDING, 0.0)
+        elif lane == DISK:
+            self._thread[DISK] = self._disk.take(max(self._thread[DISK], known), duration.own)
+            self._append(self._thread[DISK], self._thread[DISK], duration.own)
+        elif lane == COMPUTE:
+            start = known + self._issue
+            end = max(self._free[lane], ready, start) + duration.own
+            self._main = start if self._is_ahead else end
+            self._free[lane] = end
+            self._append(end, end if piece.is_blocking or not self._is_ahead else start, duration.own)
+        else:
+            start = max(self._thread[lane], known) + duration.rounding
+            end = max(self._free[lane], ready, start) + duration.own
+            self._free[lane] = end
+            self._thread[lane] = end if piece.is_blocking or not self._is_ahead else start
+            self._append(end, self._thread[lane], duration.own)
+
+    def _append(self, done: float, seen: float, took: float) -> None:
+        self._done.append(done)
+        self._seen.append(seen)
+        self._took.append(took)
+
+    def _finish(self, piece: int) -> None:
+        """Have the host work until a piece is done."""
+        while self._done[piece] == _PENDING:
+            may_begin = [work for work in self._waiting if work.ready_s <= self._free[HOST]]
+            chosen = min(may_begin) if may_begin else self._waiting[0]
+            self._waiting.remove(chosen)
+            begin, number = max(self._free[HOST], chosen.ready_s), chosen.piece
+            own, _, saving, writing = self._durations[self._works[number]]
+            own += saving if begin < self._checked[chosen.plan] else 0.0
+            end = self._disk.take(begin + own, writing)
+            self._free[HOST] = self._done[number] = self._seen[number] = end
+            self._took[number] = own + writing
+            work = self._chain.work[self._works[number]]
+            if isinstance(work, Step) and work.op is Op.CHECK:
+                self._checked[chosen.plan] = end
 
 
 class _Disk:
@@ -379,31 +393,34 @@ def lifted(chain: Chain, seconds: PathSeconds, *, lanes: str) -> dict[str, float
     return {lane: simulate(chain, _faster(seconds, lane), lanes=lanes).step_s for lane in (*LANES, "issue", "round")}
 
 
-def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
-    def half(value: float, own: str) -> float:
-        return value / 2 if own == lane else value
+# the lane whose work each figure is
+_LANE_OF = {
+    "load": "up",
+    "forward": "compute",
+    "backward": "compute",
+    "send": "down",
+    "save": "down",
+    "round": "round",
+    "updates": "host",
+    "copies": "host",
+    "values": "up",
+    "issue": "issue",
+    "files": "disk",
+}
 
-    layers = [
-        LayerSeconds(
-            half(one.load, "up"),
-            half(one.forward, "compute"),
-            half(one.backward, "compute"),
-            half(one.send, "down"),
-            half(one.save, "down"),
-            half(one.round, "round"),
-        )
-        for one in seconds.layers
-    ]
-    return replace(
-        seconds,
-        layers=layers,
-        updates={state: half(value, "host") for state, value in seconds.updates.items()},
-        copies={state: half(value, "host") for state, value in seconds.copies.items()},
-        values={name: half(value, "up") for name, value in seconds.values.items()},
-        check=half(seconds.check, "host"),
-        issue=half(seconds.issue, "issue"),
-        files={
-            state: (half(weights, "disk"), half(rest, "disk"), half(all_of_it, "disk"))
-            for state, (weights, rest, all_of_it) in seconds.files.items()
-        },
-    )
+
+def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
+    """The same with a lane that is twice as fast."""
+
+    def halved(figures: LayerSeconds | PathSeconds) -> dict[str, Any]:
+        names = [entry.name for entry in fields(figures) if _LANE_OF.get(entry.name) == lane]
+        return {name: _half(getattr(figures, name)) for name in names}
+
+    return replace(seconds, layers=[replace(layer, **halved(layer)) for layer in seconds.layers], **halved(seconds))
+
+
+def _half(figure: Any) -> Any:
+    """Half of a number, or of each of several."""
+    if isinstance(figure, Mapping):
+        return {key: _half(value) for key, value in figure.items()}
+    return tuple(map(_half, figure)) if isinstance(figure, tuple) else figure / 2

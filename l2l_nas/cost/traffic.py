@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable
 
-import torch
-
+from l2l_nas.cost.chain import Chain, Read, RelayShape
+from l2l_nas.cost.relay_path import RelayPath
+from l2l_nas.cost.sizes import buffer_bytes, wire_bytes
 from l2l_nas.eps.gradients import gradient_bytes
-from l2l_nas.eps.layout import layout_of, wire_layout_of
+from l2l_nas.eps.layout import layout_of
 from l2l_nas.relay.buffers import may_change
-from l2l_nas.relay.config import PRECISIONS
-from l2l_nas.relay.path import Name, PathLayer
-from l2l_nas.relay.plan import Carry, Op
-from l2l_nas.relay.planner import plan_training
+from l2l_nas.relay.path import PathLayer
+from l2l_nas.relay.plan import Op, Step
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.pool import Layer, LayerPool
+
+_COPIES = (Op.LOAD, Op.SEND, Op.SAVE, Op.STORE, Op.FETCH)
 
 
 class StreamedBytes:
@@ -35,92 +33,35 @@ class StreamedBytes:
     def __init__(self, relay: Relay, sizes: tuple[int, ...]) -> None:
         self._relay = relay
         self._sizes = sizes
-        self._dtype = PRECISIONS[relay.precision]
-        self._moves: dict[tuple[tuple[PathLayer, ...], frozenset[Name]], Counter[tuple[Op, int]]] = {}
+        self._copies: dict[tuple[tuple[PathLayer, ...], RelayShape], Counter[Step]] = {}
 
     def __call__(self, architecture: Architecture) -> float:
         """Of a step that follows one of the same architecture and comes before another."""
-        relay = self._relay
-        path = relay.numbered(architecture)
-        spilled = path.numbers_of(relay.memory_plan(self._sizes).spilled)
-        key = (path.layers, spilled)
-        if key not in self._moves:
-            self._moves[key] = self._moves_of(path.layers, spilled)
-        layers = relay.pool.path(architecture)
-        residents = frozenset(relay.states_on_device(architecture))
-        return float(
-            sum(
-                count
-                * (
-                    self._value(path.value(what))
-                    if op in (Op.STORE, Op.FETCH)
-                    else self._of_move(op, layers[what], residents)
-                )
-                for (op, what), count in self._moves[key].items()
-            )
-        )
+        path = RelayPath(self._relay, self._sizes, architecture, is_host=False)
+        key = path.numbered.layers, path.shape(self._relay.usual_order)
+        if key not in self._copies:
+            self._copies[key] = _copies(Chain.of(*key, steps=2))  # the first step begins with empty slots
+        return float(sum(count * self._bytes(step, path) for step, count in self._copies[key].items()))
 
-    def _moves_of(self, path: tuple[PathLayer, ...], spilled: frozenset[Name]) -> Counter[tuple[Op, int]]:
-        """How often each layer of such a path is moved, and how, and each value."""
-        carry: Carry | None = None
-        for _ in range(2):  # the first step begins with empty slots
-            plan = plan_training(
-                path,
-                slots=len(self._relay.bank.slots),
-                update=self._relay.usual_order,
-                keep=self._relay.memory_plan(self._sizes).keep,
-                spill=self._relay.stash.spill(spilled),
-                carry=carry,
-                upcoming=path[0],
-            )
-            carry = plan.leaves
-        saved = {step.layer for step in plan.steps if step.op is Op.SAVE}
-        moves: Counter[tuple[Op, int]] = Counter()
-        for step in plan.steps:
-            if step.op in (Op.STORE, Op.FETCH):
-                moves[step.op, int(step.value)] += 1
-            elif step.op in (Op.LOAD, Op.SEND, Op.SAVE):
-                moves[step.op, step.layer % len(path)] += 1  # behind the path comes the first layer of the next one
-            elif step.op is Op.BACKWARD and step.layer in saved:
-                moves[step.op, step.layer] += 1
-        return moves
-
-    def _of_move(self, op: Op, layer: Layer, residents: frozenset[str]) -> int:
-        streamed = [state for state in layer.states if state not in residents]
-        match op:
+    def _bytes(self, step: Step, path: RelayPath) -> int:
+        pool, dtype = self._relay.pool, self._relay.config.precision.dtype
+        if step.op in (Op.STORE, Op.FETCH):
+            return sum(self._sizes) * path.value_bytes([step.value])
+        layer = path.layers[step.layer % len(path.layers)]  # behind the path comes the first layer of the next one
+        streamed = [state for state in layer.states if state not in path.on_device]
+        match step.op:
             case Op.LOAD:
-                return layer_bytes(self._relay.pool, streamed, self._dtype) + self._buffers(layer)
-            case Op.SEND:
-                return self._gradients(streamed)
+                return wire_bytes(pool, streamed, dtype) + buffer_bytes(pool, layer.key, dtype)
+            case Op.SEND:  # gradients of what learns, always in float32, and the norm of each
+                layouts = [layout_of(pool, state) for state in streamed]
+                return sum(gradient_bytes(layout) for layout in layouts if layout.is_trainable)
             case _:  # SAVE; and a backward starts from the buffers that the forward started from
-                return self._buffers(layer) if may_change(self._relay.pool, layer) else 0
-
-    def _buffers(self, layer: Layer) -> int:
-        return layer_bytes(self._relay.pool, [layer.key], self._dtype, buffers=True)
-
-    def _gradients(self, states: Iterable[str]) -> int:
-        """Those of what learns, always in float32, and the norm of each."""
-        layouts = (layout_of(self._relay.pool, state) for state in states)
-        return sum(gradient_bytes(layout) for layout in layouts if layout.is_trainable)
-
-    def _value(self, name: str) -> int:
-        specs = self._relay.stash.specs[name]
-        return sum(self._sizes) * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+                return buffer_bytes(pool, layer.key, dtype) if may_change(pool, layer) else 0
 
 
-def layer_bytes(pool: LayerPool, states: Iterable[str], dtype: torch.dtype, *, buffers: bool = False) -> int:
-    """Bytes of states as they cross the link: their weights, or their buffers.
-
-    Args:
-        dtype: of the wire.
-    """
-    wires = {state: wire_layout_of(pool, state, dtype) for state in states}
-    if not buffers:
-        return sum(wire.parameter_bytes for wire in wires.values())
-    # buffers cross as one block, unless some of them are rounded
-    return sum(
-        wire.buffer_bytes
-        if wire.buffers == layout_of(pool, state).buffers
-        else sum(entry.numel * entry.dtype.itemsize for entry in wire.buffers)
-        for state, wire in wires.items()
-    )
+def _copies(chain: Chain) -> Counter[Step]:
+    """How often the last plan has each of its steps that copy something."""
+    works = [chain.work[piece.work] for piece in chain.plans[-1]]
+    steps = [work for work in works if not isinstance(work, Read)]
+    saved = {step.layer for step in steps if step.op is Op.SAVE}
+    return Counter(step for step in steps if step.op in _COPIES or (step.op is Op.BACKWARD and step.layer in saved))

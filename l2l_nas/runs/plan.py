@@ -14,7 +14,8 @@ from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.parallel import Parallelism, ParallelStep, parallel_step, ways_of
 from l2l_nas.cost.simulator import Simulation
-from l2l_nas.cost.step_time import Prediction, StepTime, pool_bytes
+from l2l_nas.cost.sizes import pool_bytes
+from l2l_nas.cost.step_time import Prediction, StepTime
 from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.layout import layout_of

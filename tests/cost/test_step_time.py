@@ -12,8 +12,8 @@ from torch import nn
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.profiles import PROFILES
-from l2l_nas.cost.step_time import StepTime, pool_bytes, state_bytes
-from l2l_nas.cost.traffic import layer_bytes
+from l2l_nas.cost.sizes import pool_bytes, state_bytes, wire_bytes
+from l2l_nas.cost.step_time import StepTime
 from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.measure import layer_needs
@@ -123,7 +123,7 @@ def test_what_no_copy_is_stored_of_is_rounded_for_each_load(precision):
     layers = none[1].pool.path(none[1].pool.architecture(PATH))
     states = [state for layer in layers for state in layer.states]
     masters = sum(none[1].server.layout(state).parameter_bytes for state in states)
-    once = (masters + layer_bytes(none[1].pool, states, PRECISIONS[precision])) / 1e6
+    once = (masters + wire_bytes(none[1].pool, states, PRECISIONS[precision])) / 1e6
     assert once < rounded(*none) <= 2 * once
     assert rounded(*predicted(resident="all", pinned=None)) == 0
     times = [one.predict(relay.pool.architecture(PATH)).simulation for one, relay in (every, none)]

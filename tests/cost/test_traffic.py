@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from l2l_nas.cost import traffic
+from l2l_nas.cost import chain
 from l2l_nas.cost.traffic import StreamedBytes
 from l2l_nas.eps import inbox as inbox_module
 from l2l_nas.eps import wire as wire_module
@@ -132,8 +132,8 @@ def test_what_stays_on_the_device_does_not_cross_again():
 
 def test_a_path_of_other_names_with_the_same_shape_is_planned_once(monkeypatch):
     planned = []
-    real = traffic.plan_training
-    monkeypatch.setattr(traffic, "plan_training", lambda path, **options: planned.append(path) or real(path, **options))
+    real = chain.plan_training
+    monkeypatch.setattr(chain, "plan_training", lambda path, **options: planned.append(path) or real(path, **options))
     pool = dense_pool()
     cost = StreamedBytes(relay_of(pool), (2,))
     first = cost(pool.architecture(["dense", "twice", "skip", "skip", "linear"]))
