@@ -17,7 +17,7 @@ from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.measure import Work
-from l2l_nas.relay.path import last_to_learn
+from l2l_nas.relay.path import Name, last_to_learn
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
@@ -243,7 +243,8 @@ class StepTime:
     def _path_seconds(self, path: RelayPath, visits: Sequence[_LayerVisits]) -> PathSeconds:
         relay, hardware, tensor = self.relay, self.hardware, self.ways.tensor
         stored = frozenset(self._stored(path))
-        updates, files = {}, {}
+        updates: dict[Name, float] = {}
+        files: dict[Name, tuple[float, float, float]] = {}
         for number, state in enumerate(path.numbered.states):
             if state in path.on_device:
                 updates[number] = 0.0
