@@ -25,37 +25,30 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 ADVICE = "is it the config of a whole model?"
 
 
-class Config:
+class Config(Fields):
     """Fields of a configuration; what is missing or unusual is refused by name.
 
     Args:
-        fields: as `config.json` holds them, beside what is so where it says nothing.
+        fields: as `config.json` holds them, with defaults for what it does not say.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = fields
-        self._checked = Fields(fields, "config", advice=ADVICE, error=SpaceError)
+        super().__init__(fields, "config", advice=ADVICE, error=SpaceError)
 
-    def number(self, name: str, default: float = REQUIRED) -> float:
-        """A finite number, at least 0."""
-        value: float = self._checked.number(name, default=default)
-        return value
-
-    def share(self, name: str, default: float) -> float:
-        """A number from 0 to 1."""
-        value: float = self._checked.number(name, most=1.0, default=default)
-        return value
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field as it is."""
+        return self._content.get(name, default)
 
     def above(self, name: str) -> float | None:
         """A number above 0; None where there is none."""
-        value: float | None = self._checked.number(name, default=None)
+        value: float | None = self.number(name, default=None)
         if value == 0:
-            self._checked.refuse(name, "a number above 0")
+            self.refuse(name, "a number above 0")
         return value
 
     def count(self, name: str, default: int = REQUIRED) -> int:
         """A whole number above 0."""
-        value: int = self._checked.whole(name, least=1, most=LARGEST, default=default)
+        value: int = self.whole(name, least=1, most=LARGEST, default=default)
         return value
 
     def layers(self, name: str) -> int:
@@ -65,32 +58,23 @@ class Config:
             raise SpaceError(f"config: '{name}' is {count}; expected at most {_MOST_LAYERS}")
         return count
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """A field as it is."""
-        return self._fields.get(name, default)
-
     def is_true(self, name: str) -> bool:
         """A field that is true or false; one that is missing or null is false."""
-        return bool(self._checked.truth(name, default=None))
+        return bool(self.truth(name, default=None))
 
     def only(self, wanted: Mapping[str, Any]) -> None:
         """Refuse other values of these fields than the one that our layers do; what is missing or null is right."""
         for name, value in wanted.items():
-            if self._fields.get(name) not in (None, value):
-                raise SpaceError(f"config: '{name}' is {self._fields[name]!r}, of which only {value!r} is known here")
+            if self.get(name) not in (None, value):
+                raise SpaceError(f"config: '{name}' is {self.get(name)!r}, of which only {value!r} is known here")
 
     def activation(self, name: str, named_otherwise: Mapping[str, str]) -> str:
         """An activation, as our layers name it."""
-        value = self._fields.get(name)
+        value = self.get(name)
         activations = {**_ACTIVATIONS, **named_otherwise}
         if not isinstance(value, str) or value not in activations:
             raise SpaceError(f"config: '{name}' is {value!r}; known are {', '.join(activations)}")
         return activations[value]
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """All fields, as the config has them."""
-        return self._fields
 
     def kinds(self, layers: int, rule: str) -> list[str]:
         """By layer, `SLIDING` where it sees only a window, or `FULL`.
@@ -118,5 +102,5 @@ class Config:
     @property
     def window(self) -> int | None:
         """How many tokens a layer of kind `SLIDING` sees; None: all."""
-        window: int | None = self._checked.whole("sliding_window", least=1, most=_LONGEST_WINDOW, default=None)
+        window: int | None = self.whole("sliding_window", least=1, most=_LONGEST_WINDOW, default=None)
         return window

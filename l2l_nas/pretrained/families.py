@@ -139,10 +139,10 @@ class Family:
 
 
 def row_of(config: Mapping[str, Any]) -> Row:
-    """What the family of a config is.
+    """The family of a config, as data.
 
     Raises:
-        SpaceError: it is not known.
+        SpaceError: an unknown family.
     """
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
@@ -151,16 +151,13 @@ def row_of(config: Mapping[str, Any]) -> Row:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a model.
-
-    Args:
-        config: as `config.json` holds it.
+    """The family of a model whose `config.json` has this content.
 
     Raises:
         SpaceError: an unknown family, or something in it that our layers do not do.
     """
     row = row_of(config)
-    return _FamilyBuilder(row, Config({**row.said, **config})).family()
+    return _FamilyBuilder(row, Config({**row.defaults, **config})).family()
 
 
 class _FamilyBuilder:
@@ -175,15 +172,14 @@ class _FamilyBuilder:
         self._style = Style(
             norm=row.norm,
             eps=config.number(row.keys["eps"]),
-            is_post=row.place == "sum",
-            is_input_normed=row.place in ("before", "both"),
-            is_added_normed=row.place in ("added", "both"),
+            is_post=row.norm_place == "sum",
+            is_input_normed=row.norm_place in ("before", "both"),
+            is_added_normed=row.norm_place in ("added", "both"),
             bias=self._has(row.inner_bias),
             dropout=self._dropout("dropout"),
         )
 
     def family(self) -> Family:
-        """The family."""
         row, names = self._row, self._row.tensors
         positions, sources = [("embedding", self._embedding)], dict[tuple[str, str], TensorSource]()
         for index, kind in enumerate(self._config.kinds(self._layers, row.windows)):
@@ -219,21 +215,23 @@ class _FamilyBuilder:
         return self._config.is_true(bias) if isinstance(bias, str) else bias
 
     def _dropout(self, key: str) -> float:
-        return self._config.share(self._row.keys[key], 0.0) if key in self._row.keys else 0.0
+        return self._config.number(self._row.keys[key], most=1.0, default=0.0) if key in self._row.keys else 0.0
 
     @property
     def _embedding(self) -> Factory:
-        how: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self._row.rope is None:
-            how["places"] = self._length
+            options["places"] = self._length
         if "kinds" in self._row.keys:
-            how["kinds"] = self._count("kinds")
+            options["kinds"] = self._count("kinds")
         is_normed, dropout = "embedding.norm" in self._row.tensors.top, self._dropout("embedding_dropout")
         if is_normed or dropout:
-            how["style"] = replace(self._style, dropout=dropout)
-        how |= {"is_normed": True} if is_normed else {}
-        how |= {"scale": self._hidden**0.5} if self._row.is_scaled else {}
-        return partial(Embedding, self._vocabulary, self._hidden, **how)
+            options["style"] = replace(self._style, dropout=dropout)
+        if is_normed:
+            options["is_normed"] = True
+        if self._row.is_scaled:
+            options["scale"] = self._hidden**0.5
+        return partial(Embedding, self._vocabulary, self._hidden, **options)
 
     @property
     def _head(self) -> Factory:
@@ -246,17 +244,24 @@ class _FamilyBuilder:
         return partial(nn.Linear, self._hidden, self._vocabulary, bias=False)
 
     def _block(self, kind: str) -> dict[str, Factory]:
-        """The layers of a block, by what its positions are called."""
+        """The layers of a block, by what their positions are called.
+
+        Args:
+            kind: `FULL` or `SLIDING`.
+        """
         row, hidden, heads = self._row, self._hidden, self._heads(kind)
-        wide = self._config.count(row.keys["width"], row.times * hidden if row.times else REQUIRED)
-        activation = self._config.activation(row.keys["activation"], row.activations)
+        wide = self._config.count(row.keys["width"], row.width_factor * hidden or REQUIRED)
+        options: dict[str, Any] = {
+            "activation": self._config.activation(row.keys["activation"], row.activations),
+            "style": self._style,
+        }
         if row.parallel and self._config.is_true(row.parallel):
-            return {"block": partial(ParallelBlock, hidden, heads, wide, activation=activation, style=self._style)}
-        how: dict[str, Any] = {"activation": activation, "style": self._style}
-        how |= {"is_gated": True} if row.is_gated else {}
-        inner: Factory = partial(FeedForward, hidden, wide, **how)
+            return {"block": partial(ParallelBlock, hidden, heads, wide, **options)}
+        if row.is_gated:
+            options["is_gated"] = True
+        inner: Factory = partial(FeedForward, hidden, wide, **options)
         if row.is_mixture:
-            inner = partial(MixtureOfExperts, hidden, wide, routing=self._routing, **how)
+            inner = partial(MixtureOfExperts, hidden, wide, routing=self._routing, **options)
         return {"attention": partial(SelfAttention, hidden, heads, self._style), "feedforward": inner}
 
     def _heads(self, kind: str) -> Heads:
@@ -264,29 +269,36 @@ class _FamilyBuilder:
         count = self._count("heads")
         if count > self._hidden:
             raise SpaceError(f"config: {count} attention heads for a width of {self._hidden}")
-        how: dict[str, Any] = {"is_causal": not row.is_masked, "dropout": self._dropout("attention_dropout")}
+        shared, size = count, self._hidden // count
+        options: dict[str, Any] = {}
         if "key_value" in row.keys:
-            how["key_value"] = config.count(row.keys["key_value"], count)
+            options["key_value"] = shared = config.count(row.keys["key_value"], count)
         if "size" in row.keys:
-            how["size"] = config.count(row.keys["size"], self._hidden // count)
+            options["size"] = size = config.count(row.keys["size"], size)
         if row.rope is not None:
-            how["rotary"] = rotary_of(config.fields, row.rope, kind)
-            size = how.get("size", self._hidden // count)
-            if count % how.get("key_value", count) or how["rotary"].turning(size) % 2:
+            options["rotary"] = rotary = rotary_of(config, row.rope, kind)
+            if count % shared or rotary.turning(size) % 2:
                 raise SpaceError(
-                    f"config: {count} attention heads of {size} with {how.get('key_value', count)} of keys and values; "
+                    f"config: {count} attention heads of {size} with {shared} of keys and values; "
                     "these divide them, and what turns of sizes is even"
                 )
         if "scale" in row.keys and (scale := config.above(row.keys["scale"])) is not None:
-            how["scale"] = scale**-0.5
+            options["scale"] = scale**-0.5
         if "attention_cap" in row.keys:
-            how["cap"] = config.above(row.keys["attention_cap"])
+            options["cap"] = config.above(row.keys["attention_cap"])
         if self._has(row.bias) != self._style.bias:
-            how["bias"] = self._has(row.bias)
+            options["bias"] = self._has(row.bias)
         if row.out_bias is not None:
-            how["out_bias"] = self._has(row.out_bias)
-        normed = {"is_normed": row.normed == "head", "is_normed_whole": row.normed == "whole"}
-        return Heads(count, window=config.window if kind == SLIDING else None, **how, **normed)
+            options["out_bias"] = self._has(row.out_bias)
+        return Heads(
+            count,
+            window=config.window if kind == SLIDING else None,
+            is_causal=not row.is_masked,
+            is_normed=row.query_norm == "head",
+            is_normed_whole=row.query_norm == "whole",
+            dropout=self._dropout("attention_dropout"),
+            **options,
+        )
 
     @property
     def _routing(self) -> Routing:
@@ -295,7 +307,7 @@ class _FamilyBuilder:
         chosen, experts = config.count("num_experts_per_tok", 2), config.count("num_local_experts", 8)
         if chosen > experts:
             raise SpaceError(f"config: 'num_experts_per_tok' is {chosen}, but there are {experts} experts")
-        weight = config.number("router_aux_loss_coef", 0.001) if config.get("output_router_logits") else 0.0
+        weight = config.number("router_aux_loss_coef", default=0.001) if config.get("output_router_logits") else 0.0
         return Routing(experts, chosen, balance=weight * chosen / self._layers, is_normalised=True)
 
     def _sources(self, kind: str, parameters: Mapping[str, Tensor], theirs: str) -> Iterator[tuple[str, TensorSource]]:

@@ -10,7 +10,7 @@ from typing import Any
 from l2l_nas.contents.fields import REQUIRED, Fields
 from l2l_nas.errors import SpaceError
 from l2l_nas.layers import Rotary
-from l2l_nas.pretrained.config import ADVICE, FULL, LARGEST, SLIDING
+from l2l_nas.pretrained.config import ADVICE, FULL, LARGEST, SLIDING, Config
 
 _KINDS = ("default", "linear", "llama3", "yarn")
 
@@ -30,7 +30,7 @@ class RopeFields:
     kinds: tuple[str, ...] = _KINDS
 
 
-def rotary_of(config: Mapping[str, Any], fields: RopeFields, kind: str) -> Rotary:
+def rotary_of(config: Config, fields: RopeFields, kind: str) -> Rotary:
     """Rotary positions of the layers of a kind.
 
     Args:
@@ -40,78 +40,73 @@ def rotary_of(config: Mapping[str, Any], fields: RopeFields, kind: str) -> Rotar
     Raises:
         SpaceError: a stretch that is not known, or a number that makes no sense.
     """
-    top = _fields(config, "config")
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    table: Mapping[str, Any] = top.table(name, default={})
-    if len(fields.base) > 1:
-        nested = FULL in table or SLIDING in table
-        table = _fields(table, f"config: {name}").table(kind, default={}) if nested else table if kind == FULL else {}
-    elif any(isinstance(value, Mapping) for value in table.values()):
-        top.refuse(name, "the same of all layers")
-    table_fields = _fields(table, f"config: {name}")
-    field, base = fields.base[kind if len(fields.base) > 1 else FULL]
-    is_said = table.get("rope_theta") is not None
-    base = table_fields.number("rope_theta") if is_said else top.number(field, default=base)
+    content: Mapping[str, Any] = config.table(name, default={})
+    is_by_kind = len(fields.base) > 1
+    if not is_by_kind and any(isinstance(value, Mapping) for value in content.values()):
+        config.refuse(name, "the same of all layers")
+    if is_by_kind and (FULL in content or SLIDING in content):
+        content = _fields(content, name).table(kind, default={})
+    elif is_by_kind and kind != FULL:
+        content = {}
+    table = _fields(content, name)
+    field, base = fields.base[kind if is_by_kind else FULL]
+    holder, field = (table, "rope_theta") if content.get("rope_theta") is not None else (config, field)
+    base = holder.number(field, default=base)
     if not base:
-        (table_fields if is_said else top).refuse("rope_theta" if is_said else field, "a number above 0")
-    share = table_fields.number("partial_rotary_factor", most=1.0, default=None)
+        holder.refuse(field, "a number above 0")
+    share = table.number("partial_rotary_factor", most=1.0, default=None)
     if share is None:
         field, default = fields.share or ("partial_rotary_factor", 1.0)
-        share = top.number(field, most=1.0, default=default)
+        share = config.number(field, most=1.0, default=default)
     if share != 1 and fields.share is None:
         raise SpaceError(f"config: 'partial_rotary_factor' is {share}, of which only 1 is known here for this family")
-    stretch = table.get("rope_type", table.get("type", "default"))
+    stretch = content.get("rope_type", content.get("type", "default"))
     if not isinstance(stretch, str) or stretch not in fields.kinds:
         raise SpaceError(f"config: rotary positions of type {stretch!r}; known are {', '.join(fields.kinds)}")
-    return _STRETCHED[stretch](Rotary(base, share, stretch), table_fields, top)
+    return _STRETCHED[stretch](Rotary(base, share, stretch), table, config)
 
 
-def _fields(content: Mapping[str, Any], where: str) -> Fields:
-    return Fields(content, where, advice=ADVICE, error=SpaceError)
+def _fields(content: Mapping[str, Any], name: str) -> Fields:
+    return Fields(content, f"config: {name}", advice=ADVICE, error=SpaceError)
 
 
-def _linear(rotary: Rotary, fields: Fields, top: Fields) -> Rotary:
-    return replace(rotary, factor=fields.number("factor", least=1.0))
+def _linear(rotary: Rotary, table: Fields, config: Config) -> Rotary:
+    return replace(rotary, factor=table.number("factor", least=1.0))
 
 
-def _llama3(rotary: Rotary, fields: Fields, top: Fields) -> Rotary:
-    low, high = _ordered(fields, ("low_freq_factor", REQUIRED), ("high_freq_factor", REQUIRED))
-    return replace(_linear(rotary, fields, top), original=_original(fields, top), low=low, high=high)
+def _llama3(rotary: Rotary, table: Fields, config: Config) -> Rotary:
+    low, high = _ordered(table, ("low_freq_factor", REQUIRED), ("high_freq_factor", REQUIRED))
+    return replace(_linear(rotary, table, config), original=_original(table, config), low=low, high=high)
 
 
-def _yarn(rotary: Rotary, fields: Fields, top: Fields) -> Rotary:
-    original = _original(fields, top)
-    low, high = _ordered(fields, ("beta_slow", 1.0), ("beta_fast", 32.0))
-    factor = fields.number("factor", least=1.0, default=_longest(top) / original)
+def _yarn(rotary: Rotary, table: Fields, config: Config) -> Rotary:
+    original = _original(table, config)
+    low, high = _ordered(table, ("beta_slow", 1.0), ("beta_fast", 32.0))
+    factor = table.number("factor", least=1.0, default=config.count("max_position_embeddings") / original)
     if rotary.base <= 1:
-        fields.refuse("rope_theta", "more than 1")
-    scale = fields.number("attention_factor", default=None)
+        table.refuse("rope_theta", "more than 1")
+    scale = table.number("attention_factor", default=None)
     if scale is None:  # arXiv 2309.00071, equation 22
-        one, other = (fields.number(name, default=0.0) for name in ("mscale", "mscale_all_dim"))
+        one, other = (table.number(name, default=0.0) for name in ("mscale", "mscale_all_dim"))
         weight = 0.1 * math.log(max(factor, 1.0))
         scale = (weight * one + 1) / (weight * other + 1) if one and other else weight + 1
-    is_whole = fields.truth("truncate", default=True)
+    is_whole = table.truth("truncate", default=True)
     return replace(rotary, factor=factor, original=original, low=low, high=high, scale=scale, is_whole=is_whole)
 
 
-_STRETCHED = {"default": lambda rotary, fields, top: rotary, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+_STRETCHED = {"default": lambda rotary, table, config: rotary, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
 
 
-def _longest(top: Fields) -> int:
-    length: int = top.whole("max_position_embeddings", least=1, most=LARGEST)
-    return length
-
-
-def _original(fields: Fields, top: Fields) -> int:
+def _original(table: Fields, config: Config) -> int:
     """The longest text before the stretch; some families say it beside the table, which counts more."""
     name = "original_max_position_embeddings"
-    inner = fields.whole(name, least=1, most=LARGEST, default=_longest(top))
-    length: int = top.whole(name, least=1, most=LARGEST, default=inner)
-    return length
+    inner = table.whole(name, least=1, most=LARGEST, default=config.count("max_position_embeddings"))
+    return config.count(name, inner)
 
 
-def _ordered(fields: Fields, low: tuple[str, float], high: tuple[str, float]) -> tuple[float, float]:
-    less, more = (fields.number(name, default=default) for name, default in (low, high))
+def _ordered(table: Fields, low: tuple[str, float], high: tuple[str, float]) -> tuple[float, float]:
+    less, more = (table.number(name, default=default) for name, default in (low, high))
     if not 0 < less < more:
-        fields.refuse(high[0], f"more than {low[0]}, which is more than 0")
+        table.refuse(high[0], f"more than {low[0]}, which is more than 0")
     return less, more

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from l2l_nas.pretrained.config import FULL, SLIDING
@@ -30,14 +30,24 @@ _LLAMA_KEYS: Names = {
 }
 
 
+# what the tensors of llama are called, by what ours are
+_TOP = {"embedding.token": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+_PROJECTED = {name: f"self_attn.{theirs}_proj" for name, theirs in zip(("query", "key", "value"), "qkv", strict=True)}
+_ATTENTION = {**_PROJECTED, "out": "self_attn.o_proj", "norm": "input_layernorm"}
+_NORMED = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+_NETWORK = {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+_INNER = {**_NETWORK, "norm": "post_attention_layernorm"}
+_BLOCK = "model.layers.{}."
+
+
 @dataclass(frozen=True)
 class Tensors:
-    """What the tensors of a family are called, by what ours are.
+    """What the tensors of a family are called, by what ours are; as those of llama by default.
 
     Args:
+        attention, feed_forward: parts of sub-layers; `*` is the number of an expert.
         top: of embedding, last norm and head: "embedding.token", "norm", "head".
         block: what names of a block begin with, `{}` for its number.
-        attention, feed_forward: parts of sub-layers; `*` is the number of an expert.
         fused: tensors that hold several of our parts, one behind the other, and which.
         is_by_head: whether they do so within each head.
         is_transposed: whether matrices of blocks are [in, out].
@@ -46,10 +56,10 @@ class Tensors:
         copies: names that may be there in addition, and of which tensor each is a copy.
     """
 
-    top: Names
-    block: str
-    attention: Names
-    feed_forward: Names
+    attention: Names = field(default_factory=lambda: _ATTENTION)
+    feed_forward: Names = field(default_factory=lambda: _INNER)
+    top: Names = field(default_factory=lambda: _TOP)
+    block: str = _BLOCK
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_by_head: bool = False
     is_transposed: bool = False
@@ -65,12 +75,12 @@ class Row:
     Args:
         tensors: their names.
         keys: fields of the config by what they mean.
-        said: what a config means that does not say it, where `transformers` and our layers differ or families do.
+        defaults: of fields, where those of `transformers` and of our layers differ, or those of families.
         only: fields, and the one value of each that our layers do.
         rope: rotary positions; None: learned ones.
         norm: a name in `NORMS`.
-        place: of norms: "before" a sub-layer, of what is "added", "both", or of the "sum".
-        normed: what of queries and keys has a norm: each "head", the "whole", or nothing.
+        norm_place: where norms are: "before" a sub-layer, of what is "added", "both", or of the "sum".
+        query_norm: what of queries and keys has a norm: each "head", the "whole", or nothing.
         bias, out_bias, inner_bias: of queries, keys and values, of attention's last layer (None: as those), of
             feed-forward networks: whether there is one, or the field that says so.
         windows: see `Config.kinds`.
@@ -78,19 +88,20 @@ class Row:
         is_mixture: whether they are mixtures of experts.
         is_masked: whether it is a masked language model: tokens see later ones, and the head is BERT's.
         is_scaled: whether embeddings are multiplied by the root of their width.
-        times: the width of feed-forward networks over that of the model, where the config does not say it; 0: it must.
+        width_factor: the width of feed-forward networks over that of the model, where the config has no such field; 0:
+            it must have one.
         parallel: the field that says whether attention and feed-forward network work beside each other.
         activations: as our layers name those that the family means otherwise.
     """
 
-    tensors: Tensors
+    tensors: Tensors = field(default_factory=Tensors)
     keys: Names = field(default_factory=lambda: _LLAMA_KEYS)
-    said: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, Any] = field(default_factory=dict)
     rope: RopeFields | None = RopeFields({FULL: ("rope_theta", 10_000.0)})
     norm: str = "rms"
-    place: str = "before"
-    normed: str = ""
+    norm_place: str = "before"
+    query_norm: str = ""
     bias: bool | str = False
     out_bias: bool | str | None = None
     inner_bias: bool | str = False
@@ -99,38 +110,63 @@ class Row:
     is_mixture: bool = False
     is_masked: bool = False
     is_scaled: bool = False
-    times: int = 0
+    width_factor: int = 0
     parallel: str = ""
     activations: Names = field(default_factory=dict)
 
 
-_TOP = {"embedding.token": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-_PROJECTED = {name: f"self_attn.{theirs}_proj" for name, theirs in zip(("query", "key", "value"), "qkv", strict=True)}
-_ATTENTION = {**_PROJECTED, "out": "self_attn.o_proj", "norm": "input_layernorm"}
-_NORMED = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
-_NETWORK = {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
-_INNER = {**_NETWORK, "norm": "post_attention_layernorm"}
-_BLOCK = "model.layers.{}."
-_LLAMA = Tensors(_TOP, _BLOCK, _ATTENTION, _INNER)
 _UNTIED = {"tie_word_embeddings": False}
 _LATE = {"sliding_window": 4096, "max_window_layers": 28}
-_GEMMA_KEYS = {**_LLAMA_KEYS, "activation": "hidden_activation", "scale": "query_pre_attn_scalar"}
-_GEMMA_SAID = {
-    "tie_word_embeddings": True,
-    "rms_norm_eps": 1e-6,
-    "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
-    "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-}
-_GEMMA_ONLY = {"use_bidirectional_attention": False}
 _ATTENTION_BOTH = {**_ATTENTION, "added_norm": "post_attention_layernorm"}
 _INNER_BOTH = {**_NETWORK, "norm": "pre_feedforward_layernorm", "added_norm": "post_feedforward_layernorm"}
+_GEMMA = Row(
+    defaults={
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
+    only={"use_bidirectional_attention": False},
+    norm="offset_rms",
+    is_scaled=True,
+    activations={"gelu": "gelu_tanh"},
+    bias="attention_bias",
+)
+_GEMMA_2 = replace(
+    _GEMMA,
+    tensors=Tensors(_ATTENTION_BOTH, _INNER_BOTH),
+    keys={
+        **_LLAMA_KEYS,
+        "activation": "hidden_activation",
+        "scale": "query_pre_attn_scalar",
+        "attention_cap": "attn_logit_softcapping",
+        "cap": "final_logit_softcapping",
+    },
+    defaults={
+        **_GEMMA.defaults,
+        "num_key_value_heads": 4,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window_pattern": 2,
+    },
+    norm_place="both",
+    windows="each",
+    activations={},
+)
 
 FAMILIES: Mapping[str, Row] = {
     "bert": Row(
         Tensors(
+            {
+                **{name: f"attention.self.{name}" for name in ("query", "key", "value")},
+                "out": "attention.output.dense",
+                "norm": "attention.output.LayerNorm",
+            },
+            {"up": "intermediate.dense", "down": "output.dense", "norm": "output.LayerNorm"},
             {
                 "embedding.token": "bert.embeddings.word_embeddings",
                 "embedding.place": "bert.embeddings.position_embeddings",
@@ -142,12 +178,6 @@ FAMILIES: Mapping[str, Row] = {
                 "head.out.bias": "cls.predictions.bias",
             },
             "bert.encoder.layer.{}.",
-            {
-                **{name: f"attention.self.{name}" for name in ("query", "key", "value")},
-                "out": "attention.output.dense",
-                "norm": "attention.output.LayerNorm",
-            },
-            {"up": "intermediate.dense", "down": "output.dense", "norm": "output.LayerNorm"},
             base="bert.",
             ignored=("bert.pooler.", "cls.seq_relationship."),
             copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
@@ -160,7 +190,7 @@ FAMILIES: Mapping[str, Row] = {
             "embedding_dropout": "hidden_dropout_prob",
             "attention_dropout": "attention_probs_dropout_prob",
         },
-        said={
+        defaults={
             "tie_word_embeddings": True,
             "layer_norm_eps": 1e-12,
             "type_vocab_size": 2,
@@ -170,7 +200,7 @@ FAMILIES: Mapping[str, Row] = {
         only={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
         rope=None,
         norm="layer",
-        place="sum",
+        norm_place="sum",
         bias=True,
         inner_bias=True,
         is_gated=False,
@@ -178,6 +208,8 @@ FAMILIES: Mapping[str, Row] = {
     ),
     "gpt2": Row(
         Tensors(
+            {"out": "attn.c_proj", "norm": "ln_1"},
+            {"up": "mlp.c_fc", "down": "mlp.c_proj", "norm": "ln_2"},
             {
                 "embedding.token": "transformer.wte",
                 "embedding.place": "transformer.wpe",
@@ -185,8 +217,6 @@ FAMILIES: Mapping[str, Row] = {
                 "head": "lm_head",
             },
             "transformer.h.{}.",
-            {"out": "attn.c_proj", "norm": "ln_1"},
-            {"up": "mlp.c_fc", "down": "mlp.c_proj", "norm": "ln_2"},
             fused={"attn.c_attn": ("query", "key", "value")},
             is_transposed=True,
             base="transformer.",
@@ -204,7 +234,7 @@ FAMILIES: Mapping[str, Row] = {
             "embedding_dropout": "embd_pdrop",
             "attention_dropout": "attn_pdrop",
         },
-        said={
+        defaults={
             "tie_word_embeddings": True,
             "layer_norm_epsilon": 1e-5,
             **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
@@ -215,26 +245,21 @@ FAMILIES: Mapping[str, Row] = {
         bias=True,
         inner_bias=True,
         is_gated=False,
-        times=4,
+        width_factor=4,
     ),
     "llama": Row(
-        _LLAMA,
-        said={**_UNTIED, "rms_norm_eps": 1e-6},
+        defaults={**_UNTIED, "rms_norm_eps": 1e-6},
         only={"pretraining_tp": 1},
         bias="attention_bias",
         inner_bias="mlp_bias",
     ),
     "mistral": Row(
-        _LLAMA,
-        said={**_UNTIED, "rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
+        defaults={**_UNTIED, "rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
         windows="all",
     ),
     "mixtral": Row(
         Tensors(
-            _TOP,
-            _BLOCK,
-            _ATTENTION,
-            {
+            feed_forward={
                 "router": "block_sparse_moe.gate",
                 **{
                     f"experts.*.{ours}": f"block_sparse_moe.experts.*.{theirs}"
@@ -243,101 +268,66 @@ FAMILIES: Mapping[str, Row] = {
                 "norm": "post_attention_layernorm",
             },
         ),
-        said={**_UNTIED, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
+        defaults={**_UNTIED, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
         only={"router_jitter_noise": 0.0},
         rope=RopeFields({FULL: ("rope_theta", 1e6)}),
         windows="all",
         is_mixture=True,
     ),
     "qwen3": Row(
-        Tensors(_TOP, _BLOCK, {**_ATTENTION, **_NORMED}, _INNER),
-        said={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32, "head_dim": 128},
-        normed="head",
+        Tensors({**_ATTENTION, **_NORMED}),
+        defaults={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32, "head_dim": 128},
+        query_norm="head",
         windows="late",
         bias="attention_bias",
     ),
     "qwen2": Row(
-        _LLAMA,
-        said={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32},
+        defaults={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32},
         bias=True,
         out_bias=False,
         windows="late",
     ),
-    "gemma": Row(
-        _LLAMA,
-        said={**_GEMMA_SAID, "num_key_value_heads": 16},
-        only=_GEMMA_ONLY,
-        norm="offset_rms",
-        is_scaled=True,
-        activations={"gelu": "gelu_tanh"},
-        bias="attention_bias",
-    ),
-    "gemma2": Row(
-        Tensors(_TOP, _BLOCK, _ATTENTION_BOTH, _INNER_BOTH),
-        keys={**_GEMMA_KEYS, "attention_cap": "attn_logit_softcapping", "cap": "final_logit_softcapping"},
-        said={
-            **_GEMMA_SAID,
-            "num_key_value_heads": 4,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            "sliding_window_pattern": 2,
-        },
-        only=_GEMMA_ONLY,
-        norm="offset_rms",
-        place="both",
-        windows="each",
-        is_scaled=True,
-        bias="attention_bias",
-    ),
-    "gemma3_text": Row(
-        Tensors(_TOP, _BLOCK, {**_ATTENTION_BOTH, **_NORMED}, _INNER_BOTH),
-        keys={**_GEMMA_KEYS, "attention_cap": "attn_logit_softcapping", "cap": "final_logit_softcapping"},
-        said={
-            **_GEMMA_SAID,
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA_2,
+    "gemma3_text": replace(
+        _GEMMA_2,
+        tensors=Tensors({**_ATTENTION_BOTH, **_NORMED}, _INNER_BOTH),
+        defaults={
+            **_GEMMA.defaults,
             "num_key_value_heads": 4,
             "max_position_embeddings": 131_072,
             "sliding_window_pattern": 6,
         },
-        only=_GEMMA_ONLY,
         rope=RopeFields({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 10_000.0)}),
-        norm="offset_rms",
-        place="both",
-        normed="head",
-        windows="each",
-        is_scaled=True,
-        bias="attention_bias",
+        query_norm="head",
     ),
     "phi3": Row(
         Tensors(
-            _TOP,
-            _BLOCK,
             {"out": "self_attn.o_proj", "norm": "input_layernorm"},
             {"down": "mlp.down_proj", "norm": "post_attention_layernorm"},
             fused={"self_attn.qkv_proj": ("query", "key", "value"), "mlp.gate_up_proj": ("gate", "up")},
         ),
         keys={**_LLAMA_KEYS, "dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop"},
-        said={**_UNTIED, "rms_norm_eps": 1e-5},
+        defaults={**_UNTIED, "rms_norm_eps": 1e-5},
         rope=RopeFields({FULL: ("rope_theta", 10_000.0)}, share=("partial_rotary_factor", 1.0), kinds=("default",)),
         windows="all",
     ),
     "olmo2": Row(
         Tensors(
-            _TOP,
-            _BLOCK,
             {**_PROJECTED, **_NORMED, "out": "self_attn.o_proj", "added_norm": "post_attention_layernorm"},
             {**_NETWORK, "added_norm": "post_feedforward_layernorm"},
         ),
-        said={**_UNTIED, "rms_norm_eps": 1e-5},
-        place="added",
-        normed="whole",
+        defaults={**_UNTIED, "rms_norm_eps": 1e-5},
+        norm_place="added",
+        query_norm="whole",
         bias="attention_bias",
     ),
     "gpt_neox": Row(
         Tensors(
-            {"embedding.token": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
-            "gpt_neox.layers.{}.",
             {"out": "attention.dense", "norm": "input_layernorm"},
             {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "norm": "post_attention_layernorm"},
+            {"embedding.token": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
+            "gpt_neox.layers.{}.",
             fused={"attention.query_key_value": ("query", "key", "value")},
             is_by_head=True,
             base="gpt_neox.",
@@ -349,7 +339,7 @@ FAMILIES: Mapping[str, Row] = {
             "embedding_dropout": "hidden_dropout",
             "attention_dropout": "attention_dropout",
         },
-        said={**_UNTIED, "layer_norm_eps": 1e-5, "use_parallel_residual": True, "attention_bias": True},
+        defaults={**_UNTIED, "layer_norm_eps": 1e-5, "use_parallel_residual": True, "attention_bias": True},
         rope=RopeFields({FULL: ("rotary_emb_base", 10_000.0)}, share=("rotary_pct", 0.25)),
         norm="layer",
         inner_bias=True,
