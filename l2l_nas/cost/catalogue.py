@@ -28,12 +28,11 @@ from l2l_nas.space.pool import Layer, LayerPool
 def parameters_cost(pool: LayerPool) -> Cost:
     """The number of weights: the sum over the layers, unless an architecture's choices decide which are shared."""
     first: dict[str, int] = {}  # position that each state is counted at
-    is_sum = not pool.shared and pool.is_separable
     for layer in pool.layers:
         for state in layer.states:
             first.setdefault(state, layer.position)
-        if layer.candidate.tied:
-            is_sum = is_sum and len(pool.positions[layer.position].candidates) == 1
+    tied = [pool.positions[layer.position] for layer in pool.layers if layer.candidate.tied]
+    is_sum = not pool.shared and pool.is_separable and all(len(position.candidates) == 1 for position in tied)
 
     def of_layer(layer: Layer) -> float:
         counted = [state for state in layer.states if first[state] == layer.position]
@@ -54,8 +53,7 @@ def build_costs(
     """All costs of a run.
 
     Args:
-        relay: trains the architectures.
-        sizes: samples of each of its micro-batches.
+        sizes: samples of each micro-batch of the relay.
         build: the plain network of an architecture, in evaluation mode, for its latency.
         inputs: the batch that the latency is measured with.
         own: costs of the user's own, by name.

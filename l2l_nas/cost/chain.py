@@ -25,54 +25,32 @@ _WEIGHTS, _ALL = 1, 2  # how much of a state is in a frame
 
 @dataclass(frozen=True)
 class RelayShape:
-    """The settings of a relay that decide its plans.
-
-    Args:
-        slots: how many.
-        keep: length of the tail.
-        update: when states are updated.
-        spill: what waits on the host.
-        frames: in memory, for states that are in files; 0: all are in memory.
-        resident: states that live on the device, and are not read from files.
-    """
+    """The settings of a relay that decide its plans."""
 
     slots: int = 2
-    keep: int = 1
+    keep: int = 1  # length of the tail
     update: UpdateOrder = UpdateOrder.EAGER
     spill: Spill = NOTHING_SPILLED
-    frames: int = 0
-    resident: frozenset[Name] = frozenset()
+    frames: int = 0  # in memory, for states that are in files; 0: all are in memory
+    resident: frozenset[Name] = frozenset()  # states that live on the device, and are not read from files
 
 
 class Read(NamedTuple):
-    """A state comes from its file to a frame.
-
-    Args:
-        weights: whether its weights come.
-        rest: whether moments and step counts come.
-    """
+    """Parts of a state come from its file to a frame."""
 
     state: Name
     weights: bool
-    rest: bool
+    rest: bool  # moments and step counts
 
 
 class Piece(NamedTuple):
-    """Work that keeps a lane busy.
-
-    Args:
-        lane: its number.
-        work: number of what is done, among those of the chain that differ.
-        after: earlier pieces that must be done first, of earlier plans too.
-        is_blocking: whether the thread of its lane waits until it is done.
-        rank: of the host's works that may begin, the least goes first.
-    """
+    """Work that keeps a lane busy."""
 
     lane: int
-    work: int
-    after: tuple[int, ...]
-    is_blocking: bool
-    rank: int = 0
+    work: int  # index in the chain's different works
+    after: tuple[int, ...]  # earlier pieces that must be done first, of earlier plans too
+    is_blocking: bool  # whether the thread of its lane waits until it is done
+    rank: int = 0  # of the host's works that may begin, the least goes first
 
 
 @dataclass(frozen=True)
@@ -80,16 +58,11 @@ class Chain:
     """The plans of successive steps of one path as work of lanes, made once for all durations.
 
     Steps that take no time are gone: what waits for one of them waits for what that one waits for.
-
-    Args:
-        work: what there is to do: steps and reads that differ.
-        plans: by plan, its pieces.
-        awaited: by plan, pieces that the issuing thread waits for at the end.
     """
 
-    work: tuple[Step | Read, ...]
+    work: tuple[Step | Read, ...]  # each once
     plans: tuple[tuple[Piece, ...], ...]
-    awaited: tuple[tuple[int, ...], ...]
+    awaited: tuple[tuple[int, ...], ...]  # by plan, pieces that the issuing thread waits for at the end
 
     @classmethod
     def of(cls, path: Sequence[PathLayer], shape: RelayShape, *, steps: int = _STEPS) -> Chain:
@@ -117,17 +90,11 @@ class Chain:
 
 @dataclass
 class _DiskFrame:
-    """A frame that a state is in.
+    """A frame that a state is in."""
 
-    Args:
-        filled: how much of the state.
-        next_use: index of the state's next use in the plan, or the number of uses where there is none.
-        users: the pieces that use it.
-    """
-
-    filled: int = 0
-    next_use: int = 0
-    users: list[int] = field(default_factory=list)
+    filled: int = 0  # how much of the state
+    next_use: int = 0  # index of the state's next use in the plan, or the number of uses where there is none
+    users: list[int] = field(default_factory=list)  # the pieces that use it
 
 
 class _ChainBuilder:
@@ -145,7 +112,6 @@ class _ChainBuilder:
         self._schedule: schedule.PlanSchedule[int] = schedule.PlanSchedule()
 
     def add(self, plan: Plan) -> None:
-        """The next plan."""
         self._pieces = []
         self._foresee([state for step in plan.steps for state, _ in self._opened(step)])
         self.awaited.append(tuple(self._schedule.follow(plan, str, self._submit)))

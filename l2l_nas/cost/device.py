@@ -21,19 +21,12 @@ from l2l_nas.space.architecture import Architecture
 
 
 class _Gradients(NamedTuple):
-    """Bytes of the gradients of a micro-batch that a layer's backward meets.
+    """Bytes of the gradients of a micro-batch that a layer's backward meets."""
 
-    Args:
-        read: of what the layer reads.
-        written: of what it writes.
-        begun: of what it reads, that layers behind it have begun.
-        passing: of other values, that layers behind it have begun and layers before it go on with.
-    """
-
-    read: int
-    written: int
-    begun: int
-    passing: int
+    read: int  # of what the layer reads
+    written: int  # of what it writes
+    begun: int  # of what it reads, that layers behind it have begun
+    passing: int  # of other values, that layers behind it have begun and layers before it go on with
 
 
 class DeviceBytes:

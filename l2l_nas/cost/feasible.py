@@ -31,8 +31,7 @@ def check_limits(
 
     Args:
         costs: of the run; the cheapest in FLOPs are the first to be measured.
-        limits: what may be spent.
-        constraints: what else is asked for.
+        constraints: what architectures must keep beside limits.
         seed: of random starts.
 
     Raises:

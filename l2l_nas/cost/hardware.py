@@ -20,48 +20,28 @@ ASSUMED = "assumed"  # how a source begins that is nobody's figure
 
 @dataclass(frozen=True)
 class Hardware:
-    """A device and its host.
-
-    Args:
-        name: of the profile.
-        peak_flops: of matrix products a second, by precision. "fp32" is torch's default, without TF32.
-        efficiency: share of the peak that layers reach.
-        device_bytes: device memory.
-        device_bandwidth: bytes a second of device memory.
-        link_up: bytes a second from pinned host memory to the device.
-        link_down: bytes a second from the device to pinned host memory.
-        host_bytes: host memory.
-        host_bandwidth: bytes a second of host memory.
-        host_updates: parameters a second that the host's AdamW updates.
-        disk: bytes a second that are read from or written to files.
-        kernel_s: the least time between the launches of two operations.
-        step_s: time of this program's own for a step of a plan, in the thread that issues it.
-        copy_s: the same for a copy or an update.
-        lanes: "streams" where work is issued ahead to the device; "threads" where the issuing thread computes, beside
-            threads that copy and update; "inline" where it does everything.
-        peers: bytes a second of collectives to devices of the same server, both ways together; 0: none.
-        network: bytes a second from a server to other servers, both ways together; 0: none.
-        sources: by figure, where it comes from.
-    """
+    """A device and its host. Rates are bytes a second."""
 
     name: str
-    peak_flops: Mapping[str, float]
+    peak_flops: Mapping[str, float]  # of matrix products a second, by precision; "fp32" is torch's, without TF32
     device_bytes: int
-    device_bandwidth: float
-    link_up: float
-    link_down: float
+    device_bandwidth: float  # of device memory
+    link_up: float  # from pinned host memory to the device
+    link_down: float  # from the device to pinned host memory
     host_bytes: int
-    host_bandwidth: float
-    host_updates: float
-    efficiency: float = 0.45
-    disk: float = 3.2e9
-    kernel_s: float = 5e-6
-    step_s: float = 60e-6
-    copy_s: float = 20e-6
+    host_bandwidth: float  # of host memory
+    host_updates: float  # parameters a second that the host's AdamW updates
+    efficiency: float = 0.45  # share of the peak that layers reach
+    disk: float = 3.2e9  # read from or written to files
+    kernel_s: float = 5e-6  # the least time between the launches of two operations
+    step_s: float = 60e-6  # time of this program's own for a step of a plan, in the thread that issues it
+    copy_s: float = 20e-6  # the same for a copy or an update
+    # "streams" where work is issued ahead to the device; "threads" where the issuing thread computes, beside threads
+    # that copy and update; "inline" where it does everything
     lanes: str = "streams"
-    peers: float = 0.0
-    network: float = 0.0
-    sources: Mapping[str, str] = field(default_factory=dict)
+    peers: float = 0.0  # of collectives to devices of the same server, both ways together; 0: none
+    network: float = 0.0  # from a server to other servers, both ways together; 0: none
+    sources: Mapping[str, str] = field(default_factory=dict)  # by figure
 
     def __post_init__(self) -> None:
         if self.lanes not in ("streams", "threads", "inline"):
@@ -111,12 +91,10 @@ def read_hardware(name: str) -> Hardware:
         StorageError: the file cannot be read.
     """
     content = read_json(Path(name))
-    entries = {entry.name: entry for entry in fields(Hardware)}
-    if not isinstance(content, dict) or not content.keys() <= entries.keys():
-        unknown = sorted(content.keys() - entries.keys())[:1] if isinstance(content, dict) else []
-        raise SettingError(
-            f"{name}: no hardware profile" + "".join(f": '{one}' is no figure of one" for one in unknown)
-        )
+    if not isinstance(content, dict):
+        raise SettingError(f"{name}: no hardware profile")
+    if unknown := sorted(content.keys() - {entry.name for entry in fields(Hardware)}):
+        raise SettingError(f"{name}: no hardware profile: '{unknown[0]}' is no figure of one")
     if isinstance(content.get("sources"), str):  # one for all figures, as files of before have it
         content["sources"] = {"all": content["sources"]}
     figures = Fields(content, name, advice="measure it: plan hardware=measure", error=SettingError)

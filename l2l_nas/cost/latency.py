@@ -70,7 +70,8 @@ def typical_seconds(network: nn.Module, inputs: Sequence[Tensor], *, limit_s: fl
     """The median over rows of ten calls of the fastest one: until quartiles are within 5 % of it, or for `limit_s`."""
     # its own device: another one may be the current one, and would be done at once
     device = inputs[0].device
-    wait = _nothing if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
+    # a CPU is done when the call returns
+    wait = (lambda: None) if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
     times: list[float] = []
     with torch.inference_mode(), _one_thread():
         for _ in range(_WARM_UP):
@@ -106,7 +107,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _nothing() -> None:
-    """Wait for a CPU, which is done when the call returns."""

@@ -52,10 +52,6 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
     host, far = opened.allocate_host(_COPY_BYTES), opened.allocate(_COPY_BYTES)
     other = opened.allocate(_COPY_BYTES)
     beside = torch.zeros_like(host)
-    inside = _fastest(lambda: other.copy_(far, non_blocking=True), opened)
-    up = _fastest(lambda: far.copy_(host, non_blocking=True), opened)
-    down = _fastest(lambda: host.copy_(far, non_blocking=True), opened)
-    across = _fastest(lambda: beside.copy_(host), opened)
     tiny = opened.put(torch.zeros(8))
     source = (
         f"measured on {opened.torch_device.type}, {platform.machine()}, torch {torch.__version__}, "
@@ -68,11 +64,11 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
         peak_flops={name: _products(opened, dtype) for name, dtype in PRECISIONS.items()},
         efficiency=1.0,
         device_bytes=host_bytes if is_host else opened.free_bytes() + 2 * _COPY_BYTES,
-        device_bandwidth=2 * _COPY_BYTES / inside,
-        link_up=_COPY_BYTES / up,
-        link_down=_COPY_BYTES / down,
+        device_bandwidth=2 * _copy_rate(other, far, opened),
+        link_up=_copy_rate(far, host, opened),
+        link_down=_copy_rate(host, far, opened),
         host_bytes=host_bytes,
-        host_bandwidth=2 * _COPY_BYTES / across,
+        host_bandwidth=2 * _copy_rate(beside, host, opened),
         host_updates=_updates(),
         disk=_disk(folder),
         kernel_s=_fastest(lambda: [tiny.add_(1) for _ in range(100)], opened) / 100,
@@ -80,6 +76,11 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
         sources=dict.fromkeys(_MEASURED, source),
     )
     return replace(profile, step_s=_issue_s(profile, device))
+
+
+def _copy_rate(target: Tensor, source: Tensor, device: Device) -> float:
+    """Bytes a second."""
+    return _COPY_BYTES / _fastest(lambda: target.copy_(source, non_blocking=True), device)
 
 
 def _fastest(do: Callable[[], object], device: Device) -> float:
@@ -151,12 +152,10 @@ def _issue_s(profile: Hardware, device: str) -> float:
 
 
 class _SquaredError:
-    """A loss that costs little."""
+    """An objective that costs little."""
 
     def count(self, targets: Targets) -> float:
-        """See `Objective`."""
         return float(len(as_tuple(targets)[0]))
 
     def loss(self, outputs: Batch, targets: Targets) -> Tensor:
-        """See `Objective`."""
         return (outputs[0] - as_tuple(targets)[0]).square().sum()

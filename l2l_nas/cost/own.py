@@ -32,10 +32,10 @@ class _Named:
 
 
 def named_costs(costs: object) -> list[OwnCost]:
-    """Costs of a dict, by its names.
+    """Costs of a dict of functions by name.
 
     Raises:
-        SettingError: it is no dict of functions by name.
+        SettingError: it is none.
     """
     table = check_table("costs", costs, wanted="a dict of functions by name")
     return [_Named(name, check_function(f"costs: '{name}'", cost)) for name, cost in table.items()]

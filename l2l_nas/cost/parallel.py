@@ -24,23 +24,16 @@ SERVER = 8  # devices that reach each other without the network
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How devices share the work.
+    """How devices share the work."""
 
-    Args:
-        tensor: devices that share each layer.
-        data: groups that share a batch.
-        pipeline: groups that share the layers, one after the other.
-        overlapped: share of the sum of gradients that is hidden behind the backward.
-    """
-
-    tensor: int = 1
-    data: int = 1
-    pipeline: int = 1
-    overlapped: float = 0.0
+    tensor: int = 1  # devices that share each layer
+    data: int = 1  # groups that share a batch
+    pipeline: int = 1  # groups that share the layers, one after the other
+    overlapped: float = 0.0  # share of the sum of gradients that is hidden behind the backward
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """The number of devices."""
         return self.tensor * self.data * self.pipeline
 
 
@@ -49,57 +42,34 @@ ALONE = Parallelism()
 
 @dataclass(frozen=True)
 class EqualVisits:
-    """Equal visits of layers.
+    """Equal visits of layers."""
 
-    Args:
-        work: of one, on one device.
-        summed_bytes: of values, or of their gradients, that devices which share the layer sum up at its end.
-        count: how many.
-    """
-
-    work: Work
-    summed_bytes: float = 0.0
+    work: Work  # of one, on one device
+    summed_bytes: float = 0.0  # of values, or of their gradients, that devices which share the layer sum at its end
     count: int = 1
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """A step of training by one device that has everything.
+    """A step of training by one device that has everything."""
 
-    Args:
-        visits: of all layers, forward and backward.
-        num_parameters: that are updated.
-        gradient_bytes: that groups sum.
-        between_bytes: the largest values between two layers.
-        micro_batches: how many.
-    """
-
-    visits: Sequence[EqualVisits]
-    num_parameters: float
-    gradient_bytes: float
-    between_bytes: float = 0.0
+    visits: Sequence[EqualVisits]  # of all layers, forward and backward
+    num_parameters: float  # that are updated
+    gradient_bytes: float  # that groups sum
+    between_bytes: float = 0.0  # the largest values between two layers
     micro_batches: int = 1
 
 
 @dataclass(frozen=True)
 class ParallelStep:
-    """What a device does in a step, in seconds.
+    """What a device does in a step, in seconds."""
 
-    Args:
-        compute_s: its share of the layers' work.
-        tensor_s: sums of values within layers.
-        sends_s: values and gradients to and from other stages.
-        bubble_s: rest while a pipeline fills and empties.
-        data_s: the sum of gradients, as far as nothing hides it.
-        update_s: AdamW on its parameters.
-    """
-
-    compute_s: float
-    tensor_s: float
-    sends_s: float
-    bubble_s: float
-    data_s: float
-    update_s: float
+    compute_s: float  # its share of the layers' work
+    tensor_s: float  # sums of values within layers
+    sends_s: float  # values and gradients to and from other stages
+    bubble_s: float  # rest while a pipeline fills and empties
+    data_s: float  # the sum of gradients, as far as nothing hides it
+    update_s: float  # AdamW on its parameters
 
     @property
     def step_s(self) -> float:
@@ -108,11 +78,7 @@ class ParallelStep:
 
 
 def all_reduce_s(num_bytes: float, ranks: int, bandwidth: float) -> float:
-    """A ring's time.
-
-    Args:
-        bandwidth: bytes a second of a rank, both ways together.
-    """
+    """A ring's time, where each rank has so many bytes a second, both ways together."""
     return 0.0 if ranks == 1 else 2 * (ranks - 1) / ranks * num_bytes / (bandwidth / 2)
 
 
@@ -122,7 +88,7 @@ def pipeline_share(stages: int, micro_batches: int) -> float:
 
 
 def inside_bandwidth(hardware: Hardware) -> float:
-    """Bandwidth from a device to others of its server, both ways together: by their links, or through the host."""
+    """Of a device to others of its server, both ways together: by their links, or through the host."""
     return hardware.peers or hardware.link_up + hardware.link_down
 
 
@@ -137,7 +103,7 @@ def ring_bandwidth(hardware: Hardware, ways: Parallelism) -> float:
 
 
 def send_bandwidth(hardware: Hardware, ways: Parallelism) -> float:
-    """Bandwidth from a device to the next stage's. Devices that send to another server at once share the network."""
+    """Of a device to the next stage's. Devices that send to another server at once share the network."""
     if ways.devices <= SERVER or not hardware.network:
         return inside_bandwidth(hardware)
     return hardware.network / min(SERVER, ways.tensor * ways.data)

@@ -25,7 +25,7 @@ class RelayPath:
 
     Attributes:
         layers: of the pool.
-        numbered: the same layers as plans see them; all names of states and values below are its numbers or keys.
+        numbered: the same layers as plans see them, with numbers for states and values.
         states: keys of the states, each once.
         on_device: those of them that live on the device.
         spill: values that wait on the host.

@@ -27,63 +27,38 @@ SAVING = 24 / 28
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """What a layer of the path takes of each lane.
+    """What a layer of the path takes of each lane."""
 
-    Args:
-        load: its weights and buffers, to the device.
-        forward: all micro-batches.
-        backward: all micro-batches, without the forward that is run again.
-        send: its gradients, to the host.
-        save: its buffers, either way.
-        round: its weights, on the host, before a stream copies them.
-    """
-
-    load: float
-    forward: float
-    backward: float
-    send: float
-    save: float = 0.0
-    round: float = 0.0
+    load: float  # its weights and buffers, to the device
+    forward: float  # all micro-batches
+    backward: float  # all micro-batches, without the forward that is run again
+    send: float  # its gradients, to the host
+    save: float = 0.0  # its buffers, either way
+    round: float = 0.0  # its weights, on the host, before a stream copies them
 
 
 class Duration(NamedTuple):
-    """How long work keeps its lane busy, in seconds.
+    """How long work keeps its lane busy, in seconds."""
 
-    Args:
-        own: of itself.
-        rounding: before it, in the thread of its lane alone.
-        saving: longer, before the check of its plan is done.
-        writing: longer, until the disk has what it leaves.
-    """
-
-    own: float
-    rounding: float = 0.0
-    saving: float = 0.0
-    writing: float = 0.0
+    own: float  # of itself
+    rounding: float = 0.0  # before it, in the thread of its lane alone
+    saving: float = 0.0  # longer, before the check of its plan is done
+    writing: float = 0.0  # longer, until the disk has what it leaves
 
 
 @dataclass(frozen=True)
 class PathSeconds:
-    """What everything that a plan may ask takes, in seconds.
+    """What everything that a plan may ask takes, in seconds."""
 
-    Args:
-        layers: by index in the path.
-        updates: of each state, on the host.
-        values: the copy of each spilled value, one way.
-        issue: of the thread that issues, for a visit.
-        copy: the least of a copy or an update.
-        batches: how many micro-batches there are.
-        copies: of each state before an update that runs ahead of the check.
-        files: of each state in a file, the reading of its weights and of the rest, and the writing of all.
-    """
-
-    layers: Sequence[LayerSeconds]
-    updates: Mapping[Name, float]
-    values: Mapping[Name, float] = field(default_factory=dict)
-    issue: float = 0.0
-    copy: float = 0.0
-    batches: int = 1
+    layers: Sequence[LayerSeconds]  # by index in the path
+    updates: Mapping[Name, float]  # of each state, on the host
+    values: Mapping[Name, float] = field(default_factory=dict)  # the copy of each spilled value, one way
+    issue: float = 0.0  # of the thread that issues, for a visit
+    copy: float = 0.0  # the least of a copy or an update
+    batches: int = 1  # how many micro-batches there are
+    # of each state before an update that runs ahead of the check
     copies: Mapping[Name, float] = field(default_factory=dict)
+    # of each state in a file, the reading of its weights and of the rest, and the writing of all
     files: Mapping[Name, tuple[float, float, float]] = field(default_factory=dict)
 
     def of(self, work: Step | Read) -> Duration:
@@ -123,20 +98,14 @@ class PathSeconds:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated step in the midst of training.
+    """A simulated step in the midst of training."""
 
-    Args:
-        step_s: from one step's end to the next one's.
-        busy_s: by lane, how long it works in a step; "issue" is the thread that issues the work, "round" the one that
-            rounds weights for loads where no copy of them is stored.
-        spans: what each lane did, from the first step, which begins with empty slots; if that was asked for.
-        staged_bytes: the most bytes of gradients that waited on the host at a time, if that was asked for.
-    """
-
-    step_s: float
+    step_s: float  # from one step's end to the next one's
+    # by lane, how long it works in a step; "issue" is the thread that issues the work, "round" the one that rounds
+    # weights for loads where no copy of them is stored
     busy_s: Mapping[str, float]
-    spans: tuple[TraceSpan, ...] = ()
-    staged_bytes: int = 0
+    spans: tuple[TraceSpan, ...] = ()  # what each lane did, from the first step on, which begins with empty slots
+    staged_bytes: int = 0  # the most bytes of gradients that waited on the host at a time
 
     @property
     def binds(self) -> str:
@@ -169,7 +138,7 @@ def simulate(
     Args:
         seconds: what each step takes.
         lanes: "streams", "threads" or "inline"; see `Hardware`.
-        path: has the names for spans; none are recorded without.
+        path: has the names for spans; None: without spans.
         gradients: of each layer, bytes of the gradient of each of its states, to find how many wait on the host.
     """
     durations = [seconds.of(work) for work in chain.work]
@@ -218,18 +187,11 @@ def _inline(chain: Chain, durations: Sequence[Duration], issue: float) -> _Times
 
 
 class _Waiting(NamedTuple):
-    """Work that the host has not begun; the least goes first.
+    """Work that the host has not begun; the least goes first."""
 
-    Args:
-        rank: see [Note: order] in `relay/schedule.py`.
-        piece: its number.
-        ready_s: when it may begin.
-        plan: number of the plan.
-    """
-
-    rank: int
+    rank: int  # see [Note: order] in `relay/schedule.py`
     piece: int
-    ready_s: float
+    ready_s: float  # when it may begin
     plan: int
 
 
@@ -257,7 +219,6 @@ class _Lanes:
         self._disk = _Disk()
 
     def run(self) -> _Times:
-        """Do the plans, one after the other."""
         ends = []
         for number, (plan, awaited) in enumerate(zip(self._chain.plans, self._chain.awaited, strict=True)):
             begun = self._main

@@ -26,39 +26,25 @@ from l2l_nas.space.pool import Layer
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a training step of an architecture is predicted to take.
+    """What a training step of an architecture is predicted to take."""
 
-    Args:
-        simulation: of a step in the midst of training.
-        lifted_s: by lane, the step's time if that lane were twice as fast.
-        plain_s: plain resident training's, all of it on the device; the memory for it may not be there.
-        checkpointed_s: the same with every layer run again in the backward.
-        device_bytes: device memory that the step needs.
-        owned_bytes: what the relay owns of it: slots and stash.
-        resident_bytes: of it, states that live there, with moments.
-        plain_bytes: device memory that plain training needs: weights, gradients, moments, and activations.
-        activation_bytes: of it, activations of a micro-batch.
-        host_bytes: of this architecture's states, or of the frames for states in files; of gradients and values that
-            wait, and of what is saved before updates ahead of the check.
-        pinned_bytes: those of them that are pinned; slabs of pinned memory are larger, up to twice, and the mini-batch
-            passes through them, too.
-        disk_bytes: of this architecture's states in files; 0 where they are in memory.
-        launches: share of the device's time in which it waits for operations to be launched, not for their work.
-    """
-
-    simulation: Simulation
-    lifted_s: Mapping[str, float]
-    plain_s: float
-    checkpointed_s: float
-    device_bytes: int
-    owned_bytes: int
-    resident_bytes: int
-    plain_bytes: int
-    activation_bytes: int
+    simulation: Simulation  # of a step in the midst of training
+    lifted_s: Mapping[str, float]  # by lane, the step's time if that lane were twice as fast
+    plain_s: float  # plain resident training's, all of it on the device; the memory for it may not be there
+    checkpointed_s: float  # the same with every layer run again in the backward
+    device_bytes: int  # device memory that the step needs
+    owned_bytes: int  # of it, slots and stash, which the relay owns
+    resident_bytes: int  # of it, states that live there, with moments
+    plain_bytes: int  # device memory that plain training needs: weights, gradients, moments, and activations
+    activation_bytes: int  # of it, activations of a micro-batch
+    # of this architecture's states, or of the frames for states in files; of gradients and values that wait, and of
+    # what is saved before updates ahead of the check
     host_bytes: int
+    # those of them that are pinned; slabs of pinned memory are larger, up to twice, and the mini-batch passes through
+    # them, too
     pinned_bytes: int
-    disk_bytes: int
-    launches: float
+    disk_bytes: int  # of this architecture's states in files; 0 where they are in memory
+    launches: float  # share of the device's time in which it waits for operations to be launched
 
 
 class _LayerVisits(NamedTuple):

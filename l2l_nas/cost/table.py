@@ -68,19 +68,13 @@ def with_unit(name: str, value: float) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """A figure of an architecture, of which less is better.
+    """A figure of an architecture, of which less is better."""
 
-    Args:
-        name: what settings and results call it.
-        compute: finds it. What it gives is the same every time, unless it is measured.
-        of_layer: what a layer adds at its position, where the cost is the sum of such, however the layers are combined.
-        is_measured: takes long and is noisy: examined last, once for each architecture.
-    """
-
-    name: str
-    compute: Callable[[Architecture], float]
+    name: str  # in settings and results
+    compute: Callable[[Architecture], float]  # gives the same every time, unless it is measured
+    # what a layer adds at its position, where the cost is the sum of such, however the layers are combined
     of_layer: Callable[[Layer], float] | None = None
-    is_measured: bool = False
+    is_measured: bool = False  # takes long and is noisy: examined last, once for each architecture
 
 
 class Costs:
@@ -104,38 +98,38 @@ class Costs:
         return self._costs[name]
 
     def value(self, name: str, architecture: Architecture) -> float:
-        """One cost; found now, unless it was measured before."""
-        cost = self._costs[name]
-        if not cost.is_measured:
-            return cost.compute(architecture)
-        if (name, architecture) not in self._measured:
-            self._measured[name, architecture] = cost.compute(architecture)
-        return self._measured[name, architecture]
+        """One cost; computed now, unless it was measured before."""
+        if (name, architecture) in self._measured:
+            return self._measured[name, architecture]
+        value = self._costs[name].compute(architecture)
+        if self._costs[name].is_measured:
+            self._measured[name, architecture] = value
+        return value
 
     def figures(self, architecture: Architecture, *, measure: Iterable[str] = ()) -> dict[str, float]:
         """All costs that take no time, those measured before, and those asked for."""
-        wanted = set(measure)
-        names = [n for n, c in self._costs.items() if not c.is_measured or n in wanted or self._knows(n, architecture)]
-        return {name: self.value(name, architecture) for name in names}
+        asked = set(measure)
+        return {
+            name: self.value(name, architecture)
+            for name, cost in self._costs.items()
+            if not cost.is_measured or name in asked or (name, architecture) in self._measured
+        }
 
     def sums(self, pool: LayerPool) -> dict[str, Callable[[Architecture], float]]:
         """The costs that are sums over layers, by name: they take microseconds, as each layer is asked once."""
 
-        def of(cost: Callable[[Layer], float]) -> Callable[[Architecture], float]:
+        def summed(of_layer: Callable[[Layer], float]) -> Callable[[Architecture], float]:
             values: dict[tuple[int, str], float] = {}
 
             def value_of(layer: Layer) -> float:
                 key = (layer.position, layer.candidate.name)
                 if key not in values:
-                    values[key] = cost(layer)
+                    values[key] = of_layer(layer)
                 return values[key]
 
-            def value(architecture: Architecture) -> float:
-                return float(sum(value_of(layer) for layer in pool.path(architecture)))
+            return lambda architecture: float(sum(map(value_of, pool.path(architecture))))
 
-            return value
-
-        return {name: of(cost.of_layer) for name, cost in self._costs.items() if cost.of_layer is not None}
+        return {name: summed(cost.of_layer) for name, cost in self._costs.items() if cost.of_layer is not None}
 
     def remember(self, architecture: Architecture, figures: Mapping[str, float]) -> None:
         """Take over what an earlier run measured."""
@@ -143,17 +137,9 @@ class Costs:
             if name in self._costs and self._costs[name].is_measured:
                 self._measured.setdefault((name, architecture), value)
 
-    def _knows(self, name: str, architecture: Architecture) -> bool:
-        return (name, architecture) in self._measured
-
 
 class Limit:
     """A constraint: at most so much of a cost.
-
-    Args:
-        costs: where the cost is found.
-        name: of the cost.
-        most: what is allowed.
 
     Raises:
         SettingError: no such cost, or a limit that is not above 0.
