@@ -18,8 +18,8 @@ from l2l_nas.runs.groups import deviating, deviations
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf, rule_of
 
 if TYPE_CHECKING:
-    from l2l_nas.nas.distributed.backends import Address
     from l2l_nas.nas.distributed.shared_study import SharedStudy
+    from l2l_nas.nas.study.database import Address
 
 
 def shared_address(conf: SearchConf, folder: RunFolder) -> Address | None:
@@ -52,7 +52,7 @@ def shared_address(conf: SearchConf, folder: RunFolder) -> Address | None:
         )
     if folder.study.exists():
         raise StorageError(f"{folder.study}: this run has a study of its own; take another folder to share one")
-    from l2l_nas.nas.distributed.backends import parse_address
+    from l2l_nas.nas.study.database import parse_address
 
     return parse_address(section.storage, password=os.environ.get(PASSWORD_VARIABLE, ""))
 

@@ -8,7 +8,7 @@ import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.errors import one_line, without_passwords_in
-from l2l_nas.nas.distributed.backends import parse_address
+from l2l_nas.nas.study.database import parse_address
 from tests.cli.runs import TINY
 
 SECRET = "t0psecret"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from l2l_nas.nas.distributed.backends import parse_address
 from l2l_nas.nas.distributed.shared_study import SharedStudy
+from l2l_nas.nas.study.database import parse_address
 from l2l_nas.nas.study.storage import LeaseAnswer
 from l2l_nas.nas.study.study import Study
 from tests.nas.problems import GOALS

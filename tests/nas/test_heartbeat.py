@@ -8,8 +8,8 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from l2l_nas.errors import StorageError
-from l2l_nas.nas.distributed.backends import open_storage, parse_address
 from l2l_nas.nas.distributed.heartbeat import BEAT, EVERY, Heartbeat
+from l2l_nas.nas.study.database import open_storage, parse_address
 
 
 @pytest.fixture

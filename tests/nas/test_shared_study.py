@@ -16,12 +16,12 @@ from sqlalchemy.exc import OperationalError
 
 from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import StorageError
-from l2l_nas.nas.distributed.backends import close_storage, open_storage, parse_address
 from l2l_nas.nas.distributed.heartbeat import EVERY
 from l2l_nas.nas.distributed.leases import Leases
 from l2l_nas.nas.distributed.outbox import Outbox
 from l2l_nas.nas.distributed.shared_study import worker_of
 from l2l_nas.nas.objectives import State
+from l2l_nas.nas.study.database import close_storage, open_storage, parse_address
 from l2l_nas.nas.study.storage import LeaseAnswer, refuse_other
 from tests.databases import free_port
 from tests.nas.problems import GOALS, pool_of

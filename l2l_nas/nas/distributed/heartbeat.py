@@ -21,7 +21,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from l2l_nas.errors import StorageError, described
-from l2l_nas.nas.distributed.backends import failures
+from l2l_nas.nas.study.database import failures
 
 BEAT = "l2l_nas:beat"
 EVERY = "l2l_nas:beats_every"  # seconds

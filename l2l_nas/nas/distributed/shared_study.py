@@ -26,11 +26,11 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from l2l_nas.eps.identity import joined
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_bytes, write_atomically
-from l2l_nas.nas.distributed.backends import Address, Patience, close_storage, failures, is_outage, open_storage
 from l2l_nas.nas.distributed.heartbeat import BEAT, EVERY, Heartbeat
 from l2l_nas.nas.distributed.leases import Leases
 from l2l_nas.nas.distributed.outbox import Outbox
 from l2l_nas.nas.study.attributes import RESULT, is_worker_name, token_of
+from l2l_nas.nas.study.database import Address, Patience, close_storage, failures, is_outage, open_storage
 from l2l_nas.nas.study.sqlite_file import name_metrics, readable
 from l2l_nas.nas.study.storage import LeaseAnswer, Opened, SavedTrial, refuse_other
 

@@ -62,7 +62,7 @@ def load_shared_study(storage: str, name: str, *, password: str) -> optuna.Study
         SettingError: it is no address.
         StorageError: the database is away, or has no such study.
     """
-    from l2l_nas.nas.distributed.backends import failures, open_storage, parse_address  # SQLAlchemy: only where needed
+    from l2l_nas.nas.study.database import failures, open_storage, parse_address  # SQLAlchemy: only where needed
 
     address = parse_address(storage, password=password)
     address.refuse_missing()

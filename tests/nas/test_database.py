@@ -13,7 +13,7 @@ from optuna.trial import TrialState, create_trial
 from sqlalchemy.exc import OperationalError
 
 from l2l_nas.errors import SettingError, StorageError, without_passwords
-from l2l_nas.nas.distributed.backends import Patience, close_storage, is_outage, open_storage, parse_address
+from l2l_nas.nas.study.database import Patience, close_storage, is_outage, open_storage, parse_address
 
 
 def test_an_address_chooses_its_driver_and_never_shows_its_password():
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_made_is_named(tmp_path, url):
 
 
 def test_a_server_that_is_not_there_is_named_in_one_line(monkeypatch):
-    monkeypatch.setattr("l2l_nas.nas.distributed.backends._CONNECT_SECONDS", 1)
+    monkeypatch.setattr("l2l_nas.nas.study.database._CONNECT_SECONDS", 1)
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))  # bound, but nobody listens
         port = one.getsockname()[1]
