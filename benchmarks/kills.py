@@ -105,7 +105,7 @@ def lost_trials(place: Path) -> str:
 
 def leftovers(place: Path) -> str:
     """What a killed process left."""
-    odd = ("*.tmp*", "**/*.tmp*", "**/l2l_nas-states-*", "**/pool", "**/*.db-journal", "**/pending.jsonl")
+    odd = ("*.tmp*", "**/*.tmp*", "**/l2l_nas-states-*", "**/pool", "**/*.db-journal")
     found = sorted({str(path.relative_to(place)) for pattern in odd for path in place.glob(pattern)})
     return f"left: {', '.join(found)}" if found else ""
 
@@ -204,7 +204,7 @@ def scenarios() -> tuple[Scenario, ...]:
         Scenario("search with states in files", (*search, "relay.storage=file"), 6, check_search),
         Scenario("search with two workers", (*search, "search.workers=2"), 3, check_search),
         Scenario(
-            "search in a shared study",
+            "search with its study in a database",
             (*search, "search.trial_weights=fork", "search.storage=sqlite:///shared.db"),
             6,
             check_shared,

@@ -44,7 +44,7 @@ TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build train.steps=
 RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
 SHARED = (
     f"search space.pool=tiny.py:build {' '.join(TINY)} search.trial_weights=fork search.storage=journal:///study.log "
-    "search.lost_after_seconds=5 search.storage_retry_seconds=1 resume=shared"
+    "search.storage_retry_seconds=1 resume=shared"
 )
 SWEEP = f"search -m hydra/sweeper=l2l space.pool=tiny.py:build {' '.join(TINY)} hydra.sweeper.trials=2 " + (
     "train.learning_rate=interval(0.001,0.01) resume=sweep"
@@ -69,7 +69,6 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("trained/weights/*.safetensors", 2, (RETRAIN,)),
     ("out/export.json", 3, ("export run=run space.pool=tiny.py:build out=out formats=[state_dict]",)),
     ("study.log", 6, (SHARED,)),
-    ("shared/worker", 1, (SHARED,)),
     ("shared/config.yaml", 1, (SHARED, REPORT.replace("run=run", "run=shared"))),
     ("sweep/sweep.db", 2, (SWEEP,)),
     ("sweep/0/result.json", 1, (SWEEP,)),

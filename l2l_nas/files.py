@@ -126,7 +126,7 @@ def remove_leftovers(folder: Path) -> None:
     with contextlib.suppress(OSError):  # no such folder, or one that may not be changed: nothing of ours is lost
         for path in list(folder.iterdir()):
             match = _TEMPORARY.fullmatch(path.name)
-            if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
+            if match and (int(match[1]) == os.getpid() or not is_process_alive(int(match[1]))):
                 if path.is_dir() and not path.is_symlink():
                     remove_files(path, lambda name: True)
                 else:
@@ -158,7 +158,8 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def _is_alive(process: int) -> bool:
+def is_process_alive(process: int) -> bool:
+    """Whether a process of this machine runs."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

@@ -176,7 +176,7 @@ class _Training:
         root = self.folder.root
         if not self.conf.resume:
             if any(path.exists() for path in (self.folder.study, self.folder.weights, self.folder.result)):
-                kind = "search" if self.folder.study.exists() or self.folder.worker.exists() else "train"
+                kind = "search" if self.folder.study.exists() else "train"
                 line = resume_command(kind, root, own_names_in(self.folder.config))
                 raise StorageError(f"{root} already holds a run; go on with it by: {line}; or choose another folder")
             refuse_taken(root)

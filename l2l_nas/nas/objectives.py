@@ -31,7 +31,6 @@ class State(StrEnum):
     PRUNED = "pruned", "refused", "refused by a constraint before training", False, False
     STOPPED = "stopped", "stopped early", "stopped early", False, True
     FAILED = "failed", "failed", "failed", False, True
-    LOST = "lost", "lost", "lost with its process; another took over", False, False
 
     def __new__(cls, name: str, label: str, meaning: str, has_score: bool, is_evaluated: bool) -> State:
         """A state; it equals its name as text, as study and log hold it."""
@@ -84,7 +83,6 @@ class TrialRecord:
         worker: the process that evaluated it, from 1; 0 where there is only one.
         metrics: all metrics and costs that are known, by name.
         rungs: metrics that it had on its way, by so many of so many steps: "50/200".
-        elsewhere: whether another process evaluated it.
         live: whether all its candidates are in the pool.
     """
 
@@ -99,7 +97,6 @@ class TrialRecord:
     worker: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    elsewhere: bool = False
     live: bool = True
 
     def __post_init__(self) -> None:
@@ -116,7 +113,6 @@ class TrialRecord:
             "reason": self.reason,
             "seconds": round(self.seconds, 4),
             **({"worker": self.worker} if self.worker else {}),
-            **({"elsewhere": True} if self.elsewhere else {}),
         }
 
 
@@ -156,7 +152,7 @@ def counts(records: Sequence[TrialRecord]) -> dict[str, int]:
 
 
 def is_evaluated(record: TrialRecord) -> bool:
-    """Whether it is one of the trials asked for: repeats, refused and lost ones are not.
+    """Whether it is one of the trials asked for: repeats and refused ones are not.
 
     One that was stopped early is: it was trained.
     """

@@ -1,6 +1,6 @@
 """How often work is begun again whose process ended without an answer, and what is said when it is given up.
 
-One rule for all that runs beside each other: tasks of worker processes, trials of a shared study, runs of a sweep. Work
+One rule for all that runs beside each other: tasks of worker processes, runs of a sweep. Work
 that fails with an error is not begun again: it would fail the same way. Where work goes on instead of beginning anew,
 losses count that came one after the other without progress; and a process that was ended with all that led it, as on a
 machine that is taken away, tells nothing of its work.

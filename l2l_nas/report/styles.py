@@ -51,7 +51,6 @@ STATE_MARKS = {
     State.PRUNED: StateMark("|", "|", 7),
     State.STOPPED: StateMark("v", "\N{BLACK DOWN-POINTING TRIANGLE}", 3),
     State.FAILED: StateMark("x", "\N{MULTIPLICATION SIGN}", 5),
-    State.LOST: StateMark("D", "\N{BLACK DIAMOND}", 2),
 }
 
 

@@ -17,7 +17,7 @@ from l2l_nas.arguments import check_kind, check_list, check_path, refuse_class
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
-from l2l_nas.nas.study.reading import load_shared_study, load_study
+from l2l_nas.nas.study.reading import load_database_study, load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.build import load_found, read_result
@@ -44,7 +44,7 @@ class SearchResult:
     Args:
         folder: the run's.
         problem: what was searched.
-        storage: where a study that processes share is, password and all; by default as the folder tells, with the
+        storage: where a study in a database is, password and all; by default as the folder tells, with the
             password of the environment variable `L2L_NAS_STORAGE_PASSWORD`.
 
     Raises:
@@ -110,7 +110,7 @@ class SearchResult:
         if not storage:
             return load_study(folder.study)
         name = str(value_in(config, "search.study"))
-        return load_shared_study(storage, name, password=os.environ.get(PASSWORD_VARIABLE, ""))
+        return load_database_study(storage, name, password=os.environ.get(PASSWORD_VARIABLE, ""))
 
     def network(self) -> nn.Module:
         """The best network with its weights, as a plain module in evaluation mode.

@@ -333,8 +333,10 @@ _NOUNS = {"search": "search", "train": "training"}
 
 
 def _command_of(folder: RunFolder) -> str:
-    is_search = folder.study.exists() or folder.worker.exists() or not folder.architecture.exists()
-    return "search" if is_search else "train"
+    """Which command made it."""
+    if folder.config.exists():
+        return "search" if "search" in read_config(folder.config) else "train"
+    return "search" if folder.study.exists() or not folder.architecture.exists() else "train"
 
 
 def read_result(folder: RunFolder) -> Any:

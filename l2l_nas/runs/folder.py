@@ -15,12 +15,11 @@ from pathlib import Path
 
 from l2l_nas.eps.scratch import STATES_PREFIX, remove_scratch
 from l2l_nas.errors import StorageError
-from l2l_nas.files import is_temporary, make_folder, named_failures, read_bytes, remove_leftovers, write_atomically
-from l2l_nas.nas.study.attributes import is_worker_name
+from l2l_nas.files import is_temporary, make_folder, named_failures, remove_leftovers, write_atomically
 
 # all that `search` and `train` write
 RUN_NAMES = (
-    *("config.yaml", ".hydra", "study.db", "study.db-journal", "worker", "pending.jsonl", "log.jsonl"),
+    *("config.yaml", ".hydra", "study.db", "study.db-journal", "log.jsonl"),
     *("weights", "best", "pool", "export"),
     *("result.json", "architecture.json", "report.html", "trace.json"),
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
@@ -51,7 +50,6 @@ class RunFolder:
     config = _Place("config.yaml")  # all settings of the run
     hydra = _Place(".hydra")  # what the run was started with, as Hydra writes it
     study = _Place("study.db")  # every finished trial, as Optuna saves them
-    worker = _Place("worker")  # the name of a run that takes part in a shared study, of which it has no file
     log = _Place("log.jsonl")  # one event a line
     weights = _Place("weights")  # the shared weights of the whole pool
     best = _Place("best")  # the weights of the best architecture
@@ -72,19 +70,6 @@ class RunFolder:
         for name, text in files.items():
             if not (self.hydra / name).exists():
                 write_atomically(self.hydra / name, text)
-
-    @property
-    def is_worker(self) -> bool:
-        """Whether a run has got its name among those that share a study."""
-        try:
-            return is_worker_name(read_bytes(self.worker).decode().partition("\n")[0].strip())
-        except (StorageError, ValueError):
-            return False
-
-    @property
-    def has_joined(self) -> bool:
-        """Whether a run has taken part in a shared study; one that could not reach it has a name alone."""
-        return self.worker.exists() and self.config.exists()
 
     @property
     def is_begun(self) -> bool:

@@ -48,7 +48,7 @@ def greet(run: SearchRun, study: Study, *, resume: bool) -> None:
     if is_cold(conf) and (conf.search.warmup_steps or conf.search.warmup_paths != "uniform"):
         console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
     if run.address:
-        console.print(f"joined {run.place}: {study.num_evaluated} trials are evaluated", soft_wrap=True)
+        console.print(f"study in {run.place}: {study.num_evaluated} trials are evaluated", soft_wrap=True)
     if resume:
         console.print(f"resumed with {study.num_evaluated} of {run.conf.search.trials} trials evaluated")
 

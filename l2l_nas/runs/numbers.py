@@ -34,10 +34,6 @@ def check_time(conf: SearchConf) -> None:
             f"search.time measures a few steps in memory, which says little of relay.storage={conf.relay.storage}; say "
             f"{_listed(_NUMBERS)} instead"
         )
-    if section.storage and not conf.resume:
-        raise SettingError(
-            f"search.time would divide it otherwise on each machine of a shared study; say {_listed(_NUMBERS)} instead"
-        )
 
 
 def decide_numbers(

@@ -50,7 +50,7 @@ def _latencies(search: SearchContext) -> dict[str, Any]:
 def write(run: SearchRun, search: SearchContext, best: Finalist, log: Log, *, seconds: float) -> list[tuple[str, str]]:
     """Weights and architecture of the best, the export, the result, the pictures; returns what to show of them."""
     log.write("phase", name="export", total=0, done=0)
-    records, coverage = search.allowed(search.study.by_number), search.coverage
+    records, coverage = search.allowed(search.study.records), search.coverage
     architecture = best.record.architecture
     if best.server is not None:
         Checkpoint(run.folder.best).save(best.server, extra=identity(architecture.choices, best.values))
@@ -102,7 +102,7 @@ def _results(run: SearchRun, search: SearchContext, best: Finalist) -> Results:
     return Results(
         card_of(run.problem.pool, run.relay.shapes),
         run.goals,
-        only_finite(search.allowed(search.study.by_number), run.goals),
+        only_finite(search.allowed(search.study.records), run.goals),
         tuple([found, *trained] if found.is_trained else trained),
         found,
     )

@@ -26,7 +26,7 @@ from l2l_nas.report.summary import Summary
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.next_commands import changed_settings, next_commands
 from l2l_nas.runs.progress import Log
-from l2l_nas.runs.saved_config import read_config
+from l2l_nas.runs.saved_config import read_config, value_in
 from l2l_nas.runs.terminal import warn
 
 _FOREIGN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -59,7 +59,7 @@ def gather(
         raise StorageError(f"{root}: no such folder")
     is_read = records is None
     if records is None:
-        if folder.worker.exists():
+        if folder.config.exists() and value_in(read_config(folder.config), "search.storage"):
             raise StorageError(
                 f"{root}: the study of this run is in a database, and its last page is {folder.report}; "
                 "resume the run for a new one"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -42,7 +42,7 @@ from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.strategies.warm_up import WarmUp
-from l2l_nas.nas.study.storage import StudyFile
+from l2l_nas.nas.study.storage import Store, StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.trace import Trace
@@ -78,7 +78,7 @@ from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.saved_best import recall
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
-from l2l_nas.runs.shared import public, scoring, shared_address, shared_study
+from l2l_nas.runs.study_address import public, scoring, study_address
 from l2l_nas.runs.terminal import warn
 from l2l_nas.runs.workers import ShownWorkers, check_workers, worker_processes
 from l2l_nas.runs.workers import identity as identity_of
@@ -90,10 +90,6 @@ from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.schedule import build_schedule
-
-if TYPE_CHECKING:
-    from l2l_nas.nas.distributed.shared_study import SharedStudy
-
 
 # phases that keep nothing when they are stopped
 _ANEW: Mapping[type[Phase], str] = {Finalists: "the finalists begin anew", RandomSearch: "random search begins anew"}
@@ -135,9 +131,9 @@ class SearchRun:
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
         self.phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy)
         check_workers(conf, is_named=objects.can_be_named)
-        self.address = shared_address(conf, self.folder)
-        self.shared: SharedStudy | None = None
+        self.address = study_address(conf, self.folder)
         self._seen: Callbacks | None = None
+        self._display: Display | None = None
         optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
         schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
         self.problem: Problem = objects.problem or load_problem(
@@ -277,13 +273,15 @@ class SearchRun:
         study: Study | None = None
         search: Search | None = None
         page = LivePage(
-            self.folder.root, log, self.console, goals=self.goals, records=lambda: study.by_number if study else ()
+            self.folder.root, log, self.console, goals=self.goals, records=lambda: study.records if study else ()
         )
         try:
             is_bare = self.conf.resume and not self.folder.config.exists()
             if not resume and self.address is None:
                 self._write_settings()  # a folder knows its settings from the first moment on
-            study = self._study(resume=resume)
+            store = self._store(resume=resume)
+            study = self._study(store)
+            self._refuse_weights_of_another(study, resume=resume)
             done, asked = study.num_evaluated, self.budget.trials
             if done > asked and "search.trials" in self.said and not self.address:
                 raise SettingError(f"search.trials={asked}: {done} trials are evaluated; ask for at least as many")
@@ -292,8 +290,7 @@ class SearchRun:
             with Display(
                 self.console, log, goals=self.goals, budget=self.budget, workers=self.conf.search.workers
             ) as display:
-                if self.shared is not None:
-                    self.shared.patience.waiting = display.waiting
+                self._display = display
                 search = self._search(study, display, page, log, workers)
                 if resume:
                     search.restore()
@@ -377,19 +374,40 @@ class SearchRun:
             return self.objects.sampler
         return self.conf.sampler
 
-    def _study(self, *, resume: bool) -> Study:
-        self.shared = shared = shared_study(self.address, self.conf, self.folder) if self.address else None
-        tell = partial(self.console.print, soft_wrap=True)
+    def _store(self, *, resume: bool) -> Store:
+        """Where the study is kept; nothing is opened yet."""
+        if self.address is None:
+            return StudyFile(self.folder.study, resume=resume, say=partial(self.console.print, soft_wrap=True))
+        from l2l_nas.nas.study.database_study import DatabaseStudy  # SQLAlchemy: only where needed
+
+        section = self.conf.search
+        return DatabaseStudy(
+            self.address,
+            name=section.study,
+            folder=self.folder.root,
+            is_known=resume and self.folder.config.exists(),
+            retry_seconds=section.storage_retry_seconds,
+            waiting=lambda line: self._display.waiting(line) if self._display is not None else None,
+        )
+
+    def _refuse_weights_of_another(self, study: Study, *, resume: bool) -> None:
+        """Trials that train the shared weights go on where these are."""
+        if self.address and not resume and study.records and self.conf.search.trial_weights == "shared":
+            raise SettingError(
+                f"{self.place}: its {len(study.records)} trials have trained weights that lie in another folder; go on "
+                "there by resume=FOLDER, or take another search.study"
+            )
+
+    def _study(self, store: Store) -> Study:
         return Study(
-            shared or StudyFile(self.folder.study, resume=resume, say=tell),
+            store,
             pool=self.problem.pool,
             goals=self.goals,
             sampler=self.sampler,
             seed=self.conf.seed,
             num_trials=self.budget.trials,
             data=self.problem.data.digest,
-            scoring=scoring(self.conf, self.budget) if shared else None,
-            worker=shared.seed_offset if shared else 0,
+            scoring=scoring(self.conf, self.budget) if self.address else None,
         )
 
     def _search(self, study: Study, display: Display, page: LivePage, log: Log, workers: WorkerPool | None) -> Search:
@@ -434,12 +452,12 @@ class SearchRun:
         """Whether to go on with a run. One that was killed before it had a study is started."""
         root = self.folder.root
         if not self.conf.resume:
-            own = self.folder.study, self.folder.weights
-            if any(path.exists() for path in own) or self.folder.has_joined:
+            own = self.folder.study, self.folder.weights, self.folder.log
+            if any(path.exists() for path in own):
                 raise StorageError(
                     f"{root} already holds a run; go on with it by: {self.again}; or choose another folder"
                 )
-            refuse_taken(root, but=("worker",) if self.folder.is_worker else ())
+            refuse_taken(root)
             return False
         if not root.is_dir():
             return False

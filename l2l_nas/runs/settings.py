@@ -39,7 +39,7 @@ def _in_a_race(config: Mapping[str, Any]) -> str:
 _COMPARED = "what is scored otherwise cannot be compared with the trials so far"
 _FINALISTS = "finalists are trained at the end, all of them by one rule"
 _NAMED = "what it names must be the architecture that is trained"
-_WHERE_SHARED = UsedIf("search.storage", lambda conf: bool(conf.search.storage))
+_IN_DATABASE = UsedIf("search.storage", lambda conf: bool(conf.search.storage))
 
 
 # the name of something, with its arguments
@@ -181,20 +181,21 @@ class SearchSection:
     )
     storage: str = setting(
         "",
-        "database of a study that processes share",
+        "database that keeps the study; empty: the run's folder",
         resume=may_change("the study is searched for there, and compared"),
     )
     study: str = setting(
         "search",
-        "its name there",
+        "name of the study in that database",
         resume=may_change("the study is searched for by this name, and compared"),
-        effect=_WHERE_SHARED,
-    )
-    lost_after_seconds: float = setting(
-        60.0, "trials of silent processes are redone", resume=may_change("how patient it is"), effect=_WHERE_SHARED
+        effect=_IN_DATABASE,
     )
     storage_retry_seconds: float = setting(
-        60.0, "wait for a database that is away", resume=may_change("how patient it is"), effect=_WHERE_SHARED
+        60.0,
+        "wait for a database that is away",
+        least=0,
+        resume=may_change("how patient it is"),
+        effect=_IN_DATABASE,
     )
 
 

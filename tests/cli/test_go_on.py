@@ -19,7 +19,7 @@ from l2l_nas.runs.fields import changed, settings
 from l2l_nas.runs.groups import arguments, completed
 from l2l_nas.runs.numbers import budget_of
 from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
-from l2l_nas.runs.shared import COMPARED, scoring
+from l2l_nas.runs.study_address import COMPARED, scoring
 from tests.cli.runs import TINY, contents, events, start, write_pool
 
 OWN = "space.pool=tiny.py:build"
@@ -210,7 +210,7 @@ def test_what_must_stay_is_what_processes_of_one_study_have_in_common(name):
 
 def test_processes_of_one_study_may_differ_in_what_does_not_change_a_score():
     machine = {"relay.device": "cuda", "relay.slots": 3, "relay.update": "exact", "relay.threads": 4}
-    search = {"search.workers": 2, "search.lost_after_seconds": 3.0, "search.finalists": 0, "search.trials": 9}
+    search = {"search.workers": 2, "search.storage_retry_seconds": 3.0, "search.finalists": 0, "search.trials": 9}
     where = {"folder": "other", "search.storage": "journal:////tmp/x", "data.source": "/there/x.npz"}
     assert scoring_with(**machine, **search, **where, sampler={"name": "random"}) == scoring_with()
 
@@ -219,7 +219,7 @@ def test_arguments_of_choices_are_common_to_processes_of_one_study():
     found = scoring_with(optimizer={"name": "sgd", "momentum": 0.5}, schedule={"name": "linear", "floor": 0.1})
     assert found["train.optimizer"] == "sgd"
     assert found["schedule.floor"] == 0.1
-    assert found["others"]["optimizer.momentum"] == 0.5
+    assert found["optimizer.momentum"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,8 @@ from l2l_nas import LayerPool, Position, TensorSpec
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.study.encoding import all_choices, expressed
 from l2l_nas.nas.study.sqlite_file import count_trials
-from l2l_nas.nas.study.storage import LeaseAnswer
 from tests.cli.runs import ROOT, environment
 from tests.nas.problems import open_study, pool_of
-from tests.nas.shares import join
 
 VALUES = {"accuracy": 0.5, "parameters": 30.0}
 
@@ -266,38 +264,6 @@ def test_a_candidate_that_keeps_its_name_must_keep_its_layout(tmp_path):
     # what was there in between counts as well
     with pytest.raises(StorageError, match="another layer by the name"):
         open_study(tmp_path, pool_of("tanh", "wide", width=5), resume=True)
-
-
-@pytest.mark.slow
-def test_processes_with_the_pool_of_before_and_after_share_a_study(tmp_path):
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    old = join(url, tmp_path / "old", pool_of("tanh", "relu", depth=3), trials=30)
-    new = join(url, tmp_path / "new", pool_of("tanh", "relu", "wide", depth=3), trials=30)
-    for study in (old, new, old, new, new, old, new, new):
-        list(study.news())
-        trial, architecture = study.ask()
-        if study.lease(trial, architecture) is not LeaseAnswer.OURS:
-            continue
-        if "wide" in architecture.choices:  # what the others do not know counts there too
-            list(old.news())
-            assert architecture in old.elsewhere
-        study.tell(trial, architecture, state="complete", values=VALUES)
-    for study in (old, new):
-        list(study.news())
-        assert study.num_evaluated == len({r.architecture for r in study.records if not r.cached})
-    assert {r.number for r in old.records} == {r.number for r in new.records}
-    assert any(not r.live for r in old.records)
-    assert all(r.live for r in new.records)
-    for study in (old, new):
-        study.close()
-    saved = reread(tmp_path).trials
-    assert any(name.endswith(" wide") for t in saved for name in t.params)
-    for trial in saved:  # a candidate that joined is a parameter of its own, all others are as they were
-        drawn = {name.split(" ")[0]: value for name, value in trial.params.items()}
-        assert drawn.keys() == {"p0", "p1", "p2"}
-        for name, value in trial.params.items():
-            choices = trial.distributions[name].choices
-            assert (choices == ("relu", "tanh")) if " " not in name else (name[3:], choices) == (value, ("wide",))
 
 
 @pytest.mark.slow

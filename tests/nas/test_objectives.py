@@ -19,7 +19,7 @@ def trials(draw):
     goals = tuple(Goal(name, draw(st.booleans())) for name in NAMES[: draw(st.integers(1, 3))])
     records = []
     for number in range(draw(st.integers(0, 12))):
-        state = draw(st.sampled_from(["complete", "complete", "complete", "pruned", "stopped", "failed", "lost"]))
+        state = draw(st.sampled_from(["complete", "complete", "complete", "pruned", "stopped", "failed"]))
         values = {goal.name: float(draw(st.integers(0, 3))) for goal in goals} if state == "complete" else {}
         records.append(
             TrialRecord(number, Architecture((str(number),)), state, values, cached=draw(st.integers(0, 5)) == 0)

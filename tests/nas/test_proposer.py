@@ -19,8 +19,6 @@ from l2l_nas.nas.study.storage import Unsaved
 from l2l_nas.nas.study.study import Study
 from l2l_nas.space.constraint import Require, first_violation
 from l2l_nas.space.sampling import UniformPaths
-from tests.nas.problems import pool_of
-from tests.nas.shares import begin, join
 
 POSITIONS, CANDIDATES, TRIALS = 8, 3, 64
 
@@ -155,29 +153,6 @@ def test_a_sampler_knows_the_goals_that_are_costs_and_which_way_is_better(pool):
         study.tell(trial, architecture, state=State.COMPLETE, values=values)
     assert list(sampler.history.known) == [1]
     assert sampler.history.known[1](("c0", "c1", "c0", *["c2"] * 5)) == -2.0
-
-
-def test_a_lost_trial_is_tried_again_and_what_else_was_proposed_is_asked_for_as_always(tmp_path):
-    pool = pool_of("tanh", "relu", "skip")
-    url = f"journal:///{tmp_path / 'study.log'}"
-    one, two = (join(url, tmp_path / name, pool) for name in ("one", "two"))
-    lost, refused = (pool.architecture(["linear", name, name, "linear"]) for name in ("tanh", "relu"))
-    begin(one, lost)
-    one.close()  # its trial is free
-    list(two.news())
-    two.propose(refused)  # as a phase does
-    told = []
-    proposer = Proposer(
-        two,
-        pool,
-        constraints=[Require("no relu", lambda architecture: "relu" not in architecture.choices)],
-        draws=UniformPaths(pool, seed=0),
-        note=told.append,
-    )
-    _, architecture = proposer.next(())
-    assert architecture == lost
-    assert [(record.architecture, record.state.value) for record in told] == [(refused, "pruned")]
-    two.close()
 
 
 def test_architectures_that_the_user_names_are_tried_first_once_and_say_so(pool):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator
-from l2l_nas.nas.objectives import Goal, State, ranked
+from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.trials import TrialLoop
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -115,19 +114,6 @@ def test_the_weights_of_those_left_behind_are_gone_by_the_last_round(tmp_path, m
     raced(tmp_path, finalists=4, finalist_steps=24, finalist_rounds=3)  # of 4, 2, 1
     assert len(counts) == 7
     assert counts[-1] == 1
-
-
-def test_a_trial_that_counts_as_lost_holds_nothing(tmp_path):
-    search, _, _ = raced(tmp_path)
-    records = search.context.study.records
-    lost = replace(
-        records[0],
-        state=State.LOST,
-        architecture=search.context.pool.architecture(["linear", "relu", "skip", "relu", "linear"]),
-    )
-    for record in (lost, *records):
-        TrialLoop(search.context)._hold(record, ParamServer(search.context.pool, optimizer=AdamW(), seed=0))
-    assert set(search.context.weights_of_trials) == {one.architecture for one in ranked(records, ACCURACY)[:3]}
 
 
 def test_where_no_finalist_is_trained_a_trial_is_a_training_of_its_own(tmp_path, monkeypatch):

@@ -107,7 +107,8 @@ class SearchContext:
         self.coverage = Coverage(self.pool)
         for record in self.study.records:
             self.costs.remember(record.architecture, record.metrics)
-        self._learn(self.study.records)
+        with of_user(self.early_stop, "early_stop"):
+            self.early_stop.learn(self.study.records)
         self._saved_at = time.monotonic()
 
     @property
@@ -190,7 +191,7 @@ class SearchContext:
         """What a search that ends now would return: what was chosen, else the best trial as it is; None before one."""
         if self.best is not None:
             return self.best
-        best = ranked([record for record in self.allowed(self.study.by_number) if record.live], self.goals)
+        best = ranked([record for record in self.allowed(self.study.records) if record.live], self.goals)
         return Finalist(best[0], self.figures(best[0].architecture)) if best else None
 
     def results(self) -> dict[str, Any]:
@@ -201,12 +202,6 @@ class SearchContext:
                 found |= phase.results(self)
         return found
 
-    def _learn(self, records: Sequence[TrialRecord]) -> None:
-        with of_user(self.early_stop, "early_stop"):
-            self.early_stop.learn(records)
-
     def note(self, record: TrialRecord) -> None:
         """A trial is recorded."""
-        if record.elsewhere:
-            self._learn([record])
         self.callback.trial(record, self.study.records)

@@ -29,7 +29,7 @@ class Finalists(Phase):
             ConstraintError: nothing satisfies the constraints, or nothing that does could be trained.
         """
         budget = search.budget
-        allowed = [record for record in search.allowed(search.study.by_number) if record.live]
+        allowed = [record for record in search.allowed(search.study.records) if record.live]
         best = ranked(allowed, search.goals)
         if not best:
             raise ConstraintError(_nothing_found(search))

@@ -9,7 +9,6 @@ from optuna.trial import Trial
 from l2l_nas.cost.table import Costs
 from l2l_nas.errors import ConstraintError, failure_of, one_line
 from l2l_nas.nas.objectives import State, TrialRecord
-from l2l_nas.nas.study.storage import LeaseAnswer
 from l2l_nas.nas.study.study import Study
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, first_violation
@@ -60,7 +59,6 @@ class Proposer:
         self._costs = costs or Costs(())
         self._poll = poll
         self._refused: set[Architecture] = set()
-        self._again: set[Architecture] = set()  # lost trials' architectures, until the study gives them
         self._known: dict[Architecture, TrialRecord] = {}
         self._waiting: dict[Architecture, list[Trial]] = {}  # repeats of architectures that are being evaluated
         tried = {record.architecture for record in study.records}
@@ -72,51 +70,35 @@ class Proposer:
     def next(self, running: Collection[Architecture]) -> tuple[Trial, Architecture] | None:
         """The next architecture to evaluate; None if there is none.
 
-        Every allowed one was tried, others evaluate the last ones, or the sampler has stopped.
+        Every allowed one was tried or is being evaluated, or the sampler has stopped.
 
         Args:
             running: those that are being evaluated here.
         """
-        for architecture in self._study.to_retry():
-            if architecture not in running and architecture not in self._again:
-                self._study.propose(architecture)
-                self._again.add(architecture)
-        for _ in range(_PATIENCE + len(self._again) + len(self._first)):
+        for _ in range(_PATIENCE + len(self._first)):
             if self._first:
                 self._study.propose(self._first.pop(0), enqueued=True)
             elif self._study.is_exhausted:
                 return None
             trial, architecture = self._study.ask()
-            self._again.discard(architecture)
             if not self._is_allowed(trial, architecture):
                 continue
             if architecture in self._known:
                 self._note(self._repeat(trial, self._known[architecture]))
-            elif architecture in running or architecture in self._study.elsewhere:
+            elif architecture in running:
                 self._waiting.setdefault(architecture, []).append(trial)
             else:
-                verdict = self._study.lease(trial, architecture)
-                if verdict is LeaseAnswer.OURS:
-                    return trial, architecture
-                self.hear()
-                if verdict is LeaseAnswer.FULL:
-                    return None
+                return trial, architecture
         for _ in range(_LONG_PATIENCE):
             if self._study.is_exhausted:
                 return None
-            unseen = self._unseen({*self._known, *running, *self._refused, *self._study.elsewhere})
+            unseen = self._unseen({*self._known, *running, *self._refused})
             if unseen is None:
                 return None
             self._study.propose(unseen)
             trial, architecture = self._study.ask()
-            if not self._is_allowed(trial, architecture):
-                continue
-            verdict = self._study.lease(trial, architecture)
-            if verdict is LeaseAnswer.OURS:
+            if self._is_allowed(trial, architecture):
                 return trial, architecture
-            self.hear()
-            if verdict is LeaseAnswer.FULL:
-                break
         return None
 
     def _is_allowed(self, trial: Trial, architecture: Architecture) -> bool:
@@ -139,12 +121,6 @@ class Proposer:
         self._note(record)
         self.record(record)
         return False
-
-    def hear(self) -> None:
-        """Take in what other processes found, where there are any."""
-        for record in self._study.news():
-            self._note(record)
-            self.record(record)
 
     def record(self, record: TrialRecord) -> None:
         """An architecture is evaluated: it answers the repeats that wait for it, and those to come."""
@@ -183,8 +159,7 @@ class Proposer:
                 return architecture
         return None
 
-    def _is_answer(self, record: TrialRecord) -> bool:
+    @staticmethod
+    def _is_answer(record: TrialRecord) -> bool:
         """Whether it tells what becomes of its architecture."""
-        if record.state is State.LOST:
-            return self._study.given_up(record.architecture)
         return not record.cached and record.state is not State.PRUNED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import partial
 
@@ -20,8 +19,6 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import first_violation
 
 _MOST_HELD = 0.25  # of free memory, by weights of trials that finalists may go on with
-# between two checks whether others are done with the last trials
-_OTHERS_SECONDS = 0.5
 
 
 class Trials(Phase):
@@ -66,12 +63,8 @@ class TrialLoop:
         search = self._search
         while True:
             self._submit()
-            if not self._running and not search.study.elsewhere:
+            if not self._running:
                 return
-            if not self._running:  # the last trials are others'; if those are lost, they come back
-                search.callback.poll()
-                time.sleep(_OTHERS_SECONDS)
-                continue
             self._record()
             self._give_up_where_all_fail()
             search.callback.advance(search.study.num_evaluated)
@@ -87,7 +80,7 @@ class TrialLoop:
             if proposed is None:
                 return
             trial, architecture = proposed
-            job = Job(trial, architecture, self._num_leased, stop_reason=partial(self._stop_reason, architecture))
+            job = Job(trial, architecture, self._num_begun, stop_reason=partial(self._stop_reason, architecture))
             try:
                 search.figures(architecture)  # what is measured is measured before the training, and remembered
             except Exception as error:
@@ -97,16 +90,12 @@ class TrialLoop:
                 self._running.add(architecture)
 
     def _may_go_on(self) -> bool:
-        if len(self._running) >= self._search.executor.size:
-            return False
-        self._proposer.hear()
-        return self._num_leased < self._search.budget.trials
+        return len(self._running) < self._search.executor.size and self._num_begun < self._search.budget.trials
 
     @property
-    def _num_leased(self) -> int:
-        """Trials that are evaluated, here or by others, or were."""
-        study = self._search.study
-        return study.num_evaluated + len(self._running) + len(study.elsewhere)
+    def _num_begun(self) -> int:
+        """Trials that are being evaluated, or were."""
+        return self._search.study.num_evaluated + len(self._running)
 
     def _stop_reason(self, architecture: Architecture, rung: str, metrics: Mapping[str, float]) -> str | None:
         values = {**metrics, **self._search.figures(architecture)}
@@ -130,7 +119,7 @@ class TrialLoop:
         self._proposer.record(record)
 
     def _note(self, record: TrialRecord) -> None:
-        if is_evaluated(record) and not record.elsewhere:
+        if is_evaluated(record):
             self._failed = self._failed + 1 if record.state is State.FAILED else 0
         self._search.note(record)
 
@@ -176,7 +165,7 @@ class TrialLoop:
         )
 
     def _hold(self, record: TrialRecord, server: ParamServer | None) -> None:
-        """Keep the weights of the best trials so far, for finalists to go on with; others' are made again."""
+        """Keep the weights of the best trials so far, for finalists to go on with."""
         search = self._search
         held, count = search.weights_of_trials, search.budget.finalists
         if server is None or not record.state.has_score or len(search.goals) > 1 or not count:

@@ -1,4 +1,4 @@
-"""Where a shared study is saved: addresses of databases and files, how they are opened, and what their errors mean.
+"""Studies outside a run's folder: addresses of databases and files, how they are opened, what their errors mean.
 
     postgresql://user@host/name   mysql://...   sqlite:///file.db   Optuna's relational storage, through SQLAlchemy
     journal:///file.log                                             Optuna's journal file, on one machine or NFS
@@ -18,10 +18,9 @@ import sqlite3
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import quote, quote_plus, urlsplit
 
 import optuna
@@ -33,8 +32,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from l2l_nas.errors import L2LError, SettingError, StorageError, described, one_line, without_passwords
 from l2l_nas.files import named_failures, refuse_other_than_file
-
-T = TypeVar("T")
 
 # driver and module that a plain scheme stands for, and how to get it
 _DRIVERS = {
@@ -160,24 +157,17 @@ def _grpc_address(text: str) -> Address:
     return Address(text, "grpc", text)
 
 
-class _MendingLock(JournalFileSymlinkLock):
-    """The lock of a journal file that is only taken over with a whole last line.
-
-    A line that a kill cut off is read as the end of the file, but what is appended next would be glued to it, and then
-    the file could never be read again. Lines are written under the lock, so whoever holds it may cut off such a rest.
-    """
-
-    def acquire(self) -> bool:
-        taken = super().acquire()
-        try:
-            _cut_torn_line(Path(self._lock_target_file))
-        except BaseException:
-            self.release()
-            raise
-        return taken
-
-
 def _cut_torn_line(path: Path) -> None:
+    """Cut off a line that a kill left half written: what is appended next would be glued to it."""
+    lock = JournalFileSymlinkLock(str(path))
+    lock.acquire()
+    try:
+        _cut(path)
+    finally:
+        lock.release()
+
+
+def _cut(path: Path) -> None:
     with open(path, "r+b") as file:
         size = end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -230,10 +220,8 @@ def _connect(address: Address) -> BaseStorage:
         if path.exists():
             refuse_other_than_file(path)
         with named_failures(path):
-            backend = JournalFileBackend(str(path), lock_obj=_MendingLock(str(path)))
-            lock = _MendingLock(str(path))
-            lock.acquire()
-            lock.release()
+            backend = JournalFileBackend(str(path))
+            _cut_torn_line(path)
         return JournalStorage(backend)
     if address.kind == "grpc":
         parts = urlsplit(address.url)
@@ -274,7 +262,7 @@ def close_storage(storage: BaseStorage) -> None:
 def _quiet() -> Iterator[None]:
     """Experimental parts say so once each, alembic tells of every step, and Optuna of a query that an outage hits."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("optuna.storages").setLevel(logging.ERROR)  # `Patience` says that the database is away
+    logging.getLogger("optuna.storages").setLevel(logging.ERROR)  # `DatabaseStudy` says that the database is away
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
@@ -319,51 +307,3 @@ def _cause(error: BaseException) -> str:
     details = getattr(seen, "details", None)
     text = str(details() if callable(details) else getattr(seen, "orig", None) or seen).strip()
     return text.splitlines()[0] if text else type(seen).__name__
-
-
-class Patience:
-    """Does things with a storage, again and again while it is away.
-
-    Args:
-        address: for messages.
-        seconds: how long to wait for it.
-        advice: what to do if it does not come back.
-
-    Attributes:
-        waiting: called with every time that nothing goes on; may raise.
-    """
-
-    def __init__(self, address: Address, *, seconds: float, advice: str) -> None:
-        self._address = address
-        self._seconds = seconds
-        self._advice = advice
-        self.waiting: Callable[[str], None] = lambda text: None
-
-    def __call__(self, work: Callable[[], T]) -> T:
-        """Do it.
-
-        Raises:
-            StorageError: the storage is away for too long, or cannot be used.
-        """
-        began: float | None = None
-        pause = 0.1
-        while True:
-            try:
-                return work()
-            except failures() as error:
-                now = time.monotonic()
-                began = now if began is None else began
-                if not is_outage(error) or now - began >= self._seconds:
-                    raise self.failed(error, now - began) from None
-                self.waiting(f"the database does not answer, retrying ({now - began:.0f} s)")
-                time.sleep(min(pause, self._seconds))
-                pause = min(2 * pause, 2.0)
-            except _UNREADABLE as error:
-                if isinstance(error, L2LError):
-                    raise
-                raise StorageError(f"{self._address.shown}: damaged ({described(error)}); {_RESTORE}") from error
-
-    def failed(self, error: BaseException, waited: float) -> StorageError:
-        """What to tell of a failure that waiting did not heal."""
-        after = f", {waited:.0f} s long" if waited >= 1 else ""
-        return StorageError(f"{self._address.shown}: {self._address.explain(error)}{after}; {self._advice}")

@@ -3,7 +3,7 @@
 Both have one parameter for each position with a choice. Its name is the position's, its value a candidate's name. The
 sampler reads a study in memory with today's choices; trials with other candidates are left out of it, and of it alone.
 The saved study has the choices that its space names (`candidates`). A run's own file is written anew, with all that
-ever were candidates, when some join (see `StudyFile`). A study that processes share cannot be, and Optuna keeps one set
+ever were candidates, when some join (see `StudyFile`). A study in a database cannot be, and Optuna keeps one set
 of choices for a parameter for as long as a study lives: there a candidate that joined later is a parameter of its own,
 `layer_3 conv7`.
 """

@@ -45,13 +45,13 @@ def load_study(path: Path) -> optuna.Study:
         StorageError: it is missing, damaged, or not one of this program.
     """
     if not path.is_file():
-        raise StorageError(f"{path}: there is no study; one that processes share is in its database: optuna.load_study")
+        raise StorageError(f"{path}: there is no study; one in a database is read by optuna.load_study")
     count_trials(path)
     return open_saved(path, name=STUDY_NAME)[1]
 
 
-def load_shared_study(storage: str, name: str, *, password: str) -> optuna.Study:
-    """The study that processes share, for Optuna's own functions.
+def load_database_study(storage: str, name: str, *, password: str) -> optuna.Study:
+    """A study in a database, for Optuna's own functions.
 
     Args:
         storage: its address, as `search.storage` takes it.

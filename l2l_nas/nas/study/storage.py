@@ -1,15 +1,10 @@
-"""Where finished trials are stored: what a study needs of it, and the file `study.db` of a run that searches alone.
-
-What only a study of many processes needs is in `SharedStore`: without one, nothing of it is asked.
-"""
+"""Where finished trials are stored: what a study needs of it, and the file `study.db` of a run's folder."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import optuna
 from optuna.storages import RDBStorage
@@ -34,28 +29,6 @@ from l2l_nas.nas.study.sqlite_file import (
 )
 from l2l_nas.training.data import other_data
 
-
-class LeaseAnswer(enum.Enum):
-    """What becomes of a lease: this process evaluates it; another does, or has; all trials asked for are leased."""
-
-    OURS = enum.auto()
-    TAKEN = enum.auto()
-    FULL = enum.auto()
-
-
-@dataclass(frozen=True)
-class SavedTrial:
-    """A finished trial as it was saved.
-
-    Args:
-        number: in the saved study.
-        is_ours: False if it counts as lost, since this process gave no sign of life for too long.
-    """
-
-    number: int
-    is_ours: bool = True
-
-
 Opened = tuple[Mapping[str, Any], list[FrozenTrial]]
 
 
@@ -64,6 +37,9 @@ class Store(Protocol):
 
     place: str
     """Where, for messages."""
+
+    is_in_folder: bool
+    """Whether it lies in the run's folder."""
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """Create or find the study.
@@ -78,8 +54,8 @@ class Store(Protocol):
             StorageError: it is damaged, of another search, or cannot be reached.
         """
 
-    def save(self, ended: FrozenTrial) -> SavedTrial:
-        """Keep a finished trial; what was leased survives from here on whatever happens.
+    def save(self, ended: FrozenTrial) -> int:
+        """Keep a finished trial, from here on whatever happens; returns its number.
 
         Raises:
             StorageError: it could not be written.
@@ -103,44 +79,19 @@ class Store(Protocol):
         """Let go of it."""
 
 
-@runtime_checkable
-class SharedStore(Store, Protocol):
-    """Keeps a study's trials where other processes evaluate some of them."""
-
-    def lease(self, trial: FrozenTrial, *, total: int) -> LeaseAnswer:
-        """Be the one that evaluates a trial.
-
-        Args:
-            trial: running; its number is that of the study in memory.
-            total: how many are asked for in all.
-        """
-
-    def news(self) -> list[FrozenTrial]:
-        """Trials of others that began or ended since the last call, in the order of their numbers.
-
-        Raises:
-            StorageError: the storage is away.
-        """
-
-    def given_up(self, digest: str) -> bool:
-        """Whether an architecture was lost so often that nobody tries it again."""
-
-    def to_retry(self) -> list[FrozenTrial]:
-        """Lost trials whose architectures nobody evaluates, nor has."""
-
-
 class Unsaved:
     """Keeps nothing, for benches."""
 
     place = "the study"
+    is_in_folder = True
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
         return identity["space"], []
 
-    def save(self, ended: FrozenTrial) -> SavedTrial:
+    def save(self, ended: FrozenTrial) -> int:
         """See `Store`."""
-        return SavedTrial(ended.number)
+        return ended.number
 
     def note(self, name: str, content: Any) -> None:
         """See `Store`."""
@@ -154,13 +105,15 @@ class Unsaved:
 
 
 class StudyFile:
-    """A SQLite file that one process at a time writes: each finished trial in one commit.
+    """A SQLite file: each finished trial in one commit. Whoever writes it holds the lock of its folder.
 
     Args:
         path: created unless `resume`.
         resume: go on with the study that it holds.
         say: tells of what takes a while.
     """
+
+    is_in_folder = True
 
     def __init__(self, path: Path, *, resume: bool, say: Callable[[str], None] = lambda line: None) -> None:
         self.place = str(path)
@@ -216,12 +169,12 @@ class StudyFile:
         write_anew(self._path, self._storage, name=STUDY_NAME, attributes=attributes, trials=trials)
         self._storage, self._study = open_saved(self._path, name=STUDY_NAME)
 
-    def save(self, ended: FrozenTrial) -> SavedTrial:
+    def save(self, ended: FrozenTrial) -> int:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
         assert self._study is not None
         try:
             self._study.add_trial(ended)
-            return SavedTrial(self._study.get_trials(deepcopy=False)[-1].number)
+            return self._study.get_trials(deepcopy=False)[-1].number
         except BROKEN as error:
             raise unwritable(self._path, error) from error
 
@@ -278,9 +231,6 @@ def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, An
             f"{place}: this study's objectives are {before}, not {now}; resume it with those it was started with"
         )
     scoring, ours = dict(found.get("scoring") or {}), dict(identity.get("scoring") or {})
-    others, our_others = scoring.pop("others", None), ours.pop("others", {})
-    if others is not None:  # a study of before does not tell
-        scoring, ours = {**scoring, **others}, {**ours, **our_others}
     for name in {**scoring, **ours} if ours else ():
         before, now = (one.get(name, "its default") for one in (scoring, ours))
         if before != now:

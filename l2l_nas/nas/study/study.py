@@ -4,7 +4,7 @@ Every `suggest` of a saved study is a commit of its own: 126 ms for 24 choices o
 `add_trial` takes 32.
 
 [Note: attributes] What is in a study, beside what Optuna keeps (the names of the objectives, the choices by position as
-parameters, the goals' values), whether one process writes it or several share it. Of a trial, as user attributes:
+parameters, the goals' values), in a run's folder and in a database. Of a trial, as user attributes:
 
     architecture   list of str   candidate names by position, canonical
     digest         str           of the architecture, 16 hexadecimal digits
@@ -19,30 +19,23 @@ parameters, the goals' values), whether one process writes it or several share i
                                  Optuna's intermediate values as well, which Optuna keeps for one goal alone
     weights        dict          which weights it was scored with; see `Ledger.entry`
     process        int           the worker process (search.workers) that evaluated it, from 1
-  and where several runs share the study:
-    lease          str           a token of the run's lease on the architecture
-    worker         str           the run that evaluated it: what its folder's `worker` holds
-    retry_of       int           number of the lost trial that this one repeats
-    withdrawn      bool          another lease came first
-    lost, released str, bool     why it was given to others; whether its process said so itself
-    result         str           COMPLETE, PRUNED or FAIL, once everything else is written
 
-Of the study: `space`, `goals`, `data` (see `Data.digest`), `scoring` of a shared one, and `finalists`: what came of
-those trained further, with validation and test metrics and standard errors, and the key that tells which they are.
+Of the study: `space`, `goals`, `data` (see `Data.digest`), in a database `scoring` and `driver`, and `finalists`: what
+came of those trained further, with validation and test metrics and standard errors, and the key that tells which they
+are.
 
 [Note: one numbering] A trial has the number that the saved study gives it: records, callbacks, files and pages have
-that one. The sampler alone works in a copy in memory, which lacks trials whose candidates are gone, and has those of
-others in the order in which they were seen. A place in that copy is known to the study and its store alone.
+that one. The sampler alone works in a copy in memory, which lacks trials whose candidates are gone. A place in that
+copy is known to the study and its store alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -52,10 +45,9 @@ from l2l_nas.errors import SpaceError, StorageError, of_user
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated
 from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
-from l2l_nas.nas.study.attributes import attributes_of, is_lost, is_withdrawn
 from l2l_nas.nas.study.encoding import Encoding
 from l2l_nas.nas.study.sqlite_file import readable
-from l2l_nas.nas.study.storage import LeaseAnswer, SharedStore, Store
+from l2l_nas.nas.study.storage import Store
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -64,7 +56,6 @@ _STATES: dict[State, TrialState] = {
     State.PRUNED: TrialState.PRUNED,
     State.STOPPED: TrialState.PRUNED,  # distinguished from the one above by an attribute
     State.FAILED: TrialState.FAIL,
-    State.LOST: TrialState.FAIL,
 }
 # attribute of the study: what came of its finalists
 FINALISTS = "finalists"
@@ -96,8 +87,7 @@ class Study:
         seed: of the sampler.
         num_trials: how many trials are asked for in all.
         data: a hash of what trials are scored on; a study of other data is refused.
-        scoring: settings that a shared study's trials must have in common.
-        worker: tells this process's sampler from those of others; 0 where there are none.
+        scoring: settings that all trials of a study in a database must have in common.
 
     Attributes:
         num_evaluated: how many of the trials asked for are done.
@@ -118,14 +108,11 @@ class Study:
         num_trials: int,
         data: str = "",
         scoring: Mapping[str, Any] | None = None,
-        worker: int = 0,
     ) -> None:
         check_sampler(sampler, size=pool.size)
         self._pool = pool
         self._goals = tuple(goals)
-        self._num_trials = num_trials
         self._store = store
-        self._shared = store if isinstance(store, SharedStore) else None
         directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
         identity = {
             "space": space_of(pool),
@@ -136,24 +123,21 @@ class Study:
         space, finished = self._store.open(identity, directions)
         with readable(store.place):
             self._encoding = Encoding(pool, space["candidates"])
-        self._storage = optuna.storages.InMemoryStorage()
-        self._storage_id = self._storage.create_new_study(directions, "memory")
+        storage = optuna.storages.InMemoryStorage()
+        storage.create_new_study(directions, "memory")
         self._memory = _Memory(
             "memory",
-            self._storage,
+            storage,
             sampler=build_sampler(
                 sampler,
-                seed=int(np.random.SeedSequence([seed, worker]).generate_state(1)[0]) if worker else seed,
+                seed=seed,
                 num_trials=num_trials,
                 num_finished=len(finished),
                 size=pool.size,
             ),
         )
         self._records: list[TrialRecord] = []
-        self._places: dict[int, int] = {}  # of records, by number
         self.num_evaluated = 0
-        self._elsewhere: dict[int, Architecture] = {}  # running trials of others, by number there
-        self._theirs: dict[int, int] = {}  # running trials of others: number here by number there
         with readable(store.place):
             for trial in finished:
                 self._keep(self._record(trial))
@@ -161,18 +145,8 @@ class Study:
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
-        """All finished trials, in the order in which they became known."""
-        return tuple(self._records)
-
-    @property
-    def by_number(self) -> tuple[TrialRecord, ...]:
         """All finished trials, in the order of their numbers."""
-        return tuple(sorted(self._records, key=lambda record: record.number))
-
-    @property
-    def elsewhere(self) -> Collection[Architecture]:
-        """Architectures that other processes evaluate now."""
-        return set(self._elsewhere.values())
+        return tuple(self._records)
 
     @property
     def is_exhausted(self) -> bool:
@@ -180,9 +154,9 @@ class Study:
         return self._memory.is_stopped and not self._memory.get_trials(deepcopy=False, states=(TrialState.WAITING,))
 
     @property
-    def is_shared(self) -> bool:
-        """Whether other processes take part."""
-        return self._shared is not None
+    def is_in_folder(self) -> bool:
+        """Whether it lies beside the weights that its trials trained."""
+        return self._store.is_in_folder
 
     def keep_finalists(self, key: str, finalists: Sequence[Mapping[str, Any]]) -> None:
         """Keep what came of finalists, as JSON, in place of those before.
@@ -277,21 +251,6 @@ class Study:
             user_attrs={"enqueued": True} if enqueued else None,
         )
 
-    def lease(self, trial: Trial, architecture: Architecture) -> LeaseAnswer:
-        """Be the one process that evaluates this architecture; `tell` then says what became of it.
-
-        Raises:
-            StorageError: the storage is away.
-        """
-        if self._shared is None:
-            return LeaseAnswer.OURS
-        self._describe(trial, architecture)
-        running = self._memory.get_trials(deepcopy=False)[trial.number]
-        verdict = self._shared.lease(self._encoding.outward(running), total=self._num_trials)
-        if verdict is not LeaseAnswer.OURS:
-            self._memory.tell(trial, state=TrialState.FAIL)
-        return verdict
-
     def tell(
         self,
         trial: Trial,
@@ -317,7 +276,7 @@ class Study:
             rungs: metrics that it had on its way; see `TrialRecord`.
 
         Returns:
-            The record; its state is "lost" if others took this process for dead meanwhile, and the trial is theirs.
+            The record.
 
         Raises:
             StorageError: the study could not be written.
@@ -363,80 +322,23 @@ class Study:
         return {f"{steps}/{steps}": values} if values is not None else {}
 
     def _save(self, ended: FrozenTrial) -> TrialRecord:
-        stored = self._store.save(self._encoding.outward(ended))
-        record = replace(self._record(ended), number=stored.number)
-        if not stored.is_ours:
-            record = replace(record, state=State.LOST, values={}, reason="given to another process meanwhile")
+        number = self._store.save(self._encoding.outward(ended))
+        record = replace(self._record(ended), number=number)
         self._keep(record)
         return record
-
-    def news(self) -> Iterator[TrialRecord]:
-        """What others did since the last call: their finished trials, one after the other, each in `records` by then.
-
-        Raises:
-            StorageError: the storage is away.
-        """
-        for trial in self._shared.news() if self._shared is not None else ():
-            record = self._hear(trial)
-            if record is not None:
-                self._keep(record)
-                yield record
-
-    def given_up(self, architecture: Architecture) -> bool:
-        """Whether its processes were lost so often that nobody tries it again."""
-        return self._shared is not None and self._shared.given_up(architecture.digest)
-
-    def to_retry(self) -> list[Architecture]:
-        """Architectures whose trials were lost, and that nobody evaluates."""
-        lost = map(self._architecture, self._shared.to_retry() if self._shared is not None else ())
-        return [architecture for architecture in lost if self._encoding.is_live(architecture.choices)]
 
     def _describe(self, trial: Trial, architecture: Architecture) -> None:
         trial.set_user_attr("architecture", list(architecture.choices))
         trial.set_user_attr("digest", architecture.digest)
 
-    def _remember(self, trial: FrozenTrial) -> int | None:
-        """Give the sampler a trial that it did not propose; returns its number in memory, None if it is none for it."""
-        inward = None if is_withdrawn(trial) else self._encoding.inward(trial)
-        if inward is None:
-            return None
-        self._memory.add_trial(inward)
-        return len(self._memory.get_trials(deepcopy=False)) - 1
-
-    def _hear(self, trial: FrozenTrial) -> TrialRecord | None:
-        """Tell the sampler of another process's trial; its record if it is finished."""
-        if not trial.state.is_finished():
-            self._elsewhere[trial.number] = self._architecture(trial)
-            here = self._remember(trial)
-            if here is not None:
-                self._theirs[trial.number] = here
-            return None
-        here = self._theirs.pop(trial.number, None)
-        if here is not None:
-            self._remember_end(here, trial)
-        else:
-            self._remember(trial)
-        self._elsewhere.pop(trial.number, None)
-        return replace(self._record(trial), elsewhere=True)
-
-    def _remember_end(self, here: int, trial: FrozenTrial) -> None:
-        """Give the sampler the end of a trial that it knows as running, with all that the trial tells."""
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._storage_id, here)
-        for name, value in attributes_of(trial).items():
-            self._storage.set_trial_user_attr(trial_id, name, value)
-        values = trial.values if trial.state is TrialState.COMPLETE else None
-        with self._sampling():
-            self._memory.tell(here, values, state=TrialState.FAIL if is_withdrawn(trial) else trial.state)
+    def _remember(self, trial: FrozenTrial) -> None:
+        """Give the sampler a trial of before."""
+        inward = self._encoding.inward(trial)
+        if inward is not None:
+            self._memory.add_trial(inward)
 
     def _keep(self, record: TrialRecord) -> None:
-        """Add a record; one that was thought to be ours, and is lost, takes the old one's place."""
-        place = self._places.get(record.number)
-        if place is not None:
-            self.num_evaluated -= is_evaluated(self._records[place])
-            self._records[place] = record
-        else:
-            self._places[record.number] = len(self._records)
-            self._records.append(record)
+        self._records.append(record)
         self.num_evaluated += is_evaluated(record)
 
     def _architecture(self, trial: FrozenTrial) -> Architecture:
@@ -468,26 +370,20 @@ def record_of(
     """
     names = [goal.name for goal in goals]
     values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
-    attributes = attributes_of(trial)
+    attributes = trial.user_attrs
     return TrialRecord(
         number=trial.number,
         architecture=architecture_of(attributes["architecture"]),
-        state=_state_of(trial, attributes),
+        state=State.STOPPED if "stopped" in attributes else _NAMES[trial.state],
         values=values,
         cached=bool(attributes.get("cached", False)),
-        reason=str(attributes.get("reason", attributes.get("lost", "") if is_lost(trial) else "")),
+        reason=str(attributes.get("reason", "")),
         seconds=float(attributes.get("seconds", 0.0)),
         weights=dict(attributes.get("weights", {})),
-        worker=int(attributes.get("process", attributes.get("seat", 0))),
+        worker=int(attributes.get("process", 0)),
         metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
         rungs=dict(attributes.get("rungs", {})),
     )
-
-
-def _state_of(trial: FrozenTrial, attributes: Mapping[str, Any]) -> State:
-    if is_lost(trial):
-        return State.LOST
-    return State.STOPPED if "stopped" in attributes else _NAMES[trial.state]
 
 
 def _foreign(trial: FrozenTrial, error: Exception) -> StorageError:

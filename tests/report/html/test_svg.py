@@ -42,6 +42,6 @@ def test_very_many_points_are_thinned() -> None:
     assert 1000 < drawn(series).count("circle", "trial") <= 1500
 
 
-@pytest.mark.parametrize("state", ["failed", "pruned", "stopped", "lost"])
+@pytest.mark.parametrize("state", ["failed", "pruned", "stopped"])
 def test_a_trial_without_a_score_is_a_mark_on_the_floor(state: str) -> None:
     assert drawn(Series(state, (Point(1, 0, trial=3),), kind="floor")).count("text", state) == 1

@@ -1,1 +1,0 @@
-"""One study of several runs, on one machine or many."""

@@ -1,0 +1,218 @@
+"""A study in a database, or in another of Optuna's storages outside the run's folder, which one process writes.
+
+[Note: driver] The process that asks and tells, its driver, leaves its name in the study's attribute `driver`, and
+clears it when it ends. Storages have no locks that survive a connection, so the name is read again before each trial is
+written: of two processes that both took the study, the one that was first stops. A process that was killed leaves its
+name behind. Where that shows (the same machine, and the process is gone or was at work in this very folder, whose lock
+is ours) the next one takes over; otherwise a person has to say so, as nothing here can tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+from optuna.exceptions import DuplicatedStudyError
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
+
+from l2l_nas.eps.identity import joined
+from l2l_nas.errors import StorageError
+from l2l_nas.files import is_process_alive
+from l2l_nas.nas.study.database import Address, close_storage, failures, is_outage, open_storage
+from l2l_nas.nas.study.sqlite_file import name_metrics, readable, refuse_directions
+from l2l_nas.nas.study.storage import Opened, refuse_other
+
+T = TypeVar("T")
+
+_ADVICE = "what was finished stays; when the database is back, go on with: resume=FOLDER"
+_LONGEST_PAUSE = 2.0
+
+
+class DatabaseStudy:
+    """See `Store` and [Note: driver].
+
+    Args:
+        address: where.
+        name: of the study.
+        folder: of the run.
+        is_known: whether this run has been in the study before, so that it must be there.
+        retry_seconds: how long to wait for a database that is away.
+        waiting: called with a line each time that the database does not answer; may raise.
+    """
+
+    is_in_folder = False
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        name: str,
+        folder: Path,
+        is_known: bool,
+        retry_seconds: float,
+        waiting: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.place = f"{address.shown}, study '{name}'"
+        self._address = address
+        self._name = name
+        self._is_known = is_known
+        self._retry_seconds = retry_seconds
+        self._driver = {
+            "host": platform.node(),
+            "process": os.getpid(),
+            "folder": str(folder.resolve()),
+            "since": datetime.now().isoformat(sep=" ", timespec="seconds"),
+        }
+        self._storage: BaseStorage | None = None
+        self._study_id = 0
+        self._waiting = waiting
+
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
+        """See `Store`."""
+        if self._is_known:
+            self._address.refuse_missing()
+        storage = open_storage(self._address)
+        try:
+            with readable(self.place):
+                self._study_id = self._find(storage, identity, directions)
+                found = storage.get_study_user_attrs(self._study_id)
+                refuse_other(self.place, found, identity)
+                study = optuna.load_study(study_name=self._name, storage=storage)
+                refuse_directions(study, directions)
+                self._refuse_driven(found.get("driver"))
+                name_metrics(study, [name for name, _ in identity["goals"]])
+                space = joined(found["space"], identity["space"])
+                if space != found["space"]:
+                    storage.set_study_user_attr(self._study_id, "space", space)
+                storage.set_study_user_attr(self._study_id, "driver", self._driver)
+                trials = storage.get_all_trials(self._study_id, deepcopy=False)
+        except BaseException:
+            close_storage(storage)
+            raise
+        self._storage = storage
+        return space, [trial for trial in trials if trial.state.is_finished()]
+
+    def save(self, ended: FrozenTrial) -> int:
+        """See `Store`."""
+        storage, study_id = self._open_storage, self._study_id
+        before = self._do(lambda: storage.get_n_trials(study_id))
+
+        def add() -> int:
+            self._refuse_taken()
+            trials = storage.get_all_trials(study_id, deepcopy=False)
+            # a try that the database took, and went away before it said so
+            for trial in trials[before:]:
+                if trial.user_attrs == ended.user_attrs:
+                    return trial.number
+            trial_id = storage.create_new_trial(study_id, template_trial=ended)
+            return storage.get_trial_number_from_id(trial_id)
+
+        return self._do(add)
+
+    def note(self, name: str, content: Any) -> None:
+        """See `Store`."""
+        storage = self._open_storage
+        self._do(lambda: storage.set_study_user_attr(self._study_id, name, content))
+
+    def noted(self, name: str) -> Any:
+        """See `Store`."""
+        storage = self._open_storage
+        return self._do(lambda: storage.get_study_user_attrs(self._study_id)).get(name)
+
+    def close(self) -> None:
+        """See `Store`: another process may write the study from now on."""
+        if self._storage is None:
+            return
+        with contextlib.suppress(*failures(), StorageError):
+            self._refuse_taken()
+            self._storage.set_study_user_attr(self._study_id, "driver", None)
+        close_storage(self._storage)
+
+    @property
+    def _open_storage(self) -> BaseStorage:
+        assert self._storage is not None
+        return self._storage
+
+    def _find(self, storage: BaseStorage, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> int:
+        """The study's id in the storage. One that is missing is made; one that was cut off then is completed."""
+        try:
+            study_id = storage.get_study_id_from_name(self._name)
+        except KeyError:
+            if self._is_known:
+                raise StorageError(
+                    f"{self.place}: there is no such study any more; restore the database, or start a new run"
+                ) from None
+            try:
+                study_id = storage.create_new_study(directions, self._name)
+            except DuplicatedStudyError:
+                study_id = storage.get_study_id_from_name(self._name)
+        found = storage.get_study_user_attrs(study_id)
+        missing = identity.keys() - found.keys()
+        if missing and storage.get_n_trials(study_id):
+            raise StorageError(f"{self.place}: made by another program; choose another name by search.study")
+        for name in missing:
+            storage.set_study_user_attr(study_id, name, identity[name])
+        return study_id
+
+    def _refuse_driven(self, other: Any) -> None:
+        """Refuse a study that another process may be writing; see [Note: driver]."""
+        if not isinstance(other, Mapping) or self._is_gone(other):
+            return
+        who = {name: str(other.get(name, "?")) for name in self._driver}
+        raise StorageError(
+            f"{self.place}: process {who['process']} on {who['host']} has been writing it since {who['since']}, in "
+            f"{who['folder']}; wait until it ends, or take another search.study; if it was killed, say so: "
+            f"optuna.load_study(study_name={self._name!r}, storage=...).set_user_attr('driver', None)"
+        )
+
+    def _is_gone(self, other: Mapping[str, Any]) -> bool:
+        if other.get("host") != self._driver["host"]:
+            return False
+        process = other.get("process")
+        return other.get("folder") == self._driver["folder"] or not (
+            isinstance(process, int) and is_process_alive(process)
+        )
+
+    def _refuse_taken(self) -> None:
+        """Refuse to write a study that another process has taken meanwhile."""
+        found = self._open_storage.get_study_user_attrs(self._study_id).get("driver")
+        if found != self._driver:
+            by = f"process {found.get('process')} on {found.get('host')}" if isinstance(found, Mapping) else "nobody"
+            raise StorageError(
+                f"{self.place}: written by {by} now, so this process stops; its last trial is not in the study"
+            )
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Do something with the storage, again and again while it is away.
+
+        Raises:
+            StorageError: it is away for too long, or cannot be used.
+        """
+        with readable(self.place):
+            return self._retry(work)
+
+    def _retry(self, work: Callable[[], T]) -> T:
+        began = time.monotonic()
+        pause = 0.1
+        while True:
+            try:
+                return work()
+            except failures() as error:
+                waited = time.monotonic() - began
+                if not is_outage(error) or waited >= self._retry_seconds:
+                    after = f", {waited:.0f} s long" if waited >= 1 else ""
+                    raise StorageError(
+                        f"{self._address.shown}: {self._address.explain(error)}{after}; {_ADVICE}"
+                    ) from None
+            self._waiting(f"the database does not answer, retrying ({waited:.0f} s)")
+            time.sleep(min(pause, self._retry_seconds))
+            pause = min(2 * pause, _LONGEST_PAUSE)

@@ -1,0 +1,152 @@
+"""A study in a database: one driver, failures of the database, what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import optuna
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from l2l_nas.errors import StorageError
+from l2l_nas.nas.study.database import is_outage, parse_address
+from l2l_nas.nas.study.database_study import DatabaseStudy
+from l2l_nas.nas.study.study import Study
+from tests.nas.problems import GOALS, pool_of
+
+POOL = pool_of("tanh", "relu")
+VALUES = {"accuracy": 0.5, "parameters": 30.0}
+
+
+def open_in(tmp_path, folder="run", **changes):
+    said = []
+    values = {"name": "search", "is_known": False, "retry_seconds": 5.0, "waiting": said.append}
+    address = parse_address(f"sqlite:///{tmp_path / 'studies.db'}")
+    store = DatabaseStudy(address, folder=tmp_path / folder, **{**values, **changes})
+    study = Study(store, pool=POOL, goals=GOALS, sampler="random", seed=0, num_trials=10, data="data", scoring={})
+    return study, store, said
+
+
+def saved_in(tmp_path):
+    return optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'studies.db'}")
+
+
+def complete(study):
+    trial, architecture = study.ask()
+    return study.tell(trial, architecture, state="complete", values=VALUES)
+
+
+def test_a_study_goes_on_where_it_was_and_its_driver_clears_its_name(tmp_path):
+    study, _, _ = open_in(tmp_path)
+    assert [complete(study).number for _ in range(3)] == [0, 1, 2]
+    assert saved_in(tmp_path).user_attrs["driver"]["process"] == os.getpid()
+    before = study.records
+    study.close()
+    assert saved_in(tmp_path).user_attrs["driver"] is None
+    study, _, _ = open_in(tmp_path, "another")
+    assert study.records == before
+    assert complete(study).number == 3
+    study.close()
+
+
+def test_a_study_that_a_process_writes_is_refused_until_that_is_gone(tmp_path):
+    study, _, _ = open_in(tmp_path)
+    complete(study)
+    with pytest.raises(StorageError, match=f"process {os.getpid()} on .* has been writing it since .*'driver', None"):
+        open_in(tmp_path, "another")
+    open_in(tmp_path)[0].close()  # whoever opens the same folder holds its lock
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    saved = saved_in(tmp_path)
+    driver = {**(study._store._driver), "process": gone.pid}
+    saved.set_user_attr("driver", driver)
+    open_in(tmp_path, "another")[0].close()
+    saved.set_user_attr("driver", {**driver, "host": "elsewhere"})
+    with pytest.raises(StorageError, match="on elsewhere has been writing it"):
+        open_in(tmp_path)
+
+
+def test_a_driver_whose_study_was_taken_writes_nothing_more(tmp_path):
+    first, _, _ = open_in(tmp_path)
+    complete(first)
+    saved_in(tmp_path).set_user_attr("driver", None)
+    second, _, _ = open_in(tmp_path, "another")
+    with pytest.raises(StorageError, match=f"written by process {os.getpid()} on .* so this process stops"):
+        complete(first)
+    assert complete(second).number == 1
+    first.close()
+    assert saved_in(tmp_path).user_attrs["driver"]["folder"].endswith("another")
+    second.close()
+    assert len(saved_in(tmp_path).trials) == 2
+
+
+def outage():
+    return OperationalError("SELECT 1", {}, Exception("connection refused"))
+
+
+def failing(monkeypatch, storage, name, *failures, does=False):
+    """Have a storage's method raise these first; `does` what it is asked for all the same."""
+    left, real = list(failures), getattr(storage, name)
+
+    def method(*words, **more):
+        if left:
+            if does:
+                real(*words, **more)
+            raise left.pop(0)
+        return real(*words, **more)
+
+    monkeypatch.setattr(storage, name, method)
+
+
+def test_an_outage_is_waited_out(tmp_path, monkeypatch):
+    study, store, said = open_in(tmp_path)
+    failing(monkeypatch, store._storage, "create_new_trial", outage(), ConnectionResetError())
+    assert complete(study).number == 0
+    assert len(said) == 2
+    assert "the database does not answer, retrying" in said[0]
+    study.close()
+
+
+def test_a_trial_that_was_taken_before_the_database_went_away_is_there_once(tmp_path, monkeypatch):
+    study, store, _ = open_in(tmp_path)
+    complete(study)
+    failing(monkeypatch, store._storage, "create_new_trial", outage(), does=True)
+    assert complete(study).number == 1
+    assert len(saved_in(tmp_path).trials) == 2
+    study.close()
+
+
+def test_an_outage_that_lasts_ends_with_what_to_do(tmp_path, monkeypatch):
+    study, store, said = open_in(tmp_path, retry_seconds=0.3)
+    failing(monkeypatch, store._storage, "create_new_trial", *[outage() for _ in range(99)])
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"^sqlite:.*: connection refused; .*resume=FOLDER$"):
+        complete(study)
+    assert 0.3 <= time.monotonic() - began < 5
+    assert said
+    study.close()
+
+
+def test_what_waiting_cannot_heal_is_told_at_once(tmp_path):
+    study, _, said = open_in(tmp_path, retry_seconds=60.0)
+    (tmp_path / "studies.db").write_bytes(b"garbage" * 1000)
+    with pytest.raises(StorageError, match=r"studies\.db"):
+        complete(study)
+    assert said == []
+    assert not is_outage(OSError(28, "No space left on device"))
+    assert not is_outage(KeyError("x"))
+
+
+def test_a_study_of_another_program_or_one_that_is_gone_is_refused(tmp_path):
+    with pytest.raises(StorageError, match="is not there"):
+        open_in(tmp_path, is_known=True)
+    optuna.create_study(study_name="other", storage=f"sqlite:///{tmp_path / 'studies.db'}")
+    with pytest.raises(StorageError, match="no such study any more"):
+        open_in(tmp_path, is_known=True)
+    theirs = optuna.load_study(study_name="other", storage=f"sqlite:///{tmp_path / 'studies.db'}")
+    theirs.add_trial(optuna.trial.create_trial(value=1.0))
+    with pytest.raises(StorageError, match="made by another program"):
+        open_in(tmp_path, name="other")
