@@ -22,11 +22,10 @@ _PAUSE_S = 0.001
 class RangeLocks:
     """So many locks, numbered from 0, between all processes and threads that use the same open file.
 
-    None is for waiting long: hold one for as long as a state is copied or updated.
+    Hold a lock for no longer than it takes to copy or update a state: others wait for it.
 
     Args:
         handle: of the file; its content does not matter.
-        count: how many.
 
     Raises:
         SettingError: the platform has no such locks.
@@ -39,36 +38,31 @@ class RangeLocks:
 
     @contextlib.contextmanager
     def held(self, number: int, *, exclusive: bool) -> Iterator[None]:
-        """Hold a lock: alone, or with other processes that do not want it alone either."""
+        """Hold a lock, alone or together with other processes that do not want it alone."""
         import fcntl
 
         with self._threads[number]:
-            _take(self._handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, number)
+            self._lock(number, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             try:
                 yield
             finally:
                 fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, number)
 
+    def _lock(self, number: int, kind: int) -> None:
+        import fcntl
+
+        while True:
+            try:
+                fcntl.lockf(self._handle, kind, 1, number)
+                return
+            except OSError as error:
+                # The kernel sees that A waits for B and B for A, but not that different threads of A hold and wait.
+                if error.errno != errno.EDEADLK:
+                    raise
+                time.sleep(_PAUSE_S)
+
 
 def refuse_without_locks() -> None:
-    """Say so where there are no such locks.
-
-    Raises:
-        SettingError: there are none.
-    """
+    """Raises SettingError: the platform has no such locks."""
     if sys.platform == "win32":
         raise SettingError("several processes share weights by locks that Windows does not have; use search.workers=1")
-
-
-def _take(handle: int, kind: int, number: int) -> None:
-    import fcntl
-
-    while True:
-        try:
-            fcntl.lockf(handle, kind, 1, number)
-            return
-        except OSError as error:
-            # The kernel sees that A waits for B and B for A, but not that different threads of A hold and wait.
-            if error.errno != errno.EDEADLK:
-                raise
-            time.sleep(_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Scratch files: written and read at positions, gone with the process, refused in one line where something is wrong."""
+"""Scratch files: written and read at positions, and deleted with the process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _ADVICE = "leave scratch files alone; from the last checkpoint, go on with: resu
 
 
 class Scratch:
-    """A folder of its own inside a given one, for this process alone.
+    """A new folder inside another one, for this process alone, and locked until it is closed.
 
-    It is locked for as long as it is used. Folders whose process was killed are deleted by whoever comes next.
+    The folders of killed processes are deleted by the next process that makes one beside them.
 
     Raises:
         StorageError: the folder cannot be made or written.
@@ -48,12 +48,12 @@ class Scratch:
         self._count = 0
 
     def new_path(self, key: str) -> Path:
-        """A path that was not given out before."""
+        """A path that no earlier call returned."""
         self._count += 1
         return self.folder / f"{self._count:06}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', key)[:80]}"
 
     def close(self) -> None:
-        """Delete everything. In a process forked from the one that made it, nothing happens."""
+        """Delete everything, unless this process is a fork of the one that made the folder."""
         if os.getpid() == self._process and self._lock >= 0:
             remove_files(self.folder, _is_ours)
             os.close(self._lock)
@@ -64,7 +64,7 @@ def create(path: Path, num_bytes: int) -> None:
     """Make a file and have the disk set its space aside: a full disk shows now, not in the middle of an update.
 
     Raises:
-        StorageError: it could not be made; there is no such file then.
+        StorageError: the file could not be made, and does not exist.
     """
     with _scratch_failures(path):
         handle = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -91,20 +91,20 @@ def read_into(path: Path, block: Tensor, offset_bytes: int, *, is_direct: bool =
     """Fill a block of bytes from a position of a file.
 
     Args:
-        is_direct: pass the system's page cache by; the block then begins and ends, in memory and in the file, at whole
+        is_direct: bypass the system's page cache; the block then begins and ends, in memory and in the file, at whole
             numbers of `PAGE_BYTES`.
 
     Raises:
-        StorageError: it is missing, too short, or cannot be read.
+        StorageError: the file is missing, too short, or cannot be read.
     """
     with _opened(path, os.O_RDONLY, is_direct=is_direct) as handle:
-        view, position = block.numpy().data, offset_bytes
-        while view:
-            count = _move(os.preadv, handle, view, position)  # never more than 2 GiB at once, sometimes less than asked
-            if count == 0:
-                got, expected = os.fstat(handle).st_size, offset_bytes + block.numel()
-                raise StorageError(f"{path}: was cut short ({got} bytes, expected {expected} or more); {_ADVICE}")
-            view, position = view[count:], position + count
+        try:
+            _transfer(os.preadv, handle, block, offset_bytes)
+        except EOFError:
+            size, expected = os.fstat(handle).st_size, offset_bytes + block.numel()
+            raise StorageError(
+                f"{path}: was cut short ({size} bytes, expected {expected} or more); {_ADVICE}"
+            ) from None
 
 
 def write_from(path: Path, block: Tensor, offset_bytes: int, *, is_direct: bool = False) -> None:
@@ -115,23 +115,17 @@ def write_from(path: Path, block: Tensor, offset_bytes: int, *, is_direct: bool 
             next whole number of `PAGE_BYTES`, may hold anything then.
 
     Raises:
-        StorageError: it is missing, or cannot be written; what it holds at that position is not known then.
+        StorageError: the file is missing, or cannot be written; its bytes at that position are not known then.
     """
     with _opened(path, os.O_WRONLY, is_direct=is_direct) as handle:
-        pieces = [block]
-        if is_direct and (block.data_ptr() % PAGE_BYTES or block.numel() % PAGE_BYTES):
-            pieces = list(block.split(_CHUNK_BYTES))
-            bounce = page_aligned(align(min(block.numel(), _CHUNK_BYTES), PAGE_BYTES))
-        position = offset_bytes
-        for piece in pieces:
-            whole = piece
-            if piece is not block:
-                bounce[: piece.numel()] = piece
-                whole = bounce[: align(piece.numel(), PAGE_BYTES)]
-            view = whole.numpy().data
-            while view:
-                count = _move(os.pwritev, handle, view, position)
-                view, position = view[count:], position + count
+        if not is_direct or not (block.data_ptr() % PAGE_BYTES or block.numel() % PAGE_BYTES):
+            _transfer(os.pwritev, handle, block, offset_bytes)
+            return
+        bounce = page_aligned(align(min(block.numel(), _CHUNK_BYTES), PAGE_BYTES))
+        for number, piece in enumerate(block.split(_CHUNK_BYTES)):
+            bounce[: piece.numel()] = piece
+            whole = bounce[: align(piece.numel(), PAGE_BYTES)]
+            _transfer(os.pwritev, handle, whole, offset_bytes + number * _CHUNK_BYTES)
 
 
 def page_aligned(num_bytes: int) -> Tensor:
@@ -141,18 +135,35 @@ def page_aligned(num_bytes: int) -> Tensor:
     return block[start : start + num_bytes]
 
 
-def _move(act: Callable[[int, list[memoryview], int], int], handle: int, view: memoryview, position: int) -> int:
-    """Read or write once; by way of the page cache where the file, the disk or what is left wants it so."""
+_Move = Callable[[int, list[memoryview], int], int]  # `os.preadv` or `os.pwritev`
+
+
+def _transfer(move: _Move, handle: int, block: Tensor, position: int) -> None:
+    """Read or write a whole block.
+
+    Raises:
+        EOFError: the file ends before.
+    """
+    view = block.numpy().data
+    while view:
+        count = _move(move, handle, view, position)  # never more than 2 GiB at once, sometimes less than asked
+        if count == 0:
+            raise EOFError
+        view, position = view[count:], position + count
+
+
+def _move(move: _Move, handle: int, view: memoryview, position: int) -> int:
+    """Read or write once; through the page cache where the file system or an odd size does not allow otherwise."""
     try:
-        return act(handle, [view], position)
+        return move(handle, [view], position)
     except OSError as error:
         if error.errno != errno.EINVAL or not _stop_direct(handle):
             raise
-        return act(handle, [view], position)
+        return move(handle, [view], position)
 
 
 def _stop_direct(handle: int) -> bool:
-    """Whether a file passed the page cache by until now."""
+    """Whether a file bypassed the page cache until now."""
     if not _DIRECT:
         return False
     import fcntl
@@ -163,25 +174,24 @@ def _stop_direct(handle: int) -> bool:
 
 
 def sequential_seconds(path: Path, num_bytes: int) -> tuple[float, float]:
-    """How long the disk takes to write a new file of so many bytes, and to read it again; it is deleted then.
+    """How long the disk takes to write a new file of so many bytes, and to read it again; the file is deleted.
 
-    The system's memory does not help: it is passed by where the file system allows that, and emptied where not.
+    The system's page cache is bypassed where the file system allows that, and emptied where not.
 
     Raises:
-        StorageError: it cannot be written or read.
+        StorageError: the file cannot be written or read.
     """
     size = align(num_bytes, PAGE_BYTES)
-    block = page_aligned(min(size, _CHUNK_BYTES))
-    chunk = block.numpy().data
+    chunk = page_aligned(min(size, _CHUNK_BYTES)).numpy().data
     chunk[:] = os.urandom(len(chunk))  # some disks do not write what they can guess
     seconds = []
     try:
         create(path, size)
-        for flags, act in ((os.O_WRONLY, os.pwritev), (os.O_RDONLY, os.preadv)):
+        for flags, move in ((os.O_WRONLY, os.pwritev), (os.O_RDONLY, os.preadv)):
             with _opened(path, flags, is_direct=True) as handle:
                 started, position = time.perf_counter(), 0
                 while position < size:
-                    position += _move(act, handle, chunk[: size - position], position)
+                    position += _move(move, handle, chunk[: size - position], position)
                 os.fsync(handle)
                 seconds.append(time.perf_counter() - started)
                 if hasattr(os, "posix_fadvise"):
@@ -192,23 +202,18 @@ def sequential_seconds(path: Path, num_bytes: int) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, flags: int, *, is_direct: bool = False) -> Iterator[int]:
+def _opened(path: Path, flags: int, *, is_direct: bool) -> Iterator[int]:
     with _scratch_failures(path):
-        handle = _open(path, flags | os.O_CLOEXEC, is_direct=is_direct)
+        try:
+            handle = os.open(path, flags | os.O_CLOEXEC | (_DIRECT if is_direct else 0))
+        except OSError as error:
+            if not is_direct or error.errno != errno.EINVAL:  # a file system without it, such as tmpfs
+                raise
+            handle = os.open(path, flags | os.O_CLOEXEC)
         try:
             yield handle
         finally:
             os.close(handle)
-
-
-def _open(path: Path, flags: int, *, is_direct: bool) -> int:
-    if is_direct:
-        try:
-            return os.open(path, flags | _DIRECT)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # a file system without it, such as tmpfs
-                raise
-    return os.open(path, flags)
 
 
 @contextlib.contextmanager
@@ -223,7 +228,7 @@ def _scratch_failures(path: Path) -> Iterator[None]:
 
 
 def _try_lock(handle: int) -> bool:
-    """Whether nobody else holds this lock; it is held from now on, until the handle is closed or the process ends."""
+    """Whether nobody else holds this lock; this process does now, until the handle is closed or the process ends."""
     import fcntl  # not on Windows, where the rest of the package does without
 
     try:
@@ -234,16 +239,12 @@ def _try_lock(handle: int) -> bool:
 
 
 def remove_scratch(folder: Path) -> None:
-    """Delete what killed processes left, whenever that was, and the folder if nothing else is in it.
-
-    No other process of ours may be at work there.
-    """
+    """Delete what killed processes left, and the folder if it is empty then. No other process may use it meanwhile."""
     _sweep(folder, young_s=0.0)
     remove_if_empty(folder)
 
 
 def _sweep(folder: Path, *, young_s: float) -> None:
-    """Delete what killed processes left."""
     for left in folder.glob(f"{STATES_PREFIX}*"):
         with contextlib.suppress(OSError):
             if left.is_symlink() or time.time() - left.stat().st_mtime < young_s:

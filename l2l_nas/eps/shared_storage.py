@@ -2,18 +2,18 @@
 
 [Note: shared memory] The block is a file that lies in memory and has no name (`memfd_create`): processes that are
 started with its descriptor use it, and it is gone when the last of them ends, however that ends. Nothing is left in
-`/dev/shm`, and the size of that does not matter. All states of the pool have their place from the beginning; what was
-never written takes no memory.
+`/dev/shm`, whose size does not matter. Every state of the pool has a fixed offset; what was never written takes no
+memory.
 
-[Note: a state at a time] A state is read and written under a lock of its own (see `range_locks.py`), held for as long
-as it is copied or updated, never while something is computed with it. So a reader sees a state as some update left it,
-never half of two. Different states may be of different ages: that is what asynchronous training means (Hogwild, Niu et
-al., arXiv 1106.5730, without its races within a state).
+[Note: a state at a time] A state is read and written under a lock (see `range_locks.py`), held for as long as the state
+is copied or updated, never while something is computed with it. So a reader sees a state as some update left it, never
+half of two. Different states may be of different ages: that is what asynchronous training means (Hogwild, Niu et al.,
+arXiv 1106.5730, without its races within a state).
 
-[Note: ended while writing] Before a state is changed in place, its bytes are copied to a block of the writer's, and
-then the state is marked with that block's number; the mark goes when the change is done. Whoever gets the lock of a
-marked state knows that the writer was killed: only then is the lock free. It puts the bytes back, and the state is what
-it was before. Where a change raises, the writer itself puts them back. All that was stored by a killed process is
+[Note: ended while writing] Before a state is changed in place, its bytes are copied to an undo block of the writer, and
+the state is marked with that block's number; the mark goes when the change is done. A process that gets the lock of a
+marked state knows that the writer was killed, as only then is the lock free. It puts the bytes back, and the state is
+what it was before. Where a change raises, the writer itself puts them back. All that was stored by a killed process is
 there, in the order in which it was stored.
 """
 
@@ -27,7 +27,7 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -48,11 +48,11 @@ _MARGIN = 64  # in front of an undo block: visits, version, and how many bytes o
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among those that share a storage: what it is given when it is started.
+    """What a process needs to join a storage.
 
     Args:
-        handle: the file descriptor that it inherits.
-        worker: from 0, for the process that made the storage; no two that are alive have the same.
+        handle: the file descriptor that the process inherits.
+        worker: from 0, which made the storage; no two processes that are alive have the same.
         workers: how many there are.
         process: no two that ever used the storage have the same number.
     """
@@ -63,43 +63,32 @@ class Place:
     process: int
 
 
-@dataclass(frozen=True)
 class _Map:
     """Offsets in bytes. First a table of four words a state, column by column, and one word that counts."""
 
-    images: dict[str, Image]
-    starts: dict[str, int]
-    undo: int
-    undo_bytes: int
-    end: int
-
-    @classmethod
-    def of(cls, pool: LayerPool, *, optimizer: Optimizer, workers: int) -> _Map:
+    def __init__(self, pool: LayerPool, optimizer: Optimizer, workers: int) -> None:
         rules = rules_of(pool, optimizer)
-        images = {key: Image(rules.of(key).layout) for key in pool.states}
-        undo = align((4 * len(images) + 1) * _WORD)
-        undo_bytes = _MARGIN + max((image.end_bytes(Part.ALL) for image in images.values()), default=0)
-        end = undo + workers * _UNDOS * undo_bytes
-        starts = {}
-        for key, image in images.items():
-            starts[key] = end
-            end += image.end_bytes(Part.ALL)
-        return cls(images, starts, undo, undo_bytes, end)
+        self.images = {key: Image(rules.of(key).layout) for key in pool.states}
+        self.sizes = {key: image.end_bytes(Part.ALL) for key, image in self.images.items()}
+        self.undo = align((4 * len(self.images) + 1) * _WORD)
+        self.undo_bytes = _MARGIN + max(self.sizes.values(), default=0)
+        *starts, self.end = accumulate(self.sizes.values(), initial=self.undo + workers * _UNDOS * self.undo_bytes)
+        self.starts = dict(zip(self.sizes, starts, strict=True))
 
 
 class SharedStorage:
     """All states in memory that other processes use too. See the notes above.
 
     Args:
-        pool: whose states.
-        optimizer: that updates the states; it decides what is stored for them.
-        workers: how many processes use it at once, this one among them.
+        pool: of the states.
+        optimizer: decides what is stored for the states.
+        workers: how many processes use the storage at once, this one among them.
         place: joins the storage that another process made, of the same pool; None makes one.
 
     Raises:
         SettingError: the platform has no locks between processes.
-        SpaceError: the storage joined is of another pool.
-        StorageError: there is no memory for it.
+        SpaceError: the joined storage is of another pool.
+        StorageError: there is no memory for the states.
     """
 
     is_lasting = False
@@ -107,7 +96,7 @@ class SharedStorage:
 
     def __init__(self, pool: LayerPool, *, optimizer: Optimizer, workers: int = 1, place: Place | None = None) -> None:
         refuse_without_locks()
-        self._map = _Map.of(pool, optimizer=optimizer, workers=place.workers if place else workers)
+        self._map = _Map(pool, optimizer, place.workers if place else workers)
         self._place = place or Place(_anonymous_file(self._map.end), 0, workers, 0)
         self._finalizer = weakref.finalize(self, os.close, self._place.handle)
         if place is not None:
@@ -130,7 +119,7 @@ class SharedStorage:
         self._known: tuple[bytes, tuple[str, ...]] = (b"", ())
 
     def place(self, worker: int, process: int) -> Place:
-        """For a process that is to join; it must inherit the descriptor."""
+        """The place of a process that is to join; it must inherit the descriptor."""
         return Place(self._place.handle, worker, self._place.workers, process)
 
     @property
@@ -155,15 +144,15 @@ class SharedStorage:
 
     def _put(self, key: str, state: LayerState) -> None:
         number = self._numbers[key]
-        place = self._created[number] or self._next_place()
+        order = self._created[number] or self._next_order()
         self._created[number] = self._mark[number] = 0
         block, image = self._bytes(key), self._map.images[key]
         for offset, piece in image.pieces(state):
             block[offset : offset + piece.numel()].copy_(piece)
         self._visits[number], self._version[number] = state.visits, state.version
-        self._created[number] = place  # last: a process killed before leaves no state at all
+        self._created[number] = order  # last: a process killed before leaves no state at all
 
-    def _next_place(self) -> int:
+    def _next_order(self) -> int:
         with self._locks.held(len(self._numbers), exclusive=True):
             self._counter[0] += 1
             return int(self._counter[0])
@@ -208,14 +197,14 @@ class SharedStorage:
         """See `Storage`."""
 
     def recover(self, worker: int) -> None:
-        """Undo what a killed process left half written, so that another may take its number."""
+        """Undo what a killed worker left half written, so that another process may take its number."""
         for key, number in self._numbers.items():
             if self._mark[number] and (self._mark[number] - 1) // _UNDOS == worker:
                 with self._locks.held(number, exclusive=True):
                     self._undo(key)
 
     def close(self) -> None:
-        """Make no more use of it. The memory is free when all processes are done."""
+        """Use the memory no more; it is free when all processes are done."""
         self._finalizer()
 
     def _open(self, key: str) -> LayerState:
@@ -230,7 +219,7 @@ class SharedStorage:
 
     def _bytes(self, key: str) -> Tensor:
         start = self._map.starts[key]
-        return self._block[start : start + self._map.images[key].end_bytes(Part.ALL)]
+        return self._block[start : start + self._map.sizes[key]]
 
     def _undo_block(self, undo: int) -> tuple[Tensor, Tensor]:
         """Three words, and space for the bytes of the largest state."""
@@ -245,7 +234,7 @@ class SharedStorage:
         words.copy_(torch.tensor([self._visits[number], self._version[number], size]))
 
     def _undo(self, key: str) -> None:
-        """Put back what was begun to be changed, if anything was. See [Note: ended while writing]."""
+        """Undo a change of a state that has not ended, if there is one. See [Note: ended while writing]."""
         number = self._numbers[key]
         if not self._mark[number]:
             return
@@ -270,8 +259,3 @@ def _anonymous_file(size: int) -> int:
             f"no {size:,} bytes of shared memory ({error.strerror}); free some, or use search.workers=1"
         ) from error
     return handle
-
-
-def as_json(place: Place) -> dict[str, Any]:
-    """A place as JSON; `Place(**found)` reads it."""
-    return dict(vars(place))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.range_locks import refuse_without_locks
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.shared_storage import SharedStorage, as_json
+from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.worker_pool import Message, WorkerPool
@@ -67,7 +67,11 @@ def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPo
         sent = dataclasses.replace(
             conf, search=section, sampler={"name": "random"}, strategy={"name": "default"}, callbacks={}
         )
-        return {"op": "hello", "conf": dataclasses.asdict(sent), "place": as_json(storage.place(worker, process))}
+        return {
+            "op": "hello",
+            "conf": dataclasses.asdict(sent),
+            "place": dataclasses.asdict(storage.place(worker, process)),
+        }
 
     try:
         handles = (storage.place(0, 0).handle,)

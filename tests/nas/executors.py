@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.identity import fingerprint
-from l2l_nas.eps.shared_storage import Place, SharedStorage, as_json
+from l2l_nas.eps.shared_storage import Place, SharedStorage
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator, Job
 from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
@@ -144,7 +145,7 @@ def hall(flag: Path, *, size: int = 2, **changes: Any) -> Iterator[Hall]:
     server = ParamServer(space, optimizer=AdamW(), seed=0, storage=storage)
 
     def hello(worker: int, process: int) -> dict[str, Any]:
-        place = as_json(storage.place(worker, process))
+        place = dataclasses.asdict(storage.place(worker, process))
         return {"op": "hello", "place": place, "budget": changes, "flag": str(flag)}
 
     recovered: list[int] = []
