@@ -47,7 +47,6 @@ class Accelerator:
         self.host_allocator: Callable[[int], Tensor] | None = self.allocate_host
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """See `Device`."""
         block = torch.zeros(align(num_bytes), dtype=torch.uint8, device=self.torch_device)
         self._current_stream().synchronize()  # zeros are there before any lane writes
         for stream in self._streams.values():
@@ -55,7 +54,6 @@ class Accelerator:
         return block
 
     def allocate_host(self, num_bytes: int) -> Tensor:
-        """See `Device`."""
         return _PINNED.take(num_bytes)
 
     def free_bytes(self) -> int:
@@ -80,7 +78,6 @@ class Accelerator:
         return own
 
     def seed(self, seed: int) -> None:
-        """See `Device`."""
         for generator in self._generators:
             generator.manual_seed(seed)
 
@@ -89,7 +86,6 @@ class Accelerator:
 
     @contextlib.contextmanager
     def stream(self, lane: str) -> Iterator[None]:
-        """See `Device`."""
         with torch.accelerator.device_index(self.torch_device.index):
             if lane not in self._streams:
                 yield
@@ -98,32 +94,26 @@ class Accelerator:
                 yield
 
     def mark(self, *, timed: bool = False) -> torch.Event:
-        """See `Device`."""
         # who waits for it leaves the core to others
         event = torch.Event(self.torch_device, enable_timing=timed, blocking=True)
         event.record(self._current_stream())
         return event
 
     def follow(self, mark: torch.Event | None) -> None:
-        """See `Device`."""
         if mark is not None:
             self._current_stream().wait_event(mark)
 
     def wait(self, mark: torch.Event | None) -> None:
-        """See `Device`."""
         if mark is not None:
             mark.synchronize()
 
     def is_over(self, mark: torch.Event | None) -> bool:
-        """See `Device`."""
         return mark is None or bool(mark.query())
 
     def elapsed_s(self, start: torch.Event, end: torch.Event) -> float:
-        """See `Device`."""
         return start.elapsed_time(end) / 1000
 
     def delay(self, seconds: float) -> None:
-        """See `Device`."""
         time.sleep(seconds)  # torch has no common way to have a stream sleep: what is issued late runs late
 
 
@@ -136,7 +126,6 @@ class Cuda(Accelerator):
         self.capture = self._capture
 
     def _capture(self, work: Callable[[], None], place: int) -> Callable[[], None]:
-        """See `Capture`."""
         if place not in self._pools:
             self._pools[place] = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -174,7 +163,6 @@ class Cuda(Accelerator):
         torch._C._cuda_endAllocateToPool(self.torch_device.index, pool)
 
     def delay(self, seconds: float) -> None:
-        """See `Device`."""
         torch.cuda._sleep(int(seconds * 1e9))  # clock cycles
 
 
@@ -188,11 +176,9 @@ class _Events:
             event.record(stream)
 
     def is_over(self) -> bool:
-        """See `Fence`."""
         return all(event.query() for event in self._events)
 
     def wait(self) -> None:
-        """See `Fence`."""
         for event in self._events:
             event.synchronize()
 

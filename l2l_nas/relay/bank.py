@@ -12,7 +12,7 @@ from l2l_nas.relay.device import Device
 from l2l_nas.relay.slots import CallFactory, EagerCalls, OwnSlot, Slot, Template, slot_bytes
 from l2l_nas.space.pool import Layer, LayerPool
 
-_OWN = 512  # layers that have templates of their own
+_MOST_SEPARATE = 512  # templates of single layers that are stored
 
 
 class SlotBank:
@@ -46,8 +46,8 @@ class SlotBank:
         buffers = (wire_layout_of(pool, layer.key, dtype).buffer_bytes for layer in self._layers)
         self._sizes = (max(wires, default=0), max(gradients, default=0), max(buffers, default=0))
         self.slots: tuple[Slot, ...] = ()
-        self._templates: dict[tuple[object, int], Template] = {}
-        self._own: dict[str, Template] = {}  # by layer, the latest last
+        self._templates: dict[tuple[object, int], Template] = {}  # by kind and number of the slot
+        self._separate: dict[str, Template] = {}  # by layer, the latest last
         self._has_warned = False  # of a memory format that is not kept
         self._kinds: dict[tuple[str, int], object] = {
             (layer.key, layer.position): (layer.candidate.kind, tuple(sorted(layer.candidate.tied.items())))
@@ -72,7 +72,7 @@ class SlotBank:
     def shrink(self, slots: int) -> None:
         """Give back the slots beyond so many. Nothing may be under way in them."""
         self.slots = self.slots[:slots]
-        self._templates = {place: t for place, t in self._templates.items() if place[1] < slots}
+        self._templates = {key: template for key, template in self._templates.items() if key[1] < slots}
 
     def build(self, layer: Layer, slot: int) -> None:
         """Have a template of a layer's kind in a slot.
@@ -81,11 +81,11 @@ class SlotBank:
         """
         kind = self.kind(layer)
         if (kind, slot) not in self._templates:
-            template = self._made(layer, self.slots[slot])
+            template = self._new_template(layer, self.slots[slot])
             self._calls(kind, template, slot)
             self._templates[kind, slot] = template
 
-    def _made(self, layer: Layer, slot: Slot) -> Template:
+    def _new_template(self, layer: Layer, slot: Slot) -> Template:
         template = Template(self.pool, layer, slot, self._dtype)
         if template.is_channels_last and not self._has_warned:
             self._has_warned = True
@@ -98,56 +98,47 @@ class SlotBank:
         return template
 
     def separate(self, layer: Layer) -> Template:
-        """A layer's own template, for as long as it is among the latest that were asked for; see `OwnSlot`."""
-        template = self._own.pop(layer.key, None)
+        """A template of this layer alone, for as long as it is among the latest that were asked for; see `OwnSlot`."""
+        template = self._separate.pop(layer.key, None)
         if template is None:
             layouts = [layout_of(self.pool, key) for key in layer.states]
             sizes = (
-                sum(one.parameter_bytes for one in layouts),
+                sum(layout.parameter_bytes for layout in layouts),
                 sum(map(slot_bytes, layouts)),
                 layouts[0].buffer_bytes,
             )
-            template = self._made(layer, OwnSlot(self._device, sizes))
-            while len(self._own) >= _OWN:
-                self._own.pop(next(iter(self._own)))
-        self._own[layer.key] = template
+            template = self._new_template(layer, OwnSlot(self._device, sizes))
+            if len(self._separate) >= _MOST_SEPARATE:
+                self._separate.pop(next(iter(self._separate)))
+        self._separate[layer.key] = template
         return template
 
     def forget(self, layer: Layer) -> None:
-        """Make another template the next time that the layer's own is asked for."""
-        self._own.pop(layer.key, None)
+        """Drop the template of a layer that `separate` gave."""
+        self._separate.pop(layer.key, None)
 
     def template(self, layer: Layer, slot: int) -> Template:
         """The template of a layer's kind in a slot, which was built."""
         return self._templates[self.kind(layer), slot]
 
-    def order(self, layer: Layer) -> tuple[tuple[int, int], ...]:
-        """See `Template.order`; of a layer that has a template in some slot."""
+    def parameter_order(self, layer: Layer) -> tuple[tuple[int, int], ...]:
+        """See `Template.parameter_order`; of a layer that has a template in some slot."""
         kind = self.kind(layer)
-        return next(self._templates[kind, n].order for n in range(len(self.slots)) if (kind, n) in self._templates)
+        return next(t.parameter_order for (other, _), t in self._templates.items() if other == kind)
 
     def kind(self, layer: Layer) -> object:
         """What layers that share templates have in common."""
         return self._kinds[layer.key, layer.position]
 
     @property
-    def templates(self) -> tuple[tuple[object, Template], ...]:
-        """All of them, each with its kind."""
-        own = ((template.module, template) for template in self._own.values())
-        return (*((kind, template) for (kind, _), template in self._templates.items()), *own)
+    def templates(self) -> tuple[Template, ...]:
+        """Those in slots, then those of single layers."""
+        return *self._templates.values(), *self._separate.values()
 
     @property
     def num_templates(self) -> int:
-        """How many templates there are."""
+        """Of those in slots."""
         return len(self._templates)
-
-    def tensors(self) -> list[Tensor]:
-        """Every device tensor it owns or refers to, for counting."""
-        blocks = [block for slot in self.slots for block in slot.blocks]
-        for template in self._templates.values():
-            blocks += [*template.module.parameters(), *template.module.buffers()]
-            blocks += [block.memory for block in template.gradients]
-        return blocks
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether it is a view of a slot."""
@@ -156,7 +147,7 @@ class SlotBank:
 
     def unbind(self) -> None:
         """Have all parameters be those in the slots, and refer to no state."""
-        for template in (*self._templates.values(), *self._own.values()):
+        for template in self.templates:
             template.unbind()
 
     @property

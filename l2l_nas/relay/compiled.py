@@ -38,7 +38,6 @@ class Compiled:
         self._known: dict[object, tuple[nn.Module, Callable[..., Any]]] = {}
 
     def __call__(self, kind: object, template: Template, slot: int) -> None:
-        """See `CallFactory`."""
         del slot
         if kind not in self._known:
             code = meta_copy(template.module)  # `functional_call` gives it tensors, while a lane may read a template

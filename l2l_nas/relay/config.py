@@ -12,13 +12,14 @@ from l2l_nas.arguments import check_count, check_kind, shown
 from l2l_nas.eps.scale import Clip
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.calls import Layers
-from l2l_nas.relay.memory import STASHES, Budget, check_budget
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LANES = ("auto", "threads", "inline")
+STASHES = ("device", "host")
+Budget = int | Literal["all", "auto"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         for name in ("device_budget", "resident"):
-            check_budget(name, getattr(self, name))
+            _check_budget(name, getattr(self, name))
         for name in ("slots", "keep", "sharers"):
             check_count(name, getattr(self, name), least=1)
         if self.stash == "auto":
@@ -214,6 +215,13 @@ _KINDS: dict[str, type[Any]] = {
 def _of_kind(name: str, value: object, kind: type[object], wanted: str) -> None:
     if value is not None:
         check_kind(name, value, kind, wanted=wanted)
+
+
+def _check_budget(name: str, value: object) -> None:
+    if isinstance(value, str) and value not in ("all", "auto"):
+        raise SettingError(f"{name} takes bytes, all, auto or None, got {shown(value)}")
+    if value is not None and not isinstance(value, str):
+        check_count(name, value)
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> str:

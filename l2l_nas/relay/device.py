@@ -110,48 +110,40 @@ class Cpu:
         self.shares_memory = not copies
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """See `Device`."""
         return torch.zeros(align(num_bytes), dtype=torch.uint8)
 
     allocate_host = allocate
 
     def free_bytes(self) -> int:
-        """See `Device`."""
         return free_memory_bytes()
 
     def put(self, tensor: Tensor) -> Tensor:
-        """See `Device`."""
         return tensor
 
     def seed(self, seed: int) -> None:
-        """See `Device`."""
         # the generator's own method: a hundred times faster than `torch.manual_seed`, which asks every backend
         torch.default_generator.manual_seed(seed)
 
     def stream(self, lane: str) -> AbstractContextManager[object]:
-        """See `Device`."""
         del lane
         return contextlib.nullcontext()
 
     def mark(self, *, timed: bool = False) -> None:
-        """See `Device`."""
+        pass
 
     def follow(self, mark: None) -> None:
-        """See `Device`."""
+        pass
 
     def wait(self, mark: None) -> None:
-        """See `Device`."""
+        pass
 
     def is_over(self, mark: None) -> bool:
-        """See `Device`."""
         return True
 
     def elapsed_s(self, start: None, end: None) -> float:
-        """See `Device`."""
         raise NotImplementedError("there are no marks on a CPU")
 
     def delay(self, seconds: float) -> None:
-        """See `Device`."""
         time.sleep(seconds)
 
 

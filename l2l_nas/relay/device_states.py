@@ -85,37 +85,30 @@ class DeviceStates:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """See `Storage`."""
         return self._host.keys
 
     @property
     def is_lasting(self) -> bool:
-        """See `Storage`."""
         return self._host.is_lasting
 
     @property
     def is_shared(self) -> bool:
-        """See `Storage`."""
         return self._host.is_shared
 
     def put(self, key: str, state: LayerState) -> None:
-        """See `Storage`."""
         if key in self:
             self._drop(key)
         self._host.put(key, state)
 
     def put_new(self, key: str, state: LayerState) -> None:
-        """See `Storage`."""
         self._host.put_new(key, state)
 
     def clear(self) -> None:
-        """See `Storage`."""
         for key in list(self._own):
             self._drop(key)
         self._host.clear()
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
-        """See `Storage`."""
         self._host.expect((key, part) for key, part in uses if key not in self)
 
     def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:

@@ -241,7 +241,7 @@ class PlanExecutor:
         losses = job.require_finite_loss()
         order: dict[tuple[str, int], None] = {}
         for layer in job.context.layers[: job.context.depth]:
-            for number, index in self.bank.order(layer):
+            for number, index in self.bank.parameter_order(layer):
                 order[layer.states[number], index] = None
         server, states = job.states.server, job.states.storage
         job.check = server.gradients.check(

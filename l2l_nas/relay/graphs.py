@@ -89,7 +89,6 @@ class Graphs:
         self._warned: set[object] = set()
 
     def __call__(self, kind: object, template: Template, slot: int) -> None:
-        """See `CallFactory`."""
         own = self._slots.setdefault(slot, _GraphSlot(self.device))
         template.call = call = _GraphCall(self, kind, template, (slot, own))
         self._calls.add(call)
@@ -222,7 +221,6 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, recording: _Recording, anchor: Tensor, *inputs: Tensor) -> Batch:
-        """See `_Recording.forward`."""
         del anchor
         ctx.set_materialize_grads(False)
         outputs = recording.forward(inputs)
@@ -232,7 +230,6 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        """See `_Recording.backward`."""
         recording: _Recording = ctx.recording
         assert ctx.run == recording.slot.runs, "another layer ran in the slot; see [Note: memory of graphs]"
         gradient = gradients[recording.learns or 0]

@@ -229,7 +229,7 @@ class HeldPath(HeldLayers):
         listed = (
             (layer.states[number], index)
             for layer, template in zip(self.owners, self.templates, strict=True)
-            for number, index in template.order
+            for number, index in template.parameter_order
         )
         return list(dict.fromkeys(numbers[one] for one in listed if one in numbers))
 

@@ -9,30 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-from l2l_nas.arguments import check_count, shown
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.bank import SlotBank
+from l2l_nas.relay.config import MemoryConfig
 from l2l_nas.relay.measure import layer_needs
 from l2l_nas.relay.stash import Stash
 from l2l_nas.space.pool import LayerPool
 
-Budget = int | Literal["all", "auto"] | None
 _SHARE = 0.5  # of the free memory, for "auto": other processes want some, and what a layer needs is an estimate
-STASHES = ("device", "host")
-
-
-def check_budget(name: str, value: object) -> None:
-    """Refuse what is no `Budget`.
-
-    Raises:
-        SettingError: it is not.
-    """
-    if isinstance(value, str) and value not in ("all", "auto"):
-        raise SettingError(f"{name} takes bytes, all, auto or None, got {shown(value)}")
-    if value is not None and not isinstance(value, str):
-        check_count(name, value)
 
 
 @dataclass(frozen=True)
@@ -50,35 +35,25 @@ class MemoryPlan:
     spilled: frozenset[str]
 
 
-@dataclass
-class Wanted:
-    """What is asked for.
+def decide(
+    pool: LayerPool,
+    bank: SlotBank,
+    stash: Stash,
+    sizes: tuple[int, ...],
+    config: MemoryConfig,
+    free_bytes: Callable[[], int],
+) -> MemoryPlan:
+    """What stays, for micro-batches of certain sizes: as much as the budget allows.
 
     Args:
-        slots: the least number of slots.
-        keep: the length of the tail where there is no budget.
-        where: "device" or "host".
-        budget: bytes of slots, stash, and the tail's activations; "all" for everything; "auto" for what half of the
-            free memory holds, with no complaint; None for just what is asked.
         free_bytes: of the device.
-    """
-
-    slots: int
-    keep: int
-    where: str
-    budget: Budget
-    free_bytes: Callable[[], int]
-
-
-def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...], wanted: Wanted) -> MemoryPlan:
-    """What stays, for micro-batches of certain sizes: as much as the budget allows.
 
     Raises:
         SettingError: the budget is less than the least that is needed.
     """
-    slots, keep, where, budget = wanted.slots, wanted.keep, wanted.where, wanted.budget
-    depth = len(pool.positions)
-    spilled = frozenset(stash.spillable if where == "host" else ())
+    depth, budget = len(pool.positions), config.device_budget
+    slots, keep = min(config.slots, depth + 1), min(config.keep, depth)
+    spilled = frozenset(stash.spillable if config.stash == "host" else ())
     if budget == "all":
         return MemoryPlan(depth, max(slots, depth), spilled)
     if budget is None:
@@ -94,11 +69,11 @@ def decide(pool: LayerPool, bank: SlotBank, stash: Stash, sizes: tuple[int, ...]
 
     least = needs(1)
     if budget == "auto":
-        budget = max(least, int(_SHARE * wanted.free_bytes()))
+        budget = max(least, int(_SHARE * (free_bytes() // config.sharers)))
     if least > budget:
         raise SettingError(
             f"a device budget of {budget:,} bytes is too small for these layers and micro-batches; "
-            f"the least is {least:,}" + ("" if where == "host" else ", or less with relay.stash=host")
+            f"the least is {least:,}" + ("" if config.stash == "host" else ", or less with relay.stash=host")
         )
     length = max(length for length in range(1, depth + 1) if needs(length) <= budget)
     return MemoryPlan(length, max(slots, min(length + 1, depth)), spilled)

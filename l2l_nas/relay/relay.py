@@ -40,7 +40,7 @@ from l2l_nas.relay.interface import (
     cut_sizes,
 )
 from l2l_nas.relay.lanes import Lanes
-from l2l_nas.relay.memory import MemoryPlan, Wanted, decide
+from l2l_nas.relay.memory import MemoryPlan, decide
 from l2l_nas.relay.path import NumberedPath, PathLayer, numbered
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
 from l2l_nas.relay.population import prefixes
@@ -90,29 +90,23 @@ class Relay:
         given = {"memory": memory, "execution": execution}
         settings |= {name: config for name, config in given.items() if config is not None}
         self.config = config = RelayConfig.of({"precision": precision, "update": update, **settings})
-        self.device = found = open_device(device)
+        self.device = open_device(device)
         self.pool: LayerPool = server.pool
-        depth = len(self.pool.positions)  # of the longest path; behind it comes the first layer of the next one
-        slots, keep = min(config.memory.slots, depth + 1), min(config.memory.keep, depth)
-        self._wanted = Wanted(
-            slots,
-            keep,
-            config.memory.stash,
-            config.memory.device_budget,
-            lambda: found.free_bytes() // config.memory.sharers,
-        )
+        self._memory = config.memory
         self.shapes = check_shapes(self.pool, device=self.device.torch_device)
         self.seed = check_seed(seed)
         self.trace = config.execution.trace
         self.at_work = threading.Lock()
-        self._residencies: dict[tuple[int, ...], MemoryPlan] = {}
+        self._memory_plans: dict[tuple[int, ...], MemoryPlan] = {}
         self._paths: dict[tuple[Architecture, str], NumberedPath] = {}
-        self._build(server, slots)
+        self._build(server)
 
-    def _build(self, server: ParamServer, slots: int) -> None:
+    def _build(self, server: ParamServer) -> None:
         """Slots, stash and lanes, and what works with them."""
         config, device, dtype = self.config, self.device, self.config.precision.dtype
         calls = calls_of(config.execution.layers, device, is_chain=self.pool.wiring.is_chain)
+        # of the longest path; behind it comes the first layer of the next one
+        slots = min(self._memory.slots, len(self.pool.positions) + 1)
         self.bank = SlotBank(self.pool, slots=slots, device=device, dtype=dtype, calls=calls)
         self.stash = Stash(self.pool, device, dtype)
         waits = device.torch_device.type != "cpu" or not server.storage.is_lasting
@@ -250,10 +244,12 @@ class Relay:
         Raises:
             SettingError: the device budget is too small.
         """
-        if sizes not in self._residencies:
-            self._residencies[sizes] = decide(self.pool, self.bank, self.stash, sizes, self._wanted)
-            self._have_slots(min(known.slots for known in self._residencies.values()))
-        return self._residencies[sizes]
+        if sizes not in self._memory_plans:
+            self._memory_plans[sizes] = decide(
+                self.pool, self.bank, self.stash, sizes, self._memory, self.device.free_bytes
+            )
+            self._have_slots(min(plan.slots for plan in self._memory_plans.values()))
+        return self._memory_plans[sizes]
 
     def states_on_device(self, architecture: Architecture) -> tuple[str, ...]:
         """States that live on a device with memory of its own while this architecture alone is trained."""
@@ -353,7 +349,7 @@ class Relay:
     def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
         """See `Executor.extend`. Each layer is loaded once for all sequences; with stash="host" caches wait there."""
         self._pause()
-        caches.on_host = self._wanted.where == "host"
+        caches.on_host = self._memory.stash == "host"
         tree = prefixes(self.pool, [self.pool.path(architecture)])
         sizes = cut_sizes(len(inputs[0]), micro_batch)
         return self._evaluation.predict(self._training.states, tree, inputs, sizes, caches=caches)[0]
@@ -371,7 +367,7 @@ class Relay:
     @property
     def evaluation_bytes(self) -> int | None:
         """See `Executor.evaluation_bytes`: what a budget in bytes leaves beside the slots."""
-        budget = self._wanted.budget
+        budget = self._memory.device_budget
         return max(1, budget - self.bank.num_bytes) if isinstance(budget, int) else None
 
     @alone

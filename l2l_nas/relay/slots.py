@@ -82,12 +82,10 @@ class OwnSlot(Slot):
 
     @cached_property
     def weights(self) -> Tensor:
-        """See `Slot`."""
         return host_block(self._sizes[0])
 
     @cached_property
     def gradients(self) -> Tensor:
-        """See `Slot`."""
         return host_block(self._sizes[1])
 
 
@@ -119,7 +117,7 @@ class Template:
         gradients: by state, the block that its gradients lie in.
         parameters: by state, those that are bound to it.
         places: where the module has them.
-        order: number of the state and index of each parameter, as the module lists them.
+        parameter_order: number of the state and index of each parameter, as the module lists them.
         buffers: the part of the slot's buffers that it uses.
         learns: whether anything of it is trainable.
         call: runs the layer; the module itself, its compiled form, or a graph.
@@ -152,7 +150,7 @@ class Template:
             self._bind_gradients(number)
         self._slot_weights = [[parameter.data for parameter in parameters] for parameters in self.parameters]
         self._bound: list[Sequence[Tensor]] = list(self._slot_weights)
-        self.order = tuple(owners[id(p)] for p in self.module.parameters())
+        self.parameter_order = tuple(owners[id(p)] for p in self.module.parameters())
         self.buffer_layout, self._master_layout = wires[0], layouts[0]
         self.learns = any(layout.is_trainable for layout in layouts)
         self.buffers = slot.buffers[: wires[0].buffer_bytes]

@@ -28,9 +28,9 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import named_failures, read_json, remove_if_empty, write_atomically, write_json
 from l2l_nas.relay.calls import refuse_modes
+from l2l_nas.relay.config import Budget
 from l2l_nas.relay.device import Device, name_of
 from l2l_nas.relay.interface import cut_sizes
-from l2l_nas.relay.memory import Budget
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace, regime
 from l2l_nas.report.charts.timeline import timeline_sheet

@@ -22,8 +22,8 @@ from l2l_nas.eps.layout import layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, SettingError, SpaceError
+from l2l_nas.relay.config import STASHES
 from l2l_nas.relay.interface import cut_sizes
-from l2l_nas.relay.memory import STASHES
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
 from l2l_nas.report.bench_table import format_bytes

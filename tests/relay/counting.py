@@ -27,6 +27,15 @@ def peak_bytes(relay, step) -> int:
     return relay.device_bytes + live.peak
 
 
+def tensors_of(bank) -> list[torch.Tensor]:
+    """Every device tensor that a bank owns or refers to."""
+    blocks = [block for slot in bank.slots for block in slot.blocks]
+    for template in bank._templates.values():
+        blocks += [*template.module.parameters(), *template.module.buffers()]
+        blocks += [block.memory for block in template.gradients]
+    return blocks
+
+
 def fill(server) -> None:
     """Have a free block for the gradients of every state."""
     layouts = [server.layout(key) for key in server.visited]

@@ -84,7 +84,7 @@ def test_a_call_takes_weights_and_buffers_where_they_lie():
     relay = relay_of(dense_pool(), layers=backend)
     for number in range(2):
         train(relay, PATH, step=number)
-    used = [t for _, template in relay.bank.templates for t in _used(template.module)]
+    used = [t for template in relay.bank.templates for t in _used(template.module)]
     assert len(used) > 10
     assert {tensor.data_ptr() for tensor in used} <= taken
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -68,7 +70,7 @@ def test_a_recalibration_within_a_budget_measures_the_same():
         relay = relay_of(dense_pool())
         train(relay, PATH, step=0)
         if tight:
-            relay._wanted.budget = relay.bank.num_bytes + 12 * relay.sample_bytes
+            relay._memory = replace(relay._memory, device_budget=relay.bank.num_bytes + 12 * relay.sample_bytes)
         passes, real = [], relay._evaluation.recalibrate
         relay._evaluation.recalibrate = lambda server, path, some, started, passes=passes, real=real: (
             passes.append(len(some)),

@@ -144,7 +144,7 @@ def test_other_places_of_weights_or_gradients_are_recorded_anew():
     relay, device, other = both(lambda: chain_pool(partial(nn.Linear, 6, 6), partial(nn.Linear, 6, 2)), resident="all")
     for number in range(3):
         assert train(relay, ["c"] * 2, step=number) == train(other, ["c"] * 2, step=number)
-    template = relay.bank.templates[0][1]
+    template = relay.bank.templates[0]
     before, recorded = template.addresses, device.num_recorded
     elsewhere = [torch.randn_like(tensor) for tensor in template._slot_weights[0]]
     template.bind([elsewhere])
@@ -354,7 +354,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_may_round_otherwise_when_it_is
             def run():
                 replay()
                 for template in relay.bank.templates:
-                    for name, parameter in template[1].module.named_parameters():
+                    for name, parameter in template.module.named_parameters():
                         if name == "linear.bias":  # which the norm behind it takes away again
                             parameter.grad.add_(1e-7)
 
@@ -396,7 +396,7 @@ def test_another_run_in_between_is_noticed():
     relay = relay_of(chain_pool(partial(nn.Linear, 6, 2)), device=device, layers="graphs")
     for number in range(3):
         train(relay, ["c"], step=number)
-    template = relay.bank.templates[0][1]
+    template = relay.bank.templates[0]
     template.module.train()
     outputs = [template.call(torch.randn(2, 3, 6))[0] for _ in range(2)]
     assert isinstance(relay.bank._calls, Graphs)

@@ -387,7 +387,7 @@ class Normed(nn.Module):
 
 
 def test_a_layer_that_is_used_again_after_many_others_has_its_own_buffers(monkeypatch):
-    monkeypatch.setattr("l2l_nas.relay.bank._OWN", 16)
+    monkeypatch.setattr("l2l_nas.relay.bank._MOST_SEPARATE", 16)
     kinds = [Candidate(f"c{number}", Normed) for number in range(4)]
     positions = [Position(f"p{number}", kinds) for number in range(8)]
     pool = LayerPool([*positions, Position("end", Candidate("c", lambda: nn.Linear(6, 2)))], inputs=TensorSpec((3, 6)))

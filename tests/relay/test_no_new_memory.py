@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec, UniformPaths, skip
+from tests.relay.counting import tensors_of
 from tests.relay.steps import copying
 from tests.toys import SquaredError, dense_pool, random_data
 
@@ -25,7 +26,7 @@ def test_hundreds_of_architectures_in_a_row_use_the_memory_of_the_first_twenty()
     sampler = UniformPaths(pool, seed=0)
 
     def memory():
-        owned = [*relay.bank.tensors(), relay.stash.arena]
+        owned = [*tensors_of(relay.bank), relay.stash.arena]
         frames = [tensor for value in relay.stash.lay_out((2, 1)).own.values() for batch in value for tensor in batch]
         storages = {tensor.untyped_storage().data_ptr() for tensor in [*owned, *frames]}
         blocks = [t.data_ptr() for slot in relay.bank.slots for t in slot.blocks]

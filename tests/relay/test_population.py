@@ -94,7 +94,7 @@ def test_each_layer_is_loaded_once_and_each_prefix_computed_once(name):
     for layer in (layer for layer in pool.layers if not layer.candidate.is_skip):
         for slot in range(2):
             relay.bank.build(layer, slot)
-    for _, template in relay.bank.templates:
+    for template in relay.bank.templates:
 
         def called(*inputs, real=template.call):
             nonlocal calls

@@ -24,7 +24,7 @@ def masters(relay):
 
 def in_templates(relay):
     """Addresses of what templates compute on."""
-    return {p.data_ptr() for _, template in relay.bank.templates for p in template.module.parameters() if p.numel()}
+    return {p.data_ptr() for template in relay.bank.templates for p in template.module.parameters() if p.numel()}
 
 
 @pytest.mark.parametrize("lanes", ["inline", "threads"])

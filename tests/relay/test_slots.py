@@ -13,6 +13,7 @@ from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Rel
 from l2l_nas.eps.layout import align, layout_of
 from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.device import Cpu
+from tests.relay.counting import tensors_of
 from tests.relay.steps import PATH, relay_of, train
 from tests.toys import Partial, dense_pool, language_pool
 
@@ -46,7 +47,7 @@ def test_templates_are_built_when_first_needed_once_and_dressed():
         bank.build(layer, 1)
     assert bank.num_templates == 1
     assert made == [(bank.kind(layer), bank.template(layer, 1), 1)]
-    assert bank.order(layer) == bank.template(layer, 1).order
+    assert bank.parameter_order(layer) == bank.template(layer, 1).parameter_order
 
 
 def test_a_step_builds_only_what_its_path_needs():
@@ -60,7 +61,7 @@ def test_slots_take_memory_when_they_are_first_used():
     pool = dense_pool()
     bank = SlotBank(pool, slots=3, device=Cpu())
     assert bank.num_bytes == 3 * bank.slot_bytes
-    assert bank.tensors() == []
+    assert tensors_of(bank) == []
     assert bank.unused_bytes == bank.num_bytes
     layer = next(layer for layer in pool.layers if not layer.candidate.is_skip)
     bank.build(layer, 1)
@@ -72,7 +73,7 @@ def test_every_parameter_gradient_and_buffer_lies_in_a_slot():
     for pool in (dense_pool(), language_pool()):
         bank = bank_of(pool)
         blocks = {t.data_ptr() for slot in bank.slots for t in slot.blocks}
-        for tensor in bank.tensors():
+        for tensor in tensors_of(bank):
             assert tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in blocks
         assert bank.num_bytes == sum(t.numel() for slot in bank.slots for t in slot.blocks)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -320,7 +321,7 @@ def test_chunks_are_larger_where_outputs_do_not_wait_and_micro_batches_hold_few_
     relay = Relay(ParamServer(language_model(), optimizer=SGD(momentum=0.0), seed=0), device="cpu")
     assert relay.reduced_bytes < relay.sample_bytes / 10
     one = 6 * 400 * 4
-    relay._wanted.budget = relay.bank.num_bytes + 16 * one
+    relay._memory = replace(relay._memory, device_budget=relay.bank.num_bytes + 16 * one)
     size, micro_batch = fit._reduced_sizes(relay, 64)
     assert micro_batch == 4  # with what is computed of them, half of the memory
     assert size * relay.reduced_bytes <= 8 * one < (size + micro_batch) * relay.reduced_bytes
