@@ -10,7 +10,7 @@ import io
 import itertools
 import math
 import textwrap
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from l2l_nas.report.charts.architecture import caption_of
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet
@@ -64,7 +64,7 @@ def _new_figure(width_in: float, height_in: float, *, layout: Literal["constrain
     return figure
 
 
-def _message_figure(title: str, message: str) -> Figure:
+def _say(title: str, message: str) -> Figure:
     """A picture that says why there is nothing to show."""
     figure = _new_figure(8.0, 2.0)
     figure.text(0.03, 0.82, title, fontsize=12, fontweight="bold", color=INK)
@@ -75,7 +75,7 @@ def _message_figure(title: str, message: str) -> Figure:
 def _draw_sheet(sheet: Sheet) -> Figure:
     """The charts, with one legend for those that stand side by side."""
     if all(chart.message for chart in sheet.charts):
-        return _message_figure(sheet.charts[0].title, sheet.charts[0].message)
+        return _say(sheet.charts[0].title, sheet.charts[0].message)
     charts = [chart for chart in sheet.charts if not chart.message]
     (width, height), count = sheet.panel_in, len(charts)
     size, shape = ((width * count, height), (1, count)) if sheet.is_row else ((width, height * count), (count, 1))
@@ -136,80 +136,38 @@ def _scale(axes: Axes, axis: Axis, name: Literal["x", "y"]) -> None:
         (axes.axvline if name == "x" else axes.axhline)(axis.level, color=INK, linewidth=1.2, zorder=1)
 
 
-def _xy(series: Series) -> tuple[list[float], list[float]]:
-    return [point.x for point in series.points], [point.y for point in series.points]
-
-
-def _draw_dots(axes: Axes, series: Series, style: SeriesStyle) -> None:
-    edge = style.edge or style.fill
-    _draw_reach(axes, series, GREY if style.edge else style.fill)
+def _draw_marks(axes: Axes, series: Series, style: SeriesStyle) -> None:
+    """Dots, a line, or marks on the floor: at a fixed height, for what they stand for has no value."""
+    xs, ys = [point.x for point in series.points], [point.y for point in series.points]
+    look: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0.8 if style.edge else None}
+    if series.kind == "line":
+        look = {"linewidth": 2 if style.alpha == 1 else 1.3, "zorder": 1.9}
+    elif series.kind == "floor":
+        ys = [0.045] * len(xs)
+        look |= {"markeredgewidth": 1.6, "transform": axes.get_xaxis_transform()}
     axes.plot(
-        *_xy(series),
-        style.marker,
-        color=style.fill,
-        markersize=style.size,
-        markeredgecolor=edge,
-        markeredgewidth=0.8 if style.edge else None,
-        alpha=style.alpha,
-        label=series.label or None,
-    )
+        xs, ys, color=style.fill, alpha=style.alpha, label=series.label or None, markersize=style.size,
+        marker=style.marker if series.kind != "line" or len(xs) <= _MAX_MARKED else "",
+        markeredgecolor=style.edge or style.fill, **look,
+    )  # fmt: skip
+    _draw_reach(axes, series, GREY if style.edge else style.fill)
 
 
 def _draw_reach(axes: Axes, series: Series, colour: str) -> None:
+    """The intervals of points, as lines with a stroke at each end."""
     for point in series.points:
         if point.reach is not None:
-            value = point.x if series.is_across else point.y
-            ends = [[value - point.reach[0]], [point.reach[1] - value]]
-            xerr, yerr = (ends, None) if series.is_across else (None, ends)
-            axes.errorbar(
-                point.x,
-                point.y,
-                xerr=xerr,
-                yerr=yerr,
-                fmt="none",
-                ecolor=colour,
-                elinewidth=1.4,
-                capsize=3,
-                zorder=1.95,
-            )
-
-
-def _draw_line(axes: Axes, series: Series, style: SeriesStyle) -> None:
-    marker = style.marker if len(series.points) <= _MAX_MARKED else ""
-    axes.plot(
-        *_xy(series),
-        color=style.fill,
-        marker=marker,
-        markersize=style.size,
-        linewidth=2 if style.alpha == 1 else 1.3,
-        alpha=style.alpha,
-        zorder=1.9,
-        label=series.label or None,
-    )
-
-
-def _draw_floor(axes: Axes, series: Series, style: SeriesStyle) -> None:
-    """Marks at a fixed height: what they stand for has no value."""
-    xs, _ = _xy(series)
-    axes.plot(
-        xs,
-        [0.045] * len(xs),
-        style.marker,
-        transform=axes.get_xaxis_transform(),
-        color=style.fill,
-        markersize=style.size,
-        markeredgewidth=1.6,
-        label=series.label or None,
-    )
+            along, fixed = list(point.reach), [point.y if series.is_across else point.x] * 2
+            place, stroke = ((along, fixed), "|") if series.is_across else ((fixed, along), "_")
+            axes.plot(*place, color=colour, linewidth=1.4, marker=stroke, markersize=6, zorder=1.95)
 
 
 def _draw_bars(axes: Axes, series: Series, style: SeriesStyle) -> None:
-    xs, ys = _xy(series)
-    label = series.label or None
+    xs, ys = [point.x for point in series.points], [point.y for point in series.points]
     if series.is_across:
-        axes.barh(ys, xs, color=style.fill, edgecolor=style.edge or None, label=label)
+        axes.barh(ys, xs, color=style.fill, edgecolor=style.edge or None, label=series.label or None)
     else:
-        axes.bar(xs, ys, width=0.3, color=style.fill, label=label)
+        axes.bar(xs, ys, width=0.3, color=style.fill, label=series.label or None)
     _draw_reach(axes, series, INK)
 
 
@@ -264,9 +222,9 @@ def _draw_rules(axes: Axes, series: Series, style: SeriesStyle) -> None:
 
 
 _DRAW = {
-    "dots": _draw_dots,
-    "line": _draw_line,
-    "floor": _draw_floor,
+    "dots": _draw_marks,
+    "line": _draw_marks,
+    "floor": _draw_marks,
     "bars": _draw_bars,
     "band": _draw_band,
     "spans": _draw_spans,
@@ -294,7 +252,7 @@ def _write_note(axes: Axes, point: Point, *, is_across: bool) -> None:
 def _draw_grid(grid: Grid) -> Figure:
     """A cell for each candidate of each position, positions across; what a position does not offer is hatched."""
     if grid.message:
-        return _message_figure(grid.title, grid.message)
+        return _say(grid.title, grid.message)
     cell_in = min(0.75, 13.0 / len(grid.rows))
     labels = [shorten(row.name, 24) for row in grid.rows]
     longest = max(map(len, labels))
@@ -383,16 +341,9 @@ def _draw_box(axes: Axes, one: PlacedBox) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     colour, is_skip = hue(one.box.hue), one.box.is_skip
-    axes.add_patch(
-        FancyBboxPatch(
-            (one.left, one.top),
-            one.width,
-            one.height,
-            boxstyle="round,pad=0,rounding_size=7",
-            facecolor="white" if is_skip else (colour, 0.24 if one.box.hue <= len(HUES) else 0.6),
-            edgecolor=GREY if is_skip else colour,
-            linewidth=0.8 if is_skip else 1.6,
-            linestyle=(0, (4, 3)) if is_skip else "solid",
-            zorder=2,
-        )
-    )
+    patch = FancyBboxPatch((one.left, one.top), one.width, one.height, boxstyle="round,pad=0,rounding_size=7", zorder=2)
+    patch.set_facecolor("white" if is_skip else (colour, 0.24 if one.box.hue <= len(HUES) else 0.6))
+    patch.set(edgecolor=GREY if is_skip else colour, linewidth=0.8 if is_skip else 1.6)
+    if is_skip:
+        patch.set_linestyle((0, (4, 3)))
+    axes.add_patch(patch)

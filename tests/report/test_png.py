@@ -78,7 +78,9 @@ def test_intervals_notes_bars_bands_and_levels_are_drawn() -> None:
     figure = draw(Sheet((chart_of(across, bars, band),)))
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.texts] == ["three", "twenty"]
-    assert len(axes.containers) == 3  # two intervals and the bars
+    assert len(axes.containers) == 1  # the bars
+    ends = [(list(item.get_xdata()), list(item.get_ydata())) for item in axes.lines if item.get_marker() in "|_"]
+    assert ends == [([2, 6], [10, 10]), ([2, 2], [10, 30])]
     assert_drawn(figure)
     level = draw(Sheet((Chart("", Axis("", 0, 2, level=1.0), Axis("", 0, 1)),)))
     assert [list(item.get_xdata()) for item in level.axes[0].lines] == [[1.0, 1.0]]
