@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,21 +43,13 @@ Sources = dict[tuple[str, str], "TensorSource"]
 
 @dataclass(frozen=True)
 class TensorSource:
-    """A parameter of ours in a published model.
+    """A parameter of ours in a published model."""
 
-    Args:
-        name: of the published tensor.
-        is_transposed: whether that is [in, out], where ours is [out, in].
-        rows: of the tensor, turned as ours is, if it holds others as well; 0: it is ours alone.
-        groups: equal groups of its rows, in each of which ours lie together.
-        begin, count: of ours within a group.
-    """
-
-    name: str
-    is_transposed: bool = False
-    rows: int = 0
-    groups: int = 1
-    begin: int = 0
+    name: str  # of the published tensor
+    is_transposed: bool = False  # whether that is [in, out], where ours is [out, in]
+    rows: int = 0  # of the tensor, turned as ours is, if it holds others as well; 0: it is ours alone
+    groups: int = 1  # equal groups of its rows, in each of which ours lie together
+    begin: int = 0  # of ours within a group
     count: int = 0
 
     def take(self, published: Tensor) -> Tensor:
@@ -79,23 +71,15 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class Family:
-    """A published model.
+    """A published model."""
 
-    Args:
-        positions: of the pool, each with the original alone.
-        sources: by position and parameter; a tied one stands where it is defined.
-        vocabulary: number of tokens.
-        length: of the longest sequence.
-        ignored: beginnings of names that may be there in addition: other heads.
-        copies: names that may be there in addition, and of which tensor each is a copy, as it is tied.
-    """
-
-    positions: tuple[Position, ...]
-    sources: Mapping[tuple[str, str], TensorSource]
-    vocabulary: int
-    length: int
-    ignored: tuple[str, ...] = ()
-    copies: Mapping[str, str] = field(default_factory=dict)
+    positions: tuple[Position, ...]  # of the pool, each with the original alone
+    sources: Mapping[tuple[str, str], TensorSource]  # by position and parameter; a tied one stands where it is defined
+    shapes: Mapping[str, tuple[int, ...]]  # of the published tensors, by name
+    vocabulary: int  # number of tokens
+    length: int  # of the longest sequence
+    ignored: tuple[str, ...]  # beginnings of names that may be there in addition: other heads
+    copies: Mapping[str, str]  # names that may be there in addition, and of which tensor each is a copy, as it is tied
 
     def pool(self, *, length: int | None = None, skips: bool = True) -> LayerPool:
         """A pool of it, whose weights are drawn anew.
@@ -122,20 +106,6 @@ class Family:
         if not 0 < length <= self.length:
             raise SpaceError(f"sequences of {length} tokens, but the model has places for 1 to {self.length}")
         return {"tokens": TensorSpec((length,), torch.int64)}
-
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the published tensors, by name."""
-        shapes_of: dict[str, tuple[int, ...]] = {}
-        for position in self.positions:
-            with torch.device("meta"):
-                parameters = dict(position.candidates[0].factory().named_parameters())
-            for (name, parameter), source in self.sources.items():
-                if name == position.name:
-                    first, *others = parameters[parameter].shape
-                    shape = (source.rows or first, *others)
-                    shapes_of[source.name] = shape[::-1] if source.is_transposed else shape
-        return shapes_of
 
 
 def row_of(config: Mapping[str, Any]) -> Row:
@@ -181,13 +151,15 @@ class _FamilyBuilder:
 
     def family(self) -> Family:
         row, names = self._row, self._row.tensors
-        positions, sources = [("embedding", self._embedding)], dict[tuple[str, str], TensorSource]()
+        positions = [("embedding", self._embedding)]
         for index, kind in enumerate(self._config.kinds(self._layers, row.windows)):
             positions += [(f"{name}_{index}", factory) for name, factory in self._block(kind).items()]
         if not row.is_masked:
             positions.append(("norm", partial(NORMS[row.norm], self._hidden, eps=self._style.eps)))
         positions.append(("head", self._head))
         ties = {"embedding": "token.weight", "head": "out.weight" if row.is_masked else "weight"}
+        sources: dict[tuple[str, str], TensorSource] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         parameters_of: dict[str, dict[str, Tensor]] = {}  # blocks are alike
         for name, factory in positions:
             kind, _, number = name.partition("_")
@@ -197,7 +169,11 @@ class _FamilyBuilder:
             tied = ties[name] if self._is_tied and name == "head" else ""
             own_parameters = {key: parameter for key, parameter in parameters_of[kind].items() if key != tied}
             theirs = names.block.format(number) if number else ""
-            sources |= {(name, key): one for key, one in self._sources(kind, own_parameters, theirs)}
+            for key, source in self._sources(kind, own_parameters, theirs):
+                sources[name, key] = source
+                first, *others = own_parameters[key].shape
+                shape = (source.rows or first, *others)
+                shapes[source.name] = shape[::-1] if source.is_transposed else shape
         made = []
         for name, factory in positions:
             tie = {ties[name]: "embedding"} if self._is_tied and name in ties else {}
@@ -206,7 +182,7 @@ class _FamilyBuilder:
         if self._is_tied:
             head = names.top["head.out" if row.is_masked else "head"]
             copies[f"{head}.weight"] = sources["embedding", "token.weight"].name
-        return Family(tuple(made), sources, self._vocabulary, self._length, names.ignored, copies)
+        return Family(tuple(made), sources, shapes, self._vocabulary, self._length, names.ignored, copies)
 
     def _count(self, key: str) -> int:
         return self._config.count(self._row.keys[key])

@@ -19,29 +19,23 @@ from l2l_nas.training.formats import ExportError
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A network as a model of a family.
+    """A network as a model of a family."""
 
-    Args:
-        family: of the model that the network is.
-        renamed: our positions' names in the network, by their names in that family.
-        files: see `HuggingFaceFiles`.
-    """
-
-    family: Family
-    renamed: Mapping[str, str]
-    files: Mapping[str, bytes]
+    family: Family  # of the model that the network is
+    names: Mapping[str, str]  # of positions in the network, by their names in that family
+    files: Mapping[str, bytes]  # see `HuggingFaceFiles`
 
     def give(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `HuggingFaceFiles`."""
         parts: dict[str, list[tuple[TensorSource, Tensor]]] = {}
         for (position, name), source in self.family.sources.items():
-            parts.setdefault(source.name, []).append((source, parameters[f"{self.renamed[position]}.{name}"]))
+            parts.setdefault(source.name, []).append((source, parameters[f"{self.names[position]}.{name}"]))
         return {name: TensorSource.give(*zip(*pairs, strict=True)) for name, pairs in parts.items()}
 
     def take(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `HuggingFaceFiles`."""
         return {
-            f"{self.renamed[position]}.{name}": source.take(published[source.name])
+            f"{self.names[position]}.{name}": source.take(published[source.name])
             for (position, name), source in self.family.sources.items()
         }
 
@@ -77,15 +71,15 @@ def found_model(
     fields = {**config, **changed, "torch_dtype": "float32", "dtype": "float32"}
     fields.pop("quantization_config", None)  # what is written is not
     family = family_of(fields)
-    renamed = {}
+    names = {}
     for position, (name, candidate) in zip(family.positions, layers, strict=True):
         wanted, chosen = _as_data(position.candidates[0].factory), _as_data(candidate.factory)
         if wanted[0] is not chosen[0]:
             raise _not_expressed("its attention and feed-forward sub-layers do not take turns", config)
         if wanted != chosen:
             raise _not_expressed(f"'{name}' is another layer than its others or than the family's", config)
-        renamed[position.name] = name
-    return FoundModel(family, renamed, {**files, "config.json": json.dumps(fields, indent=2).encode()})
+        names[position.name] = name
+    return FoundModel(family, names, {**files, "config.json": json.dumps(fields, indent=2).encode()})
 
 
 def _as_data(factory: Any) -> tuple[Any, ...]:

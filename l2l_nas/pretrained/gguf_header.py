@@ -22,34 +22,21 @@ _ALIGNMENT = 32
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a file.
+    """One tensor of a file."""
 
-    Args:
-        shape: as PyTorch counts, the fastest dimension last.
-        kind: number of its type.
-        offset: of its first byte in the file.
-    """
-
-    shape: tuple[int, ...]
-    kind: int
-    offset: int
+    shape: tuple[int, ...]  # as PyTorch counts, the fastest dimension last
+    kind: int  # number of its type
+    offset: int  # of its first byte in the file
 
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the tensors.
-
-    Args:
-        metadata: by key.
-        tensors: by the file's own names, in the order in which they lie.
-        begin: the byte where tensors begin.
-        alignment: each begins at a multiple of it.
-    """
+    """What stands before the tensors."""
 
     metadata: dict[str, Any]
-    tensors: dict[str, Stored]
-    begin: int
-    alignment: int
+    tensors: dict[str, Stored]  # by the file's own names, in the order in which they lie
+    begin: int  # the byte where tensors begin
+    alignment: int  # each begins at a multiple of it
 
 
 def read_header(path: Path) -> Header:

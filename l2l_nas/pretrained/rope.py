@@ -17,25 +17,15 @@ _KINDS = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class RopeFields:
-    """What a family's config calls things, and what they are where it does not say.
+    """Fields of a family's config, each with its default."""
 
-    Args:
-        base: by kind of layer, the field of old configs and the base; of one kind alone: of all layers.
-        share: the field of the share of a head that turns, and that share; None: all of it does.
-        kinds: of stretches that the family has.
-    """
-
-    base: Mapping[str, tuple[str, float]]
-    share: tuple[str, float] | None = None
-    kinds: tuple[str, ...] = _KINDS
+    base: Mapping[str, tuple[str, float]]  # by kind of layer, in old configs; of one kind alone: of all layers
+    share: tuple[str, float] | None = None  # of a head that turns; None: all of it does
+    kinds: tuple[str, ...] = _KINDS  # of stretches that the family has
 
 
 def rotary_of(config: Config, fields: RopeFields, kind: str) -> Rotary:
-    """Rotary positions of the layers of a kind.
-
-    Args:
-        config: of the model.
-        kind: `FULL` or `SLIDING`.
+    """Rotary positions of the layers of a kind, `FULL` or `SLIDING`.
 
     Raises:
         SpaceError: a stretch that is not known, or a number that makes no sense.

@@ -42,77 +42,48 @@ _BLOCK = "model.layers.{}."
 
 @dataclass(frozen=True)
 class Tensors:
-    """What the tensors of a family are called, by what ours are; as those of llama by default.
-
-    Args:
-        attention, feed_forward: parts of sub-layers; `*` is the number of an expert.
-        top: of embedding, last norm and head: "embedding.token", "norm", "head".
-        block: what names of a block begin with, `{}` for its number.
-        fused: tensors that hold several of our parts, one behind the other, and which.
-        is_by_head: whether they do so within each head.
-        is_transposed: whether matrices of blocks are [in, out].
-        base: what names of a model without its head lack.
-        ignored: beginnings of names that may be there in addition: other heads.
-        copies: names that may be there in addition, and of which tensor each is a copy.
-    """
+    """What the tensors of a family are called, by what ours are; as those of llama by default."""
 
     attention: Names = field(default_factory=lambda: _ATTENTION)
-    feed_forward: Names = field(default_factory=lambda: _INNER)
-    top: Names = field(default_factory=lambda: _TOP)
-    block: str = _BLOCK
+    feed_forward: Names = field(default_factory=lambda: _INNER)  # `*` is the number of an expert
+    top: Names = field(default_factory=lambda: _TOP)  # embedding, last norm and head
+    block: str = _BLOCK  # what names of a block begin with, `{}` for its number
+    # tensors that hold several of our parts, one behind the other, and which
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    is_by_head: bool = False
-    is_transposed: bool = False
-    base: str = "model."
-    ignored: tuple[str, ...] = ()
-    copies: Names = field(default_factory=dict)
+    is_by_head: bool = False  # whether they do so within each head
+    is_transposed: bool = False  # whether matrices of blocks are [in, out]
+    base: str = "model."  # what names of a model without its head lack
+    ignored: tuple[str, ...] = ()  # beginnings of names that may be there in addition: other heads
+    copies: Names = field(default_factory=dict)  # names that may be there in addition: each a copy of which tensor
 
 
 @dataclass(frozen=True)
 class Row:
-    """One family.
-
-    Args:
-        tensors: their names.
-        keys: fields of the config by what they mean.
-        defaults: of fields, where those of `transformers` and of our layers differ, or those of families.
-        only: fields, and the one value of each that our layers do.
-        rope: rotary positions; None: learned ones.
-        norm: a name in `NORMS`.
-        norm_place: where norms are: "before" a sub-layer, of what is "added", "both", or of the "sum".
-        query_norm: what of queries and keys has a norm: each "head", the "whole", or nothing.
-        bias, out_bias, inner_bias: of queries, keys and values, of attention's last layer (None: as those), of
-            feed-forward networks: whether there is one, or the field that says so.
-        windows: see `Config.kinds`.
-        is_gated: whether feed-forward networks have a gate.
-        is_mixture: whether they are mixtures of experts.
-        is_masked: whether it is a masked language model: tokens see later ones, and the head is BERT's.
-        is_scaled: whether embeddings are multiplied by the root of their width.
-        width_factor: the width of feed-forward networks over that of the model, where the config has no such field; 0:
-            it must have one.
-        parallel: the field that says whether attention and feed-forward network work beside each other.
-        activations: as our layers name those that the family means otherwise.
-    """
+    """One family: what differs from llama."""
 
     tensors: Tensors = field(default_factory=Tensors)
-    keys: Names = field(default_factory=lambda: _LLAMA_KEYS)
+    keys: Names = field(default_factory=lambda: _LLAMA_KEYS)  # fields of the config by what they mean
+    # of fields, where those of `transformers` and of our layers differ, or those of families
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    only: Mapping[str, Any] = field(default_factory=dict)
-    rope: RopeFields | None = RopeFields({FULL: ("rope_theta", 10_000.0)})
-    norm: str = "rms"
-    norm_place: str = "before"
-    query_norm: str = ""
+    only: Mapping[str, Any] = field(default_factory=dict)  # fields, and the one value of each that our layers do
+    rope: RopeFields | None = RopeFields({FULL: ("rope_theta", 10_000.0)})  # None: learned positions
+    norm: str = "rms"  # a name in `NORMS`
+    norm_place: str = "before"  # norms are "before" a sub-layer, of what is "added", "both", or of the "sum"
+    query_norm: str = ""  # what of queries and keys has a norm: each "head", the "whole", or nothing
+    # whether there is a bias, or the field that says so: of queries, keys and values; of attention's last layer (None:
+    # as of those); of feed-forward networks
     bias: bool | str = False
     out_bias: bool | str | None = None
     inner_bias: bool | str = False
-    windows: str = "none"
-    is_gated: bool = True
-    is_mixture: bool = False
-    is_masked: bool = False
-    is_scaled: bool = False
+    windows: str = "none"  # see `Config.kinds`
+    is_gated: bool = True  # whether feed-forward networks have a gate
+    is_mixture: bool = False  # whether they are mixtures of experts
+    is_masked: bool = False  # a masked language model: tokens see later ones, and the head is BERT's
+    is_scaled: bool = False  # whether embeddings are multiplied by the root of their width
+    # the width of feed-forward networks over that of the model, where the config has no such field; 0: it must have one
     width_factor: int = 0
-    parallel: str = ""
-    activations: Names = field(default_factory=dict)
+    parallel: str = ""  # the field that says whether attention and feed-forward network work beside each other
+    activations: Names = field(default_factory=dict)  # as our layers name those that the family means otherwise
 
 
 _UNTIED = {"tie_word_embeddings": False}
