@@ -20,37 +20,21 @@ from l2l_nas.layers.style import NORMS, Cache, Residual, Style
 
 @dataclass(frozen=True)
 class Heads:
-    """How attention is divided.
+    """How attention is divided."""
 
-    Args:
-        count: of queries.
-        key_value: of keys and values, which so many groups of queries share (arXiv 2305.13245); None: as many.
-        size: of a head; None: the width over `count`.
-        rotary: rotary positions, or their base; None: without.
-        window: how many tokens each one sees, itself among them; None: all.
-        is_causal: whether a token sees only itself and earlier ones.
-        is_normed: whether queries and keys have an RMS norm for each head (arXiv 2010.04245).
-        is_normed_whole: whether that is one norm over all heads, before they are parted (OLMo 2).
-        dropout: probability, on attention weights.
-        scale: what products of queries and keys are multiplied by; None: 1 over the root of a head's size.
-        cap: what they are less than, `cap * tanh(product / cap)` (arXiv 2408.00118, section 2); None: any number.
-        bias: whether queries, keys and values have one; None: as the model's other layers.
-        out_bias: whether the last layer has one; None: as those.
-    """
-
-    count: int
-    key_value: int | None = None
-    size: int | None = None
-    rotary: Rotary | float | None = None
-    window: int | None = None
-    is_causal: bool = True
-    is_normed: bool = False
-    is_normed_whole: bool = False
-    dropout: float = 0.0
-    scale: float | None = None
-    cap: float | None = None
-    bias: bool | None = None
-    out_bias: bool | None = None
+    count: int  # of heads of queries
+    key_value: int | None = None  # heads of keys and values, which groups of queries share (arXiv 2305.13245)
+    size: int | None = None  # of a head; None: the width over `count`
+    rotary: Rotary | float | None = None  # rotary positions, or their base; None: without
+    window: int | None = None  # how many tokens each one sees, itself among them; None: all
+    is_causal: bool = True  # whether a token sees only itself and earlier ones
+    is_normed: bool = False  # whether queries and keys have an RMS norm for each head (arXiv 2010.04245)
+    is_normed_whole: bool = False  # whether that is one norm over all heads, before they are parted (OLMo 2)
+    dropout: float = 0.0  # probability, on attention weights
+    scale: float | None = None  # factor of products of queries and keys; None: 1 over the root of a head's size
+    cap: float | None = None  # of these products: `cap * tanh(product / cap)` (arXiv 2408.00118, section 2)
+    bias: bool | None = None  # whether queries, keys and values have one; None: as the model's other layers
+    out_bias: bool | None = None  # whether the last layer has one; None: as those
 
 
 class SelfAttention(Residual):
@@ -58,8 +42,6 @@ class SelfAttention(Residual):
 
     Args:
         hidden: width.
-        heads: how it is divided.
-        style: of the model.
 
     Raises:
         ValueError: heads that do not go together.
@@ -127,18 +109,16 @@ class SelfAttention(Residual):
         return outputs, (key, value, torch.tensor(dropped))
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Take over the weights of attention with as many queries; keys and values shared by more are means.
+        """Take over the weights of attention of the same width, count and size of heads.
 
-        Args:
-            original: a `SelfAttention` of the same width, count and size of heads.
-            inputs: unused.
+        Keys and values that more queries share are means (arXiv 2305.13245, section 2.1).
         """
         assert isinstance(original, SelfAttention)
         state = original.state_dict()
         shared, size = self.heads.key_value or self.heads.count, self.size
         names = ["key.weight", "value.weight", "key.bias", "value.bias"]
         for name in [*names, *(["key_norm.weight"] if self.heads.is_normed_whole else [])]:
-            if name in state:  # arXiv 2305.13245, section 2.1
+            if name in state:
                 state[name] = state[name].unflatten(0, (shared, -1, size)).mean(dim=1).flatten(0, 1)
         self.load_state_dict(state)
 

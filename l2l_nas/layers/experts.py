@@ -14,19 +14,12 @@ from l2l_nas.space.losses import add_loss
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens get to experts.
+    """How tokens get to experts."""
 
-    Args:
-        experts: how many there are.
-        chosen: for each token.
-        balance: weight of the load-balancing loss; 0: without.
-        is_normalised: whether the probabilities of a token's chosen experts are divided by their sum (arXiv
-            2401.04088, section 2.1).
-    """
-
-    experts: int
-    chosen: int = 2
-    balance: float = 0.01
+    experts: int  # how many there are
+    chosen: int = 2  # for each token
+    balance: float = 0.01  # weight of the load-balancing loss; 0: without
+    # whether the probabilities of a token's chosen experts are divided by their sum (arXiv 2401.04088, section 2.1)
     is_normalised: bool = False
 
 
@@ -92,11 +85,9 @@ class MixtureOfExperts(Residual):
         # float32 also where weights are in low precision, as the article's section 2.4 asks for
         probabilities = self.router(tokens).float().softmax(dim=-1)
         weights, choices = probabilities.topk(self.routing.chosen, dim=-1)
-        return (
-            probabilities,
-            weights / weights.sum(-1, keepdim=True) if self.routing.is_normalised else weights,
-            choices,
-        )
+        if self.routing.is_normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return probabilities, weights, choices
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Take over the router, and of each expert the units that do most for the tokens that it gets.

@@ -69,17 +69,14 @@ class FeedForward(Residual):
                 if getattr(self, name) is not None:
                     _nearest(getattr(self, name), getattr(original, name))
             return
-        pairs = [(getattr(self, name), getattr(original, name)) for name in ("up", "gate", "down")]
-        layers = [
-            (layer, other) for layer, other in pairs if isinstance(layer, nn.Linear) and isinstance(other, nn.Linear)
-        ]
-        *inner, (down, other_down) = layers
-        does = original.inner(original.before(inputs[0])).abs().flatten(0, -2).mean(dim=0)
-        best = (does * other_down.weight.norm(dim=0)).topk(down.in_features).indices.sort().values
-        for layer, other in inner:
-            layer.weight.copy_(other.weight[best])
-            if layer.bias is not None:
-                layer.bias.copy_(other.bias[best])
+        down, other_down = self.down, original.down
+        assert isinstance(down, nn.Linear)
+        assert isinstance(other_down, nn.Linear)
+        sizes = original.inner(original.before(inputs[0])).abs().flatten(0, -2).mean(dim=0)
+        best = (sizes * other_down.weight.norm(dim=0)).topk(down.in_features).indices.sort().values
+        for layer, other in ((self.up, original.up), (self.gate, original.gate)):
+            if layer is not None and other is not None:
+                layer.load_state_dict({name: value[best] for name, value in other.state_dict().items()})
         down.weight.copy_(other_down.weight[:, best])
         if down.bias is not None:
             down.bias.copy_(other_down.bias)

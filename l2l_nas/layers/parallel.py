@@ -45,12 +45,7 @@ class ParallelBlock(nn.Module):
         return outputs + self._beside(x), cache
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Take over the attention, and of the feed-forward network what a narrower one or one of this rank does.
-
-        Args:
-            original: a `ParallelBlock` of as many heads.
-            inputs: what it works on, [batch, length, hidden].
-        """
+        """Take over the attention, and of the feed-forward network what a narrower one or one of this rank does."""
         assert isinstance(original, ParallelBlock)
         self.attention.begin_as(original.attention, inputs)
         self.feed_forward.begin_as(original.feed_forward, inputs)

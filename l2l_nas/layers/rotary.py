@@ -12,29 +12,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rotary:
-    """How a head's numbers turn with the place of a token.
+    """How a head's numbers turn with the place of a token."""
 
-    Args:
-        base: number i of a head of n turns by `base ** (-2 * i / n)` a place.
-        share: of the head's numbers that turn, from its begin; the others stay.
-        kind: how rates are stretched, a name in `STRETCHES`.
-        factor: by how much.
-        original: the longest text before.
-        low, high: turns within that text, between which the stretch begins and ends: `low_freq_factor` and
-            `high_freq_factor` of llama3, `beta_slow` and `beta_fast` of yarn (arXiv 2309.00071, section 3.2).
-        is_whole: yarn: whether these are rounded to whole numbers of the head.
-        scale: of cosines and sines.
-    """
-
-    base: float
-    share: float = 1.0
-    kind: str = "default"
-    factor: float = 1.0
-    original: int = 1
+    base: float  # number i of a head of n turns by `base ** (-2 * i / n)` a place
+    share: float = 1.0  # of the head's numbers that turn, from its begin; the others stay
+    kind: str = "default"  # how rates are stretched, a name in `STRETCHES`
+    factor: float = 1.0  # by how much
+    original: int = 1  # the longest text before
+    # turns within that text, between which the stretch begins and ends: `low_freq_factor` and `high_freq_factor` of
+    # llama3, `beta_slow` and `beta_fast` of yarn (arXiv 2309.00071, section 3.2)
     low: float = 1.0
     high: float = 4.0
-    is_whole: bool = True
-    scale: float = 1.0
+    is_whole: bool = True  # yarn: whether these are rounded to whole numbers of the head
+    scale: float = 1.0  # of cosines and sines
 
     def turning(self, size: int) -> int:
         """How many of a head's numbers turn."""

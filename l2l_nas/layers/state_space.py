@@ -16,23 +16,14 @@ from l2l_nas.layers.style import Cache, Residual, Style
 
 @dataclass(frozen=True)
 class StateHeads:
-    """How a state-space mixer is divided.
+    """How a state-space mixer is divided."""
 
-    Args:
-        count: of heads, each with a decay of its own.
-        size: numbers of a head; Mamba-2 has twice the width in all heads together.
-        state: numbers of the state for each of these.
-        groups: of heads, each with what it writes and reads by.
-        kernel: tokens that the convolution before it sees, the token itself among them.
-        chunk: tokens that are worked on at once; it changes the speed, not the result.
-    """
-
-    count: int
-    size: int = 64
-    state: int = 64
-    groups: int = 1
-    kernel: int = 4
-    chunk: int = 64
+    count: int  # of heads, each with a decay of its own
+    size: int = 64  # numbers of a head; Mamba-2 has twice the width in all heads together
+    state: int = 64  # numbers of the state for each of these
+    groups: int = 1  # of heads, each with projections of its own for writing and reading
+    kernel: int = 4  # tokens that the convolution before it sees, the token itself among them
+    chunk: int = 64  # tokens that are worked on at once; it changes the speed, not the result
 
 
 class StateSpace(Residual):
@@ -43,7 +34,6 @@ class StateSpace(Residual):
 
     Args:
         hidden: width.
-        heads: how it is divided.
         style: of the model; the convolution has a bias in any case.
     """
 

@@ -52,30 +52,19 @@ NORMS: Mapping[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True)
 class Style:
-    """What all sub-layers of a model have in common.
+    """What all sub-layers of a model have in common."""
 
-    Args:
-        norm: a name in `NORMS`.
-        eps: of the norm.
-        is_post: whether the norm follows the sum (arXiv 1706.03762), in place of standing before the sub-layer
-            (arXiv 2002.04745).
-        is_input_normed: whether what a sub-layer takes has a norm, unless `is_post`.
-        is_added_normed: whether what it adds has one.
-        bias: whether linear layers have one.
-        dropout: probability, on what a sub-layer adds.
-        deviation: standard deviation of first weights, beside biases of zero; None: as PyTorch draws them.
-        sublayers: of the model. The first weights of the last layer in each are divided by the root of it, so that
-            what a model adds up does not grow with its depth (GPT-2, section 2.3).
-    """
-
-    norm: str = "layer"
-    eps: float = 1e-5
+    norm: str = "layer"  # a name in `NORMS`
+    eps: float = 1e-5  # of the norm
+    # whether the norm follows the sum (arXiv 1706.03762), in place of standing before the sub-layer (arXiv 2002.04745)
     is_post: bool = False
-    is_input_normed: bool = True
-    is_added_normed: bool = False
-    bias: bool = True
-    dropout: float = 0.0
-    deviation: float | None = None
+    is_input_normed: bool = True  # whether what a sub-layer takes has a norm, unless `is_post`
+    is_added_normed: bool = False  # whether what it adds has one
+    bias: bool = True  # whether linear layers have one
+    dropout: float = 0.0  # probability, on what a sub-layer adds
+    deviation: float | None = None  # standard deviation of first weights, beside zero biases; None: as PyTorch's
+    # of the model; the first weights of the last layer in each are divided by the root of it, so that what a model
+    # adds up does not grow with its depth (GPT-2, section 2.3)
     sublayers: int = 1
 
     @torch.no_grad()
@@ -98,12 +87,7 @@ class Style:
 
 
 class Residual(nn.Module):
-    """Adds something to its input, with norms before it, of it, or behind the sum.
-
-    Args:
-        hidden: width.
-        style: of the model.
-    """
+    """Adds something to its input, with norms before it, of it, or behind the sum."""
 
     def __init__(self, hidden: int, style: Style) -> None:
         super().__init__()
