@@ -100,7 +100,7 @@ def joined(parts: Sequence[Mapping[str, Seconds]]) -> dict[str, Seconds]:
 
 def ratios(found: Mapping[str, Seconds], *, over: str) -> dict[str, dict[str, dict[str, float]]]:
     """Of each to one of them: the median over rounds and its 95 % interval, by clock."""
-    from l2l_nas.bench.timing import ratio
+    from benchmarks.timing import ratio
 
     return {
         name: {clock: ratio(values, found[over][clock]) for clock, values in own.items()}

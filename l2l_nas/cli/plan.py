@@ -15,9 +15,9 @@ from l2l_nas.eps.optimizers.groups import freeze
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.errors import SettingError
 from l2l_nas.files import make_folder, write_json
-from l2l_nas.report.bench_table import format_bytes
 from l2l_nas.report.charts.chart import short_count
 from l2l_nas.report.table import new_table
+from l2l_nas.report.text import format_bytes
 from l2l_nas.runs.build import parse_bytes
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed

@@ -6,7 +6,7 @@
     png.py       draws descriptions as files; pictures.py those of a run
     text_chart.py draws charts in the terminal
     html/        a run's page: view.py gathers, page.html.j2 is the page, svg.html.j2 draws charts on it
-    table.py     tables in the terminal; bench_table.py those of the benches
+    table.py     tables in the terminal
     summary.py   what the page shows besides: the log (history.py), settings, commands
     text.py      numbers and architectures as short text
 

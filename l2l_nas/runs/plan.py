@@ -26,8 +26,7 @@ from l2l_nas.relay.config import STASHES
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
-from l2l_nas.report.bench_table import format_bytes
-from l2l_nas.report.text import format_choices
+from l2l_nas.report.text import format_bytes, format_choices
 from l2l_nas.runs.build import build_relay
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture

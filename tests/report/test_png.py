@@ -9,7 +9,6 @@ from torch import nn
 
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.report.charts.architecture import boxes_of
-from l2l_nas.report.charts.bench import bench_sheet
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet, line
 from l2l_nas.report.charts.diagram import FILE, lay_out
 from l2l_nas.report.charts.grid import Cell, Grid, GridRow, coverage_grid
@@ -20,7 +19,6 @@ from l2l_nas.report.styles import FIXED_HUE, VERMILLION
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import UniformPaths
-from tests.report.bench_examples import ALL
 from tests.report.examples import ACCURACY, PARAMETERS, small_pool, some_trials, trial
 from tests.report.pages import card_of_pool, random_trials, results_of, summary_of
 from tests.report.test_table import RECORDS
@@ -98,14 +96,6 @@ def test_the_note_of_the_best_stays_inside(minimize: bool) -> None:
     inside, box = axes.get_window_extent(), note.get_window_extent()
     assert inside.x0 <= box.x0 <= box.x1 <= inside.x1
     assert inside.y0 <= box.y0 <= box.y1 <= inside.y1
-
-
-@pytest.mark.parametrize("name", list(ALL))
-def test_every_bench_can_be_drawn(name: str) -> None:
-    sheet = bench_sheet(ALL[name])
-    figure = draw(sheet)
-    assert_drawn(figure)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [chart.title for chart in sheet.charts]
 
 
 def test_charts_stand_below_each_other_or_side_by_side_with_one_legend() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from l2l_nas.report.text import format_choices, format_value, shorten, wrap_words
+from l2l_nas.report.text import format_bytes, format_choices, format_value, shorten, wrap_words
 from l2l_nas.space.architecture import Architecture
 
 
@@ -49,3 +49,11 @@ def test_words_fill_lines_and_those_that_do_not_fit_are_counted() -> None:
     assert wrap_words(["conv3", "sep3", "mlp"], max_chars=12, max_lines=2) == ["conv3, sep3,", "mlp"]
     assert wrap_words([], max_chars=12, max_lines=2) == []
     assert wrap_words(list("abcdefgh"), max_chars=4, max_lines=3) == ["a, b,", "c, d,", "+4 more"]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(None, "-"), (512, "0.5 KiB"), (4214784, "4.02 MiB"), (3 * 2**30, "3 GiB"), (2000 * 2**30, "2,000 GiB")],
+)
+def test_bytes_are_shown_in_the_largest_fitting_unit(num_bytes, text):
+    assert format_bytes(num_bytes) == text

@@ -1,0 +1,244 @@
+"""Writes docs/scale.md: published figures of large models beside what the simulator and closed forms predict.
+
+    python benchmarks/scale.py
+
+Predictions come from the profiles of `l2l_nas.cost.profiles`, with one stated change: where a paper reports the rate of
+its own baseline, that rate is taken. Nothing was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from l2l_nas.cost.chain import RelayShape
+from l2l_nas.cost.hardware import GIB, Hardware
+from l2l_nas.cost.parallel import Parallelism
+from l2l_nas.cost.profiles import PROFILES
+from l2l_nas.relay.path import RING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it is no part of a package
+
+from benchmarks.machines.transformers import Transformer, host_parameters, least_tokens, relay_step, resident_step_s
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
+V100 = PROFILES["v100"]
+SLOTS, MICRO_BATCH = 3, 4
+# hidden, layers, devices of a model, devices in all, efficiency with and without data parallelism (table 1, figure 5)
+MEGATRON = (
+    (1536, 40, 1, 64, 1.00, 0.96),
+    (1920, 54, 2, 128, 0.95, 0.83),
+    (2304, 64, 4, 256, 0.82, 0.79),
+    (3072, 72, 8, 512, 0.77, 0.74),
+)
+BYTES = {
+    "fp32 master, two fp32 moments": 12,
+    "and a 16-bit copy for the link": 14,
+    "and fp32 gradients that wait": 16,
+    "16-bit master and 8-bit moments": 4,
+    "fp32 master, 8-bit moments, 16-bit copy": 8,
+    "published: 50 B in 512 GB": 10.24,
+}
+HEAD = """\
+# Scale: what is published, and what is predicted
+
+`python benchmarks/scale.py` writes this page. **Every figure that is not marked as published is simulated or a closed form; none was
+measured.** Rates are those of the [profiles](tutorials/plan.md).
+"""
+
+
+def needs(depth: int, batch: int) -> int:
+    """Device bytes: slots of 16-bit weights and fp32 gradients, the work of one layer, the inputs of so many."""
+    model = Transformer(1024, depth, sequence=512)
+    work = 34 * MICRO_BATCH * model.sequence * model.hidden
+    return SLOTS * 6 * model.layer_parameters + work + depth * model.stash_bytes(model.sequence * batch, 2)
+
+
+def memory_by_depth() -> str:
+    """L2L's constant memory: slots and stash by depth."""
+    lines = [
+        "## L2L: device memory by depth and batch",
+        "",
+        "The paper (arXiv 2002.05645) trains BERT-Large's layers in depths up to 384 on a V100 with 16 GB, and tells of constant memory. "
+        "Predicted: 3 slots (16-bit weights, fp32 gradients) and the inputs of all layers, sequences of 512 tokens, fp16. With the stash "
+        "on the device memory grows with depth x batch; with `relay.stash=host` it does not. The work of one layer comes on top: the "
+        "34 bytes a token and unit of width that it keeps (arXiv 2205.05198), for a micro-batch of 4.",
+        "",
+        "| layers | parameters | stash on device, batch 32 | batch 256 | stash on host, any batch up to 256 | host, 14 B a parameter |",
+        "|---|---|---|---|---|---|",
+    ]
+    for depth in (12, 24, 48, 96, 192, 384):
+        model = Transformer(1024, depth, sequence=512)
+        cells = [f"{depth}", f"{depth * model.layer_parameters / 1e9:.2f} B"]
+        for batch in (32, 256):
+            total = needs(depth, batch)
+            cells.append(f"{total / GIB:.2f} GiB" + (" (over 16)" if total > 16 * GIB else ""))
+        cells.append(f"{needs(RING, 256) / GIB:.2f} GiB")
+        cells.append(f"{14 * depth * model.layer_parameters / 1e9:.0f} GB")
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "| published | predicted, 24 layers if nothing else is stated | error |",
+        "|---|---|---|",
+        f"| batch 32 in less than 8 GB (first abstract) | {needs(24, 32) / 1e9:.1f} GB | holds |",
+        f"| batch up to 256 on 16 GB (later abstract) | {needs(24, 256) / 1e9:.1f} GB | holds |",
+        f"| up to 384 layers on 16 GB, batch not stated | {needs(384, 32) / 1e9:.1f} GB with batch 32 | holds |",
+        f"| memory that does not depend on depth | {needs(12, 32) / 1e9:.1f} to {needs(384, 32) / 1e9:.1f} GB by depth | "
+        "holds only with the stash on the host, which the paper calls a variation |",
+        "",
+        "Dominating assumption: attention in one kernel; without it a layer keeps 34 + 5 x heads x sequence / hidden bytes in place of 34.",
+    ]
+    return "\n".join(lines)
+
+
+def fifty_billion() -> str:
+    """With which bytes a parameter 50 B fit into 512 GB."""
+    lines = [
+        "## L2L: 50 B parameters on one 16 GB V100 with 512 GB of host memory",
+        "",
+        "| what is stored of a parameter | bytes | most parameters in 512 GB | 50 B fit |",
+        "|---|---|---|---|",
+    ]
+    for name, size in BYTES.items():
+        most = host_parameters(512e9, size)
+        lines.append(f"| {name} | {size:g} | {most / 1e9:.1f} B | {'yes' if most >= 50e9 else 'no'} |")
+    model = Transformer(8192, 62, sequence=512)
+    slot = 6 * model.layer_parameters
+    lines += [
+        "",
+        f"With fp32 AdamW it does not hold: the published figure leaves 10.24 bytes a parameter. On the device it fits: a layer of width 8,192 has "
+        f"{model.layer_parameters / 1e6:.0f} M parameters, and two slots take {2 * slot / GIB:.1f} GiB of 16. Dominating assumption: which moments are "
+        "stored, which the published text does not say.",
+    ]
+    return "\n".join(lines)
+
+
+def megatron_hardware() -> Hardware:
+    """V100 with 32 GB at the rate of Megatron-LM's own baseline: 39 TFLOP/s a device, 30 % of its peak."""
+    return replace(V100, efficiency=39 / 125, device_bytes=32 * GIB)
+
+
+def megatron() -> str:
+    """Efficiency of tensor and data parallelism, published and predicted."""
+    lines = [
+        "## Megatron-LM: weak scaling on V100",
+        "",
+        "arXiv 1909.08053, section 5.1: batch 8 of 1,024 tokens for a model, 512 in all with data parallelism; every layer is run again in "
+        "the backward. The rate of a device is the paper's own baseline, 39 TFLOP/s; all-reduces are rings over NVLink, 150 GB/s each "
+        "way, and over 100 GB/s each way between servers, which the rings of a model's ranks share.",
+        "",
+        "| parameters | devices | efficiency, published | predicted | error | with data parallelism, devices | published | predicted | error |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    base: list[float] = []
+    for hidden, layers, ways, total, own, both in MEGATRON:
+        model = Transformer(hidden, layers, vocabulary=51_200)
+        alone, together = megatron_rates(model, ways, total)
+        base = base or [alone, alone]
+        found = (alone / base[0], together / base[0])
+        lines.append(
+            f"| {model.num_parameters / 1e9:.1f} B | {ways} | {own:.0%} | {found[0]:.0%} | {100 * (found[0] - own):+.0f} points | {total} | "
+            f"{both:.0%} | {found[1]:.0%} | {100 * (found[1] - both):+.0f} points |"
+        )
+    lines += [
+        "",
+        "Dominating assumption: that smaller products run at the baseline's rate. The paper's devices have narrower products the more of them share "
+        "a layer, so its tensor-parallel efficiency falls further than the exchange alone explains. With data parallelism: that "
+        "half of the sum of gradients is hidden behind the backward.",
+    ]
+    return "\n".join(lines)
+
+
+def megatron_rates(model: Transformer, ways: int, total: int) -> tuple[float, float]:
+    """Operations a second of a device, over those it would need without any exchange: alone, and with the others."""
+    hardware = megatron_hardware()
+    groups = total // ways
+    rates = []
+    for tokens, how in (
+        (8 * 1024, Parallelism(tensor=ways)),
+        (512 // groups * 1024, Parallelism(tensor=ways, data=groups, overlapped=0.5)),
+    ):
+        step_s = resident_step_s(
+            model,
+            hardware,
+            tokens=tokens,
+            precision="fp16",
+            recompute=True,
+            micro_batches=max(1, tokens // 8192),
+            ways=how,
+        )
+        flops = 4 * model.layers * model.forward(tokens).flops + 3 * model.output(tokens).flops
+        rates.append(flops / ways / step_s)
+    return rates[0], rates[1]
+
+
+def trillion() -> str:
+    """What 1 T parameters need."""
+    model = Transformer(25_600, 128, sequence=2048)
+    lines = [
+        "## 1 T parameters",
+        "",
+        f"{model.layers} layers of width {model.hidden:,} ({model.num_parameters / 1e12:.2f} T parameters; {model.layer_parameters / 1e9:.1f} B a layer), bf16, 3 slots.",
+        "",
+        "| device | slots | fits | host or disk, 14 B a parameter | tokens from which compute binds | step then |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in ("h100", "h200", "gh200"):
+        hardware = PROFILES[name]
+        slots = 3 * 6 * model.layer_parameters
+        tokens = least_tokens(model, hardware, precision="bf16")
+        step = relay_step(model, hardware, RelayShape(slots=3), tokens=tokens, precision="bf16")
+        lines.append(
+            f"| {name} | {slots / GIB:.0f} GiB | {'yes' if slots < hardware.device_bytes else 'no: split a layer'} | "
+            f"{14 * model.num_parameters / 1e12:.1f} TB | {tokens:,} | {step.step_s / 60:.0f} min |"
+        )
+    lines += [
+        "",
+        "One layer of this width does not fit one device with 3 slots where the table says so: tensor parallelism (or a slot without a block for gradients) is needed. "
+        "The memory is disk's: at the profile's 3.2 GB/s, reading all masters and writing all states once takes "
+        f"{(4 + 24) * model.num_parameters / 3.2e9 / 3600:.1f} hours a step for one disk. Dominating assumption: the host's rate of updates.",
+    ]
+    return "\n".join(lines)
+
+
+def tokens_to_compute() -> str:
+    """From how many tokens a step compute binds."""
+    model = Transformer(1024, 24)
+    lines = [
+        "## From how many tokens a step compute binds",
+        "",
+        "24 layers of 12.6 M parameters, all streamed with 3 slots; 16 bits on the link up, fp32 gradients down. Below, the lane that has the most work "
+        "decides, and more tokens a step cost nothing. The width hardly matters: it cancels.",
+        "",
+        "| profile | precision | tokens | just below, the busiest lane is | step there over resident training |",
+        "|---|---|---|---|---|",
+    ]
+    for name, hardware in PROFILES.items():
+        precision = {"v100": "fp16", "laptop": "fp32"}.get(name, "bf16")
+        tokens = least_tokens(model, hardware, precision=precision)
+        shape = RelayShape(slots=3)
+        below = relay_step(model, hardware, shape, tokens=max(1, tokens // 2), precision=precision)
+        step = relay_step(model, hardware, shape, tokens=tokens, precision=precision)
+        plain = resident_step_s(model, hardware, tokens=tokens, precision=precision)
+        lines.append(f"| {name} | {precision} | {tokens:,} | {below.binds} | {step.step_s / plain:.2f} |")
+    lines += ["", "Dominating assumption: the host's updates a second, and the share of the peak that layers reach."]
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD, memory_by_depth(), fifty_billion(), megatron(), trillion(), tokens_to_compute()]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def main() -> None:
+    """Write it."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    PAGE.write_text(page())
+    print(f"written {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What the present plans allow on machines that nobody here has: a table of simulated ratios, written into the docs.
+
+    python benchmarks/simulated.py
+
+24 layers of 12.6 M parameters. For each profile and number of tokens a step: the simulated step over plain resident
+training on the same device, and over the work of its busiest lane. Nothing in it was run on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from l2l_nas.cost.chain import RelayShape
+from l2l_nas.cost.profiles import PROFILES
+from l2l_nas.files import write_json
+from l2l_nas.relay.plan import UpdateOrder
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it is no part of a package
+
+from benchmarks.machines.transformers import Transformer, relay_step, resident_step_s
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- simulated: begin -->", "<!-- simulated: end -->"
+MODEL = Transformer(hidden=1024, layers=24)
+MACHINES = {"h100": "bf16", "rtx4090": "bf16", "v100": "fp16"}
+TOKENS = (4096, 16384, 65536)
+HALF = MODEL.layers // 2
+SHAPES = {
+    "everything resident": RelayShape(slots=MODEL.layers, keep=MODEL.layers),
+    "everything kept, updated on the host": RelayShape(slots=MODEL.layers, keep=MODEL.layers),
+    "half resident": RelayShape(slots=HALF + 2, keep=HALF),
+    "half kept, updated on the host": RelayShape(slots=HALF + 2, keep=HALF),
+    "streamed, 2 slots": RelayShape(slots=2),
+    "streamed, 3 slots": RelayShape(slots=3),
+    "`exact`, 3 slots, nothing clipped": RelayShape(slots=3, update=UpdateOrder.AHEAD),
+    "`exact`, 3 slots, after a clipped step": RelayShape(slots=3, update=UpdateOrder.CHECKED),
+}
+RESIDENT = {"everything resident": MODEL.layers, "half resident": HALF}  # of the first layers; see `relay_step`
+
+
+def rows() -> list[dict[str, Any]]:
+    """All of it."""
+    found = []
+    for machine, precision in MACHINES.items():
+        hardware = PROFILES[machine]
+        for tokens in TOKENS:
+            plain_s = resident_step_s(MODEL, hardware, tokens=tokens, precision=precision)
+            for name, shape in SHAPES.items():
+                step = relay_step(
+                    MODEL, hardware, shape, tokens=tokens, precision=precision, resident=RESIDENT.get(name, 0)
+                )
+                found.append(
+                    {
+                        "machine": machine,
+                        "precision": precision,
+                        "tokens": tokens,
+                        "what": name,
+                        "step_ms": 1000 * step.step_s,
+                        "plain_ms": 1000 * plain_s,
+                        "over_plain": step.step_s / plain_s,
+                        "over_bound": step.over_bound,
+                        "binds": step.binds,
+                    }
+                )
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """As the docs have it."""
+    places = [(machine, tokens) for machine in MACHINES for tokens in TOKENS]
+    lines = [
+        "| simulated: over plain (over the busiest lane's work, and which) | "
+        + " | ".join(f"{machine} {tokens:,}" for machine, tokens in places)
+        + " |",
+        "|---|" + "---|" * len(places),
+    ]
+    for name in SHAPES:
+        cells = []
+        for machine, tokens in places:
+            one = next(r for r in found if (r["machine"], r["tokens"], r["what"]) == (machine, tokens, name))
+            cells.append(f"{one['over_plain']:.2f} ({one['over_bound']:.2f}, {one['binds']})")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Simulate, print, write."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    found = rows()
+    text = table(found)
+    print(text)
+    page = PAGE.read_text()
+    before, after = page.index(BEGIN) + len(BEGIN), page.index(END)
+    PAGE.write_text(page[:before] + "\n" + text + "\n" + page[after:])
+    write_json(Path(__file__).parent / "results" / "simulated.json", {"model": MODEL.__dict__, "rows": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""A byte-level GPT-2 and a BERT on real text, in the relay and in a plain PyTorch loop: the same losses, step by step.
+
+    python benchmarks/language_training.py [--source FILE] [--minutes 10] [--objective causal] [--out FILE.json]
+
+Both sides have the same first weights, batches, masks, learning rates and AdamW (`fused=True`); no dropout. Each step
+is run by one side, then by the other, and their losses are compared bit for bit, at last the weights too. The loss is
+in nats a token; a byte is a token, so that bits a byte are the loss over ln 2. Every so often the validation part is
+scored. With --picture the curves are drawn.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("MKL_CBWR", "AVX2")  # sums that do not depend on where memory begins; before torch is loaded
+
+import argparse
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from benchmarks.timing import machine
+from l2l_nas import AdamW, Batches, ParamServer, Relay, Tokens
+from l2l_nas.files import write_json
+from l2l_nas.pretrained.families import family_of
+from l2l_nas.report.charts.chart import Axis, Chart, Sheet, line
+from l2l_nas.report.png import draw
+from l2l_nas.text.data import TextForm, text_data
+from l2l_nas.text.tokenizer import Bytes
+from l2l_nas.training.export import build_network
+from l2l_nas.training.fit import score
+from l2l_nas.training.schedule import Cosine
+
+LENGTH, HIDDEN, DEPTH, HEADS, BATCH = 128, 128, 4, 4, 16
+PEAK, EVERY = 2e-3, 100
+CONFIGS: dict[str, dict[str, Any]] = {
+    "causal": {"model_type": "gpt2", "n_embd": HIDDEN, "n_layer": DEPTH, "n_head": HEADS, "n_positions": LENGTH}
+    | {"activation_function": "gelu_new", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "masked": {"model_type": "bert", "hidden_size": HIDDEN, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS}
+    | {"intermediate_size": 4 * HIDDEN, "max_position_embeddings": LENGTH, "hidden_act": "gelu"}
+    | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+}
+
+
+def run(source: str, objective: str, *, minutes: float, steps: int) -> dict[str, Any]:
+    """Train both sides for some time, or all steps, and say what came of it."""
+    tokenizer = Bytes()
+    form = TextForm(length=LENGTH, objective=objective, splits=(90, 5, 5))
+    data = text_data(source, tokenizer, form)
+    pool = family_of({**CONFIGS[objective], "vocab_size": tokenizer.size}).pool()
+    path, task, rule = pool.original, Tokens(), AdamW(weight_decay=0.05)
+    server = ParamServer(pool, optimizer=rule, seed=0)
+    relay = Relay(server, device="cpu")
+    with torch.no_grad():  # as GPT-2 begins
+        for key in dict.fromkeys(state for layer in pool.path(path) for state in layer.states):
+            for name, parameter in server.state(key).parameters().items():
+                if name.endswith("weight") and parameter.dim() == 2:
+                    parameter.normal_(0, 0.02, generator=torch.Generator().manual_seed(parameter.numel()))
+    plain = build_network(server, path).train()
+    optimizer = torch.optim.AdamW(
+        plain.parameters(), lr=0.0, betas=rule.betas, eps=rule.eps, weight_decay=rule.weight_decay, fused=True
+    )
+    batches = Batches(data.train, batch_size=BATCH, seed=0)
+    schedule = Cosine(PEAK, steps)
+    curve, validations, differing, started = [], [], 0, time.monotonic()
+    spent = {"relay": 0.0, "plain": 0.0}
+    for step in range(steps):
+        inputs, targets = batches.at(step)
+        rate = schedule.at(step)
+        begun = time.perf_counter()
+        ours = relay.train_step(path, inputs, targets, objective=task, micro_batch=BATCH, lr=rate, step=step)
+        relay.drain()
+        between = time.perf_counter()
+        optimizer.param_groups[0]["lr"] = rate
+        logits = plain(*inputs)
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=-1
+        ) / int((targets >= 0).sum())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        spent["relay"] += between - begun
+        spent["plain"] += time.perf_counter() - between
+        differing += ours.loss != float(loss.detach())
+        curve.append(float(loss.detach()))
+        if step % EVERY == 0 or step == steps - 1:
+            found = score(relay, path, data.validation, task=task, micro_batch=BATCH)
+            validations.append((step, found.values["loss"]))
+            print(
+                f"step {step}: loss {curve[-1]:.4f}, validation {validations[-1][1]:.4f}, differing {differing}",
+                flush=True,
+            )
+        if time.monotonic() - started > 60 * minutes:
+            break
+    equal = all(
+        torch.equal(one, other)
+        for one, other in zip(build_network(server, path).parameters(), plain.parameters(), strict=True)
+    )
+    test = score(relay, path, data.test, task=task, micro_batch=BATCH)
+    return {
+        "machine": machine(), "source": Path(source).name, "objective": objective, "steps": len(curve),
+        "parameters": sum(p.numel() for p in plain.parameters()), "steps_with_another_loss": differing,
+        "weights_are_equal": equal, "seconds": spent, "test_loss": test.values["loss"],
+        "test_bits_per_token": test.values["loss"] / math.log(2),
+        "losses": [round(sum(curve[at : at + 20]) / len(curve[at : at + 20]), 5) for at in range(0, len(curve), 20)],
+        "validation": validations,
+    }  # fmt: skip
+
+
+def picture(result: dict[str, Any], path: Path) -> None:
+    """Both curves over the steps."""
+    trained = [(20 * index + 10, loss) for index, loss in enumerate(result["losses"])]
+    measured = [(step, loss) for step, loss in result["validation"]]
+    chart = Chart(
+        f"{result['source']}, {result['objective']}: loss in nats a token",
+        Axis.around("training step", [step for step, _ in trained + measured], (0.03, 0.03), is_count=True),
+        Axis.around("loss", [loss for _, loss in trained + measured], (0.08, 0.08)),
+        (line("training", trained, "training loss, mean of 20 steps"), line("validation", measured, "validation loss")),
+    )
+    figure = draw(Sheet((chart,), panel_in=(8.0, 4.0)))
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Run it, print the end, write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", default="pydoc")
+    parser.add_argument("--objective", choices=("causal", "masked"), default="causal")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--picture", type=Path, default=None)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result = run(options.source, options.objective, minutes=options.minutes, steps=options.steps)
+    shown = {name: value for name, value in result.items() if name not in ("losses", "validation", "machine")}
+    print(shown)
+    if options.out is not None:
+        write_json(options.out, result)
+    if options.picture is not None:
+        picture(result, options.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A published model's figures: by this library, layer by layer, and by a plain loop over `transformers`.
+
+    python benchmarks/published.py --model gguf:FILE --lambada FILE.jsonl --text FILE [--items 300]
+        [--sides l2l_nas transformers] [--out FILE.json]
+
+Perplexity is that of the first `--bytes` of a text in windows of `--length` tokens, whole ones alone, of which each
+gives all its tokens but the first. Last words are those of the first `--items` passages: all tokens of the word must
+be the likeliest ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from benchmarks.timing import machine
+from l2l_nas import SGD, ParamServer, Relay
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.files import read_json, write_json
+from l2l_nas.pretrained.pool import open_published, published_pool
+from l2l_nas.text.cloze import lambada, read_passages
+from l2l_nas.text.tokenizer import Tokenizer
+from l2l_nas.training.fit import score
+from l2l_nas.training.samples import Split
+from l2l_nas.training.task import Tokens
+
+WORDS = 224  # tokens of the longest passage, about
+
+
+def windows(numbers: list[int], length: int) -> list[list[int]]:
+    """Whole windows, one behind the other."""
+    return [numbers[at : at + length] for at in range(0, len(numbers) - length + 1, length)]
+
+
+def by_library(model: str, text: str, passages: list[str], *, length: int) -> dict[str, Any]:
+    """The figures through the relay."""
+    pool = published_pool(model, length=length)
+    tokenizer = open_published(model).tokenizer()
+    relay = Relay(ParamServer(pool, optimizer=SGD(momentum=0.0), seed=0), device="cpu", slots=2)
+    rows = torch.tensor(windows(tokenizer.encode(text), length))
+    targets = torch.cat((rows[:, 1:], torch.full_like(rows[:, :1], -1)), dim=1)
+    found = score(relay, pool.original, Split((rows,), targets), task=Tokens(), micro_batch=1)
+    task, samples = lambada(read_passages(passages, name="lambada"), tokenizer, length=WORDS)
+    short = published_pool(model, length=WORDS)
+    relay = Relay(ParamServer(short, optimizer=SGD(momentum=0.0), seed=0), device="cpu", slots=2)
+    words = score(relay, short.original, samples, task=task, micro_batch=4)
+    return {"token_perplexity": math.exp(found.values["loss"]), **words.values}
+
+
+def by_transformers(model: str, text: str, passages: list[str], *, length: int) -> dict[str, Any]:
+    """The same figures, by a loop that anybody would write."""
+    import transformers
+
+    path = Path(model.partition(":")[2])
+    where = {"gguf_file": path.name} if path.is_file() else {}
+    folder = path.parent if path.is_file() else path
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **where).eval()
+    tokenizer: Tokenizer = open_published(model).tokenizer()
+    return by_loop(lambda tokens: network(tokens).logits, tokenizer, text, passages, length=length)
+
+
+def by_loop(
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    tokenizer: Tokenizer,
+    text: str,
+    passages: list[str],
+    *,
+    length: int,
+) -> dict[str, Any]:
+    """The figures of a function from tokens [1, length] to logits [1, length, vocabulary]."""
+    loss, count, hits, likelihood = 0.0, 0, 0, 0.0
+    with torch.no_grad():
+        for window in windows(tokenizer.encode(text), length):
+            row = torch.tensor([window])
+            loss += float(functional.cross_entropy(logits_of(row)[0, :-1], row[0, 1:], reduction="sum"))
+            count += length - 1
+        for line in passages:
+            entry = json.loads(line)
+            context = tokenizer.encode(entry["context"])
+            word = tokenizer.encode(" " + entry["target"])
+            logits = logits_of(torch.tensor([context + word]))[0, len(context) - 1 : -1]
+            hits += logits.argmax(dim=-1).tolist() == word
+            likelihood += float(functional.cross_entropy(logits, torch.tensor(word), reduction="sum"))
+    return {
+        "token_perplexity": math.exp(loss / count),
+        "accuracy": hits / len(passages),
+        "target_perplexity": math.exp(likelihood / len(passages)),
+    }
+
+
+def main() -> None:
+    """Both sides, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--lambada", type=Path, required=True)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--bytes", type=int, default=24_000)
+    parser.add_argument("--items", type=int, default=300)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--sides", nargs="+", default=["l2l_nas", "transformers"])
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    text = options.text.read_bytes()[: options.bytes].decode(errors="ignore")
+    passages = options.lambada.read_text().splitlines()[: options.items]
+    result: dict[str, Any] = {"machine": machine(), "model": Path(options.model).name}
+    if options.out is not None and options.out.exists():
+        result |= read_json(options.out)
+    for name, side in (("l2l_nas", by_library), ("transformers", by_transformers)):
+        if name not in options.sides:
+            continue
+        begun = time.monotonic()
+        result[name] = side(options.model, text, passages, length=options.length)
+        result[f"{name}_seconds"] = round(time.monotonic() - begun, 1)
+        print(name, result[name], flush=True)
+    pool = published_pool(options.model, length=options.length)
+    result["parameters"] = num_parameters(pool, pool.original)
+    if options.out is not None:
+        write_json(options.out, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Other libraries that keep layers on the host, each doing what the relay does: same weights, batches and updates.
+
+Each library is imported when its side is built. None of them tells its device side from its host side on a CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.relay.work import StackSizes
+
+
+class Recomputed(nn.Module):
+    """A layer whose inner values are computed again in the backward."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the inner layer."""
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+class Stack(nn.Module):
+    """All layers, each but the last recomputed in the backward."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([*(Recomputed(layer) for layer in layers[:-1]), layers[-1]])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One layer after the other."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def finish(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def token_loss(outputs: Tensor, targets: Tensor, count: int) -> Tensor:
+    """Cross entropy summed over a micro-batch's tokens, over the number of tokens of the mini-batch."""
+    return functional.cross_entropy(outputs.flatten(0, 1).float(), targets.flatten(), reduction="sum") / count
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Their warnings are about their own use of torch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _adamw(parameters: list[nn.Parameter], work: StackSizes) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters, lr=work.lr, weight_decay=0.01, fused=True)
+
+
+class _OtherRunner:
+    """Another library at work on a stack; its device side cannot be told from its host side on a CPU."""
+
+    def __init__(self, work: StackSizes) -> None:
+        self._work = work
+
+    def finish(self) -> None:
+        """See `Runner.finish`."""
+        finish(self._work.torch_device)
+
+    def device_bytes(self) -> int | None:
+        """See `Runner.device_bytes`."""
+        return None
+
+
+class FSDPRunner(_OtherRunner):
+    """FSDP2 with `CPUOffloadPolicy`, micro-batch after micro-batch, `torch.optim.AdamW` on the host.
+
+    Args:
+        dtype: of weights and activations on the device; float32 by default.
+    """
+
+    def __init__(self, work: StackSizes, *, dtype: torch.dtype | None = None) -> None:
+        from benchmarks.relay.fsdp import shard_on_host
+        from benchmarks.relay.group import join_world_of_one
+
+        super().__init__(work)
+        join_world_of_one(work.torch_device)
+        model = Stack(work.modules())
+        self._model = shard_on_host(model, model.layers, work.torch_device, dtype=dtype)
+        self._optimizer = _adamw(list(self._model.parameters()), work)
+
+    @_quiet()
+    def step(self, number: int) -> float:
+        """See `Runner.step`."""
+        total = 0.0
+        for part in self._work.tokens.split(self._work.micro_batch):
+            tokens = part.to(self._work.torch_device)
+            loss = token_loss(self._model(tokens), tokens, self._work.tokens.numel())
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        del self._model, self._optimizer
+
+
+class _RealTokens(nn.Module):
+    """An embedding that takes tokens as real numbers and gives them a gradient of zero, as Layer2Layer asks for one."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence] float32 in, [batch, sequence, hidden] out."""
+        return self.embedding(x.long()) + (x * 0).unsqueeze(-1)
+
+
+class LayerToLayerRunner(_OtherRunner):
+    """`layer-to-layer-pytorch`: layer-major, copies that wait, the optimizer after everything."""
+
+    def __init__(self, work: StackSizes) -> None:
+        from layer_to_layer_pytorch.l2l import Layer2Layer
+
+        super().__init__(work)
+        embedding, *layers = work.modules()
+        model = nn.Module()
+        model.layers = nn.ModuleList([_RealTokens(embedding), *layers])
+        self._model = Layer2Layer(model, work.micro_batch, gpu_device=work.torch_device)
+        self._optimizer = _adamw(self._model.main_params, work)
+
+    def step(self, number: int) -> float:
+        """See `Runner.step`."""
+        self._model.zero_grad()
+        self._model.forward(self._work.tokens.float())
+        # it divides by the number of full micro-batches, so it is right only where they divide the batch
+        mean = functional.cross_entropy
+        loss = self._model.compute_loss(self._work.tokens, lambda x, y: mean(x.flatten(0, 1), y.flatten()))
+        self._model.backward()
+        self._optimizer.step()
+        self._model.update_main_model_params()
+        return float(loss)
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        del self._model, self._optimizer
+
+
+class DeepSpeedRunner(_OtherRunner):
+    """DeepSpeed ZeRO-3 with parameters and optimizer on the host; its default clipping is switched off."""
+
+    @_quiet()
+    def __init__(self, work: StackSizes) -> None:
+        from benchmarks.relay.group import join_world_of_one
+
+        on_cpu = work.torch_device.type == "cpu"
+        if on_cpu:
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        for name in ("RANK", "LOCAL_RANK"):
+            os.environ.setdefault(name, "0")
+        os.environ.setdefault("WORLD_SIZE", "1")
+        # it builds its optimizer with the ninja that lies beside this Python
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        import deepspeed
+
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        super().__init__(work)
+        join_world_of_one(work.torch_device)
+        model = Stack(work.modules())
+        with contextlib.redirect_stdout(io.StringIO()):  # it tells of what it compiles
+            self._engine, *_ = deepspeed.initialize(model=model, config=_deepspeed_config(work, pinned=not on_cpu))
+
+    @_quiet()
+    def step(self, number: int) -> float:
+        """See `Runner.step`."""
+        total = 0.0
+        parts = self._work.tokens.split(self._work.micro_batch)
+        for part in parts:
+            tokens = part.to(self._work.torch_device)
+            loss = token_loss(self._engine(tokens), tokens, tokens.numel())
+            self._engine.backward(loss)  # it divides by the number of micro-batches
+            self._engine.step()
+            total += loss.item() / len(parts)
+        return total
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        self._engine.destroy()
+        del self._engine
+
+
+def _deepspeed_config(work: StackSizes, *, pinned: bool) -> dict[str, Any]:
+    offload = {"device": "cpu", "pin_memory": pinned}
+    return {
+        "train_batch_size": work.batch,
+        "train_micro_batch_size_per_gpu": work.micro_batch,
+        "gradient_clipping": 0.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": work.lr, "weight_decay": 0.01}},
+        "zero_optimization": {"stage": 3, "offload_optimizer": offload, "offload_param": offload},
+        "steps_per_print": 10**9,
+    }

@@ -1,1 +1,0 @@
-"""torch.distributed's only home."""
