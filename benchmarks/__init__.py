@@ -1,1 +1,6 @@
-"""Named benches: the relay beside its peers, interleaved in one process, with a control and an interval."""
+"""Measurements of this library, most of them beside others: `python -m benchmarks` lists them."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout
+RESULTS = ROOT / "benchmarks" / "results"

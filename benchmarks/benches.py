@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from benchmarks.catalogue import CATALOGUE
 from benchmarks.relay import architectures, larger, training
 from benchmarks.search import chain, nas201, ranking, workers
 from benchmarks.settings import Bench, BenchWatch, Settings
 from benchmarks.timing import machine
-from l2l_nas.errors import SettingError, did_you_mean
 
 _SMALL = {"hidden": 64, "feedforward": 256, "sequence": 32, "batch": 16}
 _MEMORY_SIDES = (
@@ -26,45 +26,38 @@ _BERT_LARGE = {"depth": 24, "hidden": 1024, "heads": 16, "feedforward": 4096, "s
 BENCHES: dict[str, Bench] = {
     "depth": Bench(
         training.depth,
-        "device memory by the number of layers",
         {**_SMALL, "batch": 8},
         {"sides": _MEMORY_SIDES, "depths": (12, 24, 48, 96, 192, 384)},
     ),
     "batch": Bench(
         training.batch,
-        "device memory by samples of a step",
         _SMALL,
         {"sides": (*_MEMORY_SIDES, "plain_whole"), "batches": (4, 8, 16, 32, 64, 128)},
     ),
     "throughput": Bench(
         training.throughput,
-        "time of a training step, beside the peers",
         {},
         {"sides": _THROUGHPUT_SIDES, "depths": (4, 12, 24), "rounds": 8, "steps": 2},
     ),
     "switching": Bench(
         architectures.switching,
-        "another architecture at every step",
         {**_SMALL, "batch": 8, "depth": 8, "hidden": 128, "candidates": 4, "vocabulary": 100},
         {"steps": 1000},
         least_candidates=2,
     ),
     "population": Bench(
         architectures.population,
-        "many architectures evaluated at once",
         {**_SMALL, "hidden": 128, "feedforward": 512, "candidates": 4, "vocabulary": 100, "batch": 32},
         {"rounds": 8, "architectures": 64, "population_bytes": 0},
         least_candidates=2,
     ),
     "storage": Bench(
         training.storage,
-        "layers in files over layers in memory",
         {},
         {"rounds": 8, "steps": 2},
     ),
     "nas201": Bench(
         nas201.nas201,
-        "samplers on NAS-Bench-201",
         {},
         {"samplers": ("random", "nsga2", "tpe", "evolution", "local", "gp_hamming"), "runs": 60, "trials": 200},
         refuse=nas201.check,
@@ -72,7 +65,6 @@ BENCHES: dict[str, Bench] = {
     ),
     "workers": Bench(
         workers.workers,
-        "a search with worker processes beside one without",
         {},
         {"rounds": 6, "trials": 32, "steps": 24, "workers": 2},
         refuse=workers.check,
@@ -80,7 +72,6 @@ BENCHES: dict[str, Bench] = {
     ),
     "ranking": Bench(
         ranking.ranking,
-        "supernets' rankings beside training each architecture alone",
         {},
         {
             "samplers": ("uniform", "fair"),
@@ -96,7 +87,6 @@ BENCHES: dict[str, Bench] = {
     ),
     "search_chain": Bench(
         chain.search_chain,
-        "where a search loses points, stage by stage",
         {},
         {
             "architectures": 100,
@@ -115,7 +105,6 @@ BENCHES: dict[str, Bench] = {
     ),
     "larger_than_memory": Bench(
         larger.larger_than_memory,
-        "a pool larger than memory, in files",
         {**_BERT_LARGE, "batch": 8, "micro_batch": 4, "candidates": 8},
         {"rounds": 4, "steps": 2},
         least_candidates=2,
@@ -124,28 +113,15 @@ BENCHES: dict[str, Bench] = {
 }
 
 
-def find_bench(name: str) -> Bench:
-    """A bench by name.
-
-    Raises:
-        SettingError: there is none of that name.
-    """
-    if name not in BENCHES:
-        said = f"no bench '{name}'" if name else "which bench? bench=NAME"
-        hint = did_you_mean(name, BENCHES) if name else f"; choose from {', '.join(BENCHES)}"
-        raise SettingError(f"bench: {said}{hint}")
-    return BENCHES[name]
-
-
 def run_bench(name: str, settings: Settings, watch: BenchWatch) -> dict[str, Any]:
     """Measure; returns what is written as JSON."""
-    bench = find_bench(name)
+    bench = BENCHES[name]
     bench.check(settings)
     started = time.monotonic()
     result = bench.run(settings, watch)
     return {
         "bench": name,
-        "about": bench.about,
+        "about": CATALOGUE[name].about,
         "machine": machine(settings.work.torch_device),
         "settings": _as_json(settings, bench),
         "seconds": round(time.monotonic() - started, 1),

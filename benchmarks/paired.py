@@ -15,21 +15,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks import ROOT
+
+# this package is that of the present checkout; what it measures is imported from the folder that the process starts in
+_CALL = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import benchmarks; del sys.path[0]; "
+    "from importlib import import_module; getattr(import_module(sys.argv[2]), sys.argv[3])(*sys.argv[4:])"
+)
 Seconds = dict[str, list[float]]  # "cpu" and "wall", by round
 
 
 class Side:
-    """A process that imports the library from a checkout, and answers jobs."""
+    """A process that imports the library from a checkout, and answers jobs by a function of this package."""
 
-    def __init__(self, script: str, checkout: Path, *, threads: int = 1) -> None:
+    def __init__(self, answer: Callable[..., Any], checkout: Path, *, threads: int = 1) -> None:
         places = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": str(threads), "PYTHONDONTWRITEBYTECODE": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, script, "--work"],
+            command_of(serve, answer.__module__, answer.__name__),
             cwd=checkout,
             env={**os.environ, **places},
             stdin=subprocess.PIPE,
@@ -55,11 +62,22 @@ class Side:
         return json.loads(line)
 
 
-def serve(answer: Callable[..., Any]) -> None:
-    """What such a process does, with the library of the folder that it was started in."""
+def command_of(function: Callable[..., Any], *arguments: str) -> list[str]:
+    """The command that calls a function of this package, to be started in a checkout whose library it then uses."""
+    return [sys.executable, "-c", _CALL, str(ROOT), function.__module__, function.__name__, *arguments]
+
+
+def check_library() -> None:
+    """Refuse to measure another library than that of the folder that this process was started in."""
     import l2l_nas
 
     assert Path(l2l_nas.__file__).is_relative_to(Path.cwd()), l2l_nas.__file__
+
+
+def serve(module: str, name: str) -> None:
+    """Answer the jobs of a `Side` by a function."""
+    check_library()
+    answer = getattr(import_module(module), name)
     out, sys.stdout = sys.stdout, sys.stderr  # what is printed meanwhile is no answer
     for line in sys.stdin:
         print(json.dumps(answer(**json.loads(line))), file=out, flush=True)
@@ -74,7 +92,8 @@ def timed(work: Callable[[], object]) -> dict[str, float]:
 
 def in_turns(works: Mapping[str, Callable[[], object]], *, rounds: int, seed: int = 0) -> dict[str, Seconds]:
     """Seconds of each, whose order changes at random from round to round."""
-    draw, found = random.Random(seed), {name: {"cpu": [], "wall": []} for name in works}
+    draw = random.Random(seed)
+    found: dict[str, Seconds] = {name: {"cpu": [], "wall": []} for name in works}
     gc.disable()
     try:
         for _ in range(rounds):

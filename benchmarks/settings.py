@@ -27,7 +27,7 @@ class BenchWatch(Protocol):
 
 
 class Unwatched:
-    """nobody watches."""
+    """Tells nobody."""
 
     def start(self, total: float) -> None:
         """See `BenchWatch.start`."""
@@ -118,7 +118,6 @@ class Bench:
 
     Args:
         run: measures; what it returns becomes JSON.
-        about: one phrase.
         sizes: of `StackSizes`, where they differ from its own defaults.
         defaults: of `Settings`, for what the bench reads.
         least_candidates: at a position, without which there is nothing to measure.
@@ -129,7 +128,6 @@ class Bench:
     """
 
     run: Callable[[Settings, BenchWatch], dict[str, Any]]
-    about: str
     sizes: dict[str, int]
     defaults: dict[str, Any]
     least_candidates: int = 1

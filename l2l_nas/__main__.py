@@ -51,6 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(BASH, end="")
         return 0
     command = words.pop(0)
+    if command == "bench":
+        name = next((word.partition("=")[2] for word in words if word.startswith("bench=")), "") or "NAME"
+        print(
+            f"error: benches have left the package; in a checkout, run `python -m benchmarks {name}`", file=sys.stderr
+        )
+        return 2
     if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else f"; choose from {', '.join(COMMANDS)}"

@@ -13,14 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
 _PRELOAD = (
-    *(
-        f"l2l_nas.cli.{name}"
-        for name in ("search", "train", "evaluate", "export", "report", "bench", "generate", "plan")
-    ),
+    *(f"l2l_nas.cli.{name}" for name in ("search", "train", "evaluate", "export", "report", "generate", "plan")),
     *("l2l_nas.cli.sampled", "l2l_nas.cli.sweep", "l2l_nas.nas.study.reading"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.model_selection", "torch._dynamo"),
     *("torch.export", "onnxscript", "torch.onnx", "tokenizers", "gguf.quants", "PIL.Image", "l2l_nas.pretrained.pool"),

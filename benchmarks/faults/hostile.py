@@ -244,30 +244,16 @@ def _base(command: str) -> list[str]:
         "evaluate": ["evaluate", "run=run", "space.pool=tiny.py:build"],
         "export": ["export", "run=run", "space.pool=tiny.py:build", "out=network", "formats=[state_dict]"],
         "report": ["report", "run=run", "out=page.html"],
-        "bench": [
-            "bench",
-            "bench=storage",
-            "rounds=1",
-            "steps=1",
-            "stack.depth=2",
-            "stack.hidden=8",
-            "stack.heads=1",
-            "folder=new",
-        ],
     }[command]
 
 
 def _setting(place: Path, generator: random.Random) -> tuple[list[str], str]:
-    command = generator.choice(
-        ("search", "search", "search", "train", "train", "evaluate", "export", "report", "bench")
-    )
+    command = generator.choice(("search", "search", "search", "train", "train", "evaluate", "export", "report"))
     name = generator.choice([name for name, _, _ in settings(COMMANDS[command])])
-    values = _VALUES
-    if name.rpartition(".")[2] in _LARGE or command == "bench":
+    values: tuple[str, ...] = _VALUES
+    if name.rpartition(".")[2] in _LARGE:
         values = tuple(value for value in values if value.strip("0123456789_x\uff11+"))
     value = generator.choice(values)
-    if command == "bench" and name in ("stack.depth", "threads"):
-        value = "-1"
     return [*_base(command), f"{name}={value}"], f"{name} of {value[:30]!r}"
 
 
@@ -299,7 +285,7 @@ def _call(place: Path, generator: random.Random) -> tuple[list[str], str]:
 
 
 def _word(place: Path, generator: random.Random) -> tuple[list[str], str]:
-    command = generator.choice(("search", "search", "search", "train", "evaluate", "export", "report", "bench"))
+    command = generator.choice(("search", "search", "search", "train", "evaluate", "export", "report"))
     word = generator.choice(_WORDS)
     return [*_base(command), *word.split(" ")], f"word {word[:40]!r}"
 
@@ -379,11 +365,11 @@ def _folder(place: Path, generator: random.Random) -> tuple[list[str], str]:
         target.symlink_to(place / "keep", target_is_directory=True)
     elif kind == "dangling":
         target.symlink_to(place / "nowhere")
-    command = generator.choice(("search", "search", "search", "train", "export", "bench", "search -m", "report"))
+    command = generator.choice(("search", "search", "search", "train", "export", "search -m", "report"))
     key = {"export": "out", "report": "out"}.get(command, "folder")
     path = str(target if command == "report" else folder.relative_to(place))
     words = [*_base(command.split()[0]), f'{key}="{path}"']
-    if generator.random() < 0.2 and key == "folder" and command != "bench":
+    if generator.random() < 0.2 and key == "folder":
         words.append(f'resume="{path}"')
     if command == "search":
         words += ["relay.storage=file"] * (generator.random() < 0.4) + ["search.finalists=0"] * (

@@ -1,6 +1,6 @@
 """`kill -9` at random moments of every command: no finished trial is lost, and the next command goes on by itself.
 
-    python benchmarks/kills.py [--kills 500] [--seed 0] [--out FILE]
+    python -m benchmarks kills [--kills 500] [--seed 0] [--out FILE]
 
 Each life of a command is killed once to four times, that of a sweep six to eight times, and resumed each time, with the
 words that anybody would give; then it is let finish. A file of the user's lies in the folder from the first moment.
@@ -17,7 +17,6 @@ import os
 import random
 import shutil
 import sqlite3
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -188,16 +187,10 @@ def check_page(path: Path) -> str:
     return "" if path.read_text().rstrip().endswith("</html>") else "a page that is not whole"
 
 
-def check_bench(folder: Path) -> str:
-    """Its result."""
-    return "" if json.loads((folder / "storage.json").read_text())["bench"] == "storage" else "no result"
-
-
 def scenarios() -> tuple[Scenario, ...]:
     """All commands."""
     search = ("search", POOL, *TINY)
     sweep = ("search", "-m", POOL, *TINY)
-    stack = ("stack.depth=1", "stack.hidden=8", "stack.heads=1", "stack.feedforward=8", "stack.sequence=4")
     return (
         Scenario("search", search, 10, check_search),
         Scenario("search with states in files", (*search, "relay.storage=file"), 6, check_search),
@@ -243,7 +236,6 @@ def scenarios() -> tuple[Scenario, ...]:
         Scenario(
             "evaluate", ("evaluate", "run=run", "space.pool=tiny.py:build"), 2, lambda path: "", "", resumes=False
         ),
-        Scenario("bench", ("bench", "bench=storage", "rounds=1", "steps=1", *stack), 2, check_bench, resumes=False),
     )
 
 
@@ -321,14 +313,15 @@ def build(place: Path) -> None:
     assert made.wait(PATIENCE_S) == 0, made.errors
 
 
-def main() -> int:
-    """0 if nothing was lost."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scenario", help="this one alone")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+
+
+def main(asked: argparse.Namespace) -> int:
+    """0 if nothing was lost."""
     forks.preload()
     generator = random.Random(asked.seed)
     began = time.monotonic()
@@ -370,7 +363,3 @@ def main() -> int:
     if asked.out:
         asked.out.write_text(json.dumps(found, indent=2) + "\n")
     return bool(failures)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

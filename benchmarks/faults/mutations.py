@@ -1,6 +1,6 @@
 """Damaged files and hostile input: every command answers with exit code 0, or 2 and one line, soon, and loses nothing.
 
-    python benchmarks/mutations.py [--files 5000] [--inputs 1000] [--seed 0] [--seconds 60] [--out FILE]
+    python -m benchmarks mutations [--files 5000] [--inputs 1000] [--seed 0] [--seconds 60] [--out FILE]
 
 A case takes a finished run, a training, a sweep, a shared study, or any other file that the product opens (see
 `whole.py`), damages one file (or makes a hostile input), and runs a command in a forked process. A case fails where the
@@ -218,9 +218,7 @@ def damage(harness: Harness, number: int, seed: int) -> tuple[list[str], str, bo
     return words.split(" "), f"{name} {how}", not is_model or headers.judged(path, before)
 
 
-def main() -> int:
-    """0 if every case went well."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--files", type=int, default=5000)
     parser.add_argument("--inputs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
@@ -229,7 +227,10 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="how many cases to leave out, which were run already")
     parser.add_argument("--only", help="file:NUMBER or input:NUMBER")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+
+
+def main(asked: argparse.Namespace) -> int:
+    """0 if every case went well."""
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     forks.preload()
     began = time.monotonic()
@@ -276,7 +277,3 @@ def main() -> int:
     if asked.out:
         asked.out.write_text(json.dumps(found, indent=2) + "\n")
     return bool(failures)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

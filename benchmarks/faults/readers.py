@@ -1,6 +1,6 @@
 """Damaged files read in one process, without a command around them: a hundred in the time of one of `mutations.py`.
 
-    python benchmarks/readers.py [--files 5000] [--seed 0] [--only TEXT] [--out FILE]
+    python -m benchmarks readers [--files 5000] [--seed 0] [--only TEXT] [--out FILE]
 
 Every reader of files of others reads a whole file of its kind (see `whole.py`); then a file is damaged, and read again.
 A case fails where something else than one of our errors is raised, where an error is more than one line, where reading
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults import forks, headers, mutants, whole
+from benchmarks.faults import headers, mutants, whole
 from l2l_nas import Data, plain_module
 from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.errors import L2LError
@@ -40,7 +40,6 @@ from l2l_nas.text.sentences import read_table
 from l2l_nas.text.token_file import token_file
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 
-assert forks.ROOT  # it makes the package importable
 _SECONDS = 20
 _TOKENS = torch.arange(8)[None]
 
@@ -70,6 +69,11 @@ def _documents(name: str) -> None:
             pass
 
 
+def _configs(folder: str) -> None:
+    for path in Path(folder).glob("*/*"):
+        check_yaml(path)
+
+
 READERS: dict[str, Callable[[], Any]] = {
     "hf/*": lambda: _model("hf:hf"),
     "sharded/*": lambda: _model("hf:sharded"),
@@ -84,7 +88,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "lines.jsonl": lambda: _documents("lines.jsonl"),
     "text.txt": lambda: _documents("text.txt"),
     "passages.jsonl": lambda: read_passages(read_text(Path("passages.jsonl")).split("\n"), name="passages.jsonl"),
-    "conf/*/*": lambda: [check_yaml(path) for path in Path("conf").glob("*/*")],
+    "conf/*/*": lambda: _configs("conf"),
 }
 
 
@@ -112,20 +116,22 @@ def wrong(kind: str, path: Path, before: bytes, told: object) -> str:
         return f"{type(error).__name__}: {error} ({''.join(traceback.format_tb(error.__traceback__)[-1:]).strip()})"
     finally:
         signal.alarm(0)
-    is_model = isinstance(told, torch.Tensor) and path.suffix in (".gguf", ".safetensors")
-    if is_model and not torch.equal(told, got) and headers.judged(path, before):
+    if not isinstance(told, torch.Tensor) or path.suffix not in (".gguf", ".safetensors"):
+        return ""
+    if not torch.equal(told, got) and headers.judged(path, before):
         return "computes something else"
     return ""
 
 
-def main() -> int:
-    """0 if every case went well."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--files", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds of files with this in their names")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+
+
+def main(asked: argparse.Namespace) -> int:
+    """0 if every case went well."""
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -156,7 +162,3 @@ def main() -> int:
     if asked.out:
         asked.out.write_text(json.dumps(result, indent=2) + "\n")
     return bool(failures)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

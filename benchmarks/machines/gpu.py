@@ -1,6 +1,6 @@
 """Everything that the docs call not measured, in one run of ten minutes on a machine with a GPU.
 
-    python benchmarks/gpu.py [--out FOLDER] [--device cuda] [--hardware h100|FILE.json|measure] [--quick]
+    python -m benchmarks gpu [--out FOLDER] [--device cuda] [--hardware h100|FILE.json|measure] [--quick]
 
 Before a section runs, the simulator predicts it: with the profile that bears the device's name, or the one that
 `--hardware` names, and, once the first section has measured them, with this machine's own rates. FOLDER gets gpu.json
@@ -23,6 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ROOT
+
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts: sums in one order
 
 from benchmarks.machines.forecast import Sizes, forecast, profile_of
@@ -31,7 +33,6 @@ from benchmarks.machines.sections import SECTIONS
 from benchmarks.timing import machine
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.profiles import find_hardware
-from l2l_nas.errors import L2LError
 from l2l_nas.files import read_json, write_atomically, write_json
 from l2l_nas.relay.device import open_device
 
@@ -56,11 +57,13 @@ def in_process(name: str, options: argparse.Namespace, left_s: float) -> dict[st
     about = {"about": section.about, "unit": section.unit}
     if limit_s < 1:
         return {**about, "seconds": 0.0, "failed": "left out: the time was over", "rows": []}
-    command = [sys.executable, __file__, "--section", name, "--out", str(options.out), "--device", options.device]
+    command = [sys.executable, "-m", "benchmarks", "gpu", "--section", name]
+    command += ["--out", str(options.out.resolve()), "--device", options.device]
     begun = time.monotonic()
     failed, output = "", ""
     process = subprocess.Popen(
         [*command, *(["--quick"] if options.quick else [])],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -126,27 +129,20 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Measure everything; exit code 1 if a section did not end."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder for all files")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--hardware", default="", help="what the simulator predicts with; empty: by the device's name")
     parser.add_argument("--quick", action="store_true", help="tiny layers")
     parser.add_argument("--section", choices=list(SECTIONS), help="only this one, in this process")
-    options = parser.parse_args()
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        if options.section:
-            run_section(options.section, Sizes.of(options.device, is_quick=options.quick), options.out)
-            return
-        result = measure_all(options)
-    except L2LError as error:
-        sys.exit(f"error: {error}")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measure everything; 1 if a section did not end."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.section:
+        run_section(options.section, Sizes.of(options.device, is_quick=options.quick), options.out)
+        return 0
+    result = measure_all(options)
     print(f"{options.out / 'gpu.html'} and gpu.json, in {result['seconds']:.0f} s")
-    if any(section["failed"] for section in result["sections"].values()):
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+    return int(any(section["failed"] for section in result["sections"].values()))

@@ -1,6 +1,6 @@
 """Writes docs/scale.md: published figures of large models beside what the simulator and closed forms predict.
 
-    python benchmarks/scale.py
+    python -m benchmarks scale
 
 Predictions come from the profiles of `l2l_nas.cost.profiles`, with one stated change: where a paper reports the rate of
 its own baseline, that rate is taken. Nothing was measured.
@@ -9,21 +9,17 @@ its own baseline, that rate is taken. Nothing was measured.
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+from benchmarks import ROOT
+from benchmarks.machines.transformers import Transformer, host_parameters, least_tokens, relay_step, resident_step_s
 from l2l_nas.cost.chain import RelayShape
 from l2l_nas.cost.hardware import GIB, Hardware
 from l2l_nas.cost.parallel import Parallelism
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.relay.path import RING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it is no part of a package
-
-from benchmarks.machines.transformers import Transformer, host_parameters, least_tokens, relay_step, resident_step_s
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
+PAGE = ROOT / "docs" / "scale.md"
 V100 = PROFILES["v100"]
 SLOTS, MICRO_BATCH = 3, 4
 # hidden, layers, devices of a model, devices in all, efficiency with and without data parallelism (table 1, figure 5)
@@ -44,7 +40,7 @@ BYTES = {
 HEAD = """\
 # Scale: what is published, and what is predicted
 
-`python benchmarks/scale.py` writes this page. **Every figure that is not marked as published is simulated or a closed form; none was
+`python -m benchmarks scale` writes this page. **Every figure that is not marked as published is simulated or a closed form; none was
 measured.** Rates are those of the [profiles](tutorials/plan.md).
 """
 
@@ -233,12 +229,11 @@ def page() -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def main() -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
+def main(options: argparse.Namespace) -> None:
     """Write it."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     PAGE.write_text(page())
     print(f"written {PAGE}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What the present plans allow on machines that nobody here has: a table of simulated ratios, written into the docs.
 
-    python benchmarks/simulated.py
+    python -m benchmarks simulated
 
 24 layers of 12.6 M parameters. For each profile and number of tokens a step: the simulated step over plain resident
 training on the same device, and over the work of its busiest lane. Nothing in it was run on a GPU.
@@ -9,20 +9,15 @@ training on the same device, and over the work of its busiest lane. Nothing in i
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import Any
 
+from benchmarks import RESULTS, ROOT
+from benchmarks.machines.transformers import Transformer, relay_step, resident_step_s
 from l2l_nas.cost.chain import RelayShape
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.files import write_json
 from l2l_nas.relay.plan import UpdateOrder
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it is no part of a package
-
-from benchmarks.machines.transformers import Transformer, relay_step, resident_step_s
-
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- simulated: begin -->", "<!-- simulated: end -->"
 MODEL = Transformer(hidden=1024, layers=24)
@@ -87,17 +82,16 @@ def table(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
+def main(options: argparse.Namespace) -> None:
     """Simulate, print, write."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     found = rows()
     text = table(found)
     print(text)
     page = PAGE.read_text()
     before, after = page.index(BEGIN) + len(BEGIN), page.index(END)
     PAGE.write_text(page[:before] + "\n" + text + "\n" + page[after:])
-    write_json(Path(__file__).parent / "results" / "simulated.json", {"model": MODEL.__dict__, "rows": found})
-
-
-if __name__ == "__main__":
-    main()
+    write_json(RESULTS / "simulated.json", {"model": MODEL.__dict__, "rows": found})

@@ -4,7 +4,7 @@ Each piece of work of the executor takes at least what it would on a made-up mac
 given the same rates. States are in memory, on the device, or in files on a disk of a known rate. Compared are the time
 of a step, the busiest lane, device, host and disk bytes.
 
-    python benchmarks/simulator.py [--triples 30] [--seed 0] [--out benchmarks/results/simulator.json]
+    python -m benchmarks simulator [--triples 30] [--seed 0] [--out benchmarks/results/simulator.json]
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks import RESULTS
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.cost.chain import LANES
 from l2l_nas.cost.hardware import Hardware
@@ -322,9 +323,10 @@ def measured(triple: Triple) -> dict[str, Any]:
         relay = triple.relay(device, lanes="threads", stress=stress, trace=trace)
         server, pool = relay.server, relay.pool
         if triple.in_files:
-            server.move_to(SlowFiles(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-            server.storage.disk, server.storage.pace = disk, own_pace
-            stack.callback(server.storage.close)
+            files = SlowFiles(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            server.move_to(files)
+            files.disk, files.pace = disk, own_pace
+            stack.callback(files.close)
         slow_updates(relay, own_pace)
         server.prepare(pool.states)
         stack.enter_context(disk.beneath())
@@ -363,7 +365,7 @@ def measured(triple: Triple) -> dict[str, Any]:
         staged = sum(block.memory.numel() for block in server.gradients._blocks) if not residents else 0
         own = [server.state(key) for key in server.visited]
         states = sum(block.nbytes for state in own for block in (*state.updated_blocks, state.buffers))
-        frames = server.storage.frame_bytes if triple.in_files else 0
+        frames = server.storage.frame_bytes if isinstance(server.storage, SlowFiles) else 0
         host_bytes = (frames or states) + staged + relay.stash._host.numel()
         relay.close()
     return {
@@ -417,13 +419,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Compare, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--triples", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "simulator.json")
-    given = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS / "simulator.json")
+
+
+def main(given: argparse.Namespace) -> None:
+    """Compare, print, write."""
     generator = random.Random(given.seed)
     rows = []
     for number in range(given.triples):
@@ -437,7 +440,3 @@ def main() -> None:
     found = summary(rows)
     print(json.dumps(found, indent=2))
     given.out.write_text(json.dumps({"seed": given.seed, "summary": found, "rows": rows}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -127,7 +127,7 @@ def relay_step(
         for i in range(model.layers)
     ]
     updated_s = model.layer_parameters / ranks / hardware.host_updates
-    updates = {f"l{i}": updated_s if i >= resident else 0.0 for i in range(model.layers)}
+    updates: dict[int | str, float] = {f"l{i}": updated_s if i >= resident else 0.0 for i in range(model.layers)}
     is_ahead = shape.update is UpdateOrder.AHEAD
     copies = {state: SAVING * seconds for state, seconds in updates.items()} if is_ahead else {}
     moved = model.stash_bytes(tokens, WIRE_BYTES[precision]) / hardware.link_up

@@ -1,6 +1,6 @@
 """Device memory of taking a published model apart, on the simulated accelerator of the tests.
 
-    python benchmarks/distil_memory.py --model gguf:FILE [--blocks 4] [--length 256] [--batch 4] [--precision fp32]
+    python -m benchmarks distil_memory --model gguf:FILE [--blocks 4] [--length 256] [--batch 4] [--precision fp32]
         [--out FILE.json]
 
 All candidates of the first blocks, which are all of one size, imitate their originals for one step each. The peak is
@@ -10,13 +10,10 @@ that of the simulated device's allocator: layers, their gradients, and all that 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for `tests`
 
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import num_parameters
@@ -24,12 +21,9 @@ from l2l_nas.files import write_json
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
-from tests.accelerator.simulated import DEVICE, library
 
 
-def main() -> None:
-    """The script."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
@@ -37,7 +31,12 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS))
     parser.add_argument("--widths", type=float, nargs="*", default=[0.85, 0.7, 0.5])
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+
+
+def main(args: argparse.Namespace) -> None:
+    """The script."""
+    from tests.accelerator.simulated import DEVICE, library  # registers the device for the whole process
+
     began = time.monotonic()
     pool = published_pool(args.model, length=args.length, widths=args.widths)
     server = ParamServer(pool, optimizer=AdamW(), seed=0)
@@ -73,7 +72,3 @@ def main() -> None:
     print(found)
     if args.out:
         write_json(args.out, found)
-
-
-if __name__ == "__main__":
-    main()

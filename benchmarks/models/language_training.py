@@ -1,6 +1,6 @@
 """A byte-level GPT-2 and a BERT on real text, in the relay and in a plain PyTorch loop: the same losses, step by step.
 
-    python benchmarks/language_training.py [--source FILE] [--minutes 10] [--objective causal] [--out FILE.json]
+    python -m benchmarks language_training [--source FILE] [--minutes 10] [--objective causal] [--out FILE.json]
 
 Both sides have the same first weights, batches, masks, learning rates and AdamW (`fused=True`); no dropout. Each step
 is run by one side, then by the other, and their losses are compared bit for bit, at last the weights too. The loss is
@@ -100,6 +100,7 @@ def run(source: str, objective: str, *, minutes: float, steps: int) -> dict[str,
         torch.equal(one, other)
         for one, other in zip(build_network(server, path).parameters(), plain.parameters(), strict=True)
     )
+    assert data.test is not None
     test = score(relay, path, data.test, task=task, micro_batch=BATCH)
     return {
         "machine": machine(), "source": Path(source).name, "objective": objective, "steps": len(curve),
@@ -125,16 +126,17 @@ def picture(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
-def main() -> None:
-    """Run it, print the end, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", default="pydoc")
     parser.add_argument("--objective", choices=("causal", "masked"), default="causal")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--picture", type=Path, default=None)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    """Run it, print the end, write the file."""
     torch.set_num_threads(1)
     result = run(options.source, options.objective, minutes=options.minutes, steps=options.steps)
     shown = {name: value for name, value in result.items() if name not in ("losses", "validation", "machine")}
@@ -143,7 +145,3 @@ def main() -> None:
         write_json(options.out, result)
     if options.picture is not None:
         picture(result, options.picture)
-
-
-if __name__ == "__main__":
-    main()

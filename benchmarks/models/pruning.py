@@ -1,8 +1,8 @@
 """A published language model made smaller by a search, beside three ways to prune it.
 
-    python benchmarks/pruning.py corpus --text FILE ... --out FILE.jsonl       pieces of texts, one behind the other
-    python benchmarks/pruning.py run --model gguf:FILE --corpus FILE.jsonl --folder FOLDER [--arms search ...]
-    python benchmarks/pruning.py figures --model gguf:FILE --folder FOLDER --lambada FILE --text FILE [--out FILE.json]
+    python -m benchmarks pruning corpus --text FILE ... --out FILE.jsonl       pieces of texts, one behind the other
+    python -m benchmarks pruning run --model gguf:FILE --corpus FILE.jsonl --folder FOLDER [--arms search ...]
+    python -m benchmarks pruning figures --model gguf:FILE --folder FOLDER --lambada FILE --text FILE [--out FILE.json]
 
 `run` prints and runs a command for each arm, each a search of the command line that ends with the same fine-tuning
 towards the original's probabilities:
@@ -96,9 +96,7 @@ def measured(model: str, folder: Path, arm: str, text: str, passages: list[str])
     }
 
 
-def main() -> None:
-    """One of the three."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("corpus", "run", "figures"))
     parser.add_argument("--model", default="")
     parser.add_argument("--corpus", type=Path)
@@ -109,7 +107,10 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=24_000)
     parser.add_argument("--items", type=int, default=300)
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    """One of the three."""
     if options.what == "corpus":
         corpus(options.text, options.out)
         return
@@ -127,7 +128,3 @@ def main() -> None:
         print(arm, {name: value for name, value in result[arm].items() if name != "changed"}, flush=True)
         if options.out is not None:
             write_json(options.out, result)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A published model's figures: by this library, layer by layer, and by a plain loop over `transformers`.
 
-    python benchmarks/published.py --model gguf:FILE --lambada FILE.jsonl --text FILE [--items 300]
+    python -m benchmarks published --model gguf:FILE --lambada FILE.jsonl --text FILE [--items 300]
         [--sides l2l_nas transformers] [--out FILE.json]
 
 Perplexity is that of the first `--bytes` of a text in windows of `--length` tokens, whole ones alone, of which each
@@ -96,9 +96,7 @@ def by_loop(
     }
 
 
-def main() -> None:
-    """Both sides, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--lambada", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True)
@@ -107,7 +105,10 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--sides", nargs="+", default=["l2l_nas", "transformers"])
     parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    """Both sides, one after the other."""
     torch.set_num_threads(1)
     text = options.text.read_bytes()[: options.bytes].decode(errors="ignore")
     passages = options.lambada.read_text().splitlines()[: options.items]
@@ -125,7 +126,3 @@ def main() -> None:
     result["parameters"] = num_parameters(pool, pool.original)
     if options.out is not None:
         write_json(options.out, result)
-
-
-if __name__ == "__main__":
-    main()

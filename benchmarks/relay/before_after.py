@@ -1,7 +1,7 @@
 """The time of training steps and of whole searches, over that of another checkout, such as the commit before.
 
-    python benchmarks/before_after.py steps BEFORE [--depths 12 24] [--threads 1 2] [--rounds 12]
-    python benchmarks/before_after.py search BEFORE [--rounds 5] [SETTING=VALUE ...]
+    python -m benchmarks before_after steps BEFORE [--depths 12 24] [--threads 1 2] [--rounds 12]
+    python -m benchmarks before_after search BEFORE [--rounds 5] [SETTING=VALUE ...]
 
 `steps`: encoder blocks of width 256 between an embedding and a head, each checkout in a process that lives on, and
 BEFORE in a second one as a control. They take turns, in an order that changes from round to round; each ratio is a
@@ -25,10 +25,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paired import ROOT, Seconds, Side, ratios, serve, shown, timed
+from benchmarks import RESULTS, ROOT
+from benchmarks.paired import Seconds, Side, ratios, shown, timed
 
 SIDES = ("before", "now", "control")
 WIDTH, SEQUENCE, VOCABULARY = 256, 128, 1000
@@ -79,10 +81,6 @@ class Worker:
         self.batch: Any = None
         self.step = 0
 
-    def answer(self, what: str, **options: Any) -> Any:
-        """To open a relay, or to train."""
-        return getattr(self, what)(**options)
-
     def open(self, kind: str, depth: int, batch: int) -> list[float]:
         """A relay of a kind; the losses of its first steps."""
         from l2l_nas import AdamW, Clip, FileStorage, ParamServer, Relay
@@ -118,6 +116,14 @@ class Worker:
         return timed(steps)
 
 
+_worker = cache(Worker)
+
+
+def answer(what: str, **options: Any) -> Any:
+    """What a process is asked: to open a relay, or to train."""
+    return getattr(_worker(), what)(**options)
+
+
 def steps(before: Path, *, threads: int, depth: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each kind."""
     checkouts = {"before": before, "now": ROOT, "control": before}
@@ -125,7 +131,7 @@ def steps(before: Path, *, threads: int, depth: int, options: argparse.Namespace
         kind: {side: {"cpu": [], "wall": []} for side in SIDES} for kind in options.kinds
     }
     for number in range(options.processes):
-        sides = {name: Side(__file__, path, threads=threads) for name, path in checkouts.items()}
+        sides = {name: Side(answer, path, threads=threads) for name, path in checkouts.items()}
         for kind in options.kinds:
             blocks = min(depth, FEWER.get(kind, depth))
             losses = {
@@ -214,11 +220,9 @@ def search(before: Path, *, rounds: int, settings: list[str]) -> dict[str, Any]:
     return {"settings": settings, "ratios": found, "least": least, "differs": sorted(set(differs))}
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=("steps", "search"))
-    parser.add_argument("before", nargs="?", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("steps", "search"))
+    parser.add_argument("before", type=Path, help="the other checkout")
     parser.add_argument("settings", nargs="*")
     parser.add_argument("--depths", type=int, nargs="+", default=[12, 24])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -227,13 +231,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="of each process, or of whole runs")
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_intermixed_args()
-    if options.work:
-        serve(Worker().answer)
-        return
-    if options.what is None or options.before is None:
-        parser.error("say steps or search, and the checkout to compare with")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure and write."""
     from benchmarks.timing import machine
     from l2l_nas.files import write_json
 
@@ -248,9 +249,5 @@ def main() -> None:
             for depth in options.depths
             for row in steps(before, threads=threads, depth=depth, options=options)
         ]
-    default = Path(__file__).parent / "results" / f"before_after_{options.what}.json"
+    default = RESULTS / f"before_after_{options.what}.json"
     write_json(options.out or default, report)
-
-
-if __name__ == "__main__":
-    main()

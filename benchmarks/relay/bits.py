@@ -1,6 +1,6 @@
 """Whether two checkouts compute the same, bit for bit: weights, moments, counts, buffers, losses, norms, predictions.
 
-    python benchmarks/bits.py BEFORE [--now .] [--cache FILE] [--only TEXT]
+    python -m benchmarks bits BEFORE [--now .] [--cache FILE] [--only TEXT]
 
 A fixed set of small configurations is trained and scored through the public API, in one process a checkout, on one
 thread. What differs is named: the configuration, and which of its parts. `--cache` keeps the digests of BEFORE, which
@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paired import check_library, command_of
 from benchmarks.relay.bits_cases import OPTIMIZERS, SPACES, TEXT, Case, cases
 
 STEPS = 4
@@ -304,9 +305,7 @@ def work(only: str) -> None:
     """What a process does: print the digests of all configurations."""
     import torch
 
-    import l2l_nas
-
-    assert Path(l2l_nas.__file__).is_relative_to(Path.cwd()), l2l_nas.__file__
+    check_library()
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -322,8 +321,9 @@ def work(only: str) -> None:
 def digests(checkout: Path, only: str = "") -> dict[str, dict[str, str]]:
     """Of a checkout."""
     places = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, __file__, "--work", f"--only={only}"]
-    output = subprocess.run(command, cwd=checkout, env={**os.environ, **places}, stdout=subprocess.PIPE, check=True)
+    output = subprocess.run(
+        command_of(work, only), cwd=checkout, env={**os.environ, **places}, stdout=subprocess.PIPE, check=True
+    )
     found: dict[str, dict[str, str]] = json.loads(output.stdout)
     return found
 
@@ -346,20 +346,15 @@ def cached_digests(checkout: Path, cache_file: Path | None) -> dict[str, dict[st
     return found
 
 
-def main() -> None:
-    """Compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("before", nargs="?", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("before", type=Path, help="the checkout to compare with")
     parser.add_argument("--now", type=Path, default=Path())
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--only", default="", help="a text in the names of the configurations to compare")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work:
-        work(options.only)
-        return
-    if options.before is None:
-        parser.error("name the checkout to compare with")
+
+
+def main(options: argparse.Namespace) -> int:
+    """1 if something differs."""
     started = time.monotonic()
     before = cached_digests(options.before.resolve(), options.cache)
     now = digests(options.now.resolve(), options.only)
@@ -371,8 +366,4 @@ def main() -> None:
     errors = sum("error" in parts for parts in before.values())
     seconds = time.monotonic() - started
     print(f"{len(now) - len(differ)} of {len(now)} configurations are equal ({errors} refused), {seconds:.0f} s")
-    sys.exit(bool(differ))
-
-
-if __name__ == "__main__":
-    main()
+    return bool(differ)

@@ -85,19 +85,18 @@ def cases() -> Iterator[Case]:
 def _memory(pool: str) -> Iterator[Case]:
     """What stays on the device, by turns with both kinds of lanes."""
     for update, clip in (("eager", None), ("ahead", 0.5), ("exact", 0.5)):
-        for number, options in enumerate(
-            (
-                {"slots": 1},
-                {"slots": 3},
-                {"slots": 2, "keep": 3},
-                {"stash": "host"},
-                {"device_budget": 150_000},
-                {"device_budget": 150_000, "stash": "host", "slots": 1},
-                {"device_budget": "all"},
-                {"device_budget": "all", "stash": "host"},
-                {"device_budget": "auto"},
-            )
-        ):
+        kept: tuple[dict[str, Any], ...] = (
+            {"slots": 1},
+            {"slots": 3},
+            {"slots": 2, "keep": 3},
+            {"stash": "host"},
+            {"device_budget": 150_000},
+            {"device_budget": 150_000, "stash": "host", "slots": 1},
+            {"device_budget": "all"},
+            {"device_budget": "all", "stash": "host"},
+            {"device_budget": "auto"},
+        )
+        for number, options in enumerate(kept):
             lanes = "threads" if number % 2 else "inline"
             yield Case(pool, update, clip, batch=5, micro_batch=2, options={**options, "lanes": lanes})
         for micro_batch in (1, 5):

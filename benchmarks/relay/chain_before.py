@@ -1,6 +1,6 @@
 """The time of a chain's training step now, over that of an earlier commit.
 
-    python benchmarks/chain_before.py COMMIT [--rounds 16] [--out FILE]
+    python -m benchmarks chain_before COMMIT [--rounds 16] [--out FILE]
 
 Three processes take turns in an order that changes from round to round: the commit, this working tree, and the commit
 again as a control. Each trains encoder blocks between an embedding and a head, for some steps on one path and for as
@@ -20,10 +20,13 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks import ROOT
+from benchmarks.paired import check_library, command_of
+
 BLOCKS, WIDTH, TOKENS, BATCH, MICRO, STEPS = 12, 64, 32, 16, 4, 12
 SIDES = ("before", "now", "control")
 KINDS = ("one path", "a new path each step")
@@ -34,16 +37,15 @@ def work() -> None:
     import torch
     from torch import nn
 
-    import l2l_nas
     from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec
 
-    assert Path(l2l_nas.__file__).is_relative_to(Path.cwd()), l2l_nas.__file__
+    check_library()
     torch.set_num_threads(1)
 
     def block(wide: int) -> nn.Module:
         return nn.TransformerEncoderLayer(WIDTH, 4, wide * WIDTH, dropout=0.0, batch_first=True)
 
-    blocks = [Candidate(f"wide_{wide}", lambda wide=wide: block(wide)) for wide in (2, 4)]
+    blocks = [Candidate(f"wide_{wide}", partial(block, wide)) for wide in (2, 4)]
     head = Candidate("head", lambda: nn.Sequential(nn.Flatten(), nn.Linear(WIDTH * TOKENS, 4)))
     positions = [Position(f"block_{i}", blocks) for i in range(BLOCKS)]
     pool = LayerPool([*positions, Position("head", [head])], inputs=TensorSpec((TOKENS, WIDTH)))
@@ -100,21 +102,19 @@ def measured(commit: str, rounds: int) -> dict[str, Any]:
 
 
 def _child(tree: str) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--work"]
     place = {**os.environ, "PYTHONPATH": tree, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tree)
+    return subprocess.Popen(
+        command_of(work), env=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tree
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("commit", nargs="?", default="HEAD")
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    told = parser.parse_args()
-    if told.work:
-        work()
-        return
+
+
+def main(told: argparse.Namespace) -> None:
     from l2l_nas.files import write_json
 
     report = measured(told.commit, told.rounds)
@@ -123,7 +123,3 @@ def main() -> None:
             print(f"{name:35} {value[0]:.3f} ({value[1]:.3f} to {value[2]:.3f})")
     if told.out is not None:
         write_json(told.out, report)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """Data that do not lie in memory: what loading costs, and how much memory training and scoring take.
 
-    python benchmarks/data.py images --records FILE.xz [--workers 1]   JPEG files beside the same images in memory
-    python benchmarks/data.py larger                                   arrays of three times a memory limit
-    python benchmarks/data.py tokens                                   250,000 tokens of a vocabulary of 50,000
+    python -m benchmarks data images --records FILE.xz [--workers 1]   JPEG files beside the same images in memory
+    python -m benchmarks data larger                                   arrays of three times a memory limit
+    python -m benchmarks data tokens                                   250,000 tokens of a vocabulary of 50,000
 
 `images`: CIFAR-10 as xz of records (2 bytes of length, little-endian, 1 byte of class, JPEG), written as files into a
 temporary folder. A path of `image_blocks` is trained for some steps from files (`Data.from_folder`), from memory, and
@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks import RESULTS
 from benchmarks.timing import machine
 from l2l_nas import (
     AdamW,
@@ -50,7 +51,7 @@ from l2l_nas import (
 from l2l_nas.files import read_json, write_json
 from l2l_nas.runs.locate import load_problem
 
-OUT = Path(__file__).parent / "results" / "data.json"
+OUT = RESULTS / "data.json"
 STEPS, BATCH = 90, 64
 LIMIT, WIDTH = 1 << 28, 1 << 14
 SAMPLES, LENGTH, VOCABULARY, HIDDEN = 2000, 125, 50_000, 64
@@ -97,10 +98,11 @@ def images(records: Path, *, workers: int, rounds: int) -> dict[str, Any]:
 
         def trainer(part: Any) -> Callable[[int], tuple[float, list[float], float]]:
             relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
-            made = Trainer(relay, problem.task, Timed(part, batch_size=BATCH, seed=0), BATCH)
+            batches = Timed(part, batch_size=BATCH, seed=0)
+            made = Trainer(relay, problem.task, batches, BATCH)
 
             def run(start: int) -> tuple[float, list[float], float]:
-                made.batches.waited = 0.0
+                batches.waited = 0.0
                 losses: list[float] = []
                 begun = time.perf_counter()
                 made.fit(
@@ -111,7 +113,7 @@ def images(records: Path, *, workers: int, rounds: int) -> dict[str, Any]:
                     after_step=lambda step, loss: losses.append(loss),
                 )
                 relay.drain()
-                return time.perf_counter() - begun, losses, made.batches.waited
+                return time.perf_counter() - begun, losses, batches.waited
 
             return run
 
@@ -209,15 +211,16 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def main() -> None:
-    """Measure one, print it, and add it to the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("images", "larger", "tokens"))
     parser.add_argument("--records", type=Path)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, default=OUT)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure one, print it, and add it to the results."""
     torch.set_num_threads(1)
     if arguments.what == "images":
         found = images(arguments.records, workers=arguments.workers, rounds=arguments.rounds)
@@ -228,7 +231,3 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(arguments.out, results)
     print({name: value for name, value in found.items() if name != "rounds"})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What moments in bf16 do to a training, and how many bytes a parameter the optimizers keep.
 
-    python benchmarks/moments.py [--seeds 4] [--steps 240] [--out FILE]
+    python -m benchmarks moments [--seeds 4] [--steps 240] [--out FILE]
 
 A network of four linear layers (64, 256, 256, 256, 10) learns handwritten digits in the relay, by AdamW and by Muon
 with AdamW, with moments in float32 and bfloat16. Runs of one seed have the same first weights and
@@ -27,7 +27,8 @@ from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.files import write_json
 from l2l_nas.runs.locate import load_data
-from l2l_nas.training.data import Data, Split
+from l2l_nas.training.data import Data
+from l2l_nas.training.samples import Samples, Split
 from l2l_nas.training.schedule import Cosine
 
 WIDTH, WINDOW = 256, 20
@@ -52,15 +53,22 @@ def pool(width: int) -> LayerPool:
 def flat(data: Data) -> Data:
     """The images as vectors."""
 
-    def part(split: Split) -> Split:
+    def part(split: Samples) -> Split:
+        assert isinstance(split, Split)
         return Split(tuple(tensor.flatten(1) for tensor in split.inputs), split.targets)
 
     return Data(part(data.train), part(data.validation), None if data.test is None else part(data.test))
 
 
+def width_of(data: Data) -> int:
+    """Of flat images."""
+    assert isinstance(data.train, Split)
+    return data.train.inputs[0].shape[1]
+
+
 def trained(data: Data, optimizer: Optimizer, *, rate: float, seed: int, steps: int) -> dict[str, Any]:
     """Losses by window, metrics of the validation part, and the bytes kept for a parameter."""
-    space = pool(data.train.inputs[0].shape[1])
+    space = pool(width_of(data))
     server = ParamServer(space, optimizer=optimizer, seed=seed)
     relay = Relay(server, device="cpu", seed=seed)
     trainer = Trainer(relay, Classification(), Batches(data.train, batch_size=64, seed=seed), 64)
@@ -125,16 +133,17 @@ def compared(runs: Mapping[str, list[dict[str, Any]]], name: str) -> dict[str, A
     return found
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+
+
+def main(asked: argparse.Namespace) -> None:
+    """Measure, print, write."""
     torch.set_num_threads(1)
     data = flat(load_data("digits", 0.2, 0.2))
-    width = data.train.inputs[0].shape[1]
+    width = width_of(data)
     result: dict[str, Any] = {"machine": machine(), "seeds": asked.seeds, "steps": asked.steps, "rules": {}}
     for name, arguments in RULES.items():
         runs: dict[str, list[dict[str, Any]]] = {kept: [] for kept in KEPT}
@@ -162,7 +171,3 @@ def main() -> None:
             print(f"{name} {kept}: {bytes_of(server):.3f} bytes of moments a parameter")
     if asked.out is not None:
         write_json(asked.out, result)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What a mask costs that every layer reads: stored once as a value, or passed on from layer to layer.
 
-    python benchmarks/one_mask.py [--depth 96] [--out FILE]
+    python -m benchmarks one_mask [--depth 96] [--out FILE]
 
 A stack of encoder blocks over [batch, 128, 64], whose attention takes a mask of [batch, 128, 128] bools; 32 samples in
 micro-batches of 8. Passed on, the mask is part of what each layer gives the next, and is stored at each of them. As a
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import RESULTS
 from benchmarks.timing import machine
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Regression, Relay, TensorSpec
 from l2l_nas.cost.traffic import StreamedBytes
@@ -102,12 +103,13 @@ def measure(depth: int, stash: str, *, is_value: bool) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure, print and save."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depth", type=int, default=96)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "one_mask.json")
-    arguments = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS / "one_mask.json")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure, print and save."""
     torch.set_num_threads(1)
     rows = [measure(arguments.depth, stash, is_value=one) for stash in ("device", "host") for one in (False, True)]
     assert rows[0]["losses"] == rows[1]["losses"] == rows[2]["losses"] == rows[3]["losses"]
@@ -115,7 +117,3 @@ def main() -> None:
         sizes = "  ".join(f"{name} {row[name] / 2**20:,.2f} MiB" for name in row if name.endswith("bytes"))
         print(f"stash={row['stash']:6}  {row['mask']:9}  {sizes}")
     write_json(arguments.out, {"benchmark": "one_mask", "depth": arguments.depth, "machine": machine(), "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

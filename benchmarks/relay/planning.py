@@ -1,6 +1,6 @@
 """What planning costs: processor time of a plan, the first time and again, and its share of training steps.
 
-    python benchmarks/planning.py [--before CHECKOUT] [--out FILE]
+    python -m benchmarks planning [--before CHECKOUT] [--out FILE]
 
 Plans of paths of 12 to 384 layers, with 2 slots and with everything kept; the least of several. "Again" is a plan for
 what was planned before, as most steps of a search ask for. The share is that of 48 small layers of width 256, a
@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paired import ROOT, Side, serve
+from benchmarks import RESULTS, ROOT
+from benchmarks.paired import Side
 
 LENGTHS = (12, 24, 48, 96, 384)
 DEPTH, WIDTH, BATCH, STEPS = 48, 256, 64, 6
@@ -77,8 +78,8 @@ class Counted:
 
     def __init__(self, function: Any) -> None:
         self.function, self.seconds = function, 0.0
-        for module in list(sys.modules.values()):
-            if module.__name__.startswith("l2l_nas.") and getattr(module, function.__name__, None) is function:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("l2l_nas.") and getattr(module, function.__name__, None) is function:
                 setattr(module, function.__name__, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,22 +138,19 @@ def answer(what: str, count: int = 0) -> Any:
     return shares() if what == "shares" else plan_milliseconds(count)
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--before", type=Path, help="another checkout, measured beside this one")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "planning.json")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work:
-        serve(answer)
-        return
+    parser.add_argument("--out", type=Path, default=RESULTS / "planning.json")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure and write."""
     from benchmarks.timing import machine
     from l2l_nas.files import write_json
 
     report: dict[str, Any] = {"benchmark": "planning", "machine": machine()}
     for name, checkout in {"now": ROOT, **({"before": options.before.resolve()} if options.before else {})}.items():
-        with Side(__file__, checkout) as side:
+        with Side(answer, checkout) as side:
             plans = {count: side.ask(what="plans", count=count) for count in LENGTHS}
             report[name] = {"plan_ms": plans, "shares": side.ask(what="shares")}
         for count, found in plans.items():
@@ -162,7 +160,3 @@ def main() -> None:
                 f"{name} {DEPTH} layers, {mark}: {found['planning_ms']} of {found['step_ms']} ms, {found['share']:.2%}"
             )
     write_json(options.out, report)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How often updates ahead of the check are put back, on two real tasks, for several limits of the gradient's norm.
 
-    python benchmarks/put_back.py --text FILE [--steps 300] [--out FILE.json]
+    python -m benchmarks put_back --text FILE [--steps 300] [--out FILE.json]
 
 A network on handwritten digits and a byte-level GPT-2 on a text are trained with updates ahead of the check and behind
 it, step by step, whoever begins changing. Losses must be equal bit for bit. `waited` are steps in which updates did not
@@ -10,6 +10,8 @@ run ahead, as a step had been put back not long before.
 from __future__ import annotations
 
 import os
+
+from benchmarks import RESULTS
 
 os.environ.setdefault("MKL_CBWR", "AVX2")  # sums that do not depend on where memory begins; before torch is loaded
 
@@ -21,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from language_training import BATCH, CONFIGS, LENGTH
-from moments import flat, pool
 
+from benchmarks.models.language_training import BATCH, CONFIGS, LENGTH
+from benchmarks.relay.moments import flat, pool, width_of
 from benchmarks.timing import machine
 from l2l_nas import AdamW, Batches, Classification, Clip, ParamServer, Relay, Tokens
 from l2l_nas.files import write_json
@@ -41,7 +43,7 @@ def digits(text: str) -> tuple[Any, Any, Batches, Any]:
     """Four linear layers on images."""
     del text
     data = flat(load_data("digits", 0.2, 0.2))
-    space = pool(data.train.inputs[0].shape[1])
+    space = pool(width_of(data))
     return space, space.architecture(["linear"] * 4), Batches(data.train, batch_size=64, seed=0), Classification()
 
 
@@ -83,13 +85,14 @@ def compared(task: Callable[[str], Any], text: str, *, limit: float, steps: int)
     }  # fmt: skip
 
 
-def main() -> None:
-    """Both tasks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", required=True)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "put_back.json")
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS / "put_back.json")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Both tasks."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {"machine": machine()}
     for task in (digits, language):
@@ -97,7 +100,3 @@ def main() -> None:
         for row in found[task.__name__]:
             print(task.__name__, row, flush=True)
     write_json(options.out, found)
-
-
-if __name__ == "__main__":
-    main()

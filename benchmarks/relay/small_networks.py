@@ -1,6 +1,6 @@
 """Small networks with everything held on a CPU, beside plain PyTorch: what the relay costs where nothing streams.
 
-    python benchmarks/small_networks.py [--before CHECKOUT] [--threads 1 2] [--rounds 10] [--out FILE]
+    python -m benchmarks small_networks [--before CHECKOUT] [--threads 1 2] [--rounds 10] [--out FILE]
 
 Six random networks of the default space, as `python -m l2l_nas search` builds and trains them, with one micro-batch a
 step and with four; forward-only scoring of 256 images; and 48 layers of width 64. Plain PyTorch is the same layers in
@@ -18,7 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paired import ROOT, Side, in_turns, joined, ratios, serve, shown
+from benchmarks import RESULTS, ROOT
+from benchmarks.paired import Side, in_turns, joined, ratios, shown
 
 NETWORKS, DEEP, BATCH, SCORED, STEPS = 6, 48, 64, 256, 5
 SIDES = ("plain", "relay", "control")
@@ -136,7 +137,7 @@ def answer(number: int, kind: str, micro_batch: int, rounds: int, seed: int) -> 
 
 def measured(checkouts: dict[str, Path], *, threads: int, rounds: int) -> list[dict[str, Any]]:
     """A row for each kind of work and checkout; checkouts take turns, network by network."""
-    sides = {name: Side(__file__, path, threads=threads) for name, path in checkouts.items()}
+    sides = {name: Side(answer, path, threads=threads) for name, path in checkouts.items()}
     rows = []
     for networks, numbers in ((f"{NETWORKS} of the default space", range(NETWORKS)), (f"{DEEP} layers", [NETWORKS])):
         for row, job in ROWS.items():
@@ -173,18 +174,15 @@ def tell(row: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--before", type=Path, help="another checkout, measured beside this one")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "small_networks.json")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work:
-        serve(answer)
-        return
+    parser.add_argument("--out", type=Path, default=RESULTS / "small_networks.json")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure and write."""
     from benchmarks.timing import machine
     from l2l_nas.files import write_json
 
@@ -192,7 +190,3 @@ def main() -> None:
     rows = [row for count in options.threads for row in measured(checkouts, threads=count, rounds=options.rounds)]
     about = {"benchmark": "small_networks", "machine": {**machine(), "threads": options.threads}}
     write_json(options.out, about | {"steps": STEPS, "batch": BATCH, "scored": SCORED, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How far shared weights rank the cells of NAS-Bench-201 as the benchmark's own table does.
 
-    python benchmarks/cell_ranking.py CIFAR.bin.xz --out FILE [--steps 15000] [--cells 200] [--supernets 2]
+    python -m benchmarks cell_ranking CIFAR.bin.xz --out FILE [--steps 15000] [--cells 200] [--supernets 2]
 
 The space is `nas_bench_201` made small: one cell a stage, 8 channels, images of CIFAR-10 of 16x16. A supernet is
 trained by random paths, through the relay; then the cells, drawn at random from all 15,625, are scored with the shared
@@ -18,6 +18,7 @@ import random
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,22 +34,23 @@ from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.flops import Flops
 from l2l_nas.files import write_json
 from l2l_nas.space.shapes import check_shapes
-from l2l_nas.training.data import Split
+from l2l_nas.training.samples import Split
 from search_spaces import nas_bench_201
 
 _TEST = 2000
 _CHANNELS = 8
 
 
-def main() -> None:
-    """Train, score, compare, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cifar", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=15_000)
     parser.add_argument("--cells", type=int, default=200)
     parser.add_argument("--supernets", type=int, default=2)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Train, score, compare, write."""
     torch.set_num_threads(1)
     table = read_table(table_folder() / "cifar10.pkl")
     cells = random.Random(0).sample(sorted(table, key=lambda one: one.choices), arguments.cells)
@@ -63,14 +65,14 @@ def main() -> None:
         runs.append(scores)
         print(f"supernet {seed}: {time.process_time() - started:.0f} s of processor time")
     flops = Flops(problem.pool, check_shapes(problem.pool))
-    rankings = {
+    rankings: dict[str, list[float]] = {
         **{f"supernet_{seed}": [score["accuracy"] for score in scores] for seed, scores in enumerate(runs)},
         **{f"supernet_{seed}_loss": [-score["loss"] for score in scores] for seed, scores in enumerate(runs)},
         "mean_of_supernets": [statistics.fmean(score["accuracy"] for score in of) for of in zip(*runs, strict=True)],
         "parameters": [num_parameters(problem.pool, one) for one in networks],
         "flops": [flops(one) for one in networks],
     }
-    result = {
+    result: dict[str, Any] = {
         "settings": {name: value for name, value in vars(arguments).items() if isinstance(value, int)},
         "images": {name: len(split) for name, split in problem.data.parts.items()},
         "truth": f"{PACKAGE}, CIFAR-10, mean validation accuracy of all seeds",
@@ -115,19 +117,15 @@ def nas_bench_201_digit(operation: str) -> int:
     return ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3").index(operation)
 
 
-def agreement(table: Table, cells: list[Architecture], rankings: dict[str, list[float]]) -> dict[str, dict]:
+def agreement(table: Table, cells: list[Architecture], rankings: dict[str, list[float]]) -> dict[str, Any]:
     """Kendall's tau of each ranking with its interval over cells: of all, and of the better half."""
     truth = np.array([statistics.fmean(table[cell]) for cell in cells])
     better = np.flatnonzero(truth >= np.median(truth))
     found = {}
-    for name, values in rankings.items():
-        values = np.asarray(values, dtype=float)
+    for name, ranking in rankings.items():
+        values = np.asarray(ranking, dtype=float)
         found[name] = {
             "all": interval(Draws(len(cells), resamples=1000).tau(values, truth)),
             "better_half": interval(Draws(len(better), resamples=1000).tau(values[better], truth[better])),
         }
     return found
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Early stopping beside none: which finds better networks for as many training steps.
 
-    python benchmarks/early_stop.py [--seeds 5] [--trials 14] [--steps 80] [--out FILE]
+    python -m benchmarks early_stop [--seeds 5] [--trials 14] [--steps 80] [--out FILE]
 
 The space `digits_conv`, every trial from its first weights. Without early stopping: so many trials of so many steps.
 With it: twice as many trials are asked for, and those count that were begun before as many steps were spent. The side
@@ -17,10 +17,12 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import optuna
 from scipy.stats import spearmanr
 
+from benchmarks import RESULTS
 from l2l_nas.__main__ import main as l2l_nas
 from l2l_nas.nas.evaluation.early_stopping import Halving
 from l2l_nas.nas.objectives import Goal
@@ -33,7 +35,9 @@ GOALS = (Goal("accuracy", True), Goal("parameters", False))
 WORST = (0.5, math.log10(10_000))
 
 
-def search(folder: Path, *, seed: int, objectives: str, trials: int, steps: int, keep_fraction: float) -> list[dict]:
+def search(
+    folder: Path, *, seed: int, objectives: str, trials: int, steps: int, keep_fraction: float
+) -> list[dict[str, Any]]:
     """Evaluated trials, in order: their values, the steps that they took, their scores at the rungs."""
     words = [
         "search", f"folder={folder}", f"seed={seed}", "export=false", f"objectives={objectives}",
@@ -62,7 +66,7 @@ def search(folder: Path, *, seed: int, objectives: str, trials: int, steps: int,
     return found
 
 
-def within(trials: list[dict], steps: int) -> list[dict]:
+def within(trials: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
     """Those that fit into so many steps."""
     history, spent = [], 0
     for trial in trials:
@@ -73,7 +77,7 @@ def within(trials: list[dict], steps: int) -> list[dict]:
     return history
 
 
-def area(trials: list[dict]) -> float:
+def area(trials: list[dict[str, Any]]) -> float:
     """What the Pareto front covers of accuracy over the logarithm of parameters (its hypervolume)."""
     points = sorted((math.log10(t["values"]["parameters"]), t["values"]["accuracy"]) for t in trials if t["values"])
     total, best = 0.0, WORST[0]
@@ -84,13 +88,15 @@ def area(trials: list[dict]) -> float:
     return total
 
 
-def rank_correlation(trials: list[dict], rung: str) -> float:
+def rank_correlation(trials: list[dict[str, Any]], rung: str) -> float:
     """Spearman's, between the accuracy at a rung and at the end."""
     pairs = [(t["rungs"][rung], t["values"]["accuracy"]) for t in trials if t["values"]]
     return float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
-def resampled(trials: list[dict], goals: tuple[Goal, ...], *, spend: int, orders: int = 2000) -> dict[str, object]:
+def resampled(
+    trials: list[dict[str, Any]], goals: tuple[Goal, ...], *, spend: int, orders: int = 2000
+) -> dict[str, object]:
     """Trials that took all their steps, in many random orders: what each side would have found of them within a budget.
 
     Without the noise of few runs, and without a sampler that learns.
@@ -118,27 +124,28 @@ def resampled(trials: list[dict], goals: tuple[Goal, ...], *, spend: int, orders
     }
 
 
-def _steps_until_stopped(rule: Halving, number: int, trial: dict) -> tuple[int, bool]:
+def _steps_until_stopped(rule: Halving, number: int, trial: dict[str, Any]) -> tuple[int, bool]:
     for rung, accuracy in trial["rungs"].items():
         if rule.stop_reason(Architecture((str(number),)), rung, {**trial["values"], "accuracy": accuracy}):
             return int(rung.split("/")[0]), True
     return trial["steps"], False
 
 
-def main() -> None:
-    """Run all sides and seeds; write the file after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=14)
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/early_stop.json"))
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS / "early_stop.json")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Run all sides and seeds; write the file after each."""
     spend = options.trials * options.steps
     result: dict[str, object] = {"trials": options.trials, "steps": options.steps}
     for objectives in OBJECTIVES:
         goals = GOALS[: 1 + objectives.count(",")]
-        rows: list[dict] = []
-        whole: list[dict] = []  # trials that took all their steps
+        rows: list[dict[str, Any]] = []
+        whole: list[dict[str, Any]] = []  # trials that took all their steps
         for seed in range(options.seeds):
             for side, keep_fraction in SIDES.items():
                 asked = options.trials if side == "all steps" else 2 * options.trials
@@ -161,7 +168,7 @@ def main() -> None:
         options.out.write_text(json.dumps(result) + "\n")
 
 
-def summary(trials: list[dict]) -> dict[str, object]:
+def summary(trials: list[dict[str, Any]]) -> dict[str, object]:
     """What a side found within its budget."""
     complete = [trial for trial in trials if trial["values"]]
     return {
@@ -171,7 +178,3 @@ def summary(trials: list[dict]) -> dict[str, object]:
         "best": round(max(trial["values"]["accuracy"] for trial in complete), 4),
         "area": round(area(complete), 4),
     }
-
-
-if __name__ == "__main__":
-    main()

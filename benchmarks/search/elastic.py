@@ -1,6 +1,6 @@
 """One elastic network against the same widths as separate candidates: host bytes, and quality at equal training.
 
-    python benchmarks/elastic.py --out FILE [--seeds 3] [--steps 450]
+    python -m benchmarks elastic --out FILE [--seeds 3] [--steps 450]
 
 Each position of `elastic_conv` has six blocks, which are regions of the largest; the other space has the same blocks
 with weights of their own. Both are trained on scikit-learn's digits by as many steps of the same paths (fair: each
@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.search.standalone import Recipe
 from benchmarks.timing import machine
-from l2l_nas import Batches, Candidate, LayerPool, ParamServer, Position, Problem, Relay, UniformPaths
+from l2l_nas import Architecture, Batches, Candidate, LayerPool, ParamServer, Position, Problem, Relay, UniformPaths
 from l2l_nas.files import write_json
 from l2l_nas.space.sampling import build_paths
 from l2l_nas.training.data import digits
@@ -29,13 +31,14 @@ from search_spaces import elastic_conv
 _RANDOM = 40
 
 
-def main() -> None:
-    """Train, score, compare, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=450)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Train, score, compare, write."""
     torch.set_num_threads(1)
     data = digits()
     pools = {"elastic": elastic_conv.build(), "apart": apart(elastic_conv.build())}
@@ -57,14 +60,17 @@ def apart(pool: LayerPool) -> LayerPool:
     positions = [
         Position(
             position.name,
-            [
-                Candidate(one.name, one.factory.args[0]) if one.tied else one  # the block that `elastic` was given
-                for one in position.candidates
-            ],
+            [Candidate(one.name, _block_of(one)) if one.tied else one for one in position.candidates],
         )
         for position in pool.positions
     ]
     return LayerPool(positions, inputs=pool.inputs[0])
+
+
+def _block_of(candidate: Candidate) -> Any:
+    """The factory that `elastic` was given."""
+    assert isinstance(candidate.factory, partial)
+    return candidate.factory.args[0]
 
 
 def trained(problem: Problem, steps: int, seed: int) -> dict[str, float]:
@@ -83,7 +89,7 @@ def trained(problem: Problem, steps: int, seed: int) -> dict[str, float]:
     networks = {name: pool.architecture(["conv", *[block] * inner, "linear"]) for name, block in choices.items()}
     random = UniformPaths(pool, seed=99)
 
-    def score(architecture) -> float:
+    def score(architecture: Architecture) -> float:
         trainer.recalibrate(architecture)
         return trainer.evaluate(architecture, problem.data.validation)["accuracy"]
 
@@ -99,13 +105,9 @@ def trained(problem: Problem, steps: int, seed: int) -> dict[str, float]:
     }
 
 
-def difference(rows: list[dict], which: str) -> dict[str, float]:
+def difference(rows: list[dict[str, Any]], which: str) -> dict[str, float]:
     """Elastic minus apart, paired by seed: mean and standard error."""
     by = {(row["space"], row["seed"]): row[which] for row in rows}
     pairs = [by["elastic", seed] - by["apart", seed] for space, seed in by if space == "elastic"]
     error = statistics.stdev(pairs) / len(pairs) ** 0.5 if len(pairs) > 1 else 0.0
     return {"mean": round(statistics.fmean(pairs), 4), "standard_error": round(error, 4)}
-
-
-if __name__ == "__main__":
-    main()

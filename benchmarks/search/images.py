@@ -1,6 +1,6 @@
 """Makes the .npz files that the searches on images are measured on.
 
-    python benchmarks/images.py FASHION.npz CIFAR.bin.xz --out FOLDER
+    python -m benchmarks images FASHION.npz CIFAR.bin.xz --out FOLDER
 
 FASHION.npz holds Fashion-MNIST as `x_train y_train x_test y_test`, uint8 28x28 (the first 6,000 training and 1,000 test
 images; https://github.com/zalandoresearch/fashion-mnist, MIT). CIFAR.bin.xz holds 10,000 training and 2,000 test images
@@ -15,6 +15,7 @@ import argparse
 import io
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +24,14 @@ from torch.nn import functional
 _TEST = 2000
 
 
-def main() -> None:
-    """Make both."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fashion", type=Path)
     parser.add_argument("cifar", type=Path)
     parser.add_argument("--out", type=Path, default=Path())
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Make both."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     with np.load(arguments.fashion, allow_pickle=False) as fashion:
         arrays = {name: fashion[name] for name in ("x_train", "y_train", "x_test", "y_test")}
@@ -54,7 +56,8 @@ def cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def write(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write a file, its images half as large."""
-    np.savez(path, **{name: halved(array) if name.startswith("x") else array for name, array in arrays.items()})
+    made: dict[str, Any] = {name: halved(array) if name.startswith("x") else array for name, array in arrays.items()}
+    np.savez(path, **made)
     print(f"{path}: {', '.join(f'{name} {list(array.shape)}' for name, array in arrays.items())}")
 
 
@@ -64,7 +67,3 @@ def halved(images: np.ndarray) -> np.ndarray:
     first = tensor.unsqueeze(1) if tensor.dim() == 3 else tensor.permute(0, 3, 1, 2)
     small = functional.avg_pool2d(first.float(), 2).round().to(torch.uint8)
     return np.ascontiguousarray((small[:, 0] if tensor.dim() == 3 else small.permute(0, 2, 3, 1)).numpy())
-
-
-if __name__ == "__main__":
-    main()

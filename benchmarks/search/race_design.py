@@ -1,7 +1,7 @@
 """How long should a trial be, how many, and in how many rounds are finalists halved? Played with measured trainings.
 
-    python benchmarks/race_design.py --data cluttered_digits --networks 60     # train, and save
-    python benchmarks/race_design.py --play                                    # what the saved ones say of designs
+    python -m benchmarks race_design --data cluttered_digits --networks 60     # train, and save
+    python -m benchmarks race_design --play                                    # what the saved ones say of designs
 
 Random networks of `image_blocks` are trained from first weights as a search trains the finalist that it returns, and
 scored on the validation part on the way, and on the test part at the end. Beside that, each has a short training of its
@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import kendalltau, norm, rankdata
 
+from benchmarks import RESULTS
 from benchmarks.search.standalone import sampled_architectures
 from benchmarks.timing import machine
 from l2l_nas import AdamW, Architecture, Batches, Cosine, ParamServer, Problem, ReferenceTrainer, Trainer
@@ -36,7 +37,6 @@ from l2l_nas.nas.strategies.division import division
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.section_settings import TrainConf
 
-RESULTS = Path(__file__).parent / "results"
 SHARES = (0.05, 1 / 15, 0.1, 0.125, 0.2, 0.25, 7 / 15, 0.4, 0.5, 0.75)  # of a whole training, where it is scored
 TENTH = 10
 COST = 5.75  # of a design, in whole trainings
@@ -45,13 +45,14 @@ PLAYED = 20_000
 Floats = NDArray[np.float64]
 
 
-def main() -> None:
-    """Train, or play."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
     parser.add_argument("--networks", type=int, default=60)
     parser.add_argument("--play", action="store_true", help="with all that is saved, and train nothing")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Train, or play."""
     torch.set_num_threads(1)
     if arguments.play:
         play({path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("race_design_*.json"))})
@@ -197,7 +198,3 @@ def cut(finalists: int, rounds: int, done: float) -> tuple[list[tuple[int, float
 def tau(one: Floats, other: Floats) -> str:
     """Kendall's."""
     return f"{kendalltau(one, other).statistic:.2f}"
-
-
-if __name__ == "__main__":
-    main()

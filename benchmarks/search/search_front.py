@@ -1,6 +1,6 @@
 """Two objectives: the front that a search returns against that of random search of equal training.
 
-    python benchmarks/search_front.py [--data cluttered_digits] [--seeds 0,1,2] [--runs FOLDER]
+    python -m benchmarks search_front [--data cluttered_digits] [--seeds 0,1,2] [--runs FOLDER]
 
 For every seed, of about as many training steps each: `python -m l2l_nas search` with
 objectives=[accuracy,parameters], whose finalists are the front; and random networks, each trained as long as a
@@ -22,30 +22,33 @@ from typing import Any
 
 import numpy as np
 import torch
-from search_quality import estimate, searched, trained
 
+from benchmarks import RESULTS
+from benchmarks.search.search_quality import estimate, searched, trained
 from benchmarks.timing import machine
 from l2l_nas import UniformPaths
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import write_json
 from l2l_nas.nas.strategies.division import division
 from l2l_nas.runs.build import load_found
+from l2l_nas.training.samples import Split
 
 SIDES = ("search", "random_search")
 
 Row = dict[str, Any]
 
 
-def main() -> None:
-    """Measure and save."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
     parser.add_argument("--seeds", default="0,1,2", help="such as 0,1")
     parser.add_argument("--out", type=Path, help="results/search_front_DATA.json if nothing is said")
     parser.add_argument("--runs", type=Path, help="where the runs' folders stay; a temporary folder by default")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure and save."""
     torch.set_num_threads(1)
-    out = arguments.out or Path(__file__).parent / "results" / f"search_front_{Path(arguments.data).stem}.json"
+    out = arguments.out or RESULTS / f"search_front_{Path(arguments.data).stem}.json"
     for seed in map(int, arguments.seeds.split(",")):
         with tempfile.TemporaryDirectory() as scratch:
             row = measure(arguments.data, seed, (arguments.runs or Path(scratch)) / f"front_{seed}")
@@ -96,7 +99,7 @@ def measure(data: str, seed: int, run: Path) -> Row:
         }
         for n in range(networks)
     ]
-    assert problem.data.test is not None
+    assert isinstance(problem.data.test, Split)
     counts = np.bincount(np.asarray(problem.data.test.targets).ravel())
     return {
         "seed": seed,
@@ -133,7 +136,3 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         found[name] = {side: estimate(values) for side, values in areas.items()}
         found[name]["search_minus"] = estimate(a - b for a, b in zip(*areas.values(), strict=True))
     return found
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Does the search find something? The default run against random search of equal training, on samples neither saw.
 
-    python benchmarks/search_quality.py [--data cluttered_digits] [--seeds 0,1,2] [--beside sampler=gp_hamming]
+    python -m benchmarks search_quality [--data cluttered_digits] [--seeds 0,1,2] [--beside sampler=gp_hamming]
         [--networks 3] [--runs FOLDER]
 
 For every seed, of about as many training steps each:
@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import RESULTS
 from benchmarks.timing import machine
 from l2l_nas import ParamServer, Relay, UniformPaths
 from l2l_nas.files import write_json
@@ -49,19 +50,20 @@ PARTS = ("validation", "test")
 Row = dict[str, Any]
 
 
-def main() -> None:
-    """Measure and save."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
     parser.add_argument("--seeds", default="0,1,2", help="such as 0,1")
     parser.add_argument("--beside", default="", help="a setting that the same run is done with once more")
     parser.add_argument("--networks", type=int, default=0, help="of another random search; 0: none")
     parser.add_argument("--out", type=Path, help="results/search_quality_DATA.json if nothing is said")
     parser.add_argument("--runs", type=Path, help="where the runs' folders stay; a temporary folder by default")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure and save."""
     torch.set_num_threads(1)
     name = f"search_quality_{Path(arguments.data).stem}.json"
-    out = arguments.out or Path(__file__).parent / "results" / name
+    out = arguments.out or RESULTS / name
     for seed in map(int, arguments.seeds.split(",")):
         with tempfile.TemporaryDirectory() as scratch:
             runs = (arguments.runs or Path(scratch)) / f"{Path(arguments.data).stem}_{seed}"
@@ -169,7 +171,3 @@ def estimate(values: Iterable[float]) -> dict[str, float | None]:
     values = list(values)
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return {"mean": statistics.mean(values), "standard_error": error}
-
-
-if __name__ == "__main__":
-    main()

@@ -6,9 +6,10 @@ python -m l2l_nas search space.pool=benchmarks/small_hybrid.py:build space.args.
 
 from __future__ import annotations
 
-from l2l_nas import Problem, Tokens
+from l2l_nas import Problem
 from l2l_nas.text.data import TextForm, text_data
 from l2l_nas.text.tokenizer import Bytes
+from l2l_nas.training.task import Tokens
 from search_spaces import hybrid
 
 

@@ -1,6 +1,6 @@
 """What a search pays for a trial beside its training: asking a sampler for the next, and keeping it in `study.db`.
 
-    python benchmarks/trial_overhead.py [--trials 100 1000] [--samplers random tpe]
+    python -m benchmarks trial_overhead [--trials 100 1000] [--samplers random tpe]
 
 For every number of positions: a study in a temporary folder is filled with random trials as a search tells them
 (choices, values, metrics, versions of weights). Where it has as many as wanted, every sampler goes on with a
@@ -27,9 +27,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks import RESULTS
 from benchmarks.timing import machine
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec
-from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.objectives import Goal, State
 from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 
@@ -65,7 +66,9 @@ def tell(study: Study, trial: Any, architecture: Architecture, rng: random.Rando
     values = {"accuracy": good + rng.gauss(0, 0.05), "loss": 1 - good, "parameters": rng.randrange(10**6)}
     positions = len(architecture.choices)
     weights = {"kind": "shared", "visits": [100] * positions, "crc32": "0123abcd" * positions}
-    study.tell(trial, architecture, state="complete", values=values, attributes=values, weights=weights, seconds=0.4)
+    study.tell(
+        trial, architecture, state=State.COMPLETE, values=values, attributes=values, weights=weights, seconds=0.4
+    )
 
 
 def measure_overhead(positions: int, trials: int, samplers: Sequence[str], goals: int) -> list[dict[str, Any]]:
@@ -86,7 +89,8 @@ def measure_overhead(positions: int, trials: int, samplers: Sequence[str], goals
             for _ in range(_TIMED):
                 asked, milliseconds = timed(study.ask)
                 asks.append(milliseconds)
-                tells.append(timed(partial(tell, study, *asked, rng))[1])
+                trial, architecture = asked
+                tells.append(timed(partial(tell, study, trial, architecture, rng))[1])
             study.close()
             both = {"ask_ms": statistics.median(asks), "tell_ms": statistics.median(tells)}
             rows.append(
@@ -123,20 +127,23 @@ def measure_trial(positions: int) -> float:
     trainer = Trainer(relay, problem.task, Batches(problem.data.train, batch_size=64, seed=0), 64)
     evaluator = Evaluator(relay, trainer, validation=problem.data.validation, budget=budget)
     paths = UniformPaths(problem.pool, seed=0)
-    times = [
-        timed(lambda step=step: evaluator.evaluate(paths.path_at(step), step, poll=lambda: None)) for step in range(8)
-    ]  # type: ignore[misc]
-    return statistics.median(milliseconds for _, milliseconds in times[2:])
+    times = [timed(partial(evaluator.evaluate, paths.path_at(step), step, poll=_go_on))[1] for step in range(8)]
+    return statistics.median(times[2:])
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def _go_on() -> None:
+    """Nobody stops a trial."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, nargs="+", default=[1000])
     parser.add_argument("--positions", type=int, nargs="+", default=[9, 24, 96])
     parser.add_argument("--samplers", nargs="+", default=["random", "nsga2", "gp_hamming"])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "trial_overhead.json")
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS / "trial_overhead.json")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure and write."""
     quiet_optuna()
     torch.set_num_threads(1)
     rows = []
@@ -154,7 +161,3 @@ def main() -> None:
                     )
     about = {"benchmark": "trial_overhead", "machine": machine(), "python": platform.python_version()}
     options.out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ROOT
 from benchmarks.settings import BenchWatch, Settings
 from benchmarks.timing import ratio
 from l2l_nas.errors import SettingError, WorkerError
@@ -106,7 +107,7 @@ def _search(settings: Settings, *, workers: int, seed: int) -> WorkersRun:
             "relay.device": settings.work.device,
         }
         command = [sys.executable, "-m", "l2l_nas", "search", *(f"{name}={value}" for name, value in words.items())]
-        paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:

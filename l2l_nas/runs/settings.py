@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from l2l_nas.plugins import is_own
-from l2l_nas.runs.bench_settings import BenchConf
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import OnResume, UsedIf, free, may_change, rules, section, setting, stays
 from l2l_nas.runs.section_settings import (
@@ -425,7 +424,6 @@ COMMANDS: dict[str, type] = {
     "generate": GenerateConf,
     "export": ExportConf,
     "report": ReportConf,
-    "bench": BenchConf,
 }
 
 

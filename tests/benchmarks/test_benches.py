@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.benches import BENCHES, all_agree, find_bench, run_bench
+from benchmarks.benches import BENCHES, all_agree, run_bench
 from benchmarks.relay.peers import find_sides
 from benchmarks.relay.work import StackSizes
 from benchmarks.settings import Settings, Unwatched
@@ -17,15 +17,6 @@ def test_the_defaults_of_every_bench_make_sense(name):
     bench = BENCHES[name]
     made = Settings(work=StackSizes(**bench.sizes), **bench.defaults)
     find_sides(list(made.sides))
-
-
-def test_a_name_that_is_wrong_or_missing_names_the_right_ones():
-    with pytest.raises(SettingError, match="no bench 'dept'; did you mean 'depth'"):
-        find_bench("dept")
-    with pytest.raises(
-        SettingError, match="from depth, batch, throughput, switching, population, storage, nas201, workers"
-    ):
-        find_bench("")
 
 
 @pytest.mark.parametrize("name", ["switching", "population"])

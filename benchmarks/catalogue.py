@@ -1,0 +1,114 @@
+"""All measurements by name. Nothing heavy is imported here: the list of them is printed at once."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from l2l_nas.errors import SettingError, did_you_mean
+
+
+class Script(Protocol):
+    """A measurement: a module, or an object."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Say what it can be told."""
+
+    def main(self, options: argparse.Namespace) -> int | None:
+        """Measure; returns the exit code, None for 0."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a measurement without its module.
+
+    Args:
+        room: the package that it is in; "" for a comparison of `benchmarks.benches`.
+        about: one phrase.
+        takes: how long, about, with its defaults on two cores.
+    """
+
+    room: str
+    about: str
+    takes: str
+
+    def load(self, name: str) -> Script:
+        """Import it."""
+        if self.room:
+            script: Script = import_module(f"benchmarks.{self.room}.{name}")  # type: ignore[assignment]
+            return script
+        from benchmarks.comparison import Comparison
+
+        return Comparison(name, self.about)
+
+
+_RELAY = {
+    "depth": Entry("", "device memory by the number of layers", "2 minutes"),
+    "batch": Entry("", "device memory by samples of a step", "1 minute"),
+    "throughput": Entry("", "time of a training step, beside the peers", "30 minutes"),
+    "switching": Entry("", "another architecture at every step", "3 minutes"),
+    "population": Entry("", "many architectures evaluated at once", "3 minutes"),
+    "storage": Entry("", "layers in files over layers in memory", "3 minutes"),
+    "larger_than_memory": Entry("", "a pool larger than memory, in files", "26 minutes, 33 GB"),
+    "small_networks": Entry("relay", "small networks held on a CPU, beside plain PyTorch", "10 minutes"),
+    "before_after": Entry("relay", "time of steps and searches over another checkout's", "10 minutes"),
+    "chain_before": Entry("relay", "time of a chain's step over that of a commit", "3 minutes"),
+    "bits": Entry("relay", "whether two checkouts compute the same, bit for bit", "3 minutes"),
+    "planning": Entry("relay", "time of a plan", "1 minute"),
+    "one_mask": Entry("relay", "a mask that every layer reads, stored once", "1 minute"),
+    "data": Entry("relay", "data that do not lie in memory", "10 minutes"),
+    "moments": Entry("relay", "what moments in bf16 change, and save", "10 minutes"),
+    "put_back": Entry("relay", "how often updates ahead of the check are put back", "10 minutes"),
+}
+_SEARCH = {
+    "nas201": Entry("", "samplers on NAS-Bench-201", "20 minutes"),
+    "workers": Entry("", "a search with worker processes beside one without", "6 minutes"),
+    "ranking": Entry("", "supernets' rankings beside training each architecture alone", "25 minutes"),
+    "search_chain": Entry("", "where a search loses points, stage by stage", "2 hours"),
+    "search_quality": Entry("search", "the default search against random search", "hours"),
+    "search_front": Entry("search", "the front of two objectives against random search", "hours"),
+    "race_design": Entry("search", "how long trials should be, and how many", "an hour"),
+    "early_stop": Entry("search", "early stopping beside none", "30 minutes"),
+    "elastic": Entry("search", "elastic weights beside separate candidates", "10 minutes"),
+    "cell_ranking": Entry("search", "shared weights against the table of NAS-Bench-201", "25 minutes"),
+    "trial_overhead": Entry("search", "what a trial costs beside its training", "10 minutes"),
+    "images": Entry("search", "makes the .npz files of the searches on images", "seconds"),
+}
+_MODELS = {
+    "published": Entry("models", "a published model's figures, by the relay and by a plain loop", "10 minutes"),
+    "pruning": Entry("models", "a published model made smaller, four ways", "2 hours"),
+    "distil_memory": Entry("models", "device memory of taking a published model apart", "1 minute"),
+    "language_training": Entry("models", "GPT-2 and BERT in the relay and in plain PyTorch", "10 minutes"),
+}
+_MACHINES = {
+    "gpu": Entry("machines", "predicts and measures everything on a GPU", "10 minutes"),
+    "simulator": Entry("machines", "the simulator against the real executor", "10 minutes"),
+    "simulated": Entry("machines", "writes the table of simulated machines", "seconds"),
+    "scale": Entry("machines", "writes docs/scale.md: what is published and predicted", "seconds"),
+}
+_FAULTS = {
+    "kills": Entry("faults", "kill -9 at random moments of every command", "75 minutes"),
+    "mutations": Entry("faults", "damaged files and hostile input, a command each", "hours"),
+    "readers": Entry("faults", "damaged files read in one process", "5 minutes"),
+}
+GROUPS: dict[str, dict[str, Entry]] = {
+    "the relay": _RELAY,
+    "searches": _SEARCH,
+    "published models": _MODELS,
+    "machines": _MACHINES,
+    "faults": _FAULTS,
+}
+CATALOGUE: dict[str, Entry] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+
+
+def find(name: str) -> Entry:
+    """A measurement by name.
+
+    Raises:
+        SettingError: there is none of that name.
+    """
+    if name not in CATALOGUE:
+        raise SettingError(f"no benchmark '{name}'{did_you_mean(name, CATALOGUE)}")
+    return CATALOGUE[name]
