@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 # the commands that the program prints begin with plain `python`
 ACTIVATE = echo "Further commands need the environment: . $(BIN)/activate"
 
-.PHONY: help setup search test test-all fast-tests every-test lint bench docs wheel clean
+.PHONY: help setup search test test-all fast-tests every-test lint bench bench-test docs wheel clean
 
 help:
-	@sed -n '1,2p' Makefile; echo "make bench: all benches.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
+	@sed -n '1,2p' Makefile; echo "make bench: the quicker benchmarks.   make bench-test: their tests.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11 to 3.13 is needed (PYTHON=python3.12)"'
@@ -50,8 +50,12 @@ every-test: $(READY)
 
 bench: $(READY)
 	for name in depth batch throughput switching population storage; do \
-		$(BIN)/python -m l2l_nas bench bench=$$name folder=bench/all || exit 1; done
-	$(BIN)/python benchmarks/search_quality.py
+		$(BIN)/python -m benchmarks $$name --folder bench/all || exit 1; done
+	$(BIN)/python -m benchmarks search_quality
+
+# all tests of the benchmarks; make test has the quick ones
+bench-test: $(READY)
+	$(PYTEST) tests/benchmarks
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

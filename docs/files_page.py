@@ -10,7 +10,8 @@ HEAD = """\
 # Files
 
 Every file of the package, with its own first sentence, room by room. A room imports from itself and from those above it
-on this page; a test proves it. This page is made by `docs/files_page.py`, and a test compares the two.
+on this page; a test proves it. Below them stand the benchmarks, which are no part of the package.
+This page is made by `docs/files_page.py`, and a test compares the two.
 """
 # from the ground up
 ROOMS = {
@@ -19,7 +20,6 @@ ROOMS = {
     "space": "what may be built",
     "eps": "the host side",
     "relay": "the device side",
-    "parallel": "the only home of torch.distributed",
     "cost": "what an architecture costs, and what a machine makes of it",
     "layers": "layers",
     "training": "tasks, data, schedules, training and export",
@@ -29,7 +29,6 @@ ROOMS = {
     "report": "tables, charts and the page",
     "runs": "one run: its settings, its folder, the Python calls",
     "testing": "suites that every extension must pass",
-    "bench": "the relay beside its peers",
     "cli": "the commands; the only home of Hydra",
 }
 
@@ -47,13 +46,16 @@ def page() -> str:
     lines = [HEAD]
     for room, about in ROOMS.items():
         files = sorted((package / room).rglob("*.py") if room else package.glob("*.py"))
-        lines += [f"## {room}: {about}" if room else "## l2l_nas", "", "| file | what |", "|---|---|"]
-        for path in files:
-            name = path.relative_to(package / room).as_posix()
-            if path.name != "__init__.py" or not room:
-                lines.append(f"| `{name}` | {sentence(path)} |")
-        lines.append("")
+        lines += [f"## {room}: {about}" if room else "## l2l_nas", *_table(package / room, files, with_init=not room)]
+    place = ROOT / "benchmarks"
+    lines += ["## benchmarks: the library measured", *_table(place, sorted(place.rglob("*.py")))]
     return "\n".join(lines)
+
+
+def _table(place: Path, files: list[Path], *, with_init: bool = False) -> list[str]:
+    rows = [path for path in files if path.name != "__init__.py" or with_init]
+    named = [f"| `{path.relative_to(place).as_posix()}` | {sentence(path)} |" for path in rows]
+    return ["", "| file | what |", "|---|---|", *named, ""]
 
 
 if __name__ == "__main__":

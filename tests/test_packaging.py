@@ -36,6 +36,15 @@ def test_the_wheel_holds_configs_and_spaces(wheel: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_wheel_holds_no_benchmarks_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"l2l_nas", "hydra_plugins"}
+    assert not [
+        name for name in names if "bench" in Path(name).name and "nas_bench_201" not in name and "nasbench" not in name
+    ]
+
+
+@pytest.mark.slow
 def test_the_wheel_searches_in_an_empty_folder_of_another_environment(wheel: Path, tmp_path: Path) -> None:
     home = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)

@@ -1,4 +1,4 @@
-"""What the simulator predicts for the sizes and settings that `benchmarks/gpu.py` measures."""
+"""What the simulator predicts for the sizes and settings that `python -m benchmarks gpu` measures."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""The page of `benchmarks/gpu.py`: what was measured on a device beside what had been predicted for it."""
+"""The page of `python -m benchmarks gpu`: what was measured on a device beside what had been predicted for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader
 from markupsafe import Markup
 
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, line
@@ -15,18 +18,26 @@ from l2l_nas.report.text import counted, format_bytes
 _DASH = "\N{EN DASH}"
 
 
+@cache
+def _environment() -> Environment:
+    """That of all pages, with the template beside this file."""
+    pages = environment()
+    assert pages.loader is not None
+    return pages.overlay(loader=ChoiceLoader([FileSystemLoader(Path(__file__).parent), pages.loader]))
+
+
 def render_measured(result: Mapping[str, Any]) -> str:
     """The page.
 
     Args:
-        result: what `benchmarks/gpu.py` writes as JSON.
+        result: what `python -m benchmarks gpu` writes as JSON.
 
     Returns:
         A whole HTML document.
     """
     chart = steps_chart(result)
     return (
-        environment()
+        _environment()
         .get_template("measured.html.j2")
         .render(
             title="Measured on a GPU" if result["machine"]["gpu"] != "none" else "A trial without a GPU",

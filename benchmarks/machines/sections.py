@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu.py` measures on a device, section by section: each gives one figure after the other."""
+"""What `python -m benchmarks gpu` measures on a device, section by section: each gives one figure after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three ways to prune a published language model, as strategies; see `benchmarks/pruning.py`."""
+"""Three ways to prune a published language model, as strategies; see `python -m benchmarks pruning`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ towards the original's probabilities:
     effect     the blocks dropped whose loss, each dropped alone, is least
     uniform    feed-forward networks of one width, whose units do most
 
-`figures` measures what each arm found, as plain PyTorch: perplexity and last words, as `benchmarks/published.py` does.
+`figures` measures what each arm found, as plain PyTorch: perplexity and last words, as `published` does.
 """
 
 from __future__ import annotations

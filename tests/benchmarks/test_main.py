@@ -45,7 +45,7 @@ def test_every_benchmark_says_what_it_does_and_what_it_can_be_told(name):
 def test_an_option_that_is_none_is_refused_by_scripts_too(refused):
     assert refused("moments", "--sedes", "3") == "error: no option '--sedes'; did you mean '--seeds'?"
     assert refused("bits") == "error: the following arguments are required: before"
-    assert refused("images", "none.npz", "none.xz") == "error: none.npz: no such file"
+    assert refused("images", "none.npz", "none.xz").startswith("error: none.npz: no such file")
 
 
 @pytest.mark.slow

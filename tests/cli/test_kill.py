@@ -28,7 +28,7 @@ from l2l_nas.runs.locate import load_problem
 from tests.cli.runs import ROOT, TINY, contents, environment, events, start, write_pool
 
 TRIALS = 40
-KILLS = (2, 2)  # of each run; `benchmarks/kills.py` has 500 of all commands
+KILLS = (2, 2)  # of each run; `python -m benchmarks kills` has 500 of all commands
 # of a run's life: until here it imports, until there it prepares
 IMPORTS, BEGUN = 0.2, 0.3
 PRELOAD = ("l2l_nas.cli.search", "matplotlib.pyplot", "sklearn.model_selection", "torch._dynamo")

@@ -71,13 +71,12 @@ def test_a_new_run_leaves_what_is_there_alone(pool, tmp_path, capsys, words, nam
 @pytest.mark.slow
 def test_other_commands_leave_what_is_there_alone(finished, tmp_path, refused):
     (tmp_path / "out").mkdir()
-    for name in ("model.pt2", "storage.json", "page.html", "result.json"):
+    for name in ("model.pt2", "page.html", "result.json"):
         (tmp_path / "out" / name).write_text("mine")
     pool = "space.pool=tiny.py:build"
     before = contents(tmp_path)
     assert "model.pt2 is there already" in refused("export", "run=run", pool, "out=out")
     assert "page.html is there already" in refused("report", "run=run", "out=out/page.html")
-    assert "storage.json is there already" in refused("bench", "bench=storage", "folder=out")
     assert "out already holds a run" in refused("train", "run=run", pool, "folder=out")
     assert contents(tmp_path) == before
 

@@ -158,7 +158,6 @@ def test_an_odd_word_is_one_short_line(pool, tmp_path, refused, word, says):
         (["report", "run=???"], "missing mandatory value: run"),
         (["train", "train.steps=???"], "missing mandatory value: steps"),
         (["export", "run=???"], "missing mandatory value: run"),
-        (["bench", "bench=???"], "missing mandatory value: bench"),
     ],
 )
 def test_a_value_that_leads_nowhere_is_one_line(pool, refused, tmp_path, words, said):

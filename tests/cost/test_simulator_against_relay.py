@@ -1,4 +1,4 @@
-"""The simulator against the real executor, on lanes of known rates. Times are measured by `benchmarks/simulator.py`."""
+"""The simulator against the real executor, on lanes of known rates. Times: `python -m benchmarks simulator`."""
 
 from __future__ import annotations
 
