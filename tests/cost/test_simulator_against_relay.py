@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import simulator as benchmark
+from benchmarks.machines import simulator as benchmark
 from l2l_nas.relay.plan import UpdateOrder
 
 TRIPLES = 12
