@@ -39,7 +39,7 @@ Metrics = Mapping[str, float]
 _MOST = 4096
 # passes over the training data, but not fewer steps than this
 _PASSES, _LEAST_STEPS = 6, 300
-_ABOUT = "metrics of architectures trained alone, by seed, of the test and the validation part; made by l2l_nas bench"
+_ABOUT = "metrics of architectures trained alone, by seed, of the test and the validation part; made by benchmarks"
 
 
 @dataclass(frozen=True)
