@@ -2,9 +2,9 @@
 
 [Note: saves] Saves are numbered. `manifest.json` is always the newest, older ones that stay are called
 `manifest-000007.json`. Files of states are named by their content, so that saves share what did not change. A save
-writes the states that changed, then files the manifest of the save before under its number, then replaces
-`manifest.json`, and only then deletes manifests beyond those that stay and files that none of these has: whenever it is
-interrupted, the last save is whole, and so are the ones before it that stay.
+writes the states that changed, then stores the manifest of the save before under its number, then replaces
+`manifest.json`, and only then deletes manifests beyond those that stay and files that none of these names: whenever a
+save is interrupted, the last one is whole, and so are those before it that stay.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from l2l_nas.files import (
 )
 
 _MANIFEST = "manifest.json"
+_OLDER = re.compile(r"manifest-(\d+)\.json")
 _STATE_FILE = re.compile(r".+-([0-9a-f]{12})\.safetensors", re.DOTALL)
 
 
@@ -67,7 +68,7 @@ class Checkpoint:
 
     @property
     def saves(self) -> tuple[int, ...]:
-        """Numbers of the saves that are held, the newest last; a newest one whose manifest is damaged is missing."""
+        """Numbers of the saves, the newest last; without a newest one whose manifest is damaged."""
         newest = self._newest()
         return tuple(sorted({*self._older(), *([newest.number] if newest else [])}))
 
@@ -78,8 +79,8 @@ class Checkpoint:
             extra: JSON to keep with them, such as the training step.
 
         Raises:
-            StorageError: a file could not be written, or the folder's manifest is somebody else's; what was saved
-                before is whole.
+            StorageError: a file could not be written, or the folder's manifest is of another program; earlier saves are
+                whole.
             NonFiniteError: an update under way had a gradient that is not finite; nothing was saved.
         """
         if self._saved and not self.folder.is_dir():  # what did not change since would be missing in a new one
@@ -102,7 +103,7 @@ class Checkpoint:
         self._tidy(entries, before=newest.files if newest is not None else set())
 
     def remove(self) -> None:
-        """Delete all saves, and the folder if nothing else is in it; what is not ours stays, and so does a link."""
+        """Delete all saves, and the folder if nothing else is in it; files of others stay, and so does a link."""
         if self.folder.is_symlink() or not self.folder.is_dir():
             return
         manifests = [*self._older().values(), self.folder / _MANIFEST]
@@ -123,18 +124,17 @@ class Checkpoint:
         """Replace the server's states by saved ones; returns `extra`.
 
         States are read one after the other: the memory needed beside theirs is that of the largest. A server that has
-        states already gives them up before it gets the new ones, after all files were read once to see that they are
-        whole; only a file that changes in between leaves it with a part of the new ones.
+        states drops them before it gets the new ones, after all files were read once to see that they are whole; only a
+        file that changes in between leaves the server with a part of the new states.
 
         Args:
             save: the number of the save; the newest by default.
-            needs: states that it must have; without them, those would start from their seeds.
+            needs: states that the save must have; without it, they would start from their seeds.
             weights_only: leave what is stored for the optimizer, which may then be another one.
 
         Raises:
             StorageError: there is no such save, or a file is missing, damaged, or of another pool or optimizer, or a
-                state is missing that is needed; the server is as it was. Of another save that is whole, the message
-                says how to use it.
+                state is missing that is needed; the server is as it was. The message names another save that is whole.
         """
         path = self._find(save)
         try:
@@ -147,16 +147,15 @@ class Checkpoint:
             raise StorageError(f"{path}: has no weights of '{missing[0]}'; {ADVICE}{self._another_whole_save(path)}")
         server.drain()
         is_used = bool(server.visited)
+        present = {key: entry for key, entry in manifest.entries.items() if server.pool.has_state(key)}
         saved = {}
         try:
-            known = set(server.pool.states)
-            current = {key: entry for key, entry in manifest.entries.items() if key in known}
             if is_used:
-                for key, entry in current.items():
+                for key, entry in present.items():
                     self._read_state(server, key, entry, weights_only=weights_only)
             _load_scale(server, manifest)
             server.clear()
-            for key, entry in current.items():
+            for key, entry in present.items():
                 state = self._read_state(server, key, entry, weights_only=weights_only)
                 saved[key] = (state.version, entry)
                 server.storage.put(key, state)
@@ -165,21 +164,21 @@ class Checkpoint:
                 server.clear()
             raise StorageError(f"{error}{self._another_whole_save(path)}") from None
         self._saved = saved
-        self._retired = {key: entry for key, entry in manifest.entries.items() if key not in known}
+        self._retired = {key: entry for key, entry in manifest.entries.items() if key not in present}
         self._layouts = dict(manifest.space.get("layouts", {}))
         return manifest.extra
 
     def load_weights(self, server: ParamServer, keys: Iterable[str]) -> tuple[str, ...]:
         """Copy weights and buffers of these states into a server; returns the keys of those that were never saved.
 
-        Their moments and step counts begin anew, so that optimizer and seed may be others than those of the save. Only
-        these states are read.
+        Moments and step counts begin anew, so that optimizer and seed may be others than those of the save. Only these
+        states are read.
 
         Args:
-            server: of the same search space; states it does not have yet are created.
+            server: of the same search space; states that it does not have yet are created.
 
         Raises:
-            StorageError: as `load`; the server may then have a part of them.
+            StorageError: as in `load`; the server may then have a part of the states.
         """
         manifest = Manifest.read(self.folder / _MANIFEST)
         manifest.check_space(server)
@@ -199,8 +198,8 @@ class Checkpoint:
 
     def _older(self) -> dict[int, Path]:
         """Manifests beside the newest, by number."""
-        found = ((re.fullmatch(r"manifest-(\d+)\.json", path.name), path) for path in self.folder.glob("manifest-*"))
-        return {int(match[1]): path for match, path in found if match}
+        paths = self.folder.glob("manifest-*")
+        return {int(match[1]): path for path in paths if (match := _OLDER.fullmatch(path.name))}
 
     def _newest(self) -> Manifest | None:
         """The newest save; None where there is none, or none that can be read."""
@@ -215,8 +214,8 @@ class Checkpoint:
             return self.folder / _MANIFEST
         older = self._older()
         if save not in older:
-            held = ", ".join(map(str, self.saves)) or "none"
-            raise StorageError(f"{self.folder}: has no save {save}; there are: {held}")
+            numbers = ", ".join(map(str, self.saves)) or "none"
+            raise StorageError(f"{self.folder}: has no save {save}; there are: {numbers}")
         return older[save]
 
     def _another_whole_save(self, damaged: Path) -> str:
@@ -236,34 +235,31 @@ class Checkpoint:
         return ""
 
     def _tidy(self, entries: Mapping[str, Mapping[str, Any]], *, before: Collection[str]) -> None:
-        """Delete what no such save needs, and what killed processes left. See [Note: saves]."""
+        """Delete what no save needs any more, and what killed processes left. See [Note: saves]."""
         older = self._older()
-        held = sorted(older)[len(older) - min(len(older), self._keep - 1) :]
-        dropped = [older[number] for number in older if number not in held]
+        staying = sorted(older)[len(older) - min(len(older), self._keep - 1) :]
+        dropped = [older[number] for number in older if number not in staying]
         for path in dropped:
             with contextlib.suppress(StorageError):  # a damaged one: its files are known by their names
                 before = {*before, *Manifest.read(path).files}
         _delete(self.folder, dropped)
         wanted = {entry["file"] for entry in entries.values()}
         try:
-            for number in held:
+            for number in staying:
                 wanted |= Manifest.read(older[number]).files
         except StorageError:
-            return  # what it needs is not known; its time to be deleted comes
+            return  # the files that it needs are not known; its time to be deleted comes
         remove_leftovers(self.folder)
         _delete(self.folder, self._unused(wanted, before))
 
     def _unused(self, wanted: Collection[str], before: Collection[str]) -> list[Path]:
-        """Files of states beside the wanted ones.
-
-        Those that the save before named are ours; of others, such as a killed save left, the name is made of what is
-        in them, as nobody else's is.
-        """
-        found = ((_STATE_FILE.fullmatch(path.name), path) for path in self.folder.glob("*.safetensors"))
+        """Files of states beside the wanted ones: of earlier saves, or with their checksum in the name."""
         return [
             path
-            for match, path in found
-            if match and path.name not in wanted and (path.name in before or _is_of(path, match[1]))
+            for path in self.folder.glob("*.safetensors")
+            if (match := _STATE_FILE.fullmatch(path.name))
+            and path.name not in wanted
+            and (path.name in before or _is_of(path, match[1]))
         ]
 
     def _entry(self, server: ParamServer, key: str) -> dict[str, Any]:
@@ -307,7 +303,7 @@ def _fitting(path: Path, key: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _load_scale(server: ParamServer, manifest: Manifest) -> None:
-    """The dynamic loss scale; other precisions than fp16 leave it alone."""
+    """Restore the dynamic loss scale; only saves of fp16 have one."""
     if manifest.loss_scale is None:
         return
     try:
@@ -317,7 +313,7 @@ def _load_scale(server: ParamServer, manifest: Manifest) -> None:
 
 
 def _is_of(path: Path, digest: str) -> bool:
-    """Whether a file is a whole one of this name; one that was cut off is never given its name."""
+    """Whether the checksum of a file begins like this, as no file of others does."""
     if not path.is_file():
         return False
     try:
@@ -328,8 +324,9 @@ def _is_of(path: Path, digest: str) -> bool:
 
 
 def _delete(folder: Path, paths: Iterable[Path]) -> None:
-    for path in (found := list(paths)):
+    paths = list(paths)
+    for path in paths:
         with named_failures(path):
             path.unlink(missing_ok=True)
-    if found:
+    if paths:
         sync_folder(folder)

@@ -21,7 +21,7 @@ ADVICE = "restore it from a copy, or start a new run"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says. Saves of versions that did not number them count as the first."""
+    """The content of a manifest. Saves of versions that did not number them count as the first."""
 
     path: Path
     content: Mapping[str, Any]
@@ -36,12 +36,12 @@ class Manifest:
 
     @property
     def files(self) -> set[str]:
-        """Names of the files that it consists of."""
+        """Names of the save's files."""
         return {entry["file"] for entry in self.entries.values()}
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Raises StorageError: it is missing, damaged or foreign."""
+        """Raises StorageError: the file is missing, damaged or foreign."""
         content = read_json(path)
         try:
             if content["format"] != FORMAT:
@@ -67,7 +67,7 @@ class Manifest:
 
     @staticmethod
     def is_foreign(path: Path) -> bool:
-        """Whether a file is there and is whole, but none of ours; one that cannot be read may be ours, damaged."""
+        """Whether a file is there and is whole, but no manifest; one that cannot be read may be a damaged manifest."""
         try:
             content = read_json(path)
         except StorageError:
@@ -77,23 +77,20 @@ class Manifest:
     def check_belongs(self, server: ParamServer, *, weights_only: bool = False) -> None:
         """Raises StorageError: these weights are of another run, or what is stored beside them of another optimizer."""
         self.check_space(server)
-        if not weights_only:
-            self._check_optimizer(server)
+        optimizer = server.optimizer
+        if not weights_only and self.optimizer != optimizer.name:
+            raise StorageError(
+                f"{self.path}: saved with optimizer {self.optimizer}, this run uses {optimizer.name}; "
+                f"set optimizer={self.optimizer}"
+            )
+        if not weights_only and self.moments != moments_of(optimizer):
+            raise StorageError(
+                f"{self.path}: saved with moments in {self.moments}, this run keeps {moments_of(optimizer)}; "
+                f"set optimizer.moments={self.moments}"
+            )
         if self.seed != server.seed:
             raise StorageError(
                 f"{self.path}: saved with seed={self.seed}, this run has seed={server.seed}; set seed={self.seed}"
-            )
-
-    def _check_optimizer(self, server: ParamServer) -> None:
-        if self.optimizer != server.optimizer.name:
-            raise StorageError(
-                f"{self.path}: saved with optimizer {self.optimizer}, this run uses {server.optimizer.name}; "
-                f"set optimizer={self.optimizer}"
-            )
-        if self.moments != moments_of(server.optimizer):
-            raise StorageError(
-                f"{self.path}: saved with moments in {self.moments}, this run keeps {moments_of(server.optimizer)}; "
-                f"set optimizer.moments={self.moments}"
             )
 
     def check_space(self, server: ParamServer) -> None:
@@ -105,7 +102,7 @@ class Manifest:
 
 
 def _entry(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a state, with the two parts that everything needs."""
+    """The entry of a state, which must name a file and its checksum."""
     name, checksum = content["file"], content["sha256"]
     if not isinstance(name, str) or not isinstance(checksum, str):
         raise TypeError(f"no file is called {name!r}, with checksum {checksum!r}")
@@ -118,9 +115,9 @@ def content_of(
     number: int,
     extra: Mapping[str, Any],
     entries: Mapping[str, Mapping[str, Any]],
-    layouts: Mapping[str, str] | None = None,
+    layouts: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What `Manifest.read` reads back.
+    """The content that `Manifest.read` reads back.
 
     Args:
         layouts: of candidates that there were before; those of the pool are added.
@@ -131,9 +128,9 @@ def content_of(
     content: dict[str, Any] = {
         "format": FORMAT,
         "save": number,
-        "space": {**space, "layouts": {**(layouts or {}), **space["layouts"]}},
+        "space": {**space, "layouts": {**layouts, **space["layouts"]}},
         "optimizer": server.optimizer.name,
-        **({} if moments == "fp32" else {"moments": moments}),  # as saves have it that know of no other
+        **({} if moments == "fp32" else {"moments": moments}),  # as in saves of versions without other moments
         "seed": server.seed,
         "extra": dict(extra),
         **({} if scale is None else {"loss_scale": scale}),
@@ -143,6 +140,6 @@ def content_of(
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
-    """The checksum of a manifest, over what it says once read back, but for the checksum itself."""
+    """The checksum of a manifest, over its content once read back, without the checksum itself."""
     content = json.loads(json.dumps({name: value for name, value in manifest.items() if name != "sha256"}))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

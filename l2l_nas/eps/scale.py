@@ -31,11 +31,7 @@ class Clip:
             raise SettingError(f"gradients are clipped by the norm of 'global' or 'layer', got {self.scope!r}")
 
     def coefficient(self, norms: Sequence[Tensor] | Tensor) -> float:
-        """What to multiply gradients by.
-
-        Args:
-            norms: float32 scalars, the norm of each parameter's gradient, in the order of the path.
-        """
+        """What to multiply gradients by, from the norm of each parameter's gradient, in the order of the path."""
         return float(torch.clamp(self.norm / (total_norm(norms) + 1e-6), max=1.0))
 
 
@@ -49,10 +45,10 @@ def are_finite(gradients: Sequence[Tensor]) -> bool:
     if not gradients:
         return True
     device = gradients[0].device
-    found, one = torch.zeros((), device=device), torch.ones((), device=device)
-    # what torch's own gradient scaler does, in one kernel; a product with 1 changes no bit
-    torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), found, one)
-    return not found.item()
+    is_bad, factor = torch.zeros((), device=device), torch.ones((), device=device)
+    # as torch's gradient scaler does, in one kernel; a product with 1 changes no bit
+    torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), is_bad, factor)
+    return not is_bad.item()
 
 
 def total_norm(norms: Sequence[Tensor] | Tensor) -> Tensor:
@@ -66,12 +62,11 @@ def total_norm(norms: Sequence[Tensor] | Tensor) -> Tensor:
 class LossScale:
     """The dynamic loss scale of mixed-precision training (Micikevicius et al., arXiv 1710.03740, section 3.2).
 
-    A step whose gradients overflow is left out and the scale halved; after `interval` good ones it is doubled.
+    A step whose gradients overflow is left out and the scale halved; `interval` good steps in a row double it.
 
     Args:
-        scale: what the loss is multiplied by now; powers of two do not change a bit of the gradient.
-        interval: good steps in a row before it grows.
-        good_steps: how many there have been since it last changed.
+        scale: a power of two, which changes no bit of a gradient.
+        good_steps: in a row, since the scale last changed.
     """
 
     scale: float = 65536.0
@@ -80,11 +75,11 @@ class LossScale:
 
     @property
     def is_lowest(self) -> bool:
-        """Whether it cannot be the scale's fault that gradients are not finite."""
+        """Whether a smaller scale would not help against gradients that are not finite."""
         return self.scale <= 1.0
 
     def update(self, *, overflowed: bool) -> None:
-        """After each step."""
+        """Count a step."""
         self.good_steps = 0 if overflowed else self.good_steps + 1
         if overflowed:
             self.scale = max(1.0, self.scale / 2)
@@ -92,9 +87,9 @@ class LossScale:
             self.scale, self.good_steps = self.scale * 2, 0
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """The content of a checkpoint."""
         return {"scale": self.scale, "good_steps": float(self.good_steps)}
 
     def load(self, state: Mapping[str, float]) -> None:
-        """Go on from there."""
+        """Restore what `state` returned."""
         self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])

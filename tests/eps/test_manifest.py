@@ -18,7 +18,7 @@ def server(pool=POOL, *, optimizer=None, seed=0):
 
 
 def written(path, **changes):
-    values = {"number": 7, "extra": {"step": 3, "rate": 0.1}, "entries": ENTRIES}
+    values = {"number": 7, "extra": {"step": 3, "rate": 0.1}, "entries": ENTRIES, "layouts": {}}
     path.write_text(json.dumps(content_of(server(), **{**values, **changes})))
     return path
 

@@ -13,12 +13,7 @@ from l2l_nas.eps.optimizers.rules import SGD, AdamW
 
 
 class RuleOptimizer(torch.optim.Optimizer):
-    """A rule of ours, or of a user's own, as torch has optimizers: with parameters, `step` and a state of tensors.
-
-    Args:
-        parameters: float32.
-        lr: learning rate.
-    """
+    """Any update rule as an optimizer of torch, of float32 parameters."""
 
     def __init__(self, rule: Optimizer, parameters: Sequence[nn.Parameter], *, lr: float = 0.0) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -28,19 +23,21 @@ class RuleOptimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update each parameter that has a gradient."""
         for group in self.param_groups:
-            for parameter in (one for one in group["params"] if one.grad is not None):
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
                 state = self.state[parameter]
                 if not state:
                     state["step"] = torch.tensor(0.0)
-                    for held in self.rule.state(tuple(parameter.shape)):
-                        state[held.name] = torch.zeros(held.shape, dtype=held.dtype, device=parameter.device)
+                    for tensor in self.rule.state(tuple(parameter.shape)):
+                        state[tensor.name] = torch.zeros(tensor.shape, dtype=tensor.dtype, device=parameter.device)
                 moments = [[value] for name, value in state.items() if name != "step"]
                 self.rule.update([parameter], [parameter.grad], moments, [state["step"]], lr=group["lr"])
 
 
 def in_torch(rule: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of plain PyTorch that does the same: torch's own where the rule is AdamW or SGD."""
-    if type(rule) is AdamW:  # a class made of it may do something else
+    """An optimizer of torch that computes the same: torch's own where the rule is AdamW or SGD."""
+    if type(rule) is AdamW:  # a subclass may compute something else
         return torch.optim.AdamW(
             parameters, lr=0.0, betas=rule.betas, eps=rule.eps, weight_decay=rule.weight_decay, fused=True
         )
@@ -59,7 +56,7 @@ def in_torch(rule: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim
 
 
 def add_to(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-    """Have an optimizer that `in_torch` gave update more parameters."""
+    """Have an optimizer of `in_torch` update further parameters."""
     optimizer.add_param_group({"params": parameters})
     _start_momentum(optimizer, parameters)
 
@@ -72,6 +69,6 @@ def _start_momentum(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Pa
 
 
 def moments_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What such an optimizer keeps for a parameter, by the names of `Optimizer.state`."""
+    """The state of a parameter in an optimizer of `in_torch`, by the names of `Optimizer.state`."""
     names = {"exp_avg": "moment0", "exp_avg_sq": "moment1", "momentum_buffer": "moment0"}
     return {names.get(name, name): value for name, value in state.items() if name != "step"}

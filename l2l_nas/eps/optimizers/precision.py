@@ -17,9 +17,9 @@ MOMENTS = ("fp32", "bf16")
 
 @dataclass(frozen=True)
 class LowPrecision:
-    """An optimizer whose moments lie in fewer bytes. Each parameter's are float32 while it is updated.
+    """An optimizer whose moments lie in fewer bytes. Those of a parameter are float32 while it is updated.
 
-    Only float32 tensors of the parameter's own shape are stored so: factors, as Adafactor's, are small anyway.
+    Only float32 tensors of the parameter's shape are stored so: factors, such as Adafactor's, are small anyway.
 
     Args:
         rule: computes the updates.
@@ -68,11 +68,10 @@ class LowPrecision:
         self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
     ) -> None:
         """One step; see `Optimizer.update`. Parameter by parameter, so that one at a time is in float32."""
-        for index, (weight, gradient, step) in enumerate(zip(weights, gradients, steps, strict=True)):
-            stored = [tensors[index] for tensors in moments]
-            wanted = self.rule.state(tuple(weight.shape))
-            full = [own.to(tensor.dtype) for own, tensor in zip(stored, wanted, strict=True)]
-            self.rule.update([weight], [gradient], [[one] for one in full], [step], lr=lr)
-            for own, values in zip(stored, full, strict=True):
-                if values is not own:  # which is stored in full
-                    own.copy_(values)
+        for weight, gradient, step, *stored in zip(weights, gradients, steps, *moments, strict=True):
+            dtypes = [tensor.dtype for tensor in self.rule.state(tuple(weight.shape))]
+            full = [moment.to(dtype) for moment, dtype in zip(stored, dtypes, strict=True)]
+            self.rule.update([weight], [gradient], [[moment] for moment in full], [step], lr=lr)
+            for moment, updated in zip(stored, full, strict=True):
+                if updated is not moment:  # which is stored in full
+                    moment.copy_(updated)

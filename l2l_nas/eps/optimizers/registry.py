@@ -14,7 +14,7 @@ from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.plugins import is_named, made, name_and_arguments
 
 NO_DECAY = ("none", "norms_and_biases")
-# of every optimizer, the user's own as well
+# arguments of every optimizer, the user's own as well
 COMMON = ("moments", "no_decay", "layer_decay", "groups")
 _OF_A_GROUP = ("match", "weight_decay", "lr_scale", "frozen")
 
@@ -54,17 +54,17 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
 
 
 def build_optimizer(chosen: str | Mapping[str, Any] | Optimizer) -> Optimizer:
-    """An optimizer by name; one that is built already is taken as it is.
+    """An optimizer by name; one that is built already is returned.
 
     Args:
-        chosen: a key of `OPTIMIZERS`, or `FILE.py:NAME` or `MODULE:NAME` of a class or function that gives one. A dict
-            has the name, as "name", and the arguments. Those of `COMMON` every optimizer takes: `moments`, "fp32",
-            or "bf16"; `no_decay`, "none" or "norms_and_biases"; `layer_decay`, see there; `groups`, a dict of
-            the arguments of `Group` by its name.
+        chosen: a key of `OPTIMIZERS`, or `FILE.py:NAME` or `MODULE:NAME` of a class or function that makes one. A dict
+            has the name, as "name", and the arguments. Those of `COMMON` every optimizer takes: `moments`, "fp32" or
+            "bf16"; `no_decay`, "none" or "norms_and_biases"; `layer_decay`, see there; `groups`, a dict of the
+            arguments of `Group` by its name.
 
     Raises:
-        SettingError: no such name, an argument that it does not take, or a value that makes no sense.
-        L2LError: what is named raised something.
+        SettingError: no such name, an argument that the optimizer does not take, or a value that makes no sense.
+        L2LError: the user's class or function raised something.
     """
     if not isinstance(chosen, str | Mapping):
         if isinstance(chosen, type) or not isinstance(chosen, Optimizer):
@@ -73,23 +73,22 @@ def build_optimizer(chosen: str | Mapping[str, Any] | Optimizer) -> Optimizer:
     name, arguments = name_and_arguments(chosen)
     common = {key: arguments.pop(key) for key in COMMON if key in arguments}
     if is_named(name):
-        kind = "an optimizer as l2l_nas.eps.optimizers.base.Optimizer"
-        found: Optimizer = made(
+        optimizer: Optimizer = made(
             {"name": name, **arguments},
             setting="optimizer",
             offered={},
-            is_right=lambda one: isinstance(one, Optimizer),
-            kind=kind,
+            is_right=lambda result: isinstance(result, Optimizer),
+            kind="an optimizer as l2l_nas.eps.optimizers.base.Optimizer",
         )
     elif name in OPTIMIZERS:
-        found = OPTIMIZERS[name](**arguments)
+        optimizer = OPTIMIZERS[name](**arguments)
     else:
         raise SettingError(f"no optimizer '{name}'{did_you_mean(name, OPTIMIZERS)}")
-    return _with_common(found, **common)
+    return _with_common(optimizer, **common)
 
 
 def _with_common(
-    found: Optimizer,
+    optimizer: Optimizer,
     *,
     moments: str = "fp32",
     no_decay: str = "none",
@@ -97,19 +96,20 @@ def _with_common(
     groups: Mapping[str, Any] | None = None,
 ) -> Optimizer:
     if moments != "fp32":
-        found = in_low_precision(found, moments)
-    more = [*_decays(no_decay, layer_decay), *(_group(name, one) for name, one in (groups or {}).items())]
-    if not more:
-        return found
-    rule, before = (found.rule, tuple(found.groups)) if isinstance(found, Groups) else (found, ())
-    return Groups(rule, (*before, *more))
+        optimizer = in_low_precision(optimizer, moments)
+    added = [*_decays(no_decay, layer_decay), *(_group(name, content) for name, content in (groups or {}).items())]
+    if not added:
+        return optimizer
+    if isinstance(optimizer, Groups):
+        return Groups(optimizer.rule, (*optimizer.groups, *added))
+    return Groups(optimizer, tuple(added))
 
 
 def _decays(undecayed: str, rate: float) -> list[Group]:
     if undecayed not in NO_DECAY:
         raise SettingError(f"optimizer.no_decay: no '{undecayed}'{did_you_mean(undecayed, NO_DECAY)}")
-    found = [no_decay()] if undecayed != "none" else []
-    return found if rate == 1.0 else [*found, layer_decay(rate)]
+    groups = [no_decay()] if undecayed != "none" else []
+    return groups if rate == 1.0 else [*groups, layer_decay(rate)]
 
 
 def _group(name: str, content: object) -> Group:
@@ -132,10 +132,10 @@ def _group(name: str, content: object) -> Group:
 
 
 def in_low_precision(optimizer: Optimizer, moments: str) -> Optimizer:
-    """An optimizer with all its moments in "bf16", those of its groups' own rules as well.
+    """An optimizer with all its moments in bf16, those of its groups' rules as well.
 
     Raises:
-        SettingError: another precision.
+        SettingError: `moments` is not "bf16".
     """
     if not isinstance(optimizer, Groups):
         return LowPrecision(optimizer, moments)
@@ -147,6 +147,6 @@ def in_low_precision(optimizer: Optimizer, moments: str) -> Optimizer:
 
 
 def moments_of(optimizer: Optimizer) -> str:
-    """In what precision an optimizer keeps its moments: "fp32" or "bf16"."""
+    """The precision of an optimizer's moments: "fp32" or "bf16"."""
     rule = optimizer.rule if isinstance(optimizer, Groups) else optimizer
     return rule.moments if isinstance(rule, LowPrecision) else "fp32"

@@ -252,20 +252,16 @@ class Muon:
     is_elementwise = False
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
-        """See `Optimizer.state`: the momentum.
-
-        Raises:
-            SettingError: the parameter is no matrix.
-        """
+        """See `Optimizer.state`: the momentum."""
         if len(shape) < 2:
             raise SettingError(f"muon updates matrices, not a parameter of shape {shape}; write muon_with_adamw()")
         return like_weights(shape, 1)
 
     def for_parameter(self, parameter: Parameter) -> Muon:
-        """The rule for a parameter: see `rule_for`.
+        """See `rule_for`.
 
         Raises:
-            SettingError: which of its dimensions make a matrix is not known.
+            SettingError: it is not known which of the parameter's dimensions make a matrix.
         """
         if parameter.is_experts:
             return _MuonOfExperts(**{entry.name: getattr(self, entry.name) for entry in fields(self)})
