@@ -64,8 +64,8 @@ class LeastEffect(Dropped):
     def networks(self, search: SearchContext) -> list[Architecture]:
         """See `Propose`."""
         blocks = self.blocks(search)
-        found = search.evaluator.evaluate_population([self.without(search, [block]) for block in blocks])
-        losses = {block: one.metrics["loss"] for block, one in zip(blocks, found, strict=True) if one.metrics}
+        found = search.evaluator.score_all([self.without(search, [block]) for block in blocks])
+        losses = {block: one["loss"] for block, one in zip(blocks, found, strict=True) if one is not None}
         print("losses without a block:", {block: round(loss, 4) for block, loss in losses.items()})
         return [self.without(search, sorted(losses, key=losses.__getitem__)[: self._count])]
 

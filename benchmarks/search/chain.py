@@ -37,7 +37,8 @@ from benchmarks.settings import BenchWatch, Settings
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.nas.evaluation.evaluator import Evaluator, Training
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.evaluation.segment import Segment
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.division import division
 from l2l_nas.relay.relay import Relay
@@ -185,9 +186,9 @@ def _stages(
         )
         evaluator = Evaluator(relay, trainer, validation=problem.data.validation, budget=budget, test=problem.data.test)
         for ordinal, architecture in enumerate(architectures):
-            outcome = evaluator.evaluate(architecture, ordinal, poll=lambda: None)
-            assert outcome.metrics is not None, outcome.reason
-            found.setdefault("trial", []).append(outcome.metrics[metric])
+            trial = evaluator.run(Segment.of_trial(architecture, ordinal, budget, done=0, server=None))
+            assert trial.error is None, trial.error
+            found.setdefault("trial", []).append(trial.metrics[metric])
             watch.advance(budget.steps_per_trial, f"{said}, trials")
         for index, architecture in enumerate(architectures):
             for name, value in _finalist(evaluator, budget, architecture, index, metric).items():
@@ -205,12 +206,14 @@ def _finalist(
     found: dict[str, float] = {}
     server, done = None, 0
     for spend in budget.rounds:
-        part = replace(Training.of_finalist(architecture, index, budget, spend=spend, done=done), server=server)
-        scores, server = evaluator.train_alone(part, after_step=lambda step, loss: None)
+        segment = replace(Segment.of_finalist(architecture, index, budget, spend=spend, done=done), server=server)
+        result = evaluator.run(segment)
+        assert result.error is None, result.error
+        server = result.server
         done += spend.steps
         if not spend.is_last:
-            found[f"after {done}"] = scores["validation"].values[metric]
-    return found | {part: scores[part].values[metric] for part in ("validation", "test")}
+            found[f"after {done}"] = result.metrics[metric]
+    return found | {part: result.scores[part].values[metric] for part in ("validation", "test")}
 
 
 class Played:

@@ -105,6 +105,7 @@ def measure_trial(positions: int) -> float:
     from l2l_nas.eps.optimizers.rules import AdamW
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.nas.evaluation.evaluator import Evaluator
+    from l2l_nas.nas.evaluation.segment import Segment
     from l2l_nas.nas.strategies.budget import Budget
     from l2l_nas.nas.strategies.division import division
     from l2l_nas.relay.relay import Relay
@@ -127,12 +128,9 @@ def measure_trial(positions: int) -> float:
     trainer = Trainer(relay, problem.task, Batches(problem.data.train, batch_size=64, seed=0), 64)
     evaluator = Evaluator(relay, trainer, validation=problem.data.validation, budget=budget)
     paths = UniformPaths(problem.pool, seed=0)
-    times = [timed(partial(evaluator.evaluate, paths.path_at(step), step, poll=_go_on))[1] for step in range(8)]
+    segments = [Segment.of_trial(paths.path_at(step), step, budget, done=0, server=None) for step in range(8)]
+    times = [timed(partial(evaluator.run, segment))[1] for segment in segments]
     return statistics.median(times[2:])
-
-
-def _go_on() -> None:
-    """Nobody stops a trial."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

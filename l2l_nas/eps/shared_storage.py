@@ -1,9 +1,12 @@
-"""States that several processes share, in one block of memory without a name.
+"""States that several processes of one machine share, in one block of memory.
 
-[Note: shared memory] The block is a file that lies in memory and has no name (`memfd_create`): processes that are
-started with its descriptor use it, and it is gone when the last of them ends, however that ends. Nothing is left in
-`/dev/shm`, whose size does not matter. Every state of the pool has a fixed offset; what was never written takes no
-memory.
+[Note: shared memory] The block is a file that lies in memory and has no name (`memfd_create`): other processes open it
+by the descriptor of the process that made it (`/proc/PID/fd/N`), and it is gone when the last of them ends, however
+that ends. Nothing is left in `/dev/shm`, whose size does not matter. Every state of the pool has a fixed offset; what
+was never written takes no memory.
+
+[Note: numbers] A process that joins takes the lowest number that no other holds, by a lock that the kernel takes back
+when the process ends. Before it works it undoes what the last holder of that number left half written.
 
 [Note: a state at a time] A state is read and written under a lock (see `range_locks.py`), held for as long as the state
 is copied or updated, never while something is computed with it. So a reader sees a state as some update left it, never
@@ -24,6 +27,7 @@ import mmap
 import os
 import queue
 import tempfile
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -42,6 +46,7 @@ from l2l_nas.errors import SpaceError, StorageError
 from l2l_nas.space.pool import LayerPool
 
 _WORD = 8
+_WAIT_S = 30.0  # for a number that a process which is ending still holds
 _UNDOS = 2  # of a process: one state is updated while another gets its buffers
 _MARGIN = 64  # in front of an undo block: visits, version, and how many bytes of the state it holds
 
@@ -64,13 +69,13 @@ class Place:
 
 
 class _Map:
-    """Offsets in bytes. First a table of four words a state, column by column, and one word that counts."""
+    """Offsets in bytes. First a table of four words a state, column by column, and two words that count."""
 
     def __init__(self, pool: LayerPool, optimizer: Optimizer, workers: int) -> None:
         rules = rules_of(pool, optimizer)
         self.images = {key: Image(rules.of(key).layout) for key in pool.states}
         self.sizes = {key: image.end_bytes(Part.ALL) for key, image in self.images.items()}
-        self.undo = align((4 * len(self.images) + 1) * _WORD)
+        self.undo = align((4 * len(self.images) + 2) * _WORD)
         self.undo_bytes = _MARGIN + max(self.sizes.values(), default=0)
         *starts, self.end = accumulate(self.sizes.values(), initial=self.undo + workers * _UNDOS * self.undo_bytes)
         self.starts = dict(zip(self.sizes, starts, strict=True))
@@ -106,10 +111,10 @@ class SharedStorage:
         memory = mmap.mmap(self._place.handle, self._map.end)
         self._block = torch.frombuffer(memory, dtype=torch.uint8)
         count = len(self._map.images)
-        words = memoryview(memory)[: (4 * count + 1) * _WORD].cast("q")
+        words = memoryview(memory)[: (4 * count + 2) * _WORD].cast("q")
         # by state: its number in the order of creation, or 0; visits; version; 1 + the block that undoes a change
         self._created, self._visits, self._version, self._mark = (words[i * count : (i + 1) * count] for i in range(4))
-        self._counter = words[4 * count :]
+        self._counters = words[4 * count :]  # states that were created; processes that joined
         self._numbers = {key: number for number, key in enumerate(self._map.images)}
         self._locks = RangeLocks(self._place.handle, count + 1)
         self._states: dict[str, LayerState] = {}
@@ -121,6 +126,11 @@ class SharedStorage:
     def place(self, worker: int, process: int) -> Place:
         """The place of a process that is to join; it must inherit the descriptor."""
         return Place(self._place.handle, worker, self._place.workers, process)
+
+    @property
+    def address(self) -> str:
+        """Where other processes of this machine `join` it, as long as this one holds it."""
+        return f"/proc/{os.getpid()}/fd/{self._place.handle}"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -152,10 +162,16 @@ class SharedStorage:
         self._visits[number], self._version[number] = state.visits, state.version
         self._created[number] = order  # last: a process killed before leaves no state at all
 
+    def count_process(self) -> int:
+        """The number of a process among all that joined, from 1."""
+        with self._locks.held(len(self._numbers), exclusive=True):
+            self._counters[1] += 1
+            return int(self._counters[1])
+
     def _next_order(self) -> int:
         with self._locks.held(len(self._numbers), exclusive=True):
-            self._counter[0] += 1
-            return int(self._counter[0])
+            self._counters[0] += 1
+            return int(self._counters[0])
 
     def clear(self) -> None:
         """See `Storage`."""
@@ -259,3 +275,49 @@ def _anonymous_file(size: int) -> int:
             f"no {size:,} bytes of shared memory ({error.strerror}); free some, or use search.workers=1"
         ) from error
     return handle
+
+
+def join(address: str, pool: LayerPool, *, optimizer: Optimizer, workers: int) -> SharedStorage:
+    """Join the storage that another process of this machine made; see [Note: numbers].
+
+    Args:
+        address: see `SharedStorage.address`.
+        workers: as its maker said.
+
+    Raises:
+        StorageError: the storage is gone, or all numbers are held.
+        SpaceError: it is of another pool.
+    """
+    try:
+        handle = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError(
+            f"the weights that trials share are gone ({error.strerror}): their search has ended"
+        ) from error
+    count = len(pool.states)
+    worker = _hold_number(handle, count + 1, workers)
+    storage = SharedStorage(pool, optimizer=optimizer, place=Place(handle, worker, workers, 0))
+    storage.recover(worker)
+    number_versions(storage.count_process())
+    return storage
+
+
+def _hold_number(handle: int, first: int, workers: int) -> int:
+    """The lowest number from 1 that no other process holds, held from now on.
+
+    Args:
+        first: byte of the file that the lock of number 0 is on.
+    """
+    import fcntl
+
+    end = time.monotonic() + _WAIT_S
+    while True:
+        for worker in range(1, workers):
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, first + worker)
+            except OSError:
+                continue
+            return worker
+        if time.monotonic() > end:
+            raise StorageError(f"more than {workers - 1} processes want to share weights; stop others of this search")
+        time.sleep(0.01)  # one that ends gives its number back

@@ -79,7 +79,7 @@ class TrialRecord:
         cached: whether its values are those of an earlier trial of the same architecture.
         reason: why it was pruned, stopped or failed.
         seconds: what it took.
-        weights: which version of each layer state it was scored with, as `Ledger.entry` tells.
+        weights: which version of each layer state it was scored with, as `WeightProvenance.entry` tells.
         worker: the process that evaluated it, from 1; 0 where there is only one.
         metrics: all metrics and costs that are known, by name.
         rungs: metrics that it had on its way, by so many of so many steps: "50/200".

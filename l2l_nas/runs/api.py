@@ -139,8 +139,9 @@ def search(
             `strategy`, `optimizer` and `schedule` are a name, or a dict of it and its arguments: `sampler="tpe"`,
             `optimizer={"name": "sgd", "momentum": 0.8}`. These, `early_stop`, `costs` and the relay's `storage` may be
             objects, too: a sampler of Optuna's kind, a list of phases, an optimizer or `Groups`, a function of the peak
-            and the steps, a rule, functions as a list or a dict by name, a storage. Going on with a run these are given
-            again.
+            and the steps, a rule, functions as a list or a dict by name, a storage. `executor` is a name with its
+            arguments, or any `concurrent.futures.Executor`, with `workers=` for how many trials it runs at a time.
+            Going on with a run these are given again.
 
     Raises:
         L2LError: whatever is wrong with the problem or the settings, before anything is written.

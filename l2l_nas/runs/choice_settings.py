@@ -168,6 +168,32 @@ class EvolutionConf:
     tournament: Optional[int] = setting(None, "one's parent is the best of; null: half", least=1)
 
 
+@dataclass(frozen=True)
+class RayConf:
+    """Ray Core: tasks of a cluster."""
+
+    address: str = setting("", "of the cluster; '': the one Ray finds, or this machine")
+    cpus: float = setting(1.0, "that a trial takes")
+    gpus: float = setting(0.0, "that a trial takes")
+    memory: int = setting(0, "bytes that a trial takes; 0: not said")
+
+
+@dataclass(frozen=True)
+class DaskConf:
+    """Workers of a Dask cluster."""
+
+    address: str = setting("", "of the scheduler; '': a cluster of this machine")
+
+
+@dataclass(frozen=True)
+class SubmititConf:
+    """Jobs of a cluster such as Slurm, one for each stretch of training."""
+
+    folder: str = setting("submitit", "that all machines see, for its files")
+    cluster: str = setting("", "slurm, local; '': what submitit finds")
+    parameters: dict[str, Any] = setting({}, "of each job: timeout_min, gpus_per_node ...")
+
+
 CHOICES: Mapping[str, Mapping[str, type]] = {
     "sampler": {
         "gp_hamming": ClimbsConf,
@@ -179,6 +205,13 @@ CHOICES: Mapping[str, Mapping[str, type]] = {
         "grid": NoArguments,
         "evolution": EvolutionConf,
         "local": ClimbsConf,
+    },
+    "executor": {
+        "inline": NoArguments,
+        "processes": NoArguments,
+        "ray": RayConf,
+        "dask": DaskConf,
+        "submitit": SubmititConf,
     },
     "strategy": {"default": NoArguments, "blockwise": BlockwiseConf, "random_search": NoArguments},
     "optimizer": {

@@ -24,6 +24,7 @@ ABOUT: Mapping[str, tuple[str, str, str]] = {
     "strategy": ("The phases of a search", "default", "FILE.py:NAME"),
     "optimizer": ("What updates weights", "adamw", "FILE.py:NAME"),
     "schedule": ("The learning rate of each step", "cosine", "FILE.py:NAME"),
+    "executor": ("What runs trials", "inline", "FILE.py:NAME"),
     "relay": ("The device side", "default", ""),
     "callbacks": ("What sees a search go by", "none", "[FILE.py:NAME]"),
     "experiment": ("Settings for one purpose; your own with --config-dir DIR", "", "DIR/experiment/*.yaml"),
@@ -41,6 +42,7 @@ NAMES: Mapping[str, str] = {
     "strategy": "name",
     "optimizer": "name",
     "schedule": "name",
+    "executor": "name",
 }
 
 _PACKAGE = Path(__file__).resolve().parent.parent

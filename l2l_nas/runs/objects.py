@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ class Objects:
         optimizer: updates them.
         schedule: of the learning rate, made of a peak and a number of steps.
         callbacks: see it go by, besides those that the settings name.
+        executor: runs segments of trainings.
     """
 
     problem: Problem | None = None
@@ -41,9 +43,4 @@ class Objects:
     optimizer: Optimizer | None = None
     schedule: MakeSchedule | None = None
     callbacks: Sequence[Callback | str] = ()
-
-    @property
-    def can_be_named(self) -> bool:
-        """Whether another process can build the problem, and what trains it, from the settings."""
-        is_trained_by_name = self.optimizer is None and self.schedule is None
-        return self.problem is None and is_trained_by_name and all(isinstance(one, str) for one in self.costs)
+    executor: Executor | None = None

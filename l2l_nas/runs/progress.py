@@ -219,11 +219,10 @@ class Display(Callback):
         """See `Callback.poll`."""
         self._signals.poll()
 
-    def lost(self, worker: int, *, ended: str, task: str, again: bool) -> None:
+    def lost(self, *, ended: str, task: str, again: bool) -> None:
         """See `Watch.lost`."""
-        self._log.write("worker_lost", worker=worker, ended=ended, task=task, again=again)
-        what = f" in {task}; " + ("another does that again" if again else "that is given up") if task else ""
-        warn(self._console, f"worker {worker} {ended}{what}")
+        self._log.write("worker_lost", ended=ended, task=task, again=again)
+        warn(self._console, f"a worker {ended} in {task}; " + ("it is done again" if again else "it is given up"))
 
     def _measure_step(self) -> None:
         done = self._done - self._began_at

@@ -29,9 +29,8 @@ from l2l_nas.errors import SettingError, StorageError, of_user, one_line, withou
 from l2l_nas.files import make_folder, read_bytes, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
-from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, TrialExecutor, population_size
-from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
-from l2l_nas.nas.evaluation.worker_pool import WorkerPool
+from l2l_nas.nas.evaluation.evaluator import Evaluator, population_size
+from l2l_nas.nas.evaluation.executor import InlineExecutor, SegmentExecutor
 from l2l_nas.nas.objectives import Goal, counts, num_evaluated, parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
 from l2l_nas.nas.strategies.build import RANDOM, build_phases
@@ -80,8 +79,7 @@ from l2l_nas.runs.saved_best import recall
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, scoring, study_address
 from l2l_nas.runs.terminal import warn
-from l2l_nas.runs.workers import ShownWorkers, check_workers, worker_processes
-from l2l_nas.runs.workers import identity as identity_of
+from l2l_nas.runs.workers import ShownWorkers, check_workers, engine_name, worker_executor
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.growth import frozen, retired
 from l2l_nas.space.sampling import build_paths
@@ -130,7 +128,7 @@ class SearchRun:
         check_time(conf)
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
         self.phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy)
-        check_workers(conf, is_named=objects.can_be_named)
+        check_workers(conf, objects)
         self.address = study_address(conf, self.folder)
         self._seen: Callbacks | None = None
         self._display: Display | None = None
@@ -255,7 +253,7 @@ class SearchRun:
         with (
             self._at_work(),
             pool_in_files(self.relay.server, self.folder.root, self.conf.relay),
-            worker_processes(self.conf, self.relay.server) as workers,
+            contextlib.ExitStack() as workers,
         ):
             return self._go(started, resume=resume, workers=workers)
 
@@ -266,7 +264,7 @@ class SearchRun:
             tidy(self.folder)
             yield
 
-    def _go(self, started: float, *, resume: bool, workers: WorkerPool | None) -> float:
+    def _go(self, started: float, *, resume: bool, workers: contextlib.ExitStack) -> float:
         is_begun = resume and self.folder.log.exists()
         before = seconds_of(read_bytes(self.folder.log).decode("utf-8", "replace")) if is_begun else 0.0
         log = Log(self.folder.log)
@@ -410,23 +408,21 @@ class SearchRun:
             scoring=scoring(self.conf, self.budget) if self.address else None,
         )
 
-    def _search(self, study: Study, display: Display, page: LivePage, log: Log, workers: WorkerPool | None) -> Search:
+    def _search(
+        self, study: Study, display: Display, page: LivePage, log: Log, workers: contextlib.ExitStack
+    ) -> Search:
         def report(line: str, error: BaseException) -> None:
             warn(self.console, line)
             text = without_passwords("".join(traceback.format_exception(error)))
             log.write("callback", problem=one_line(line), traceback=text)
 
         self._seen = seen = Callbacks(display, page, own=self.callbacks, report=report)
-        data, budget, server = self.problem.data, self.budget, self.relay.server
-        evaluator = Evaluator(
-            self.relay, self.trainer, validation=data.validation, budget=budget, scorer=self.scorer, test=data.test
-        )
-        size = population_size(server, budget)
-        executor: TrialExecutor = InlineExecutor(evaluator, size=size, poll=seen.poll)
-        if workers is not None:
-            about = identity_of(self.problem)
-            executor = ProcessExecutor(
-                workers, server, budget=budget, watch=ShownWorkers(display, seen), identity=about
+        budget, server, evaluator = self.budget, self.relay.server, self.evaluator()
+        executor: SegmentExecutor = InlineExecutor(evaluator, size=population_size(server, budget), poll=seen.poll)
+        if engine_name(self.conf, self.objects) != "inline":
+            watch = ShownWorkers(display, seen)
+            executor = workers.enter_context(
+                worker_executor(self.conf, self.objects, server, budget=budget, watch=watch, problem=self.problem)
             )
         context = SearchContext(
             self.relay,
@@ -447,6 +443,18 @@ class SearchRun:
             recall=recall(self.conf, self.problem, server, self.folder, self.console),
         )
         return Search(context, self.phases)
+
+    def evaluator(self) -> Evaluator:
+        """What trains and scores networks in this process."""
+        data = self.problem.data
+        return Evaluator(
+            self.relay,
+            self.trainer,
+            validation=data.validation,
+            budget=self.budget,
+            scorer=self.scorer,
+            test=data.test,
+        )
 
     def _resumes(self) -> bool:
         """Whether to go on with a run. One that was killed before it had a study is started."""

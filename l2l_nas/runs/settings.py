@@ -233,6 +233,12 @@ class SearchConf:
     schedule: Choice = setting(
         {"name": "cosine"}, "of the learning rate; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
     )
+    executor: Choice = setting(
+        {"name": "inline"},
+        "runs trials; search.workers=N: processes",
+        resume=may_change("who does the work"),
+        is_code=True,
+    )
     callbacks: dict[str, Any] = setting({}, "that see it go by: [FILE.py:NAME]", resume=free("they observe"))
     space: SpaceConf = section(
         SpaceConf, resume=may_change("layers and data are compared by what they are, and a pool may grow")

@@ -1,84 +1,156 @@
-"""Starts the worker processes of a search (`search.workers`); what each of them runs is in `worker.py`."""
+"""Worker processes of a search: what each builds, and who starts them (`executor`, `search.workers`)."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from concurrent.futures import Executor
+from functools import partial
+
+import cloudpickle
 
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.range_locks import refuse_without_locks
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.shared_storage import SharedStorage
+from l2l_nas.eps.shared_storage import SharedStorage, join
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.callback import Callback
-from l2l_nas.nas.evaluation.worker_pool import Message, WorkerPool
-from l2l_nas.plugins import is_own
+from l2l_nas.nas.evaluation.engines import ENGINES, own
+from l2l_nas.nas.evaluation.evaluator import population_size
+from l2l_nas.nas.evaluation.futures import FuturesExecutor
+from l2l_nas.nas.evaluation.remote import Message, Workplace
+from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.plugins import is_own, made
+from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.progress import Display
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
 
-# run by name in a process of its own, as it imports what imports this
-_WORKER = "l2l_nas.runs.worker"
+
+def engine_name(conf: SearchConf, objects: Objects) -> str:
+    """The executor that a search has: workers=N alone means processes."""
+    name = str(conf.executor["name"])
+    if objects.executor is not None or is_own(name):
+        return "own"
+    return "processes" if name == "inline" and conf.search.workers > 1 else name
 
 
-def check_workers(conf: SearchConf, *, is_named: bool = True) -> None:
+def check_workers(conf: SearchConf, objects: Objects) -> None:
     """Refuse settings that do not go with several processes.
-
-    Args:
-        is_named: whether the problem is one that another process can build by its name.
 
     Raises:
         SettingError: named.
     """
-    if conf.search.workers == 1:
+    workers, name = conf.search.workers, engine_name(conf, objects)
+    if name == "inline":
         return
-    if not is_named:
+    if name == "own" and workers == 1:
+        raise SettingError("executor: say how many segments it runs at a time, such as search.workers=4")
+    if name != "processes" and conf.search.trial_weights == "shared":
         raise SettingError(
-            f"search.workers={conf.search.workers}: worker processes build the problem by its name, with its "
-            "costs, optimizer and schedule; name them instead of giving objects: "
-            "search('FILE.py:FUNCTION', workers=...), or take workers=1"
+            "search.trial_weights=shared: weights that trials share stay in one machine's memory; take "
+            "search.trial_weights=fork or scratch, or executor=processes"
         )
-    refuse_without_locks()
-    if conf.relay.storage != "ram":
+    if name == "processes" and conf.search.trial_weights == "shared":
+        refuse_without_locks()
+    if conf.relay.storage != "ram" or objects.storage is not None:
         raise SettingError(
-            f"relay.storage={conf.relay.storage} keeps states in one process's memory, where other workers would not "
-            "see an update; use search.workers=1, or relay.storage=ram"
+            f"relay.storage={conf.relay.storage} keeps states where other workers do not see them; use "
+            "executor=inline, or relay.storage=ram"
         )
     if conf.relay.trace:
-        raise SettingError("relay.trace tells of one process's lanes; use search.workers=1, or relay.trace=false")
+        raise SettingError("relay.trace tells of one process's lanes; use executor=inline, or relay.trace=false")
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchRecipe:
+    """The search, as a worker builds it: its pool, data, relay and trainer from the same settings and objects.
+
+    Args:
+        shared: where the shared weights are, if trials train them; see `SharedStorage.address`.
+    """
+
+    conf: SearchConf
+    objects: Objects
+    shared: str = ""
+
+    def build(self) -> Workplace:
+        """See `WorkplaceRecipe`."""
+        from l2l_nas.nas.study.study import quiet_optuna
+        from l2l_nas.runs.build import set_threads
+        from l2l_nas.runs.search import SearchRun
+        from l2l_nas.runs.terminal import open_terminal
+
+        quiet_optuna()
+        run = SearchRun(self.conf, open_terminal(quiet=True), again="", objects=self.objects)
+        workers = self.conf.search.workers
+        set_threads(self.conf.relay.threads, run.relay, workers=workers)
+        server = run.relay.server
+        if self.shared:
+            server.move_to(join(self.shared, server.pool, optimizer=server.optimizer, workers=workers + 1))
+        return Workplace(run.evaluator(), server, identity(run.problem))
+
+
+def recipe_of(conf: SearchConf, objects: Objects, shared: str) -> SearchRecipe:
+    """What workers need: they propose nothing, and see nothing go by."""
+    section = dataclasses.replace(conf.search, time="")
+    rule = objects.early_stop if objects.early_stop is not None else section.early_stop
+    if not isinstance(rule, str) or is_own(rule):  # the rule decides here; a worker needs none
+        section = dataclasses.replace(section, early_stop="none")
+    plain = dataclasses.replace(
+        conf,
+        search=section,
+        sampler={"name": "random"},
+        strategy={"name": "default"},
+        callbacks={},
+        executor={"name": "inline"},
+    )
+    kept = Objects(problem=objects.problem, optimizer=objects.optimizer, schedule=objects.schedule, costs=objects.costs)
+    return SearchRecipe(plain, kept, shared)
 
 
 @contextlib.contextmanager
-def worker_processes(conf: SearchConf, server: ParamServer) -> Iterator[WorkerPool | None]:
-    """The workers of a run, whose states are in shared memory meanwhile; None where this process does it all."""
-    count = conf.search.workers
-    if count == 1:
-        yield None
-        return
-    storage = SharedStorage(server.pool, optimizer=server.optimizer, workers=count + 1)
-    server.move_to(storage)
-
-    def hello(worker: int, process: int) -> Message:
-        # it is divided already; a worker proposes nothing, and sees nothing go by
-        section = dataclasses.replace(conf.search, time="")
-        if is_own(section.early_stop):  # the rule decides here; a worker has to know the rungs alone
-            section = dataclasses.replace(section, early_stop="halving", keep_fraction=0.5)
-        sent = dataclasses.replace(
-            conf, search=section, sampler={"name": "random"}, strategy={"name": "default"}, callbacks={}
-        )
-        return {
-            "op": "hello",
-            "conf": dataclasses.asdict(sent),
-            "place": dataclasses.asdict(storage.place(worker, process)),
-        }
-
+def worker_executor(
+    conf: SearchConf, objects: Objects, server: ParamServer, *, budget: Budget, watch: ShownWorkers, problem: Problem
+) -> Iterator[FuturesExecutor]:
+    """The executor of a search that has workers; where these train shared weights, the states are shared meanwhile."""
+    name, workers = engine_name(conf, objects), conf.search.workers
+    storage: SharedStorage | None = None
+    if conf.search.trial_weights == "shared":
+        storage = SharedStorage(server.pool, optimizer=server.optimizer, workers=workers + 1)
+        server.move_to(storage)
+    recipe = cloudpickle.dumps(recipe_of(conf, objects, storage.address if storage is not None else ""))
+    arguments = {key: value for key, value in conf.executor.items() if key != "name"}
+    open_engine = partial(ENGINES[name], recipe, workers, **arguments) if name in ENGINES else None
+    if open_engine is None:
+        open_engine = partial(own, objects.executor or _made(conf), recipe)
+    executor = FuturesExecutor(
+        open_engine,
+        server,
+        workers=workers,
+        group=-(-population_size(server, budget) // workers),
+        watch=watch,
+        identity=identity(problem),
+    )
     try:
-        handles = (storage.place(0, 0).handle,)
-        with WorkerPool(_WORKER, size=count, hello=hello, handles=handles, recover=storage.recover) as workers:
-            yield workers
+        yield executor
     finally:
-        storage.close()
+        executor.close()
+        if storage is not None:
+            storage.close()
+
+
+def _made(conf: SearchConf) -> Executor:
+    """The executor that the settings name, of the user's own."""
+    found: Executor = made(
+        conf.executor,
+        setting="executor",
+        offered={"workers": conf.search.workers},
+        is_right=lambda one: isinstance(one, Executor),
+        kind="a concurrent.futures.Executor",
+    )
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +164,9 @@ class ShownWorkers:
         """See `WorkerWatch`."""
         self.seen.poll()
 
-    def lost(self, worker: int, *, ended: str, task: str, again: bool) -> None:
+    def lost(self, *, ended: str, task: str, again: bool) -> None:
         """See `WorkerWatch`."""
-        self.display.lost(worker, ended=ended, task=task, again=again)
+        self.display.lost(ended=ended, task=task, again=again)
 
 
 def identity(problem: Problem) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -111,7 +112,9 @@ def test_a_run_of_the_command_goes_on_by_a_call_and_the_other_way_round(problem,
         ({"trials": "many"}, r"search\.trials must be of type int, got 'many'"),
         ({"trials": True}, r"search\.trials must be of type int, got True"),
         ({"relay": 3}, r"relay must be a dict of settings, got 3"),
-        ({"workers": 2}, r"worker processes build the problem by its name"),
+        ({"executor": ThreadPoolExecutor(1)}, r"say how many segments it runs at a time, such as search\.workers=4"),
+        ({"executor": "rya"}, r"no executor 'rya'; did you mean 'ray'"),
+        ({"executor": "ray", "workers": 2, "trial_weights": "shared"}, r"weights that trials share stay in one"),
         ({"objectives": [3]}, r"objectives must be of type list of str, got \[3\]"),
         ({"space": "x"}, r"a Problem has its own"),
         ({"space": {"args": {"width": 3}}}, r"a Problem has its own"),

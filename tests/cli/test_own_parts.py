@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.cli.runs import TINY
 from tests.cli.test_api import SAID, problem, trials_of  # noqa: F401 - a fixture
 
 MINE = """
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from l2l_nas.eps.storage import RamStorage
 
@@ -87,7 +89,10 @@ def test_a_cost_is_an_objective_and_has_a_limit_by_object_and_by_name(problem, p
         ("search.costs=[mine.py:Tanhs,mine.py:Tanhs]", "search.costs: two costs are called 'Tanhs'"),
         ("relay.storage=mine.py:number", "relay.storage: mine.py:number gave int; expected a storage"),
         ("relay.storage=disk", "relay.storage: no 'disk'"),
-        (f"{STORAGE} search.workers=2", "relay.storage=mine.py:Layers keeps states in one process's memory"),
+        (
+            f"{STORAGE} search.workers=2",
+            "relay.storage=mine.py:Layers keeps states where other workers do not see them",
+        ),
         (f"{STORAGE} search.time=1m", "search.time measures a few steps in memory"),
     ],
 )
@@ -109,9 +114,23 @@ def test_objects_that_are_none_are_refused(problem, place):  # noqa: F811
     ):
         with pytest.raises(SettingError, match=says):
             l2l_nas.search(problem, folder="out", progress=False, **{**SAID, **more})
-    with pytest.raises(SettingError, match=r"worker processes build the problem by its name, with its costs"):
-        l2l_nas.search("tiny.py:build", folder="out", costs=[tanhs], workers=2, progress=False, **SAID)
     assert not (place / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "own"])
+def test_workers_know_what_was_given_as_objects(problem, place, executor):  # noqa: F811
+    """Costs that are a function of this file, an optimizer, a problem: whatever executor runs the trials."""
+    found = {}
+    for name in ("inline", executor):
+        more = {"workers": 2} if name != "inline" else {}
+        more |= {"executor": ThreadPoolExecutor(1), "workers": 1 + 1} if name == "own" else {}
+        said = {**SAID, "trials": 6, "trial_weights": "scratch", "sampler": "random", **more}
+        run = l2l_nas.search(problem, folder=name, costs=[tanhs], optimizer=l2l_nas.SGD(), progress=False, **said)
+        found[name] = {str(trial.params): trial.values for trial in run.study.trials}
+    both = found["inline"].keys() & found[executor].keys()  # two at a time are drawn before the first has a value
+    assert both
+    assert {key: found["inline"][key] for key in both} == {key: found[executor][key] for key in both}
 
 
 @pytest.mark.slow

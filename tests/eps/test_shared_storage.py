@@ -16,7 +16,7 @@ from l2l_nas import AdamW, ParamServer
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.errors import SpaceError
-from l2l_nas.nas.evaluation.trial_weights import Ledger
+from l2l_nas.nas.evaluation.trial_weights import WeightProvenance
 from tests.eps.hammer import KEYS, POOL, Hammer, checksum, checksums, server_on, update
 from tests.toys import dense_pool
 
@@ -129,7 +129,7 @@ def test_what_a_trial_is_scored_with_does_not_change_while_others_train(storage)
     server.prepare(KEYS)
     path = POOL.architecture(["a", "c"])
     snapshot = server.snapshot(KEYS)
-    ledger = Ledger()
+    ledger = WeightProvenance()
     before = ledger.entry("shared", snapshot, path)
     weights = snapshot.state("first/a").weights.clone()
     for _ in range(2):

@@ -1,27 +1,29 @@
-"""A executor of real processes on a tiny problem, with layers that kill or fail the worker that runs them."""
+"""Executors of real processes on a tiny problem, with layers that kill or fail the worker that runs them."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
 from torch import Tensor, nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.identity import fingerprint
-from l2l_nas.eps.shared_storage import Place, SharedStorage
+from l2l_nas.eps.shared_storage import SharedStorage, join
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.evaluation.evaluator import Evaluator, Job
-from l2l_nas.nas.evaluation.process_executor import ProcessExecutor
-from l2l_nas.nas.evaluation.worker import Inbox, Worker
-from l2l_nas.nas.evaluation.worker_pool import WorkerPool
+from l2l_nas.nas.evaluation.engines import processes
+from l2l_nas.nas.evaluation.evaluator import Evaluator, population_size
+from l2l_nas.nas.evaluation.futures import FuturesExecutor
+from l2l_nas.nas.evaluation.remote import Message, Workplace
+from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -82,76 +84,102 @@ def pool() -> LayerPool:
     )
 
 
-def parts(server: ParamServer, spend: Budget) -> tuple[Relay, Trainer, Evaluator]:
+def evaluator_on(server: ParamServer, spend: Budget) -> Evaluator:
     relay = Relay(server)
     split = data()
     trainer = Trainer(relay, Classification(), Batches(split.train, batch_size=16, seed=0), 16)
-    return relay, trainer, Evaluator(relay, trainer, validation=split.validation, test=split.test, budget=spend)
+    return Evaluator(relay, trainer, validation=split.validation, test=split.test, budget=spend)
 
 
-def main(handle: int) -> None:
-    """What a worker runs."""
-    global IN_WORKER, FLAG
-    torch.set_num_threads(1)
-    inbox = Inbox(handle)
-    hello = inbox.next()
-    IN_WORKER, FLAG = True, Path(hello["flag"])
-    storage = SharedStorage(pool(), optimizer=AdamW(), place=Place(**hello["place"]))
-    server = ParamServer(pool(), optimizer=AdamW(), seed=0, storage=storage)
-    relay, _, evaluator = parts(server, budget(**hello["budget"]))
-    inbox.answer({"event": "ready", "pool": fingerprint(server.pool)})
-    Worker(inbox, evaluator, relay).serve()
+@dataclass(frozen=True)
+class TinyRecipe:
+    """The tiny problem in a worker."""
+
+    flag: Path
+    spend: Budget
+    shared: str = ""
+    workers: int = 2
+
+    def build(self) -> Workplace:
+        global IN_WORKER, FLAG
+        torch.set_num_threads(1)
+        IN_WORKER, FLAG = True, self.flag
+        server = ParamServer(pool(), optimizer=AdamW(), seed=0)
+        if self.shared:
+            server.move_to(join(self.shared, server.pool, optimizer=AdamW(), workers=self.workers + 1))
+        return Workplace(evaluator_on(server, self.spend), server, {"pool": fingerprint(server.pool)})
 
 
+@dataclass
 class Watcher:
-    """Remembers who was lost, and may stop the search at a poll."""
+    """Remembers what was lost, and may stop the search at a poll."""
 
-    def __init__(self, stop_when=lambda: False) -> None:
-        self.losses: list[dict[str, Any]] = []
-        self.stop_when = stop_when
+    stop_when: Callable[[], bool] = lambda: False
+    losses: list[dict[str, Any]] = field(default_factory=list)
 
     def poll(self) -> None:
         if self.stop_when():
             raise InterruptedError
 
-    def lost(self, worker: int, **about: Any) -> None:
-        self.losses.append({"worker": worker, **about})
+    def lost(self, **about: Any) -> None:
+        self.losses.append(about)
 
 
-class Hall:
+@dataclass
+class Place:
     """Workers, the weights that they share, and an evaluator in this process on the same weights."""
 
-    def __init__(self, workers: WorkerPool, server: ParamServer, spend: Budget, recovered: list[int]) -> None:
-        self.workers, self.server, self.spend, self.recovered = workers, server, spend, recovered
-        self.pool = server.pool
-        self.identity = {"pool": fingerprint(server.pool)}
-        self.relay, self.trainer, self.evaluator = parts(server, spend)
+    executor: FuturesExecutor
+    server: ParamServer
+    spend: Budget
+    watch: Watcher
 
-    def executor(self, watch: Watcher | None = None, **identity: str) -> ProcessExecutor:
-        about = {**self.identity, **identity}
-        return ProcessExecutor(self.workers, self.server, budget=self.spend, watch=watch or Watcher(), identity=about)
+    def __post_init__(self) -> None:
+        self.pool = self.server.pool
+        self.evaluator = evaluator_on(self.server, self.spend)
 
-    def job(self, *names: str, ordinal: int = 0) -> Job:
-        return Job(None, self.pool.architecture(["linear", *names, "linear"]), ordinal)  # type: ignore[arg-type]
+    def trial(self, *names: str, ordinal: int = 0) -> Segment:
+        architecture = self.pool.architecture(["linear", *names, "linear"])
+        return Segment.of_trial(architecture, ordinal, self.spend, done=0, server=None)
+
+    def finalist(self, index: int, *names: str) -> Segment:
+        architecture = self.pool.architecture(["linear", *names, "linear"])
+        return Segment.of_finalist(architecture, index, self.spend, spend=self.spend.rounds[0])
 
     def visits(self, key: str) -> int:
         return self.server.state(key).visits
 
 
+def all_done(executor: FuturesExecutor) -> list[tuple[Segment, SegmentResult]]:
+    found: list[tuple[Segment, SegmentResult]] = []
+    while done := executor.finished():
+        found += done
+    return found
+
+
 @contextlib.contextmanager
-def hall(flag: Path, *, size: int = 2, **changes: Any) -> Iterator[Hall]:
-    space = pool()
-    storage = SharedStorage(space, optimizer=AdamW(), workers=size + 1)
-    server = ParamServer(space, optimizer=AdamW(), seed=0, storage=storage)
-
-    def hello(worker: int, process: int) -> dict[str, Any]:
-        place = dataclasses.asdict(storage.place(worker, process))
-        return {"op": "hello", "place": place, "budget": changes, "flag": str(flag)}
-
-    recovered: list[int] = []
-    handles = (storage.place(0, 0).handle,)
-    with WorkerPool(
-        "tests.nas.executors", size=size, hello=hello, handles=handles, recover=recovered.append
-    ) as workers:
-        yield Hall(workers, server, budget(**changes), recovered)
-    storage.close()
+def place_of(
+    flag: Path, *, workers: int = 2, identity: Message | None = None, engine: Any = processes, **changes: Any
+) -> Iterator[Place]:
+    spend = budget(**changes)
+    server = ParamServer(pool(), optimizer=AdamW(), seed=0)
+    storage = None
+    if spend.trial_weights == "shared":
+        storage = SharedStorage(server.pool, optimizer=AdamW(), workers=workers + 1)
+        server.move_to(storage)
+    recipe = cloudpickle.dumps(TinyRecipe(flag, spend, storage.address if storage is not None else "", workers))
+    watch = Watcher()
+    executor = FuturesExecutor(
+        partial(engine, recipe, workers),
+        server,
+        workers=workers,
+        group=-(-population_size(server, spend) // workers),
+        watch=watch,
+        identity=identity or {"pool": fingerprint(server.pool)},
+    )
+    try:
+        yield Place(executor, server, spend, watch)
+    finally:
+        executor.close()
+        if storage is not None:
+            storage.close()

@@ -9,7 +9,7 @@ import pytest
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.errors import NonFiniteError, SettingError
 from l2l_nas.nas.evaluation.early_stopping import NeverStop
-from l2l_nas.nas.evaluation.evaluator import Trained
+from l2l_nas.nas.evaluation.segment import SegmentResult
 from l2l_nas.nas.objectives import Goal, counts
 from l2l_nas.nas.strategies.baseline import plan, play
 from l2l_nas.report.network import RandomBaseline
@@ -58,16 +58,19 @@ class Told:
 
     def __init__(self, *values, name="accuracy", order=None):
         self.values, self.name = values, name
-        self.order = order or range(len(values))
+        self.order = list(order or range(len(values)))
+        self.segments = []
 
-    def train_alone(self, trainings, *, after_step):
-        for index in self.order:
-            value = self.values[index]
-            if value is None:
-                yield Trained(index, refused=NonFiniteError("gradient", layer=None, step=1))
-            else:
-                scores = {part: Score({self.name: value + (part == "test")}) for part in ("validation", "test")}
-                yield Trained(index, scores)
+    def submit(self, segment, *, after_step):
+        self.segments.append(segment)
+
+    def finished(self):
+        index = self.order.pop(0)
+        value = self.values[index]
+        if value is None:
+            return [(self.segments[index], SegmentResult(error=NonFiniteError("gradient", layer=None, step=1)))]
+        scores = {part: Score({self.name: value + (part == "test")}) for part in ("validation", "test")}
+        return [(self.segments[index], SegmentResult(scores))]
 
 
 @pytest.mark.parametrize(

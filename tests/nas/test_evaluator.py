@@ -9,7 +9,8 @@ from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.nas.evaluation.evaluator import Evaluator
-from l2l_nas.nas.evaluation.trial_weights import Ledger
+from l2l_nas.nas.evaluation.segment import Segment
+from l2l_nas.nas.evaluation.trial_weights import WeightProvenance
 from l2l_nas.nas.objectives import counts
 from l2l_nas.nas.samplers.registry import SAMPLERS
 from l2l_nas.training.data import Batches
@@ -29,7 +30,7 @@ def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_me
     pool = pool_of(*names)
     shared = ParamServer(pool, optimizer=AdamW(), seed=0, storage=SharedStorage(pool, optimizer=AdamW()))
     path = pool.architecture(["linear", *names, "linear"])
-    noted, evaluate, used = Ledger.entry, Trainer.evaluate, []
+    noted, evaluate, used = WeightProvenance.entry, Trainer.evaluate, []
 
     def entry(self, kind, server, architecture):
         found = noted(self, kind, server, architecture)
@@ -44,12 +45,12 @@ def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_me
         used.append("".join(f"{zlib.crc32(block.numpy().data):08x}" for block in weights))
         return evaluate(self, architecture, split)
 
-    monkeypatch.setattr(Ledger, "entry", entry)
+    monkeypatch.setattr(WeightProvenance, "entry", entry)
     monkeypatch.setattr(Trainer, "evaluate", score)
-    outcome = evaluator_on(shared).evaluate(path, 0, poll=lambda: None)
-    assert outcome.state == "complete"
-    assert outcome.weights["crc32"] == used[0]
-    assert outcome.weights["visits"] == [2, 2, 2, 2]
+    result = evaluator_on(shared).run(Segment.of_trial(path, 0, budget(), done=0, server=None))
+    assert result.error is None
+    assert result.provenance["crc32"] == used[0]
+    assert result.provenance["visits"] == [2, 2, 2, 2]
     assert not shared.state("stem/linear").weights.any()
 
 

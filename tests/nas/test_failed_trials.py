@@ -13,10 +13,10 @@ from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Cost, Costs, Limit
 from l2l_nas.errors import ConstraintError, MetricError, TrialError, UserCodeError
-from l2l_nas.nas.evaluation.evaluator import Trained
+from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
 from l2l_nas.nas.objectives import Goal, counts
 from l2l_nas.training.task import Classification
-from tests.nas.problems import Act, budget, pool_of, search_on
+from tests.nas.problems import Act, budget, change_finalists, pool_of, search_on
 
 
 class Breaking(torch.autograd.Function):
@@ -73,20 +73,25 @@ def test_a_candidate_that_raises_fails_its_trials_with_the_reason_and_the_search
     assert relay.server is search.context.server
 
 
+def trial(evaluator, architecture, ordinal):
+    return evaluator.run(Segment.of_trial(architecture, ordinal, budget(warmup_steps=0), done=0, server=None))
+
+
 @pytest.mark.parametrize("how", ["forward", "memory"])
 def test_a_failed_trial_leaves_the_shared_weights_as_its_finished_steps_did(tmp_path, how):
     pool = pool_with(partial(Bad, how))
     search, relay, _, _ = search_on(tmp_path, pool, spend=budget(warmup_steps=0))
     evaluator, server = search.context.evaluator, search.context.server
     good, bad = (pool.architecture(["linear", name, "tanh", "linear"]) for name in ("tanh", "bad"))
-    assert evaluator.evaluate(good, 0, poll=lambda: None).state == "complete"
+    assert trial(evaluator, good, 0).error is None
     relay.drain()
     before = {key: server.state(key).weights.clone() for key in server.visited}
-    failed = evaluator.evaluate(bad, 1, poll=lambda: None)
-    assert (failed.state, failed.shared_steps) == ("failed", 0)
+    failed = trial(evaluator, bad, 1)
+    assert failed.error is not None
+    assert failed.steps == 0
     for key, weights in before.items():
         assert torch.equal(server.state(key).weights, weights), key
-    assert evaluator.evaluate(good, 2, poll=lambda: None).state == "complete"
+    assert trial(evaluator, good, 2).error is None
     relay.drain()
     assert not torch.equal(server.state("stem/linear").weights, before["stem/linear"])
 
@@ -147,15 +152,13 @@ def test_a_task_that_raises_ends_the_search(tmp_path):
 def test_where_all_chosen_finalists_fail_others_are_chosen(tmp_path, monkeypatch):
     spend = budget(trials=4, warmup_steps=0, finalists=1)
     search, _, _, observer = search_on(tmp_path, pool_of("tanh", "relu"), spend=spend)
-    real, asked = type(search.context.executor).train_alone, []
+    asked = []
 
-    def train_alone(self, trainings, *, after_step):
-        asked.append(trainings[0].architecture)
-        for one in real(self, trainings, after_step=after_step):
-            refused = MetricError("the accuracy", layer=None, step=1)
-            yield Trained(one.index, refused=refused) if len(asked) == 1 else one
+    def changed(segment, result):
+        asked.append(segment.architecture)
+        return SegmentResult(error=MetricError("the accuracy", layer=None, step=1)) if len(asked) == 1 else result
 
-    monkeypatch.setattr(type(search.context.executor), "train_alone", train_alone)
+    change_finalists(monkeypatch, changed)
     best = search.run()
     assert best.is_trained
     assert best.record.architecture == asked[1] != asked[0]

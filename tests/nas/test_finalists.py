@@ -8,14 +8,14 @@ import torch
 
 from l2l_nas import Data
 from l2l_nas.errors import NonFiniteError
-from l2l_nas.nas.evaluation.evaluator import InlineExecutor, Trained
+from l2l_nas.nas.evaluation.segment import SegmentResult
 from l2l_nas.nas.objectives import Goal, TrialRecord, pareto_front
 from l2l_nas.nas.strategies.finalists import Finalist, Recall, choose, key_of, order, trained_front
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score
-from tests.nas.problems import GOALS, budget, data, pool_of, search_on
+from tests.nas.problems import GOALS, budget, change_finalists, data, pool_of, search_on
 
 ACCURACY = (GOALS[0],)
 
@@ -227,13 +227,12 @@ def test_finalists_that_are_kept_are_not_trained_again(tmp_path):
 
 
 def test_a_finalist_that_could_not_be_trained_is_told_again_when_the_others_are_kept(tmp_path, monkeypatch):
-    real = InlineExecutor.train_alone
 
-    def train_alone(self, trainings, *, after_step):
-        for one in real(self, trainings, after_step=after_step):
-            yield one if one.index else Trained(0, refused=NonFiniteError("gradient", layer=None, step=1))
+    def changed(segment, result):
+        is_refused = segment.name == "finalist 1"
+        return SegmentResult(error=NonFiniteError("gradient", layer=None, step=1)) if is_refused else result
 
-    monkeypatch.setattr(InlineExecutor, "train_alone", train_alone)
+    change_finalists(monkeypatch, changed)
     best, _, first, lost = resumed(tmp_path, lambda one: None)
     assert len(first) == len(lost) == 1
     assert lost.keys() != {first[0].record.number}

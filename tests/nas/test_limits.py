@@ -9,13 +9,12 @@ import pytest
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Cost, Costs, Limit, in_order, unmeasured
 from l2l_nas.errors import ConstraintError
-from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.objectives import Goal, counts, pareto_front
 from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.space.constraint import Require
 from l2l_nas.training.fit import Trainer
-from tests.nas.problems import Classification, budget, pool_of, search_on
+from tests.nas.problems import Classification, budget, change_finalists, pool_of, search_on
 
 SPEND = {"warmup_steps": 0, "steps_per_trial": 0, "finalist_steps": 0}
 
@@ -157,13 +156,12 @@ def test_what_a_limit_refuses_is_no_finalist_of_a_run_that_goes_on(tmp_path, mon
         tmp_path, pool, spend=budget(**SPEND, trials=9, finalists=9), costs=costs, constraints=[limit], resume=True
     )
     finalists = []
-    real = Evaluator.train_alone
 
-    def train_alone(self, training, **options):
-        finalists.append(training.architecture)
-        return real(self, training, **options)
+    def changed(segment, result):
+        finalists.append(segment.architecture)
+        return result
 
-    monkeypatch.setattr(Evaluator, "train_alone", train_alone)
+    change_finalists(monkeypatch, changed)
     search.run()
     assert len(finalists) == 4
     assert all("wide" not in architecture.choices for architecture in finalists)

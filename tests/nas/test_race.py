@@ -17,7 +17,7 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 from l2l_nas.training.task import Classification
-from tests.nas.problems import budget, data, pool_of, search_on
+from tests.nas.problems import budget, change_finalists, data, pool_of, search_on
 
 ACCURACY = (Goal("accuracy", True),)
 RACE = {
@@ -85,32 +85,32 @@ def test_the_trainings_of_trials_that_go_on_are_not_done_twice(tmp_path, monkeyp
 @pytest.mark.slow
 @pytest.mark.parametrize(("goals", "most"), [(ACCURACY, 4), ((*ACCURACY, Goal("parameters", False)), 1)])
 def test_no_more_weights_are_held_than_there_are_finalists(tmp_path, monkeypatch, goals, most):
-    real, alive, counts = Evaluator.evaluate, weakref.WeakSet(), []
+    real, alive, counts = Evaluator.run, weakref.WeakSet(), []
 
-    def evaluate(self, *given, **named):
-        outcome = real(self, *given, **named)
-        alive.add(outcome.server)
-        gc.collect()
-        counts.append(len(alive))
-        return outcome
+    def run(self, segment, **options):
+        result = real(self, segment, **options)
+        if segment.name.startswith("the trial"):
+            alive.add(result.server)
+            gc.collect()
+            counts.append(len(alive))
+        return result
 
-    monkeypatch.setattr(Evaluator, "evaluate", evaluate)
+    monkeypatch.setattr(Evaluator, "run", run)
     raced(tmp_path, goals=goals, finalist_rounds=1)
     assert max(counts) <= most
 
 
 @pytest.mark.slow
 def test_the_weights_of_those_left_behind_are_gone_by_the_last_round(tmp_path, monkeypatch):
-    real, alive, counts = Evaluator.train_alone, weakref.WeakSet(), []
+    alive, counts = weakref.WeakSet(), []
 
-    def train_alone(self, training, *, after_step):
+    def changed(segment, result):
         gc.collect()
         counts.append(len(alive))
-        scores, server = real(self, training, after_step=after_step)
-        alive.add(server)
-        return scores, server
+        alive.add(result.server)
+        return result
 
-    monkeypatch.setattr(Evaluator, "train_alone", train_alone)
+    change_finalists(monkeypatch, changed)
     raced(tmp_path, finalists=4, finalist_steps=24, finalist_rounds=3)  # of 4, 2, 1
     assert len(counts) == 7
     assert counts[-1] == 1

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from l2l_nas.errors import L2LError, NonFiniteError
-from l2l_nas.nas.evaluation.evaluator import Evaluator, Trained, Training
+from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.finalists import Finalist, order
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 from l2l_nas.training.score import Score
-from tests.nas.problems import budget, pool_of, search_on
+from tests.nas.problems import budget, change_finalists, pool_of, search_on
 from tests.nas.test_finalists import records, trained
 
 ACCURACY = (Goal("accuracy", True),)
@@ -72,7 +72,7 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
         one.record.number for one in search.context.finalists
     )
     # the same manually, one network after the other
-    evaluator: Evaluator = search.context.evaluator
+    evaluator = search.context.evaluator
     chosen = [one.record for one in search.context.finalists]
     going = list(range(4))
     servers, done = {}, [0, 0, 0, 0]
@@ -80,14 +80,15 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
         scores = {}
         for place, index in enumerate(going):
             one = chosen[index].architecture
-            training = replace(
-                Training.of_finalist(one, place, search.context.budget, spend=spend, done=done[index]),
+            segment = replace(
+                Segment.of_finalist(one, place, search.context.budget, spend=spend, done=done[index]),
                 server=servers.get(index),
             )
-            assert training.start == spend.start + place * spend.steps
-            assert training.total == 21
-            found, servers[index] = evaluator.train_alone(training, after_step=lambda step, loss: None)
-            scores[index] = found["validation"].values
+            assert segment.start == spend.start + place * spend.steps
+            assert segment.total == 21
+            result = evaluator.run(segment)
+            servers[index] = result.server
+            scores[index] = result.metrics
             done[index] += spend.steps
         given = [
             replace(search.context.finalists[index], scores={"validation": Score(scores[index])}, steps=0)
@@ -114,18 +115,16 @@ def test_the_test_part_is_measured_for_those_alone_that_are_trained_to_the_end(t
 
 def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_path, monkeypatch):
     search, _, _, observer = searched(tmp_path)
-    real = type(search.context.executor).train_alone
     rounds = []
 
-    def train_alone(self, trainings, *, after_step):
-        rounds.append(len(trainings))
-        for one in real(self, trainings, after_step=after_step):
-            is_refused = len(rounds) == 2 and one.index == 0
-            yield Trained(0, refused=NonFiniteError("gradient", layer=None, step=1)) if is_refused else one
+    def changed(segment, result):
+        rounds.append(segment.done)
+        is_refused = segment.done == 3 and segment.name == "finalist 1"
+        return SegmentResult(error=NonFiniteError("gradient", layer=None, step=1)) if is_refused else result
 
-    monkeypatch.setattr(type(search.context.executor), "train_alone", train_alone)
+    change_finalists(monkeypatch, changed)
     best = search.run()
-    assert rounds == [4, 2, 1]
+    assert [rounds.count(done) for done in dict.fromkeys(rounds)] == [4, 2, 1]
     assert best.steps == search.context.budget.finalist_steps
     assert sorted(one.steps for one in search.context.finalists) == [3, 3, 3, 21]  # what it came to before it failed
     ((number, reason),) = search.context.given_up.items()
@@ -139,14 +138,12 @@ def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_pa
 
 def test_where_nobody_is_left_the_error_says_how_to_go_on(tmp_path, monkeypatch):
     search, _, _, _ = searched(tmp_path)
-    real = type(search.context.executor).train_alone
 
-    def train_alone(self, trainings, *, after_step):
-        for one in real(self, trainings, after_step=after_step):
-            is_last = len(trainings) == 1
-            yield Trained(0, refused=NonFiniteError("gradient", layer=None, step=1)) if is_last else one
+    def changed(segment, result):
+        is_last = segment.done + segment.steps == segment.total
+        return SegmentResult(error=NonFiniteError("gradient", layer=None, step=1)) if is_last else result
 
-    monkeypatch.setattr(type(search.context.executor), "train_alone", train_alone)
+    change_finalists(monkeypatch, changed)
     with pytest.raises(L2LError, match=r"none could be trained further: .*resume with search\.finalist_rounds=1"):
         search.run()
 
@@ -154,16 +151,15 @@ def test_where_nobody_is_left_the_error_says_how_to_go_on(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_no_more_weights_are_kept_than_go_on(tmp_path, monkeypatch):
     search, _, _, _ = searched(tmp_path)
-    real, alive, most = Evaluator.train_alone, weakref.WeakSet(), []
+    alive, most = weakref.WeakSet(), []
 
-    def train_alone(self, training, *, after_step):
+    def changed(segment, result):
         gc.collect()
         most.append(len(alive))
-        scores, server = real(self, training, after_step=after_step)
-        alive.add(server)
-        return scores, server
+        alive.add(result.server)
+        return result
 
-    monkeypatch.setattr(Evaluator, "train_alone", train_alone)
+    change_finalists(monkeypatch, changed)
     search.run()
     # four, of which two are held; then these, of which one is; then that one
     assert most == [0, 1, 2, 2, 2, 2, 1]

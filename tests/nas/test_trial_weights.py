@@ -13,7 +13,7 @@ from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, T
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.scale import LossScale
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.evaluation.trial_weights import FINALIST_WEIGHTS, TRIAL_WEIGHTS, Ledger, check_trial_weights
+from l2l_nas.nas.evaluation.trial_weights import START_WEIGHTS, WeightProvenance, check_trial_weights
 from l2l_nas.training.task import Classification
 from tests.nas.problems import pool_of
 
@@ -43,13 +43,13 @@ def test_a_name_that_is_none_gets_a_hint():
 def test_what_trials_and_finalists_train():
     server = server_of()
     train(server, 2)
-    assert TRIAL_WEIGHTS["shared"](server, PATH) is server
-    for weights_for in (TRIAL_WEIGHTS["fork"], FINALIST_WEIGHTS["shared"], FINALIST_WEIGHTS["fork"]):
+    assert START_WEIGHTS["shared"](server, PATH) is server
+    for weights_for in (START_WEIGHTS["fork"],):
         fork = weights_for(server, PATH)
         assert set(fork.visited) == set(KEYS)
         assert torch.equal(fork.state("p0/tanh").weights, server.state("p0/tanh").weights)
         assert fork.state("p0/tanh").weights.data_ptr() != server.state("p0/tanh").weights.data_ptr()
-    for weights_for in (TRIAL_WEIGHTS["scratch"], FINALIST_WEIGHTS["scratch"]):
+    for weights_for in (START_WEIGHTS["scratch"],):
         fresh = weights_for(server, PATH)
         assert not fresh.visited
         assert torch.equal(fresh.state("p0/tanh").weights, server_of().state("p0/tanh").weights)
@@ -59,7 +59,7 @@ def test_a_fork_goes_on_with_the_loss_scale_and_keeps_its_own():
     server = server_of()
     server.gradients.loss_scale = LossScale()
     server.gradients.loss_scale.update(overflowed=True)
-    fork = TRIAL_WEIGHTS["fork"](server, PATH)
+    fork = START_WEIGHTS["fork"](server, PATH)
     assert fork.gradients.loss_scale is not None
     assert fork.gradients.loss_scale.scale == server.gradients.loss_scale.scale
     fork.gradients.loss_scale.update(overflowed=True)
@@ -69,13 +69,13 @@ def test_a_fork_goes_on_with_the_loss_scale_and_keeps_its_own():
 def test_an_entry_tells_visits_and_checksum_of_every_state_of_the_path():
     server = server_of()
     train(server, 3)
-    entry = Ledger().entry("shared", server, PATH)
+    entry = WeightProvenance().entry("shared", server, PATH)
     sums = [f"{zlib.crc32(bytes(server.state(key).weights.tolist())):08x}" for key in KEYS]
     assert entry == {"kind": "shared", "visits": [3, 3, 3], "crc32": "".join(sums)}
 
 
 def test_an_entry_changes_with_what_was_trained_and_with_nothing_else():
-    server, ledger = server_of(), Ledger()
+    server, ledger = server_of(), WeightProvenance()
     train(server, 1)
     first = ledger.entry("shared", server, PATH)
     assert ledger.entry("shared", server, PATH) == first
@@ -88,12 +88,12 @@ def test_an_entry_changes_with_what_was_trained_and_with_nothing_else():
 
 
 def test_after_a_crash_as_many_visits_with_other_weights_have_another_checksum():
-    ledger = Ledger()
+    ledger = WeightProvenance()
     server, other = server_of(), server_of()
     train(server, 1)
     train(other, 1)
     other.state("p0/tanh").weights.view(torch.float32)[0] += 1e-6
-    a, b = Ledger().entry("shared", server, PATH), Ledger().entry("shared", other, PATH)
+    a, b = WeightProvenance().entry("shared", server, PATH), WeightProvenance().entry("shared", other, PATH)
     assert a["visits"] == b["visits"]
     assert a["crc32"] != b["crc32"]
     # a ledger goes by the version, which is never the same for two updates
@@ -102,14 +102,14 @@ def test_after_a_crash_as_many_visits_with_other_weights_have_another_checksum()
 
 
 def test_weights_are_read_once_for_each_version(monkeypatch):
-    server, ledger = server_of(), Ledger()
+    server, ledger = server_of(), WeightProvenance()
     train(server, 1)
     read = []
     monkeypatch.setattr(zlib, "crc32", lambda data, real=zlib.crc32: read.append(len(data)) or real(data))
     for _ in range(3):
         ledger.entry("shared", server, PATH)
     assert len(read) == 3
-    fork = TRIAL_WEIGHTS["fork"](server, PATH)
+    fork = START_WEIGHTS["fork"](server, PATH)
     ledger.entry("fork", fork, PATH)
     assert len(read) == 3  # a copy has the version of what it was made from
     train(fork, 1)
@@ -122,7 +122,7 @@ def test_states_in_files_have_the_same_entry(tmp_path):
     for storage in (None, FileStorage(tmp_path)):
         server = server_of(storage=storage)
         train(server, 2)
-        entries.append(Ledger().entry("shared", server, PATH))
+        entries.append(WeightProvenance().entry("shared", server, PATH))
     assert entries[0] == entries[1]
 
 
@@ -137,6 +137,6 @@ def test_a_layer_without_weights_has_an_entry_too():
     server = ParamServer(pool, optimizer=AdamW(), seed=0)
     path = pool.architecture(["relu", "linear"])
     train(server, 2, path)
-    entry = Ledger().entry("shared", server, path)
+    entry = WeightProvenance().entry("shared", server, path)
     assert entry["visits"][1] == 2
     assert entry["crc32"].startswith("00000000")

@@ -15,19 +15,12 @@ from l2l_nas.space.architecture import Architecture
 WeightsFor = Callable[[ParamServer, Architecture], ParamServer]
 
 
-def _fork(shared: ParamServer, architecture: Architecture) -> ParamServer:
-    return shared.fork(path_states(shared.pool, architecture))
-
-
-# what a trial trains, given the shared weights; a server other than the shared one is dropped after the trial
-TRIAL_WEIGHTS: dict[str, WeightsFor] = {
+# what a network trains first, given the shared weights; a server other than the shared one is its own
+START_WEIGHTS: dict[str, WeightsFor] = {
     "shared": lambda shared, architecture: shared,
-    "fork": _fork,
+    "fork": lambda shared, architecture: shared.fork(path_states(shared.pool, architecture)),
     "scratch": lambda shared, architecture: shared.fork(()),  # every layer from the run's seed
 }
-
-# what a finalist trains: always a copy
-FINALIST_WEIGHTS: dict[str, WeightsFor] = {**TRIAL_WEIGHTS, "shared": _fork}
 
 
 def check_trial_weights(name: str) -> None:
@@ -36,11 +29,11 @@ def check_trial_weights(name: str) -> None:
     Raises:
         SettingError: with those there are.
     """
-    if name not in TRIAL_WEIGHTS:
-        raise SettingError(f"search.trial_weights: no such weights as '{name}'{did_you_mean(name, TRIAL_WEIGHTS)}")
+    if name not in START_WEIGHTS:
+        raise SettingError(f"search.trial_weights: no such weights as '{name}'{did_you_mean(name, START_WEIGHTS)}")
 
 
-class Ledger:
+class WeightProvenance:
     """Tells which version of each layer state an architecture is scored with.
 
     A checksum of weights is taken when they have changed since the last one; that reads them once.
@@ -53,7 +46,7 @@ class Ledger:
         """What to keep with a trial, as JSON.
 
         Args:
-            kind: a key of `TRIAL_WEIGHTS`.
+            kind: a key of `START_WEIGHTS`.
             server: the weights it is scored with.
 
         Returns:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from l2l_nas.errors import one_line
-from l2l_nas.nas.evaluation.evaluator import Training, TrialExecutor
+from l2l_nas.nas.evaluation.executor import SegmentExecutor, run_all
+from l2l_nas.nas.evaluation.segment import Segment
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.space.architecture import Architecture
@@ -53,7 +54,7 @@ class Baseline:
         }
 
 
-def plan(budget: Budget, draws: Iterable[Architecture], *, steps: int) -> list[Training]:
+def plan(budget: Budget, draws: Iterable[Architecture], *, steps: int) -> list[Segment]:
     """What random search trains: different networks, the steps that the search took between them.
 
     Args:
@@ -68,21 +69,22 @@ def plan(budget: Budget, draws: Iterable[Architecture], *, steps: int) -> list[T
             break
     each = steps // max(1, len(found))
     return [
-        Training(
+        Segment(
             f"network {index + 1} of random search",
             architecture,
             "scratch",
             index * each,
             each,
             budget.finalist_learning_rate,
+            keeps_weights=False,
         )
         for index, architecture in enumerate(found)
     ]
 
 
 def play(
-    executor: TrialExecutor,
-    trainings: Sequence[Training],
+    executor: SegmentExecutor,
+    segments: Sequence[Segment],
     goal: Goal,
     *,
     costs: Callable[[Architecture], Mapping[str, float]],
@@ -98,16 +100,17 @@ def play(
     best: tuple[float, int] | None = None
     scores: Mapping[str, Score] = {}
     failed: dict[int, str] = {}
-    for one in executor.train_alone(trainings, after_step=after_step):
-        if one.scores is not None:
-            value = one.scores["validation"].values[goal.name] * (-1 if goal.maximize else 1)
-            if best is None or (value, one.index) < best:  # workers end in any order
-                best, scores = (value, one.index), one.scores
+    indices = {segment.name: index for index, segment in enumerate(segments)}
+    for name, result in run_all(executor, segments, after_step=after_step):
+        index = indices[name]
+        if result.error is None:
+            value = result.metrics[goal.name] * (-1 if goal.maximize else 1)
+            if best is None or (value, index) < best:  # workers end in any order
+                best, scores = (value, index), result.scores
         else:
-            failed[one.index] = one_line(str(one.refused))
-        del one  # a copy of weights and moments
+            failed[index] = one_line(str(result.error))
     if best is None:
         return None
-    architecture = trainings[best[1]].architecture
-    reasons = {trainings[index].architecture: failed[index] for index in sorted(failed)}
-    return Baseline(len(trainings), trainings[0].steps, architecture, scores, dict(costs(architecture)), reasons)
+    architecture = segments[best[1]].architecture
+    reasons = {segments[index].architecture: failed[index] for index in sorted(failed)}
+    return Baseline(len(segments), segments[0].steps, architecture, scores, dict(costs(architecture)), reasons)

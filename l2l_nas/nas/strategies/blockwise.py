@@ -19,7 +19,7 @@ import torch
 from l2l_nas.cost.table import Limit
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, SettingError, SpaceError
-from l2l_nas.nas.evaluation.evaluator import InlineExecutor
+from l2l_nas.nas.evaluation.executor import InlineExecutor
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Finalists
@@ -211,9 +211,9 @@ class ScoreBlocks(Phase):
         for start in range(0, len(left), search.budget.population):
             search.callback.poll()
             some = left[start : start + search.budget.population]
-            found = search.evaluator.evaluate_population([networks[key] for key in some])
+            found = search.evaluator.score_all([networks[key] for key in some])
             for key, one in zip(some, found, strict=True):
-                value = math.nan if one.metrics is None else one.metrics[name]
+                value = math.nan if one is None else one[name]
                 self.values[key] = value if math.isfinite(value) else None
             search.callback.advance(len(self.values))
             search.save_when_due()

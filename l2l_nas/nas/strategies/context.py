@@ -13,7 +13,8 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import of_user
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop
-from l2l_nas.nas.evaluation.evaluator import Evaluator, TrialExecutor
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.evaluation.executor import SegmentExecutor
 from l2l_nas.nas.objectives import Goal, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.budget import Budget
@@ -74,7 +75,7 @@ class SearchContext:
     relay: Relay
     trainer: Trainer
     evaluator: Evaluator
-    executor: TrialExecutor
+    executor: SegmentExecutor
     study: Study
     goals: Sequence[Goal]
     budget: Budget

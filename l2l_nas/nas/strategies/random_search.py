@@ -22,8 +22,8 @@ class RandomSearch(Phase):
         total = search.steps_taken
         search.callback.phase("baseline", total=total, done=0)
         draws = search.random_architectures(search.seed + _SEED)
-        trainings = baseline.plan(search.budget, draws, steps=total)
+        segments = baseline.plan(search.budget, draws, steps=total)
         steps = Counted(search.callback, total)
         search.baseline = baseline.play(
-            search.executor, trainings, search.goals[0], costs=search.figures, after_step=steps.after_step
+            search.executor, segments, search.goals[0], costs=search.figures, after_step=steps.after_step
         )

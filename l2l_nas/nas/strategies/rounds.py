@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from l2l_nas.errors import L2LError, one_line
 from l2l_nas.nas.callback import Callback
-from l2l_nas.nas.evaluation.evaluator import Training, TrialExecutor
+from l2l_nas.nas.evaluation.executor import SegmentExecutor, run_all
+from l2l_nas.nas.evaluation.segment import Segment
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget, Round
 from l2l_nas.nas.strategies.finalists import Finalist, order
@@ -36,7 +37,7 @@ class Rounds:
         failure: what is to be said where none was trained to the end.
     """
 
-    def __init__(self, executor: TrialExecutor, budget: Budget, goals: Sequence[Goal], callback: Callback) -> None:
+    def __init__(self, executor: SegmentExecutor, budget: Budget, goals: Sequence[Goal], callback: Callback) -> None:
         self._executor = executor
         self._budget = budget
         self._goals = tuple(goals)
@@ -68,32 +69,34 @@ class Rounds:
 
     def _round(self, going: list[Finalist], spend: Round, counted: Counted) -> list[Finalist]:
         """Those that could be trained, best first; of those that do not go on, the weights are dropped."""
-        trainings = [
+        segments = [
             replace(
-                Training.of_finalist(one.record.architecture, index, self._budget, spend=spend, done=one.steps),
+                Segment.of_finalist(one.record.architecture, index, self._budget, spend=spend, done=one.steps),
                 server=one.server,
             )
             for index, one in enumerate(going)
         ]
+        indices = {segment.name: index for index, segment in enumerate(segments)}
         going[:] = [replace(one, server=None) for one in going]
         begun = counted.done
         trained: list[Finalist] = []
         reasons: dict[int, str] = {}
         last: L2LError | None = None  # the others would hold weights and moments of what raised them
         over = 0  # `enumerate` would hold on to the last one
-        for one in self._executor.train_alone(trainings, after_step=counted.after_step):
+        results = run_all(self._executor, segments, after_step=counted.after_step)
+        segments = []  # what is done frees its weights
+        for name, result in results:
             over += 1  # noqa: SIM113
-            before = going[one.index]
-            trainings[one.index] = replace(trainings[one.index], server=None)
-            if one.scores is not None and one.server is not None:
-                done = self._further(before, one.scores, spend.steps)
+            index = indices[name]
+            before = going[index]
+            if result.error is None:
+                done = self._further(before, result.scores, spend.steps)
                 if spend.is_last:
                     self._callback.finalist(done)
-                trained = self._best([*trained, replace(done, server=one.server)], spend.going_on)
+                trained = self._best([*trained, replace(done, server=result.server)], spend.going_on)
             else:
-                assert one.refused is not None
-                last, reasons[one.index] = one.refused, one_line(str(one.refused))
-            del one  # a copy of weights and moments
+                last, reasons[index] = result.error, one_line(str(result.error))
+            del result  # a copy of weights and moments
             counted.at_least(begun + over * max(1, spend.steps))
         if not trained:
             assert last is not None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass, field
+
+from optuna.trial import Trial
 
 from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import TrialError, failure_of, of_user, one_line
-from l2l_nas.nas.evaluation.evaluator import Job, Outcome
+from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
 from l2l_nas.nas.objectives import State, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
@@ -36,6 +38,25 @@ class Trials(Phase):
         TrialLoop(search).run()
 
 
+@dataclass
+class RunningTrial:
+    """A trial that is being evaluated.
+
+    Attributes:
+        ordinal: how many trials came before.
+        steps: that it was trained.
+        rungs: the metrics that it had on its way, by rung ("50/200").
+        seconds: its segments took.
+    """
+
+    trial: Trial
+    architecture: Architecture
+    ordinal: int
+    steps: int = 0
+    rungs: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
 class TrialLoop:
     """The trials of one session.
 
@@ -45,7 +66,7 @@ class TrialLoop:
 
     def __init__(self, search: SearchContext) -> None:
         self._search = search
-        self._running: set[Architecture] = set()
+        self._running: dict[Architecture, RunningTrial] = {}
         self._failed = 0  # trials in a row
         self._proposer = Proposer(
             search.study,
@@ -80,14 +101,22 @@ class TrialLoop:
             if proposed is None:
                 return
             trial, architecture = proposed
-            job = Job(trial, architecture, self._num_begun, stop_reason=partial(self._stop_reason, architecture))
+            running = RunningTrial(trial, architecture, self._num_begun)
             try:
                 search.figures(architecture)  # what is measured is measured before the training, and remembered
             except Exception as error:
-                self._finish(job, Outcome(State.FAILED, reason=one_line(str(failure_of(error)))))
+                self._finish(running, State.FAILED, SegmentResult(error=failure_of(error)))
             else:
-                search.executor.submit(job)
-                self._running.add(architecture)
+                self._running[architecture] = running
+                self._go_on(running, None)
+
+    def _go_on(self, running: RunningTrial, server: ParamServer | None) -> None:
+        """Have the next segment of a trial run, with the weights that it has."""
+        search = self._search
+        segment = Segment.of_trial(
+            running.architecture, running.ordinal, search.budget, done=running.steps, server=server
+        )
+        search.executor.submit(segment)
 
     def _may_go_on(self) -> bool:
         return len(self._running) < self._search.executor.size and self._num_begun < self._search.budget.trials
@@ -97,24 +126,43 @@ class TrialLoop:
         """Trials that are being evaluated, or were."""
         return self._search.study.num_evaluated + len(self._running)
 
-    def _stop_reason(self, architecture: Architecture, rung: str, metrics: Mapping[str, float]) -> str | None:
-        values = {**metrics, **self._search.figures(architecture)}
-        rule = self._search.early_stop
+    def _stop_reason(self, running: RunningTrial, metrics: Mapping[str, float]) -> str | None:
+        """Why a trial is stopped at the rung that it has come to; None if it goes on."""
+        search, architecture = self._search, running.architecture
+        rung = f"{running.steps}/{search.budget.steps_per_trial}"
+        running.rungs[rung] = metrics
+        rule = search.early_stop
         with of_user(rule, "early_stop"):
-            reason = rule.stop_reason(architecture, rung, values)
+            reason = rule.stop_reason(architecture, rung, {**metrics, **search.figures(architecture)})
             if not isinstance(reason, str | None):
                 raise TypeError(f"stop_reason gave {reason!r}, expected a reason in words, or None")
         return reason
 
     def _record(self) -> None:
-        """Wait for jobs, and keep what came of them; behind this, no weights of theirs are left but those held."""
-        for job, outcome in self._search.executor.finished():
-            self._running.discard(job.architecture)
-            self._finish(job, outcome)
+        """Wait for segments; keep what came of trials that are over, and go on with the others.
 
-    def _finish(self, job: Job, outcome: Outcome) -> None:
-        record = self._tell(job, outcome)
-        self._hold(record, outcome.server)
+        Behind this, no weights of trials are left but those held and those that go on.
+        """
+        for segment, result in self._search.executor.finished():
+            running = self._running[segment.architecture]
+            running.seconds += result.seconds
+            state, reason = State.COMPLETE, ""
+            if result.error is not None:
+                state = State.FAILED
+            elif running.steps + segment.steps < self._search.budget.steps_per_trial:
+                running.steps += segment.steps
+                stopped = self._stop_reason(running, result.metrics)
+                if stopped is None:
+                    self._go_on(running, result.server)
+                    continue
+                state, reason = State.STOPPED, stopped
+            del self._running[segment.architecture]
+            self._finish(running, state, result, reason)
+
+    def _finish(self, running: RunningTrial, state: State, result: SegmentResult, reason: str = "") -> None:
+        record = self._tell(running, state, result, reason)
+        if state is State.COMPLETE:
+            self._hold(record, result.server)
         self._note(record)
         self._proposer.record(record)
 
@@ -145,23 +193,24 @@ class TrialLoop:
             f"last reason: {reason}; {what} go on with: resume=FOLDER{more}"
         )
 
-    def _tell(self, job: Job, outcome: Outcome) -> TrialRecord:
-        search = self._search
-        is_scored = outcome.metrics is not None  # what failed may have failed in a measurement
-        costs = search.figures(job.architecture) if is_scored else search.costs.figures(job.architecture)
-        for _ in range(outcome.shared_steps):
-            search.coverage.add("trials", job.architecture)
+    def _tell(self, running: RunningTrial, state: State, result: SegmentResult, reason: str) -> TrialRecord:
+        search, architecture = self._search, running.architecture
+        metrics = result.metrics if state is State.COMPLETE else None
+        # what failed may have failed in a measurement
+        costs = search.figures(architecture) if metrics is not None else search.costs.figures(architecture)
+        for _ in range(result.steps):
+            search.coverage.add("trials", architecture)
         return search.study.tell(
-            job.trial,
-            job.architecture,
-            state=outcome.state,
-            values=None if outcome.metrics is None else {**outcome.metrics, **costs},
-            attributes={**(outcome.metrics or {}), **costs},
-            reason=outcome.reason,
-            weights=outcome.weights,
-            seconds=outcome.seconds,
-            worker=outcome.worker,
-            rungs=outcome.rungs,
+            running.trial,
+            architecture,
+            state=state,
+            values=None if metrics is None else {**metrics, **costs},
+            attributes={**(metrics or {}), **costs},
+            reason=one_line(str(result.error)) if result.error is not None else reason,
+            weights=result.provenance,
+            seconds=running.seconds,
+            worker=result.worker,
+            rungs=running.rungs,
         )
 
     def _hold(self, record: TrialRecord, server: ParamServer | None) -> None:

@@ -17,7 +17,7 @@ parameters, the goals' values), in a run's folder and in a database. Of a trial,
     stopped        bool          it was stopped early; a constraint pruned the others that are pruned
     rungs          dict          metrics on its way, by "steps done/steps"; with one goal its values at these steps are
                                  Optuna's intermediate values as well, which Optuna keeps for one goal alone
-    weights        dict          which weights it was scored with; see `Ledger.entry`
+    weights        dict          which weights it was scored with; see `WeightProvenance.entry`
     process        int           the worker process (search.workers) that evaluated it, from 1
 
 Of the study: `space`, `goals`, `data` (see `Data.digest`), in a database `scoring` and `driver`, and `finalists`: what
@@ -271,7 +271,7 @@ class Study:
         Args:
             values: by goal name, for a complete trial.
             attributes: further figures to keep with it, such as other metrics.
-            weights: which weights it was scored with; see `Ledger`.
+            weights: which weights it was scored with; see `WeightProvenance`.
             worker: the process of this search that evaluated it.
             rungs: metrics that it had on its way; see `TrialRecord`.
 

@@ -11,7 +11,8 @@ from benchmarks.search import chain
 from benchmarks.search.standalone import MetricsTable, sampled_architectures
 from l2l_nas import ParamServer, Relay
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.evaluation.evaluator import Evaluator, Training
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.evaluation.segment import Segment
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.locate import load_problem
@@ -97,11 +98,11 @@ def test_stages_are_scored_as_a_search_scores_them(tmp_path):
         test=problem.data.test,
     )
     one = sampled_architectures(problem, 20, seed=0)[3]
-    trial = evaluator.evaluate(one, 5, poll=lambda: None)
+    trial = evaluator.run(Segment.of_trial(one, 5, budget, done=0, server=None))
     server, done, found = trial.server, budget.steps_per_trial, [trial.metrics["accuracy"]]
     for spend in budget.rounds:
-        part = replace(Training.of_finalist(one, 3, budget, spend=spend, done=done), server=server)
-        scores, server = evaluator.train_alone(part, after_step=lambda step, loss: None)
+        result = evaluator.run(replace(Segment.of_finalist(one, 3, budget, spend=spend, done=done), server=server))
+        server, scores = result.server, result.scores
         done += spend.steps
         found.append(scores["validation"].values["accuracy"])
     names = ["trial", "after 4", "after 8", "validation"]

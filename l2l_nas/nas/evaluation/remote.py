@@ -1,0 +1,201 @@
+"""Segments in other processes: what is sent there, what is done there, and what comes back.
+
+Both sides are processes of one search, so that its recipe may be pickled: problems of a notebook's own classes and
+lambdas work. Weights travel as safetensors; nothing that is read from a folder or a database is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cloudpickle
+from safetensors.torch import load as parse
+from safetensors.torch import save as serialize
+
+from l2l_nas.cost.closed_form import path_states
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import LayerState
+from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.evaluation.segment import ScoredOn, Segment, SegmentResult
+from l2l_nas.training.score import Score
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What a process needs for segments.
+
+    Args:
+        evaluator: trains and scores them.
+        server: the shared weights of this process, or of all processes of the machine.
+        identity: of pool and data, to be compared with those of the search.
+    """
+
+    evaluator: Evaluator
+    server: ParamServer
+    identity: Message
+
+
+class WorkplaceRecipe(Protocol):
+    """Makes a workplace; it can be pickled."""
+
+    def build(self) -> Workplace:
+        """In the process that it is called in."""
+
+
+_KEPT: list[bytes] = []  # the recipe that this process was started with
+_BUILT: list[tuple[bytes, Workplace]] = []  # of the last recipe
+
+
+def keep_recipe(recipe: bytes) -> None:
+    """Have this process use a pickled recipe where it is given none."""
+    _KEPT[:] = [recipe]
+
+
+def workplace(recipe: bytes | None) -> Workplace:
+    """The workplace of a pickled recipe, built once a process."""
+    wanted = _KEPT[0] if recipe is None else recipe
+    if not _BUILT or _BUILT[0][0] != wanted:
+        _BUILT[:] = [(wanted, cloudpickle.loads(wanted).build())]
+    return _BUILT[0][1]
+
+
+def greet(recipe: bytes | None) -> Message:
+    """Build the workplace; returns its identity, or the error."""
+    try:
+        return {"identity": workplace(recipe).identity, "worker": _name()}
+    except Exception as error:
+        return {"failure": error_content(error)}
+
+
+def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Message]:
+    """Run segments in this process: several together only where each only scores.
+
+    Args:
+        messages: of `segment_content`.
+
+    Returns:
+        What `result_of` reads; or one message with "failure", where something else than an architecture failed.
+    """
+    losses: list[float] = []
+    try:
+        found = workplace(recipe)
+        if messages[0]["scale"] is not None:
+            found.server.gradients.scale_losses(messages[0]["scale"])
+        read = [_segment_of(message, found.server) for message in messages]
+        if len(read) > 1:
+            results = found.evaluator.run_together([segment for segment, _ in read])
+        else:
+            ((segment, start),) = read
+            results = [found.evaluator.run(segment, after_step=losses.append, start=start)]
+        scale = found.server.gradients.scale_state
+        return [{**_content(result), "losses": losses, "worker": _name(), "scale": scale} for result in results]
+    except Exception as error:
+        return [{"failure": error_content(error)}]
+
+
+def segment_content(segment: Segment, server: ParamServer) -> Message:
+    """A segment to send.
+
+    Args:
+        server: the shared weights. A network that starts from a copy of them gets its copy; where processes share
+            them, those have them.
+    """
+    content = {**vars(segment), "architecture": segment.architecture.choices, "scored_on": segment.scored_on.value}
+    own = content.pop("server")
+    start = None
+    if own is None and segment.weights == "fork" and not segment.done:
+        start = server.fork(path_states(server.pool, segment.architecture))
+    return {
+        "segment": content,
+        "weights": None if own is None else packed(own),
+        "start": None if start is None else packed(start),
+        "scale": server.gradients.scale_state,
+    }
+
+
+def _segment_of(message: Message, server: ParamServer) -> tuple[Segment, ParamServer | None]:
+    content = message["segment"]
+    weights, start = (message[name] and unpacked(server, message[name]) for name in ("weights", "start"))
+    own = {"architecture": server.pool.architecture(content["architecture"]), "server": weights or None}
+    return Segment(**{**content, **own, "scored_on": ScoredOn(content["scored_on"])}), start or None
+
+
+def _content(result: SegmentResult) -> Message:
+    return {
+        "scores": {part: score.to_json() for part, score in result.scores.items()},
+        "weights": None if result.server is None else packed(result.server),
+        "error": None if result.error is None else error_content(result.error),
+        "provenance": dict(result.provenance),
+        "steps": result.steps,
+        "seconds": result.seconds,
+    }
+
+
+def result_of(content: Message, server: ParamServer, worker: int) -> SegmentResult:
+    """What `run_segments` gave for a segment.
+
+    Args:
+        server: of the pool.
+        worker: the number of the process.
+    """
+    return SegmentResult(
+        {part: Score.from_json(score) for part, score in content["scores"].items()},
+        None if content["weights"] is None else unpacked(server, content["weights"]),
+        None if content["error"] is None else error_of(content["error"]),
+        content["provenance"],
+        content["steps"],
+        content["seconds"],
+        worker,
+    )
+
+
+def packed(server: ParamServer) -> Message:
+    """All states of a server, each as safetensors, in the order of `visited`."""
+    blocks = [
+        serialize({name: tensor.contiguous() for name, tensor in server.state(key).tensors().items()})
+        for key in server.visited
+    ]
+    return {"keys": server.visited, "scale": server.gradients.scale_state, "blocks": blocks}
+
+
+def unpacked(like: ParamServer, content: Message) -> ParamServer:
+    """A server in memory with the states that `packed` gave."""
+    server = ParamServer(like.pool, optimizer=like.optimizer, seed=like.seed)
+    for key, block in zip(content["keys"], content["blocks"], strict=True):
+        state = LayerState.zeros(server.rules.of(key).layout)
+        state.load_tensors(parse(block))
+        server.storage.put(key, state)
+    if content["scale"] is not None:
+        server.gradients.scale_losses(content["scale"])
+    return server
+
+
+def error_content(error: Exception) -> Message:
+    """An error to send; `error_of` makes it one again."""
+    if isinstance(error, NonFiniteError):
+        return {"kind": type(error).__name__, "what": error.what, "layer": error.layer, "step": error.step}
+    if isinstance(error, L2LError):
+        return {"kind": "L2LError", "text": str(error)}
+    text = "".join(traceback.format_exception(error))
+    return {"kind": "", "text": f"{type(error).__name__}: {error}", "traceback": text}
+
+
+def error_of(content: Message) -> L2LError:
+    """The error that `error_content` was given."""
+    if content["kind"] in ("NonFiniteError", "MetricError"):
+        return NonFiniteError(content["what"], layer=content["layer"], step=content["step"])
+    if content["kind"] == "L2LError":
+        return L2LError(content["text"])
+    return WorkerError(f"a worker process raised {content['text']}; executor=inline shows where")
+
+
+def _name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,157 @@
+"""A segment: a stretch of one network's training, and what it is scored on at its end.
+
+A trial is a segment, or several where it is scored on its way; a finalist's round is another; so is a network of random
+search. A network is paused where a segment ends, and goes on with the weights that it has, wherever that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import L2LError
+from l2l_nas.nas.strategies.budget import Budget, Round
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.score import Score
+
+
+class ScoredOn(StrEnum):
+    """The data that a segment is scored on.
+
+    Attributes:
+        SAMPLE: at most 1,024 samples of the validation part; training goes on as if it had not been scored.
+        VALIDATION: the validation part, as trials are compared.
+        ERRORS: the validation part, with standard errors and in the precision of the result.
+        TEST: the same, and the test part.
+    """
+
+    SAMPLE = "sample"
+    VALIDATION = "validation"
+    ERRORS = "errors"
+    TEST = "test"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of one network's training. The learning rate rises and falls once over all segments of a network.
+
+    Args:
+        name: what it is, in words: "trial 12".
+        architecture: of the network.
+        weights: that the network starts from, a key of `START_WEIGHTS`; "shared": it trains the shared weights.
+        start: number of the segment's first step; it decides the batches and the dropout.
+        steps: to train.
+        learning_rate: peak.
+        done: steps that the network had before, of the same rise and fall.
+        total: steps of all its segments; 0: of this one.
+        scored_on: what it is scored on at its end.
+        server: weights that the network goes on with; None: it starts from `weights`, and on weights of its own what
+            was done before is done again.
+        keeps_weights: whether its weights are wanted.
+    """
+
+    name: str
+    architecture: Architecture
+    weights: str
+    start: int
+    steps: int
+    learning_rate: float
+    done: int = 0
+    total: int = 0
+    scored_on: ScoredOn = ScoredOn.TEST
+    server: ParamServer | None = None
+    keeps_weights: bool = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it trains the shared weights."""
+        return self.weights == "shared" and self.server is None
+
+    @property
+    def only_scores(self) -> bool:
+        """Whether it scores the shared weights as they are."""
+        return self.is_shared and not self.steps
+
+    @classmethod
+    def of_trial(
+        cls, architecture: Architecture, ordinal: int, budget: Budget, *, done: int, server: ParamServer | None
+    ) -> Segment:
+        """The next segment of a trial: to its next rung, or to its end.
+
+        Args:
+            ordinal: how many trials came before; it decides the numbers of the steps.
+            done: steps that the trial has had.
+            server: weights that it goes on with.
+        """
+        end = next((rung for rung in budget.rungs if rung > done), budget.steps_per_trial)
+        first = 0 if budget.is_raced else budget.warmup_steps + ordinal * budget.steps_per_trial
+        is_shared = budget.trial_weights == "shared"
+        total = budget.finalist_steps if budget.is_raced else budget.steps_per_trial
+        is_last = end == budget.steps_per_trial
+        return cls(
+            f"the trial of architecture {architecture.digest}",
+            architecture,
+            budget.trial_weights,
+            first + done,
+            end - done,
+            budget.learning_rate,
+            done=first + done if is_shared else done,
+            total=budget.shared_steps if is_shared else total,
+            scored_on=ScoredOn.VALIDATION if is_last else ScoredOn.SAMPLE,
+            server=server,
+            keeps_weights=budget.is_raced or not is_last,
+        )
+
+    @classmethod
+    def of_finalist(
+        cls, architecture: Architecture, index: int, budget: Budget, *, spend: Round, done: int = 0
+    ) -> Segment:
+        """A finalist's training in a round.
+
+        Args:
+            index: among those of the round.
+            done: steps that it had before.
+        """
+        return cls(
+            f"finalist {index + 1}",
+            architecture,
+            "fork" if budget.trial_weights == "shared" else budget.trial_weights,
+            # in a race all networks have the same steps: those of its trial go on
+            done if budget.is_raced else spend.start + index * spend.steps,
+            spend.steps,
+            budget.finalist_learning_rate,
+            done=done,
+            total=budget.finalist_steps,
+            scored_on=ScoredOn.TEST if spend.is_last else ScoredOn.ERRORS,
+        )
+
+
+@dataclass(frozen=True)
+class SegmentResult:
+    """A segment that was trained and scored, or the reason why it was not.
+
+    Args:
+        scores: by part of the data, "validation" and, where there is one, "test"; empty where it failed.
+        server: the network's weights, if they are wanted.
+        error: what the architecture failed with.
+        provenance: which weights a trial was scored with; see `WeightProvenance.entry`.
+        steps: how many were trained on the shared weights.
+        seconds: it took.
+        worker: which process trained it, from 1; 0 for the search's own.
+    """
+
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    server: ParamServer | None = None
+    error: L2LError | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 0
+    seconds: float = 0.0
+    worker: int = 0
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of the validation part."""
+        return self.scores["validation"].values if self.scores else {}

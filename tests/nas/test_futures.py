@@ -1,0 +1,211 @@
+"""Segments on executors: what workers do, and what becomes of it when they are killed or fail."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from l2l_nas.cost.closed_form import path_states
+from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
+from l2l_nas.nas.evaluation.engines import dask, own
+from l2l_nas.nas.evaluation.remote import error_content, error_of
+from l2l_nas.nas.evaluation.segment import ScoredOn, Segment
+from l2l_nas.nas.retries import ATTEMPTS
+from tests.nas.executors import all_done, place_of
+
+SHARED = {"warmup_steps": 30, "trials": 8, "steps_per_trial": 3}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    with place_of(tmp_path_factory.mktemp("executor") / "flag", **SHARED) as found:
+        yield found
+
+
+@pytest.fixture
+def place(shared):
+    shared.watch.losses.clear()
+    return shared
+
+
+def same(ours, server):
+    assert ours.visited == server.visited
+    for key in server.visited:
+        for name, tensor in server.state(key).tensors().items():
+            assert torch.equal(ours.state(key).tensors()[name], tensor), (key, name)
+        assert ours.state(key).visits == server.state(key).visits
+
+
+def test_trials_train_the_shared_weights_and_say_what_they_were_scored_with(place):
+    before = place.visits("stem/linear")
+    trials = [place.trial(a, b, ordinal=n) for n, (a, b) in enumerate([("tanh", "relu"), ("relu", "tanh")] * 3)]
+    assert place.executor.size == 2
+    for trial in trials:
+        place.executor.submit(trial)
+    found = all_done(place.executor)
+    assert {id(segment) for segment, _ in found} == {id(trial) for trial in trials}
+    assert {result.worker for _, result in found} <= {1, 2}
+    for segment, result in found:
+        assert (result.error, result.steps) == (None, 3)
+        assert result.metrics.keys() == {"accuracy", "loss"}
+        count = len(path_states(place.pool, segment.architecture))
+        assert len(result.provenance["visits"]) == count
+        assert len(result.provenance["crc32"]) == 8 * count
+    assert place.visits("stem/linear") == before + 3 * len(trials)
+    # the last to finish saw all updates of the stem, if none was lost
+    assert max(result.provenance["visits"][0] for _, result in found) == place.visits("stem/linear")
+
+
+def test_a_trial_whose_worker_is_killed_is_done_again(place):
+    trials = [place.trial("fragile", "tanh"), place.trial("tanh", "tanh"), place.trial("relu", "relu")]
+    for trial in trials:
+        place.executor.submit(trial)
+    found = all_done(place.executor)
+    assert len(found) == len(trials)
+    assert all(result.error is None for _, result in found)
+    assert any(trials[0].architecture.digest in loss["task"] for loss in place.watch.losses)
+    assert all(loss["again"] for loss in place.watch.losses)
+
+
+@pytest.mark.slow
+def test_a_trial_that_kills_too_many_workers_has_failed_and_the_others_go_on(place):
+    trials = [place.trial("tanh", "deadly"), *(place.trial("tanh", "relu", ordinal=n) for n in range(3))]
+    for trial in trials:
+        place.executor.submit(trial)
+    found = {id(segment): result for segment, result in all_done(place.executor)}
+    assert isinstance(found[id(trials[0])].error, WorkerError)
+    assert f"ended {ATTEMPTS} times without a result" in str(found[id(trials[0])].error)
+    assert all(found[id(trial)].error is None for trial in trials[1:])
+    own_losses = [loss["again"] for loss in place.watch.losses if trials[0].architecture.digest in loss["task"]]
+    assert own_losses == [True] * (ATTEMPTS - 1) + [False]
+
+
+def test_finalists_trained_side_by_side_are_those_trained_one_after_the_other(place):
+    steps = []
+    segments = [place.finalist(0, "tanh", "normed"), place.finalist(1, "relu", "tanh")]
+    segments.append(Segment("from first weights", segments[0].architecture, "scratch", 7, 9, 0.02))
+    for segment in segments:
+        place.executor.submit(segment, after_step=steps.append)
+    ours = {id(segment): result for segment, result in all_done(place.executor)}
+    assert len(steps) == 2 * place.spend.finalist_steps + 9
+    for segment in segments:
+        alone, result = place.evaluator.run(segment), ours[id(segment)]
+        assert result.scores == alone.scores
+        assert alone.scores.keys() == {"validation", "test"}
+        same(result.server, alone.server)
+
+
+def test_a_network_goes_on_in_a_worker_with_the_weights_that_it_had(place):
+    architecture = place.finalist(0, "tanh", "normed").architecture
+    first = Segment("first", architecture, "fork", 11, 4, 0.02, scored_on=ScoredOn.ERRORS)
+    place.executor.submit(first)
+    ((_, once),) = all_done(place.executor)
+    assert once.scores.keys() == {"validation"}
+    before = once.server.fork(once.server.visited)
+    then = replace(first, name="then", start=20, server=once.server, scored_on=ScoredOn.TEST)
+    place.executor.submit(then)
+    ((_, twice),) = all_done(place.executor)
+    alone = place.evaluator.run(replace(then, server=before))
+    assert twice.scores == alone.scores
+    same(twice.server, alone.server)
+    assert all(alone.server.state(key).visits >= 8 for key in alone.server.visited)
+
+
+def test_a_network_that_is_not_finite_or_raises_fails_alone(place):
+    names = [("poison", "tanh"), ("tanh", "broken"), ("tanh", "tanh")]
+    segments = [place.finalist(index, *pair) for index, pair in enumerate(names)]
+    for segment in segments:
+        place.executor.submit(segment)
+    found = {id(segment): result for segment, result in all_done(place.executor)}
+    assert isinstance(found[id(segments[0])].error, NonFiniteError)
+    assert "its layer raised RuntimeError: broken in two" in str(found[id(segments[1])].error)
+    assert found[id(segments[2])].metrics["accuracy"] > 0
+
+
+def test_a_stop_lets_running_trials_end_and_drops_the_rest(tmp_path):
+    with place_of(tmp_path / "flag", **SHARED) as place:
+        place.watch.stop_when = lambda: "stem/linear" in place.server.visited
+        for number in range(8):
+            place.executor.submit(place.trial("tanh", "tanh", ordinal=number))
+        found = place.executor.finished()
+        assert 1 <= len(found) < 8
+        assert all(result.error is None for _, result in found)
+        assert place.visits("stem/linear") == 3 * len(found)
+        with pytest.raises(InterruptedError):
+            place.executor.finished()
+
+
+def test_an_error_that_is_not_the_architectures_is_raised_here(place):
+    place.executor.submit(place.trial("tanh", "refused"))
+    with pytest.raises(L2LError, match=r"^broken in two$"):
+        place.executor.finished()
+
+
+@pytest.mark.slow
+def test_a_worker_that_builds_another_problem_is_refused(tmp_path):
+    with place_of(tmp_path / "flag", identity={"pool": "another"}, **SHARED) as place:
+        place.executor.submit(place.trial("tanh", "tanh"))
+        with pytest.raises(WorkerError, match="builds another pool in a worker process than here"):
+            place.executor.finished()
+
+
+def test_workers_that_cannot_even_start_end_the_search_with_a_line(tmp_path):
+    class Broken(concurrent.futures.Executor):
+        def submit(self, fn, /, *args, **kwargs):
+            raise concurrent.futures.BrokenExecutor("no worker")
+
+    with place_of(tmp_path / "flag", engine=lambda recipe, workers: own(Broken(), recipe), **SHARED) as place:
+        place.executor.submit(place.trial("tanh", "tanh"))
+        with pytest.raises(WorkerError, match=r"end before they are ready \(no worker\); try executor=inline"):
+            place.executor.finished()
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_search_is_over(tmp_path):
+    with place_of(tmp_path / "flag", workers=1, trial_weights="scratch") as place:
+        place.executor.submit(place.finalist(0, "tanh", "tanh"))
+        assert all_done(place.executor)
+        (pid,) = (int(name.rpartition(":")[2]) for name in place.executor._names)
+        assert os.path.exists(f"/proc/{pid}")
+    deadline = time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize("name", ["thread", "process", "dask"])
+@pytest.mark.slow
+def test_any_executor_runs_what_this_process_does(tmp_path, name):
+    def futures(executor):
+        return lambda recipe, workers: own(executor, recipe)
+
+    context = multiprocessing.get_context("spawn")
+    engines = {
+        "thread": futures(concurrent.futures.ThreadPoolExecutor(1)),
+        "process": futures(concurrent.futures.ProcessPoolExecutor(2, context)),
+        "dask": partial(dask, address=""),
+    }
+    if name == "dask":
+        pytest.importorskip("distributed")
+    with place_of(tmp_path / "flag", engine=engines[name], trial_weights="fork", warmup_steps=5) as place:
+        segments = [place.finalist(0, "tanh", "normed"), place.trial("relu", "tanh", ordinal=1)]
+        for segment in segments:
+            place.executor.submit(segment)
+        found = {id(segment): result for segment, result in all_done(place.executor)}
+        for segment in segments:
+            alone = place.evaluator.run(segment)
+            assert found[id(segment)].scores == alone.scores
+            assert found[id(segment)].provenance == alone.provenance
+
+
+def test_a_mistake_of_ours_in_a_worker_says_how_to_look_for_it():
+    error = error_of(error_content(ValueError("no luck")))
+    assert isinstance(error, WorkerError)
+    assert "ValueError: no luck; executor=inline shows where" in str(error)
