@@ -114,7 +114,7 @@ class _ChainBuilder:
     def add(self, plan: Plan) -> None:
         self._pieces = []
         self._foresee([state for step in plan.steps for state, _ in self._opened(step)])
-        self.awaited.append(tuple(self._schedule.follow(plan, str, self._submit)))
+        self.awaited.append(tuple(self._schedule.issue(plan, str, self._submit)))
         self.plans.append(tuple(self._pieces))
 
     def _foresee(self, uses: Sequence[Name]) -> None:

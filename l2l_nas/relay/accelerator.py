@@ -73,7 +73,7 @@ class Accelerator:
             own = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.torch_device)
             own.copy_(pinned, non_blocking=True)
             mark = self.mark()
-        self.follow(mark)
+        self.stream_wait(mark)
         own.record_stream(compute)
         return own
 
@@ -99,7 +99,7 @@ class Accelerator:
         event.record(self._current_stream())
         return event
 
-    def follow(self, mark: torch.Event | None) -> None:
+    def stream_wait(self, mark: torch.Event | None) -> None:
         if mark is not None:
             self._current_stream().wait_event(mark)
 

@@ -82,7 +82,7 @@ class StateAccess:
         """
         storage = self.storage
         with storage.reading(key) as state:
-            self._device.follow(state.written)
+            self._device.stream_wait(state.written)
             weights = self._in_place(state, storage)
             if weights is None:
                 self._copy(state, wire_layout_of(self.server.pool, key, self._dtype), slot, storage.is_lasting)
@@ -134,7 +134,7 @@ class StateAccess:
         if self._is_host:
             return inbox.allocate(size)
         block = inbox.allocate(size, self._device.allocate, self._device.torch_device)
-        self._device.follow(block.read)
+        self._device.stream_wait(block.read)
         return block
 
     def store_buffers(self, key: str, buffers: Tensor, layout: Layout | None = None) -> None:

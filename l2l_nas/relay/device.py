@@ -77,7 +77,7 @@ class Device(Protocol):
     def mark(self, *, timed: bool = False) -> Any:
         """Put a mark on the current stream."""
 
-    def follow(self, mark: Any) -> None:
+    def stream_wait(self, mark: Any) -> None:
         """Have the current stream wait for a mark."""
 
     def wait(self, mark: Any) -> None:
@@ -131,7 +131,7 @@ class Cpu:
     def mark(self, *, timed: bool = False) -> None:
         pass
 
-    def follow(self, mark: None) -> None:
+    def stream_wait(self, mark: None) -> None:
         pass
 
     def wait(self, mark: None) -> None:

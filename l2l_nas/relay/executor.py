@@ -85,7 +85,7 @@ class PlanExecutor:
             for step in job.plan.steps:
                 if step.op is Op.LOAD:
                     self.bank.build(job.context.layers[step.layer], step.slot)
-            self.lanes.wait(self._schedule.follow(job.plan, job.path.state, submit, frees=is_poisoning))
+            self.lanes.wait(self._schedule.issue(job.plan, job.path.state, submit, frees=is_poisoning))
             if isinstance(job, TrainJob):
                 job.require_finite_loss()
         except BaseException as error:

@@ -32,12 +32,12 @@ class Caches:
         on_host: whether they wait there, and are on the device for a visit only.
 
     Attributes:
-        held: by index of the layer and number of the micro-batch.
+        entries: by index of the layer and number of the micro-batch.
     """
 
     ends: int | None = None
     on_host: bool = False
-    held: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
+    entries: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
 
     def caller(self, place: int, module: nn.Module, numbers: Iterator[int], device: Device) -> Callable[..., object]:
         """Runs a layer of the path on the next places of one micro-batch after the other.
@@ -53,11 +53,11 @@ class Caches:
         def call(x: Tensor, *others: Tensor) -> Tensor:
             del others  # such as the numbers of documents, of which a text that goes on is one
             at = place, next(numbers)
-            before = self.held.get(at)
+            before = self.entries.get(at)
             if before is not None and self.on_host:
                 before = tuple(device.put(tensor) if tensor.dim() else tensor for tensor in before)
             given, after = extend(x, before)
-            self.held[at] = tuple(tensor.cpu() for tensor in after) if self.on_host else after
+            self.entries[at] = tuple(tensor.cpu() for tensor in after) if self.on_host else after
             wanted: Tensor = given[:, -1:] if place == self.ends else given
             return wanted
 

@@ -283,7 +283,7 @@ class _Runner:
         with self.device.stream(work.lane):
             if work.lane != "host":
                 for awaited in _marks(work.after, work.lane):
-                    self.device.follow(awaited)
+                    self.device.stream_wait(awaited)
             if self._stress is not None:  # behind the waits: on the device too, what is late is the work itself
                 seconds = self._stress.delay_s(work.label.op)
                 if work.lane == "host":

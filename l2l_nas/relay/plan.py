@@ -4,7 +4,8 @@
 
 [Note: slot reuse] A slot is one block for weights, one for buffers and one for gradients. Its weights may be
 overwritten once the last visit that reads them is done; its gradients once they are sent. Every such rule is an entry
-of some step's `after`, so that any executor which respects `after`, however concurrent, is safe. `check.py` proves it.
+of some step's `after`, so that any executor which respects `after`, however concurrent, is safe. The checker of plans
+(`testing/plans.py`) proves it.
 
 [Note: the tail] The last layers of a path, the tail, run forward, loss and backward, one micro-batch after the other:
 they are loaded once, and nothing of them is recomputed. A tail is one layer long, or as long as the device has room
@@ -21,7 +22,7 @@ dropped: each statistic is counted once.
 memory does not grow with the depth of a chain. Values that are not spilled need no step: visits run one by one.
 
 [Note: across the step boundary] A plan ends by loading the first layer of the next architecture, and leaves updates
-under way. The next plan begins with what the last one left: `KEEP` for a slot, `AWAIT` for an update that may be
+under way. The next plan begins with what the last one left: `CARRY` for a slot, `AWAIT` for an update that may be
 running.
 """
 
@@ -37,7 +38,7 @@ from l2l_nas.relay.path import Name
 class Op(enum.Enum):
     """What a step does."""
 
-    KEEP = "keep"
+    CARRY = "carry"
     AWAIT = "await"
     LOAD = "load"
     FETCH = "fetch"
@@ -123,11 +124,11 @@ class Carry:
     """What one plan leaves to the next.
 
     Args:
-        held: for each slot, the key of a layer whose present weights it holds, or None.
+        slot_keys: by slot, the key of a layer whose present weights it holds, or None.
         updating: states whose update was issued and may be running.
     """
 
-    held: tuple[Name | None, ...] = ()
+    slot_keys: tuple[Name | None, ...] = ()
     updating: tuple[Name, ...] = ()
 
 

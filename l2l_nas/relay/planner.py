@@ -169,8 +169,8 @@ class _Builder:
 
     def _take_over(self) -> None:
         """Begin with what the last plan left."""
-        for index, key in enumerate(self._carry.held):
-            kept = self._add(Op.KEEP, slot=index)
+        for index, key in enumerate(self._carry.slot_keys):
+            kept = self._add(Op.CARRY, slot=index)
             self._slots.put(index, SlotContent(freed=kept) if key is None else SlotContent(key, kept, (kept,)))
         for index in range(len(self._slots)):
             self._slots.rank(index, 0)

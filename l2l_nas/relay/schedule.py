@@ -60,7 +60,7 @@ class PlanSchedule(Generic[Work]):
         self.slots: dict[int, tuple[Work, ...]] = {}
         self.updates: dict[str, Work] = {}
 
-    def follow(
+    def issue(
         self,
         plan: Plan,
         name: Callable[[Name], str],
@@ -87,7 +87,7 @@ class PlanSchedule(Generic[Work]):
             works = tuple(dict.fromkeys(work for other in step.after for work in found[other]))
             if op in LANE or (op is Op.FREE and frees):
                 works = (submit(step, works),)
-            elif op is Op.KEEP:
+            elif op is Op.CARRY:
                 works = self.slots.get(step.slot, ())
             elif op is Op.AWAIT:
                 update = self.updates.get(name(step.state))
@@ -95,7 +95,7 @@ class PlanSchedule(Generic[Work]):
             found.append(works)
             if op is Op.UPDATE:
                 self.updates[name(step.state)] = works[0]
-            if op in (Op.KEEP, Op.LOAD, Op.FREE):  # each slot ends with one of these; FREE is behind all that used it
+            if op in (Op.CARRY, Op.LOAD, Op.FREE):  # each slot ends with one of these; FREE is behind all that used it
                 slots[step.slot] = works
             if op in (Op.SAVE, Op.CHECK) or (op is Op.SEND and not has_sent):
                 awaited.update(dict.fromkeys(works))

@@ -171,7 +171,7 @@ class TrainingStep:
         self._note(job.check, job.update)
         is_skipped = job.check is not None and job.check.is_refused
         # a layer loaded ahead may have buffers that are put back now
-        held = job.plan.leaves.held
+        held = job.plan.leaves.slot_keys
         self._left = tuple(None if key is None or is_skipped else job.path.state(key) for key in held)
         job.states.server.begin_updates(self)
         losses = job.require_finite_loss()

@@ -297,10 +297,10 @@ class Visits:
         """
         before = self.device.mark()
         with self.device.stream("up"):
-            self.device.follow(before)
+            self.device.stream_wait(before)
             template.load_buffers(buffers)
             loaded = self.device.mark()
-        self.device.follow(loaded)
+        self.device.stream_wait(loaded)
 
     @staticmethod
     def _go_back(context: StepContext, segment: GraphSegment, index: int) -> None:

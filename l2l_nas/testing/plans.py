@@ -79,8 +79,8 @@ class _Checker:
                 self._fail(index, f"has {len(step.frames)} frames, it needs {self._num_frames(step)}")
         self._check_visits(trains=trains)
         held = tuple(self._check_slot(slot) for slot in range(self.slots))
-        if self.leaves.held != held:
-            raise PlanError(f"the plan says it leaves {self.leaves.held} in its slots, but it leaves {held}")
+        if self.leaves.slot_keys != held:
+            raise PlanError(f"the plan says it leaves {self.leaves.slot_keys} in its slots, but it leaves {held}")
         self._check_frames()
         if trains:
             self._check_updates()
@@ -156,16 +156,16 @@ class _Checker:
         loaded, unsent, unsaved = -1, -1, -1
         users: list[int] = []
         is_used = False
-        if self.carry is not None and not any(s.op is Op.KEEP and s.slot == slot for s in self.steps):
+        if self.carry is not None and not any(s.op is Op.CARRY and s.slot == slot for s in self.steps):
             raise PlanError(f"slot {slot} is used without regard to the last plan")
         for index, step in enumerate(self.steps):
             if step.op in (*_HOST, *_FRAMES) or slot not in (step.slot, *step.tail):
                 continue
-            if step.op is Op.KEEP:
+            if step.op is Op.CARRY:
                 if self.carry is None or loaded >= 0:
                     self._fail(index, "keeps a slot that no plan left")
                     return None
-                key, loaded, users = self.carry.held[slot], index, [index]
+                key, loaded, users = self.carry.slot_keys[slot], index, [index]
                 continue
             if step.op is Op.LOAD:
                 if key is not None:
@@ -216,7 +216,7 @@ class _Checker:
                 if step.op in (Op.FORWARD, Op.TAIL) and about.has_buffers:
                     unsaved = index
             users.append(index)
-        if key is not None and (is_used or self.steps[loaded].layer != self.depth or self.steps[loaded].op is Op.KEEP):
+        if key is not None and (is_used or self.steps[loaded].layer != self.depth or self.steps[loaded].op is Op.CARRY):
             self._fail(loaded, "its slot is never freed")
         return key
 

@@ -132,8 +132,8 @@ SEEN = {
     ("save", "tail"): "checked",
     ("load", "check"): "ahead, clipped",
     ("load", "await"): "late updates",
-    ("forward", "keep"): "late gradients",
-    ("load", "keep"): "unknown paths",
+    ("forward", "carry"): "late gradients",
+    ("load", "carry"): "unknown paths",
     ("update", "send"): "late loads",
 }
 LOUD = ("update", "send")  # an update that finds no gradient fails, or it reads one that is on its way
@@ -170,7 +170,7 @@ def test_a_ticket_that_no_longer_orders_threads_is_seen(monkeypatch, library, ra
 def staged_without_a_wait(monkeypatch):
     from tests.accelerator.simulated import SimulatedAccelerator
 
-    put, follow, staging = SimulatedAccelerator.put, SimulatedAccelerator.follow, threading.local()
+    put, follow, staging = SimulatedAccelerator.put, SimulatedAccelerator.stream_wait, threading.local()
 
     def unawaited(device, tensor):
         staging.now = True
@@ -181,7 +181,7 @@ def staged_without_a_wait(monkeypatch):
 
     monkeypatch.setattr(SimulatedAccelerator, "put", unawaited)
     monkeypatch.setattr(
-        SimulatedAccelerator, "follow", lambda device, mark: getattr(staging, "now", False) or follow(device, mark)
+        SimulatedAccelerator, "stream_wait", lambda device, mark: getattr(staging, "now", False) or follow(device, mark)
     )
 
 
@@ -236,7 +236,7 @@ def summed_without_a_wait(monkeypatch):
 def streams_without_waits(monkeypatch):
     from tests.accelerator.simulated import SimulatedAccelerator
 
-    monkeypatch.setattr(SimulatedAccelerator, "follow", lambda device, mark: None)
+    monkeypatch.setattr(SimulatedAccelerator, "stream_wait", lambda device, mark: None)
 
 
 def the_host_without_waits(monkeypatch):

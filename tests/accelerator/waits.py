@@ -8,7 +8,7 @@ from l2l_nas.relay.path import Name
 from l2l_nas.relay.plan import Op, Plan
 from l2l_nas.relay.schedule import LANE
 
-_STANDING = (Op.KEEP, Op.AWAIT, Op.FREE)  # work of others, for those that wait for it
+_STANDING = (Op.CARRY, Op.AWAIT, Op.FREE)  # work of others, for those that wait for it
 
 
 class Order:
@@ -29,7 +29,7 @@ class Order:
             base, begun, mine, has_sent = len(self.ops), tuple(awaited), {}, False
             for index, step in enumerate(plan.steps, start=base):
                 waits = tuple(base + other for other in step.after)
-                if step.op is Op.KEEP:
+                if step.op is Op.CARRY:
                     waits = tuple(used.get(step.slot, ()))
                 if step.op is Op.AWAIT:
                     waits = (updates[step.state],) if step.state in updates else ()

@@ -14,7 +14,7 @@ from l2l_nas.relay.path import PathLayer, Spill, numbered
 from l2l_nas.relay.plan import Op, Step, UpdateOrder
 from l2l_nas.relay.schedule import LANE
 
-RESTING = {Op.KEEP, Op.AWAIT, Op.FREE}
+RESTING = {Op.CARRY, Op.AWAIT, Op.FREE}
 
 
 def path_of(depth: int, *, has_buffers: bool = False) -> list[PathLayer]:

@@ -231,7 +231,7 @@ class Marking(Cpu):
     def wait(self, mark):
         self.waits.append(mark)
 
-    def follow(self, mark):
+    def stream_wait(self, mark):
         self.follows.append((self._here.lane, mark))
 
 

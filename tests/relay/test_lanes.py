@@ -355,7 +355,7 @@ class Following(Cpu):
     def mark(self, *, timed=False):
         return next(self.count)
 
-    def follow(self, mark):
+    def stream_wait(self, mark):
         self.follows.append(mark)
 
 

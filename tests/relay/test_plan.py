@@ -260,7 +260,7 @@ def test_updates_run_ahead_of_the_check_but_those_of_the_last_gradient():
 def test_the_next_path_s_first_layer_is_loaded_before_the_step_ends(update):
     upcoming = PathLayer("next", ("next",))
     plan = plan_training(simple(4), slots=2, update=update, upcoming=upcoming)
-    assert "next" in plan.leaves.held
+    assert "next" in plan.leaves.slot_keys
     load = next(index for index, step in enumerate(plan.steps) if step.op is Op.LOAD and step.layer == 4)
     assert load < max(index for index, step in enumerate(plan.steps) if step.op in VISITS)
     again = plan_training([upcoming, *simple(2)], slots=2, update=update, carry=plan.leaves)
@@ -320,4 +320,4 @@ def test_nothing_is_loaded_ahead_into_a_slot_that_the_tail_needs():
     upcoming = PathLayer("x", ("x",))
     plan = plan_training(path, slots=2, keep=2, upcoming=upcoming)
     check_plan(plan, path, slots=2, trains=True, upcoming=upcoming)
-    assert "x" in plan.leaves.held
+    assert "x" in plan.leaves.slot_keys

@@ -33,7 +33,7 @@ def test_the_checker_takes_for_certain_what_the_schedule_waits_for(chain):
             return len(waits) - 1
 
         schedule.slots, schedule.updates = {}, {}  # the checker looks at one plan
-        awaited = schedule.follow(plan, str, submit)
+        awaited = schedule.issue(plan, str, submit)
         for after in waits.values():
             before.append({one for other in after for one in (other, *before[other])})
         checker = _Checker(plan, path, **options)

@@ -83,7 +83,7 @@ FAULTS = {
     "the next path's load before its update": Fault(Op.LOAD, Op.UPDATE, ("update",), layer=len(DENSE)),
     "a visit before its input is fetched": Fault(Op.BACKWARD, Op.FETCH, ("fetch",), options=HOST | {"slots": 7}),
     "a frame written before it is stored": Fault(Op.FORWARD, Op.STORE, ("store",), options=HOST),
-    "a visit before the last plan's load": Fault(Op.FORWARD, Op.KEEP, ("load",), first=1),
+    "a visit before the last plan's load": Fault(Op.FORWARD, Op.CARRY, ("load",), first=1),
 }
 
 
@@ -206,7 +206,7 @@ def test_without_the_wait_for_the_last_plan_s_slots_gradients_on_their_way_are_o
     monkeypatch, races_are_expected
 ):
     """Without poison, whose place in the lane of the loads would imply the wait."""
-    fault = Fault(Op.LOAD, Op.KEEP, ())
+    fault = Fault(Op.LOAD, Op.CARRY, ())
     real = step_module.plan_training
 
     def trained(*, is_whole, slow_s=SLOW_S):

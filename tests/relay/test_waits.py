@@ -55,13 +55,13 @@ def has_reason(first, second, layers, *, update):
     if second.op is Op.FREE:
         return bool(slots_of(first) & slots_of(second))
     if second.op is Op.LOAD:
-        if first.op in (Op.FREE, Op.KEEP):
+        if first.op in (Op.FREE, Op.CARRY):
             return first.slot == second.slot
         if first.op is Op.SAVE:
             return layers[first.layer].key == about.key
         return first.state in about.trainable or (first.op is Op.CHECK and update is UpdateOrder.AHEAD)
     if second.op in VISITS:
-        if first.op in (Op.LOAD, Op.KEEP, Op.SEND, Op.SAVE):
+        if first.op in (Op.LOAD, Op.CARRY, Op.SEND, Op.SAVE):
             return bool(slots_of(first) & slots_of(second))
         return first.op in (Op.STORE, Op.FETCH)  # frames, which `check_plan` follows
     if second.op in (Op.SEND, Op.SAVE):
@@ -89,8 +89,8 @@ def badly_chosen(plan, path, *, upcoming, carry=None):
     used: dict[int, int] = {}  # by slot, its last use
     found = []
     for index, step in enumerate(plan.steps):
-        if step.op is Op.KEEP and carry.held[step.slot] is not None:
-            held[step.slot] = (carry.held[step.slot], 0)
+        if step.op is Op.CARRY and carry.slot_keys[step.slot] is not None:
+            held[step.slot] = (carry.slot_keys[step.slot], 0)
         if step.op is Op.LOAD:
             idle = {slot for slot, (key, place) in held.items() if place != ahead and next_use(key, index) == _NEVER}
             idle |= {slot for slot in range(plan_slots(plan)) if slot not in held}
@@ -99,14 +99,14 @@ def badly_chosen(plan, path, *, upcoming, carry=None):
                 found.append((index, step.slot, sorted(idle)))
             about = path[step.layer] if step.layer < len(path) else upcoming
             held[step.slot] = (about.key, step.layer)
-        if step.op not in (Op.KEEP, Op.FREE):
+        if step.op not in (Op.CARRY, Op.FREE):
             used.update(dict.fromkeys(slots_of(step), index))
     return found
 
 
 def plan_slots(plan):
     """How many slots it has."""
-    return len(plan.leaves.held)
+    return len(plan.leaves.slot_keys)
 
 
 @pytest.mark.slow
