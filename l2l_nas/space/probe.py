@@ -37,10 +37,9 @@ _FROM_VALUES = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe found of a layer.
+    """What a probe tells of a layer.
 
     Args:
-        outputs: what it gives.
         device: where it can be tried out: "meta", "cpu" if meta cannot run it, or the relay's device if the host cannot
             either.
         writes_buffers: whether its forward in training changed a buffer.
@@ -56,6 +55,10 @@ def default_device() -> torch.device:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
+class _Raised(SpaceError):
+    """A layer raised on a device; another may be able to run it."""
+
+
 @torch.enable_grad()
 def probe(pool: LayerPool, layer: Layer, inputs: Specs, *, device: torch.device | None = None) -> ProbeResult:
     """Run a layer once.
@@ -66,53 +69,37 @@ def probe(pool: LayerPool, layer: Layer, inputs: Specs, *, device: torch.device 
     Raises:
         SpaceError: it raised, or would train wrongly: see [Note: what a layer may keep].
     """
-    recorder = _Recorder()
-    module = pool.build_module(layer, device="meta")
-    _refuse_hidden_tensors(module)
-    try:
-        outputs = drawing_nothing(lambda: _run(module, recorder, inputs, "meta"))
-        return ProbeResult(outputs, "meta", recorder.has_written)
-    except SpaceError:
-        raise
-    except Exception:
-        recorder.raise_refusal()
+    with contextlib.suppress(_Raised):
+        return _probed_on("meta", pool, layer, inputs)
     try:
         return _probed_on("cpu", pool, layer, inputs)
-    except SpaceError as error:
-        # an index out of range is refused as it is: on a GPU it would end all further work of the process
-        if not isinstance(error.__cause__, Exception) or isinstance(error.__cause__, IndexError):
-            raise
+    except _Raised as error:
         relay_device = device or default_device()
-        if relay_device.type in ("cpu", "meta"):
+        # an index out of range is refused as it is: on a GPU it would end all further work of the process
+        if relay_device.type in ("cpu", "meta") or isinstance(error.__cause__, IndexError):
             raise
-        return _probed_on(str(relay_device), pool, layer, inputs)
+    return _probed_on(str(relay_device), pool, layer, inputs)
 
 
 def _probed_on(device: str, pool: LayerPool, layer: Layer, inputs: Specs) -> ProbeResult:
-    """Run a layer once on a device that computes.
-
-    Raises:
-        SpaceError: as `probe`; caused by what the layer raised, if it did.
-    """
     with preserved_generators(device):
         torch.default_generator.manual_seed(0)
-        recorder = _Recorder(builds=True)
+        recorder = _Recorder(on_meta=device == "meta")
         with recorder, _Constants(recorder):
             module = pool.build_module(layer, device=device)
         _refuse_hidden_tensors(module)
         try:
             outputs = drawing_nothing(lambda: _run(module, recorder, inputs, device))
-            return ProbeResult(outputs, device, recorder.has_written)
         except SpaceError:
             raise
         except Exception as error:
             recorder.raise_refusal()
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise SpaceError(f"raised on input {describe(inputs)}: {text}") from error
+            raise _Raised(f"raised on input {describe(inputs)}: {text}") from error
+        return ProbeResult(outputs, device, recorder.has_written)
 
 
 def _run(module: nn.Module, recorder: _Recorder, inputs: Specs, device: str) -> Specs:
-    """Run forward and backward in training, then evaluation. Returns the outputs' specs."""
     dry_run = DryRun(module, inputs, device)
     recorder.know(module)
     module.train()
@@ -211,18 +198,15 @@ _INDEXES = ("index", "index_put", "index_put_", "_index_put_impl_")
 class _Recorder(OperationLog):
     """Sees every operation of a layer; keeps the first thing that would go wrong.
 
-    Args:
-        builds: it sees the factory too, so that what is made there is known.
-
     Attributes:
         has_written: whether a forward in training changed a buffer.
     """
 
-    def __init__(self, *, builds: bool = False) -> None:
+    def __init__(self, *, on_meta: bool) -> None:
         super().__init__()
         self.has_written = False
         self._phase: Phase | None = None  # None: the factory runs
-        self._builds = builds
+        self._on_meta = on_meta  # there a tensor that nothing made in the forward is the factory's
         self._named: dict[int, tuple[str, str]] = {}
         self._made: set[int] = set()
         self._built: set[int] = set()
@@ -232,7 +216,7 @@ class _Recorder(OperationLog):
         self._refusal = ""
 
     def know(self, module: nn.Module) -> None:
-        """Begin with a module."""
+        """Tell the tensors of a module from what the factory made beside it."""
         self._built, self._made = self._made, set()
         before = _renew(module)
         self._alive.append(before)
@@ -241,7 +225,6 @@ class _Recorder(OperationLog):
         self._named = {storage_of(tensor): (what, name) for what, table in tables for name, tensor in table}
 
     def begin(self, phase: Phase, tensors: Sequence[Tensor]) -> None:
-        """Know what the layer takes, or the gradients of what it gave."""
         self._phase = phase
         for index, tensor in enumerate(tensors):
             self.know_made(tensor)
@@ -249,22 +232,18 @@ class _Recorder(OperationLog):
                 self._named[storage_of(tensor)] = ("input", str(index))
 
     def raise_refusal(self) -> None:
-        """Raise SpaceError if anything was seen."""
         if self._refusal:
             raise SpaceError(self._refusal) from None
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check what an operation takes, changes and draws from."""
         if self._phase is not None and not self._refusal:
             self._inspect(func, args, kwargs)
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Know what it made."""
         for tensor in tensors_in(result):
             self.know_made(tensor)
 
     def know_made(self, tensor: Tensor) -> None:
-        """A tensor that was made while this looked on."""
         self._alive.append(tensor)
         self._made.add(storage_of(tensor))
 
@@ -297,7 +276,7 @@ class _Recorder(OperationLog):
                     f"its {self._place} uses '{self._before[number]}' ({name}) from a second place, such as a list or "
                     "a function, where no other tensor can take its place; take it from where it is registered"
                 )
-            elif number in self._built if self._builds else tensor.is_meta:
+            elif tensor.is_meta if self._on_meta else number in self._built:
                 self._refusal = (
                     f"its {self._place} uses a tensor {list(tensor.shape)} that its factory made ({name}) and that is "
                     "neither parameter nor buffer, such as one in a list or a function; use register_buffer"
@@ -343,7 +322,6 @@ class _Constants(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function, and inspect its result."""
         if func is Tensor.data_ptr and args[0].is_meta:
             # a Triton kernel would take the null that meta tensors have for an address, and end all work on the GPU
             raise RuntimeError("a meta tensor has no memory")

@@ -34,8 +34,8 @@ def drawing_nothing(run: Callable[[], T], *, whose: str = "its") -> T:
     """What a forward gives that draws from neither generator.
 
     Args:
-        run: does it; where other threads draw as well, once more.
-        whose: forward that is, for the error.
+        run: the forward; where other threads draw as well, it runs once more.
+        whose: forward it is, for the error.
 
     Raises:
         SpaceError: it draws. What `run` raises passes.
@@ -85,11 +85,7 @@ def _states() -> dict[str, object]:
 
 
 class _Watch:
-    """Sees which generators this thread draws from.
-
-    Attributes:
-        drawn: their names.
-    """
+    """Sees which generators this thread draws from."""
 
     def __init__(self) -> None:
         self.drawn: set[str] = set()
@@ -131,17 +127,14 @@ class _Watched(np.random.MT19937):
 
     @property
     def lock(self) -> Any:  # type: ignore[override]
-        """The lock that numpy holds while it draws."""
         return self._lock
 
     @property
     def capsule(self) -> Any:
-        """Where it draws from."""
         return self._own.capsule
 
     @property
     def state(self) -> Any:
-        """See numpy."""
         return self._own.state
 
     @state.setter
@@ -165,10 +158,8 @@ class _Lock:
         return self._own.__exit__(*error)
 
     def acquire(self, *arguments: Any, **named: Any) -> Any:
-        """See `threading.Lock`."""
         self._note()
         return self._own.acquire(*arguments, **named)
 
     def release(self) -> None:
-        """See `threading.Lock`."""
         self._own.release()
