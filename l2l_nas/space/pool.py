@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,11 +19,9 @@ from l2l_nas.space.build import Builder
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.values import Flow, Wiring
 
-_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
-
 T = TypeVar("T")
 
-
+_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _TIED = "tied/"
 
 
@@ -121,7 +120,13 @@ class LayerPool:
         )
         self._leaders = list(self._find_leaders())  # by position, the index of the one that chooses for it
         self.free = tuple(p for index, p in enumerate(self.positions) if self._leaders[index] == index)
-        self._layers = {(layer.position, layer.candidate.name): layer for layer in self._build_layers()}
+        self._layers = {
+            (index, candidate.name): Layer(
+                f"{'shared' if shared else position.name}/{candidate.name}", index, candidate
+            )
+            for index, position in enumerate(self.positions)
+            for candidate in position.candidates
+        }
         self._owners: dict[str, Layer] = {}
         for layer in self._layers.values():
             for state in layer.states:
@@ -181,12 +186,6 @@ class LayerPool:
         outputs = self.wiring.outputs
         return LayerPool(positions, inputs=self.sources, outputs=outputs, shared=self.shared)
 
-    def _build_layers(self) -> Iterator[Layer]:
-        for index, position in enumerate(self.positions):
-            for candidate in position.candidates:
-                home = "shared" if self.shared else position.name
-                yield Layer(f"{home}/{candidate.name}", index, candidate)
-
     def _refuse_unlike_shared(self) -> None:
         for layer in self._layers.values():
             owner = self._owners[layer.key]
@@ -203,10 +202,7 @@ class LayerPool:
     @property
     def size(self) -> int:
         """How many architectures there are (before canonical form)."""
-        product = 1
-        for position in self.free:
-            product *= len(position.candidates)
-        return product
+        return math.prod(len(position.candidates) for position in self.free)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -255,15 +251,11 @@ class LayerPool:
             return architecture
         choices = list(architecture.choices)
         start = 0
-        while start < len(choices):
-            offered = {c.name for c in self.positions[start].candidates}
-            stop = start
-            while stop < len(choices) and {c.name for c in self.positions[stop].candidates} == offered:
-                stop += 1
-            choices[start:stop] = sorted(
-                choices[start:stop], key=lambda name: self.positions[start][name].is_skip
-            )  # a stable sort: layers keep their order
-            start = stop
+        for _, alike in itertools.groupby(self.positions, key=lambda p: {c.name for c in p.candidates}):
+            run = slice(start, start + len(list(alike)))
+            # a stable sort: layers keep their order
+            choices[run] = sorted(choices[run], key=lambda name: self.positions[run.start][name].is_skip)
+            start = run.stop
         return Architecture(tuple(choices))
 
     def path(self, architecture: Architecture | Sequence[str]) -> tuple[Layer, ...]:
@@ -277,10 +269,10 @@ class LayerPool:
             raise SpaceError(
                 f"an architecture of this pool has {len(self.positions)} choices, got {len(architecture.choices)}"
             )
-        layers = []
-        for index, (position, name) in enumerate(zip(self.positions, architecture.choices, strict=True)):
-            if not position[name].is_skip:
-                layers.append(self._layers[index, name])
+        choices = zip(self.positions, architecture.choices, strict=True)
+        layers = [
+            self._layers[index, name] for index, (position, name) in enumerate(choices) if not position[name].is_skip
+        ]
         if self.wiring.may_drop:
             live = set(self.wiring.live(layer.position for layer in layers))
             layers = [layer for layer in layers if layer.position in live]
@@ -341,11 +333,6 @@ class PerPool(Generic[T]):
 
     def __setitem__(self, pool: LayerPool, value: T) -> None:
         pool._remembered[self] = value
-
-    def get(self, pool: LayerPool, default: T) -> T:
-        """The entry of a pool, or this default."""
-        remembered: T = pool._remembered.get(self, default)
-        return remembered
 
     def setdefault(self, pool: LayerPool, value: T) -> T:
         """The entry of a pool; this value becomes it if there was none."""

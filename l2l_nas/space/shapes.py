@@ -28,20 +28,19 @@ class Shapes:
 
     Args:
         values: by name; see [Note: values].
-        takes: of each position, of all that its layers take.
-        gives: of each position, of all that its layers give.
+        takes, gives: of all that the layers of each position take and give.
         outputs: of what the pool gives out.
+        probed: by kind of layer, what a probe told wherever one of it stands.
     """
 
     values: Mapping[str, Specs]
     takes: tuple[Specs, ...]
     gives: tuple[Specs, ...]
     outputs: Specs
+    probed: Mapping[object, list[ProbeResult]]
 
 
 _SHAPES: PerPool[Shapes] = PerPool()
-# by kind of layer, what was found wherever one of it stands
-_PROBED: PerPool[dict[object, list[ProbeResult]]] = PerPool()
 _ALONE: PerPool[dict[object, str]] = PerPool()
 
 
@@ -58,7 +57,6 @@ def check_shapes(pool: LayerPool, *, device: torch.device | None = None) -> Shap
         SpaceError: a factory or a forward raised, a layer would train wrongly, or tied parameters differ in shape.
     """
     if pool not in _SHAPES or not _is_known_on(pool, device):
-        _PROBED[pool] = {}
         shapes = _check_shapes(pool, device)
         _refuse_shared_parts(pool)
         _SHAPES[pool] = shapes
@@ -67,7 +65,7 @@ def check_shapes(pool: LayerPool, *, device: torch.device | None = None) -> Shap
 
 def _is_known_on(pool: LayerPool, device: torch.device | None) -> bool:
     """Whether each layer that runs on one device alone was found to run on this one."""
-    devices = {torch.device(result.device).type for results in _PROBED[pool].values() for result in results}
+    devices = {torch.device(result.device).type for results in _SHAPES[pool].probed.values() for result in results}
     return device is None or devices <= {"meta", "cpu", device.type}
 
 
@@ -78,6 +76,7 @@ def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
     takes: list[Specs] = []
     gives: list[Specs] = []
     ties: dict[str, list[int]] = {}
+    probed: dict[object, list[ProbeResult]] = {}
     outputs_of: dict[tuple[object, ...], Specs] = {}
     for index, position in enumerate(pool.positions):
         takes.append(sum((values[name] for name in pool.wiring.reads[index]), ()))
@@ -92,7 +91,11 @@ def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
             else:
                 key = (candidate.kind, tuple(sorted(candidate.tied.items())), inputs)
                 if key not in outputs_of:
-                    outputs_of[key] = _outputs(pool, layer, inputs, ties, device)
+                    with pool.naming(layer):
+                        result = probe(pool, layer, inputs, device=device)
+                        _refuse_other_ties(pool, layer, ties)
+                    probed.setdefault(candidate.kind, []).append(result)
+                    outputs_of[key] = result.outputs
                 outputs = outputs_of[key]
             if expected is None:
                 expected, first = outputs, candidate.name
@@ -108,11 +111,21 @@ def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
         gives.append(expected)
         values |= _apart(position, expected)
     ends: Specs = sum((values[name] for name in pool.wiring.outputs), ())
-    return Shapes(values, tuple(takes), tuple(gives), ends)
+    return Shapes(values, tuple(takes), tuple(gives), ends, probed)
+
+
+def _refuse_other_ties(pool: LayerPool, layer: Layer, ties: dict[str, list[int]]) -> None:
+    """Refuse a tied parameter whose shape is another than in an earlier layer; `ties` are the shapes by group."""
+    if not layer.candidate.tied:
+        return
+    parameters = dict(pool.build_module(layer, device="meta").named_parameters(remove_duplicate=False))
+    for name, group in layer.candidate.tied.items():
+        shape = list(parameters[name].shape)
+        if shape != ties.setdefault(group, shape):
+            raise SpaceError(f"ties '{name}' {shape} to '{group}', which is {ties[group]} in an earlier layer")
 
 
 def _apart(position: Position, specs: Specs) -> dict[str, Specs]:
-    """The specs of a position's outputs, by value."""
     if len(position.writes) not in (1, len(specs)):
         raise SpaceError(
             f"writes {', '.join(position.writes)}, but its layers give {len(specs)} tensors: {describe(specs)}",
@@ -136,7 +149,7 @@ def _refuse_shared_parts(pool: LayerPool) -> None:
 
 
 def _probed(pool: LayerPool, layer: Layer) -> list[ProbeResult]:
-    return _PROBED.get(pool, {}).get(layer.candidate.kind, [])
+    return _SHAPES[pool].probed.get(layer.candidate.kind, []) if pool in _SHAPES else []
 
 
 def runs_on(pool: LayerPool, layer: Layer) -> str:
@@ -191,20 +204,3 @@ def _raised_alone(pool: LayerPool, layer: Layer, inputs: Specs) -> str:
     except Exception as error:  # any that it raises, it would raise in training
         return one_line(str(error) or type(error).__name__)
     return ""
-
-
-def _outputs(
-    pool: LayerPool, layer: Layer, inputs: Specs, ties: dict[str, list[int]], relay_device: torch.device | None
-) -> Specs:
-    with pool.naming(layer):
-        result = probe(pool, layer, inputs, device=relay_device)
-        _PROBED[pool].setdefault(layer.candidate.kind, []).append(result)
-        tied = layer.candidate.tied
-        parameters = (
-            dict(pool.build_module(layer, device="meta").named_parameters(remove_duplicate=False)) if tied else {}
-        )
-        for name, group in tied.items():
-            shape = list(parameters[name].shape)
-            if shape != ties.setdefault(group, shape):
-                raise SpaceError(f"ties '{name}' {shape} to '{group}', which is {ties[group]} in an earlier layer")
-    return result.outputs
