@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_table
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SpaceError, located
 from l2l_nas.space.build import Existing
 
 Factory = Callable[[], nn.Module]
@@ -176,24 +176,22 @@ class Position:
         check_kind("Position: name", name, str, wanted="text")
         if follows is not None:
             check_kind("Position: follows", follows, str, wanted="the name of a position")
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "candidates", items)
-        object.__setattr__(self, "follows", follows)
-        object.__setattr__(self, "reads", None if reads is None else _value_names("reads", reads, name))
-        object.__setattr__(self, "writes", _value_names("writes", name if writes is None else writes, name))
-        if not items:
-            raise SpaceError("has no candidates; give it at least one layer or remove it", position=name)
-        for item in items:
-            if not isinstance(item, Candidate):
-                raise SpaceError(
-                    f"expected Candidate objects, got {type(item).__name__}; write Candidate(name, factory)",
-                    position=name,
-                )
-        seen: set[str] = set()
-        for item in items:
-            if item.name in seen:
-                raise SpaceError("two candidates of this name; rename one", position=name, candidate=item.name)
-            seen.add(item.name)
+        with located(name):
+            object.__setattr__(self, "name", name)
+            object.__setattr__(self, "candidates", items)
+            object.__setattr__(self, "follows", follows)
+            object.__setattr__(self, "reads", None if reads is None else _value_names("reads", reads))
+            object.__setattr__(self, "writes", _value_names("writes", name if writes is None else writes))
+            if not items:
+                raise SpaceError("has no candidates; give it at least one layer or remove it")
+            for item in items:
+                if not isinstance(item, Candidate):
+                    got = type(item).__name__
+                    raise SpaceError(f"expected Candidate objects, got {got}; write Candidate(name, factory)")
+            names = [item.name for item in items]
+            for candidate in names:
+                if names.count(candidate) > 1:
+                    raise SpaceError("two candidates of this name; rename one", position=name, candidate=candidate)
 
     def with_candidates(self, candidates: Sequence[Candidate]) -> Position:
         """The same place with other candidates."""
@@ -207,14 +205,14 @@ class Position:
         raise SpaceError(f"no candidate '{name}'; it has {names}", position=self.name)
 
 
-def _value_names(what: str, names: str | Sequence[str], position: str) -> tuple[str, ...]:
+def _value_names(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
     listed = names if isinstance(names, str) else check_list(f"Position: {what}", names, of=object, wanted="values")
     values = (listed,) if isinstance(listed, str) else tuple(listed)
     if not values:
-        raise SpaceError(f"{what} nothing; name at least one value", position=position)
+        raise SpaceError(f"{what} nothing; name at least one value")
     for name in values:
         if not isinstance(name, str):
-            raise SpaceError(f"{what} {name!r}; values are named by text", position=position)
+            raise SpaceError(f"{what} {name!r}; values are named by text")
         if values.count(name) > 1:
-            raise SpaceError(f"{what} '{name}' twice; name it once", position=position)
+            raise SpaceError(f"{what} '{name}' twice; name it once")
     return values

@@ -76,28 +76,20 @@ def elastic(
         return [Candidate(candidate, factory) for candidate, factory in family.items()]
     shapes = {candidate: _shapes(candidate, factory) for candidate, factory in family.items()}
     largest = next(iter(family))
-    borders: dict[str, tuple[list[int], ...]] = {}
-    boxes: dict[str, dict[str, tuple[Pieces, ...]]] = {candidate: {} for candidate in family}
+    grids: dict[str, dict[str, Grid]] = {candidate: {} for candidate in family}
     for parameter, whole in shapes[largest].items():
-        for candidate in family:
-            if parameter in shapes[candidate]:
-                boxes[candidate][parameter] = _box(regions, candidate, parameter, shapes[candidate][parameter], whole)
-        used = [boxes[candidate][parameter] for candidate in family if parameter in boxes[candidate]]
-        borders[parameter] = tuple(
-            sorted({edge for box in used for interval in box[dim] for edge in interval}) for dim in range(len(whole))
-        )
-    for candidate, found in shapes.items():
-        for parameter in found:
-            if parameter not in shapes[largest]:
-                raise SpaceError(
-                    f"elastic '{name}': has a parameter '{parameter}' that '{largest}' lacks; name the largest first, "
-                    "and build all of the same parts",
-                    candidate=candidate,
-                )
-    return [
-        _candidate(name, candidate, factory, {p: _cells(box, borders[p]) for p, box in boxes[candidate].items()})
-        for candidate, factory in family.items()
-    ]
+        boxes = {c: _box(regions, c, parameter, s[parameter], whole) for c, s in shapes.items() if parameter in s}
+        for candidate, box in boxes.items():
+            grids[candidate][parameter] = _cells(box, list(boxes.values()))
+    for candidate, parameters in shapes.items():
+        missing = [parameter for parameter in parameters if parameter not in shapes[largest]]
+        if missing:
+            raise SpaceError(
+                f"elastic '{name}': has a parameter '{missing[0]}' that '{largest}' lacks; name the largest first, "
+                "and build all of the same parts",
+                candidate=candidate,
+            )
+    return [_candidate(name, candidate, factory, grids[candidate]) for candidate, factory in family.items()]
 
 
 def _shapes(candidate: str, factory: Factory) -> dict[str, tuple[int, ...]]:
@@ -118,23 +110,20 @@ def _box(
             candidate=candidate,
         )
     with user_code(f"{where}: regions", SpaceError):
-        found = regions(parameter, shape, whole)
-    is_right = isinstance(found, Sequence) and len(found) == len(whole)
+        region = regions(parameter, shape, whole)
+    is_right = isinstance(region, Sequence) and len(region) == len(whole)
     if not is_right or not all(
-        isinstance(parts, Sequence) and all(isinstance(part, slice) for part in parts) for parts in found
+        isinstance(parts, Sequence) and all(isinstance(part, slice) for part in parts) for parts in region
     ):
         raise SpaceError(
-            f"{where}: regions= gave {found}; expected a list of slices for each of its {len(whole)} dimensions",
+            f"{where}: regions= gave {region}; expected a list of slices for each of its {len(whole)} dimensions",
             candidate=candidate,
         )
-    box = tuple(tuple(part.indices(full)[:2] for part in parts) for parts, full in zip(found, whole, strict=True))
+    box = tuple(tuple(part.indices(full)[:2] for part in parts) for parts, full in zip(region, whole, strict=True))
     sizes = tuple(sum(stop - start for start, stop in pieces) for pieces in box)
-    ends = [edge for pieces in box for edge in itertools.chain(*pieces)]
-    if sizes != shape or any(
-        list(flat) != sorted(flat) or flat[0] < 0 or flat[-1] > full
-        for pieces, full in zip(box, whole, strict=True)
-        for flat in [list(itertools.chain(*pieces))]
-    ):
+    edges = [list(itertools.chain(*pieces)) for pieces in box]
+    if sizes != shape or any(ends != sorted(ends) for ends in edges):
+        ends = list(itertools.chain(*edges))
         raise SpaceError(
             f"{where}: regions= gave {ends} of {list(whole)}; expected slices in order that make up its shape",
             candidate=candidate,
@@ -146,8 +135,11 @@ def _box(
 Grid = tuple[tuple[tuple[int, int], ...], ...]
 
 
-def _cells(box: tuple[Pieces, ...], borders: tuple[list[int], ...]) -> Grid:
-    """For each dimension, the number and length of each interval between borders that lies in the box."""
+def _cells(box: tuple[Pieces, ...], boxes: Sequence[tuple[Pieces, ...]]) -> Grid:
+    """For each dimension, the number and length of each interval between borders of boxes that lies in this one."""
+    borders = (
+        sorted({edge for other in boxes for interval in other[dim] for edge in interval}) for dim in range(len(box))
+    )
     return tuple(
         tuple(
             (index, stop - start)

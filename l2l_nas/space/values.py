@@ -18,16 +18,14 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from l2l_nas.errors import SpaceError, did_you_mean
+from l2l_nas.errors import SpaceError, did_you_mean, located
 from l2l_nas.space.candidate import Position
 
 T = TypeVar("T")
 
 
 def as_tuple(outputs: object) -> tuple[Tensor, ...]:
-    """What a layer returned, as a tuple of contiguous tensors, as the next layer takes them in every mode.
-
-    Of a dict and of a dataclass these are its values, in order, without those that are None.
+    """What a layer returned, as a tuple of contiguous tensors: of a dict and of a dataclass its values but None.
 
     Raises:
         TypeError: it is nothing of the kind, or holds something else than tensors.
@@ -72,8 +70,7 @@ class Flow:
 
     Args:
         inputs: by input of the pool, how many tensors it is.
-        reads: of each layer of the path, the values that it takes, in order.
-        writes: of each layer, the values that it gives.
+        reads, writes: the values that each layer takes, and those that it gives, in order.
         outputs: what the path gives out.
     """
 
@@ -91,11 +88,11 @@ class Flow:
         """
         values = self.by_input(inputs)
         last = self.last_reads()
-        for place, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
-            outputs = as_tuple(call(place, *(tensor for name in reads for tensor in values[name])))
+        for index, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
+            outputs = as_tuple(call(index, *(tensor for name in reads for tensor in values[name])))
             values |= by_value(writes, outputs)
             for name in (*reads, *writes):
-                if last.get(name, -1) <= place:  # one that two reads name is gone by the second
+                if last.get(name, -1) <= index:  # one that two reads name is gone by the second
                     values.pop(name, None)
             del outputs
         return tuple(tensor for name in self.outputs for tensor in values[name])
@@ -115,7 +112,6 @@ class Wiring:
     """Which values the positions of a pool read and write.
 
     Args:
-        positions: first to last.
         inputs: by input of the pool, how many tensors it is.
         outputs: values that the pool gives out; None for what the last position writes.
 
@@ -131,23 +127,21 @@ class Wiring:
         before = tuple(inputs)
         for position in positions:
             self.reads.append(before if position.reads is None else position.reads)
-            for name in self.reads[-1]:
-                if name not in known:
-                    raise SpaceError(
-                        f"reads '{name}', which nothing before it writes{did_you_mean(name, list(known))}",
-                        position=position.name,
-                    )
-            for name in position.writes:
-                if name in known:
-                    raise SpaceError(f"writes '{name}', which is written before; rename one", position=position.name)
-                known[name] = None
+            with located(position.name):
+                for name in self.reads[-1]:
+                    if name not in known:
+                        raise SpaceError(f"reads '{name}', which nothing before it writes{did_you_mean(name, known)}")
+                for name in position.writes:
+                    if name in known:
+                        raise SpaceError(f"writes '{name}', which is written before; rename one")
+                    known[name] = None
             _refuse_skip(position, len(self.reads[-1]))
             before = position.writes
         self.known = tuple(known)
         self.outputs = before if outputs is None else tuple(outputs)
         for name in self.outputs:
             if name not in known:
-                raise SpaceError(f"the pool gives out '{name}', which nothing writes{did_you_mean(name, list(known))}")
+                raise SpaceError(f"the pool gives out '{name}', which nothing writes{did_you_mean(name, known)}")
         used = {*self.outputs, *(name for names in self.reads for name in names)}
         for name in inputs:
             if name not in used:
@@ -195,23 +189,21 @@ class Wiring:
         values: dict[str, str | None] = {name: name for name in self.inputs}
         reads_of = {}
         for index, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
-            given = tuple(values[name] for name in reads)
+            inputs = tuple(values[name] for name in reads)
             if index in chosen:
-                reads_of[index] = given
-            # a layer that reaches no output may write more than it reads: nobody asks for the rest
-            handed_on = (*given, *([None] * len(writes)))
-            values.update(
-                (name, name if index in chosen else other) for name, other in zip(writes, handed_on, strict=False)
-            )
+                reads_of[index] = inputs
+                values.update(zip(writes, writes, strict=True))
+            else:
+                # a layer that reaches no output may write more than it reads: nobody asks for the rest
+                values.update(itertools.zip_longest(writes, inputs[: len(writes)]))
         return values, reads_of
 
 
 def _refuse_skip(position: Position, num_reads: int) -> None:
     for candidate in position.candidates:
         if candidate.is_skip and num_reads < len(position.writes):
-            raise SpaceError(
-                f"a skip passes on what it reads, but this position writes {len(position.writes)} values and reads "
-                f"{num_reads}; read as many, or leave the skip out",
-                position=position.name,
-                candidate=candidate.name,
-            )
+            with located(position.name, candidate.name):
+                raise SpaceError(
+                    f"a skip passes on what it reads, but this position writes {len(position.writes)} values and reads "
+                    f"{num_reads}; read as many, or leave the skip out"
+                )
