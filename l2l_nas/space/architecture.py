@@ -16,7 +16,7 @@ class Architecture:
     """The chosen candidate of every position, in order. Hashable and JSON both ways.
 
     Args:
-        choices: candidate names, one for each position of the pool; a list is taken, too.
+        choices: candidate names, one for each position of the pool.
 
     Raises:
         SpaceError: they are something else.

@@ -73,7 +73,7 @@ class Builder:
         self._prototypes: dict[object, nn.Module | None] = {}
 
     def build(self, kind: object, factory: Callable[[], object], device: str) -> nn.Module:
-        """A module of its own on a device: "meta", "cpu" or an accelerator.
+        """A new module on a device: "meta", "cpu" or an accelerator.
 
         Raises:
             SpaceError: the factory raised, or returned something else than a module that can be a layer.
@@ -123,7 +123,7 @@ class Existing:
         self.module = module
 
     def __call__(self) -> nn.Module:
-        """The module itself; a `Builder` copies it."""
+        """The module; a `Builder` copies it."""
         return self.module
 
 

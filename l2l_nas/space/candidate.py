@@ -60,9 +60,6 @@ class FirstWeights:
         read: of a parameter's name, a tensor of its shape, of any floating dtype. It is called once for each parameter,
             at the first visit, and never while a pool is checked.
         fingerprint: tells these weights from others. A run does not go on with a pool whose fingerprints differ.
-
-    Raises:
-        SettingError: no function, or no text.
     """
 
     read: Callable[[str], Tensor]
@@ -144,8 +141,6 @@ class Position:
     """One place in the sequence, with its candidates; see [Note: values].
 
     Args:
-        name: unique in the pool.
-        candidates: at least one.
         reads: values that its layers take, in order: names of positions before it, of what they write, of the pool's
             inputs. By default, what the position before it writes; for the first one, all inputs.
         writes: values that its layers give. By default one of the position's own name, which may be several tensors;

@@ -16,30 +16,27 @@ from torch import Tensor, nn
 # attributes that every module has: tensors, submodules, hooks
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 TENSOR_TABLES = frozenset(("_parameters", "_buffers", "_modules"))
-_DEPTH = 5
 _LEAVES = (Tensor, nn.Module, type, types.ModuleType, logging.Logger, str, bytes, int, float, complex, bool, type(None))
 
 
 def contents(
-    value: object, name: str, *, opaque: bool = True, seen: dict[int, int] | None = None
+    value: object, name: str, *, opaque: bool = True, depth: int = 5, seen: dict[int, int] | None = None
 ) -> Iterator[tuple[str, object]]:
     """A value and what is in it, each with the expression that leads there, such as `tables[0]`.
 
     Args:
         opaque: walk into containers only, not into functions (what they close over) and plain objects (their
             attributes).
+        depth: how many steps to go.
         seen: of several walks, how deep each object was walked, by identity: what many values share is walked once.
     """
-    yield from _walk(value, name, opaque, _DEPTH, {} if seen is None else seen)
-
-
-def _walk(value: object, name: str, opaque: bool, depth: int, seen: dict[int, int]) -> Iterator[tuple[str, object]]:
+    seen = {} if seen is None else seen
     yield name, value
     if isinstance(value, _LEAVES) or seen.get(id(value), 0) >= depth:
         return
     seen[id(value)] = depth
     for path, item in _items(value, name, opaque):
-        yield from _walk(item, path, opaque, depth - 1, seen)
+        yield from contents(item, path, opaque=opaque, depth=depth - 1, seen=seen)
 
 
 def _items(value: object, name: str, opaque: bool) -> Iterator[tuple[str, object]]:
@@ -94,10 +91,8 @@ class Snapshot:
 
     def changed(self, later: Snapshot) -> str | None:
         """The first expression whose value is another one in `later`, new or gone; None if there is none."""
-        for name in (*later.marks, *self.marks):
-            if name not in self.marks or name not in later.marks or self.marks[name] != later.marks[name]:
-                return name
-        return None
+        names = (*later.marks, *self.marks)
+        return next((name for name in names if self.marks.get(name, self) != later.marks.get(name, self)), None)
 
 
 def _mark(value: object) -> object:

@@ -29,10 +29,8 @@ class DryRun:
     """A layer and an example batch. No run changes the random numbers of the process.
 
     Args:
-        module: the layer, on the device.
-        inputs: what it takes.
+        module: on the device.
         device: "meta", "cpu", or the name of the relay's.
-        samples: of the batch.
         needs_gradient: whether its inputs get a gradient.
     """
 

@@ -36,8 +36,7 @@ def leading(name: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> list[l
 
     Args:
         name: of the parameter.
-        shape: of the smaller weight.
-        whole: of the larger one.
+        shape, whole: of the smaller and the larger weight.
 
     Returns:
         By dimension, the slices of the larger weight, in order.

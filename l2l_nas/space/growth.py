@@ -35,12 +35,9 @@ def retired(pool: LayerPool, patterns: Sequence[str]) -> LayerPool:
 
 
 def frozen(pool: LayerPool, patterns: Sequence[str]) -> tuple[LayerPool, frozenset[str]]:
-    """The pool with the weights of some candidates fixed: they are proposed and used, and not trained.
+    """The pool with the weights of some candidates fixed, and the keys of their states: they are used, and not trained.
 
     Tied parameters are not theirs alone, and stay as they are. In a shared pool a layer is frozen at every position.
-
-    Returns:
-        The pool, and the keys of the states that do not change.
 
     Raises:
         SettingError: a pattern that names none.

@@ -34,7 +34,7 @@ class LiveBytes(OperationLog):
         self._alive: set[int] = set()
 
     def begin(self, phase: Phase, tensors: Sequence[Tensor]) -> None:
-        """Count inputs by themselves."""
+        """Count the inputs of a forward by themselves."""
         for tensor in tensors if phase == "forward" else ():
             storage = tensor.untyped_storage()
             self.inputs += storage.nbytes()

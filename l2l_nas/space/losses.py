@@ -30,7 +30,7 @@ def add_loss(value: Tensor) -> None:
         value: a scalar of floating type, the mean over the samples that the layer is given.
 
     Raises:
-        SpaceError: it is something else.
+        SpaceError: `value` is something else.
     """
     if not isinstance(value, Tensor):
         raise SpaceError(f"adds a loss that is no tensor but {type(value).__name__}; call add_loss with a tensor")

@@ -19,11 +19,10 @@ class Parameter:
     """A parameter of a layer, at one position.
 
     Args:
-        name: that the layer's module gives it.
         place: index of the position, of `num_positions`.
         module: class of the module that holds it, such as `nn.Linear`.
         is_output: whether the position writes an output of the pool.
-        tied: the name of what it is shared with other layers by; empty for its own.
+        tied: the name of its tie with other layers; empty for a parameter of one layer.
     """
 
     position: str
@@ -88,17 +87,13 @@ def parameters_of(pool: LayerPool, layer: Layer) -> Mapping[str, Parameter]:
         SpaceError: the factory raised.
     """
     known = _PARAMETERS.setdefault(pool, {})
-    where = (layer.position, layer.candidate.name)
-    if where not in known:
-        known[where] = _parameters_of(pool, layer)
-    return known[where]
-
-
-def _parameters_of(pool: LayerPool, layer: Layer) -> Mapping[str, Parameter]:
+    key = layer.position, layer.candidate.name
+    if key in known:
+        return known[key]
     module = pool.build_module(layer, device="meta")
     position = pool.positions[layer.position]
     holders = dict(module.named_modules())
-    return {
+    known[key] = {
         name: Parameter(
             position.name,
             layer.candidate.name,
@@ -112,3 +107,4 @@ def _parameters_of(pool: LayerPool, layer: Layer) -> Mapping[str, Parameter]:
         )
         for name, parameter in module.named_parameters(remove_duplicate=False)
     }
+    return known[key]

@@ -40,7 +40,7 @@ class Layer:
     """One candidate at one position: what a visit runs.
 
     Args:
-        key: the name of its own state in the param-server. Layers of a shared pool have one key at every position.
+        key: of its state in the param-server. Layers of a shared pool have one key at every position.
         position: index of the position.
     """
 
@@ -50,7 +50,7 @@ class Layer:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Keys of every state its parameters live in: its own, then the tied ones."""
+        """Keys of all states of its parameters: the layer's own first, then the tied ones."""
         return (self.key, *dict.fromkeys(map(tied_key, self.candidate.tied.values())))
 
     def tied_names(self, key: str) -> list[str]:
@@ -62,7 +62,6 @@ class LayerPool:
     """All candidates of all positions.
 
     Args:
-        positions: the sequence, first to last.
         inputs: the shape of one sample where it enters the pool: a spec, several, or specs by the name of a value.
         outputs: values that the loss takes; by default, what the last position writes.
         shared: layers are known by candidate name alone, so that a candidate of one name is the *same* layer at every
@@ -71,7 +70,6 @@ class LayerPool:
     Attributes:
         inputs: specs of all inputs, in order.
         sources: the same by value; one without a name where `inputs` gives none.
-        wiring: which values its positions read and write.
         free: the positions that choose for themselves; others follow them.
 
     Raises:
@@ -335,17 +333,13 @@ class PerPool(Generic[T]):
         pool._remembered[self] = value
 
     def setdefault(self, pool: LayerPool, value: T) -> T:
-        """The entry of a pool; this value becomes it if there was none."""
+        """See dict."""
         remembered: T = pool._remembered.setdefault(self, value)
         return remembered
 
 
 def _specs(inputs: object) -> dict[str, tuple[TensorSpec, ...]]:
-    """By value, the specs of a pool's inputs.
-
-    Raises:
-        SettingError: they are something else.
-    """
+    """The specs of a pool's inputs, by value."""
     named = inputs.items() if isinstance(inputs, Mapping) else [("", inputs)]
     specs_of = {}
     for name, specs in named:

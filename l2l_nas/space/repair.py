@@ -21,7 +21,6 @@ class Repair:
     only when all its places change.
 
     Args:
-        pool: what may be chosen.
         excess: how far off an architecture is; 0 where it is allowed.
     """
 
@@ -35,11 +34,7 @@ class Repair:
         ]
 
     def descend(self, start: Architecture, generator: random.Random) -> tuple[Architecture, float]:
-        """Take the first change that reduces the excess, again and again, until there is none or nothing is exceeded.
-
-        Returns:
-            The architecture reached, and its excess.
-        """
+        """Take the first change that reduces the excess, until there is none: the architecture, and its excess."""
         best, value = start, self._excess(start)
         is_better = True
         while value > 0 and is_better:
@@ -67,7 +62,6 @@ class Repair:
         return current
 
     def _changes(self, architecture: Architecture, generator: random.Random) -> list[_Change]:
-        """All possible changes, in random order."""
         changes: list[_Change] = [
             ((index,), candidate.name)
             for index in self._varied

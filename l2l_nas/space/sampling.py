@@ -46,19 +46,15 @@ class PathSampler(Protocol):
 class UniformPaths:
     """Every position draws its candidate uniformly and independently (single-path one-shot, arXiv 1904.00420, 3.3).
 
-    The path of a step depends on (seed, step) alone, so a resumed run goes on with the very same paths.
-
     Where 100 draws in a row are refused, and a limit is among the constraints, the next draws are changed until they
     are allowed, and then mixed by a random walk (see `Repair`): nearly uniform, in a time that does not grow with what
     is refused.
 
     Args:
-        pool: what may be drawn.
-        seed: any integer.
         constraints: draws that violate one are drawn again.
 
     Raises:
-        SettingError: one of these is something else.
+        SettingError: an argument of another type.
     """
 
     def __init__(self, pool: LayerPool, *, seed: int, constraints: Sequence[Constraint] = ()) -> None:
@@ -113,9 +109,6 @@ class FairPaths:
     In a shared pool a candidate is counted by its name at a position, before paths take their canonical form: a name
     that is offered at d like positions is placed d times a round, now and then twice in one path, which updates its
     layer once.
-
-    Args:
-        pool, seed, constraints: as for `UniformPaths`.
     """
 
     def __init__(self, pool: LayerPool, *, seed: int, constraints: Sequence[Constraint] = ()) -> None:
@@ -127,15 +120,11 @@ class FairPaths:
         self._last: tuple[int, list[Architecture | None]] | None = None
 
     def path_at(self, step: int) -> Architecture:
-        """The architecture of a step.
-
-        Raises:
-            ConstraintError: as `UniformPaths`.
-        """
-        number, place = divmod(step, self.round_steps)
+        """See `UniformPaths`."""
+        number, index = divmod(step, self.round_steps)
         if self._last is None or self._last[0] != number:
             self._last = number, self._round(number)
-        return self._last[1][place] or self._uniform.path_at(step)
+        return self._last[1][index] or self._uniform.path_at(step)
 
     def _round(self, number: int) -> list[Architecture | None]:
         """The paths of a round; None where no fair one was found."""
@@ -178,14 +167,10 @@ PATH_SAMPLERS: dict[str, type[UniformPaths | FairPaths]] = {"uniform": UniformPa
 
 
 def build_paths(name: str, pool: LayerPool, *, seed: int, constraints: Sequence[Constraint] = ()) -> PathSampler:
-    """A path sampler by name.
-
-    Args:
-        name: a key of `PATH_SAMPLERS`.
+    """A path sampler by its name in `PATH_SAMPLERS`.
 
     Raises:
         SettingError: no such name.
-        ConstraintError: no architecture was found that the constraints allow.
     """
     if name == "sandwich":
         raise SettingError(

@@ -45,9 +45,7 @@ _ALONE: PerPool[dict[object, str]] = PerPool()
 
 
 def check_shapes(pool: LayerPool, *, device: torch.device | None = None) -> Shapes:
-    """The specs of all values of a pool.
-
-    Every kind of layer is probed once (`l2l_nas.space.probe`); the result is remembered for as long as the pool lives.
+    """The specs of all values of a pool, remembered for as long as it lives. Every kind of layer is probed once.
 
     Args:
         device: of the relay, for layers that neither meta nor the host can run; None: the accelerator, if there is one.

@@ -20,11 +20,7 @@ def is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def is_near(got: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
-    """Whether numbers that were computed in another way differ by no more than rounding does.
-
-    Args:
-        noise: what they may differ by in addition.
-    """
+    """Whether numbers that were computed in another way differ by no more than rounding does, and this noise."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return False
     if torch.equal(got, expected):
@@ -48,6 +44,5 @@ def some_gradient(output: Tensor) -> Tensor:
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest absolute value among a tensor's finite numbers."""
     finite = tensor[tensor.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
