@@ -60,6 +60,9 @@ class FirstWeights:
         read: of a parameter's name, a tensor of its shape, of any floating dtype. It is called once for each parameter,
             at the first visit, and never while a pool is checked.
         fingerprint: tells these weights from others. A run does not go on with a pool whose fingerprints differ.
+
+    Raises:
+        SettingError: no function, or no text.
     """
 
     read: Callable[[str], Tensor]

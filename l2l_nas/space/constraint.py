@@ -32,6 +32,9 @@ class Require:
     Args:
         reason: what is required, in words, such as "at least two convolutions".
         test: True where the architecture is allowed.
+
+    Raises:
+        SettingError: no text, or no function.
     """
 
     def __init__(self, reason: str, test: Callable[[Architecture], bool]) -> None:

@@ -70,13 +70,10 @@ def refuse_other_parts(
 
 
 class _Copy:
-    """A module with the memory of a model's parameters, gradients of its own, and buffers of its own.
-
-    Args:
-        module: the model, or parts of it.
+    """A model, or parts of it, with the memory of the model's parameters, and other gradients and buffers.
 
     Attributes:
-        buffers, gradients: those of the module, by the names of their tensors in the model.
+        buffers, gradients: by the names of their tensors in the model.
         outputs: of the step: the output and the losses.
     """
 
@@ -94,7 +91,6 @@ class _Copy:
         self.module = copied(module, parameter=parameter, buffer=buffer)
 
     def train(self, forward: Callable[[], Tensor]) -> None:
-        """A forward in training and its backward."""
         self._failure = ""
         self.module.train()
         with same_draws(), torch.enable_grad():

@@ -199,11 +199,7 @@ def _refuse_nested(model: nn.Module, recording: Recording) -> None:
 
 
 def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
-    """Paths of the blocks, in the order of the model's modules.
-
-    Raises:
-        SpaceError: there is no such module, or one is part of another.
-    """
+    """Paths of the blocks, in the order of the model's modules."""
     modules = dict(model.named_modules())
     paths: dict[str, None] = {}
     for pattern in check_names("convert: blocks", blocks):

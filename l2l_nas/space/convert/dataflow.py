@@ -15,7 +15,6 @@ from l2l_nas.space.contents import storage_of
 from l2l_nas.space.convert.agreement import argument_names, refuse_other_calls
 from l2l_nas.space.convert.events import Event, Given, Key, Mark, ModuleCall
 from l2l_nas.space.convert.forms import (
-    BATCHES,
     Alias,
     Arg,
     ArgTree,
@@ -82,7 +81,7 @@ class Dataflow:
 
     def _form(self, what: str, one: Tensor, other: Tensor) -> Form:
         try:
-            return Form.of(one, other, BATCHES)
+            return Form.of(one, other)
         except ValueError as error:
             raise SpaceError(f"{what} has a tensor whose shape depends on more than the batch: {error}") from None
 
@@ -121,10 +120,7 @@ class Dataflow:
         return form if order in (None, tuple(range(len(form.sizes)))) else replace(form, gradient=order)
 
     def _find_gradients(self, values: Sequence[Ref]) -> dict[int, Tensor]:
-        """Gradients of what blocks take and give, and of these values, by identity of the tensor.
-
-        Their memory layout decides how sums round.
-        """
+        """Gradients by identity of the tensor; their memory layout decides how sums round."""
         leaves = [leaf for call in self._calls for leaf in (*call.takes, *call.gives)]
         leaves += [_tensor_of(ref, self._recordings[1]) for ref in values]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -275,7 +271,7 @@ class Dataflow:
             yield from (recording.events[index] for index in needs.events)
 
     def _call_of(self, ref: Ref) -> ModuleCall:
-        """In training, of a block that takes or gives it, or another module that gives it."""
+        """The call in training of the block that takes it, or of the other module that gives it."""
         return self._recordings[1].others[ref[1]][ref[2]] if ref[0] == "given" else self._calls[ref[1]]
 
     def _used(self, draft: FragmentDraft) -> set[Key]:
@@ -296,10 +292,7 @@ class Dataflow:
     def _others(self, used: set[Key], values: Mapping[Given, int]) -> dict[str, tuple[ArgTree | None, ...]]:
         """The outputs of calls that do not run in a fragment: it does not use them, or an earlier fragment ran them.
 
-        Calls whose outputs have no form run.
-
-        Args:
-            values: by output of a module that an earlier fragment made, the number of the value.
+        Calls whose outputs have no form run. `values` are the numbers of values that earlier fragments made.
         """
         one, other = (recording.others for recording in self._recordings)
         stopped = {key[:2] for key in values}
@@ -323,11 +316,7 @@ class Dataflow:
         return outputs
 
     def _given_by(self, one: ModuleCall, other: ModuleCall, values: Mapping[Given, int]) -> ArgTree:
-        """What a call gives that does not run.
-
-        Raises:
-            ValueError: it has no form.
-        """
+        """What a call gives that does not run; a ValueError where that has no form."""
         assert other.gives_tree is not None
         leaves: list[Leaf] = []
         for leaf, (x, y) in enumerate(zip(one.gives, other.gives, strict=True)):
@@ -346,7 +335,6 @@ class Dataflow:
         return storages
 
     def _needed(self, storages: Collection[int], others: Mapping[str, tuple[ArgTree | None, ...]]) -> tuple[str, ...]:
-        """Names of the weights in these storages, of modules that run."""
         gone = tuple(f"{path}." for path, calls in others.items() if None not in calls)
         needed = []
         for storage, names in self._recordings[1].names.items():
@@ -356,7 +344,6 @@ class Dataflow:
 
 
 def _paired(first: Sequence[Mark | None], second: Sequence[Mark | None]) -> list[tuple[Mark, Mark] | None]:
-    """The marks of each leaf in both recordings; None if it is no tensor."""
     return [(one, other) if one and other else None for one, other in zip(first, second, strict=True)]
 
 
@@ -371,5 +358,5 @@ def _unused(one: Any, other: Any) -> Leaf:
     if isinstance(one, Tensor) is not isinstance(other, Tensor):
         raise ValueError("other outputs")
     if isinstance(one, Tensor):
-        return Unused(Form.of(one, other, BATCHES))
+        return Unused(Form.of(one, other))
     return Const(one if isinstance(one, bool | int | float | str) else None)

@@ -65,11 +65,7 @@ class Arguments:
 
 
 def _positional(model: nn.Module, count: int) -> list[str]:
-    """Names of so many positional arguments; those of `*xs` are xs0, xs1 and so on.
-
-    Raises:
-        SpaceError: the forward does not take so many.
-    """
+    """Names of so many positional arguments; those of `*xs` are xs0, xs1 and so on."""
     parameters = inspect.signature(model.forward).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)

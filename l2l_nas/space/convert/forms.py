@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
-from l2l_nas.space.candidate import TensorSpec
-
 BATCHES = (2, 3)  # samples of two recordings
 # of a tensor of a model: ("input", name), ("output", block call, leaf), ("made", block call that takes it, leaf), or
 # ("given", path, number of the call, leaf) of another module
@@ -42,26 +40,27 @@ class Form:
     gradient: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, one: Tensor, other: Tensor, batches: tuple[int, int]) -> Form:
-        """What two tensors of these numbers of samples have in common.
+    def of(cls, one: Tensor, other: Tensor) -> Form:
+        """What two tensors have in common, of as many samples as `BATCHES` says.
 
         Raises:
             ValueError: they have nothing in common.
         """
-        if one.dim() != other.dim() or one.dtype != other.dtype:
-            raise ValueError(f"{describe(one)} for {batches[0]} samples and {describe(other)} for {batches[1]}")
+        first, second = BATCHES
+        is_alike = one.dim() == other.dim() and one.dtype == other.dtype
         sizes = []
-        for a, b in zip(one.shape, other.shape, strict=True):
-            slope, rest = divmod(b - a, batches[1] - batches[0])
-            if rest or a < slope * batches[0]:
-                raise ValueError(f"{describe(one)} for {batches[0]} samples and {describe(other)} for {batches[1]}")
-            sizes.append((slope, a - slope * batches[0]))
+        for a, b in zip(one.shape, other.shape, strict=False):
+            slope, rest = divmod(b - a, second - first)
+            is_alike = is_alike and not rest and a >= slope * first
+            sizes.append((slope, a - slope * first))
+        if not is_alike:
+            raise ValueError(f"{describe(one)} for {first} samples and {describe(other)} for {second}")
         order = layout(one)
         return cls(tuple(sizes), one.dtype, order if order == layout(other) else tuple(range(one.dim())))
 
     @property
     def dim(self) -> int | None:
-        """Which dimension is the batch; None if there is none."""
+        """The dimension of the batch; None if there is none."""
         return next((index for index, (slope, _) in enumerate(self.sizes) if slope), None)
 
     @property
@@ -72,14 +71,8 @@ class Form:
 
     @property
     def _each(self) -> int:
-        """How many rows of the batch's dimension a sample has."""
+        """Rows of the batch's dimension for each sample."""
         return 1 if self.dim is None else self.sizes[self.dim][0]
-
-    @property
-    def spec(self) -> TensorSpec:
-        """The spec of the value."""
-        sizes = tuple(base for slope, base in self.sizes if not slope)
-        return TensorSpec(sizes if self._each == 1 else (self._each, *sizes), self.dtype)
 
     def pack(self, tensor: Tensor, batch: int) -> Tensor:
         """Make a value of a tensor: the batch comes first; a tensor that all samples share has a copy for each."""
@@ -112,7 +105,6 @@ def layout(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _laid_out(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Lay out a tensor so that its dimensions lie in memory in this order."""
     if order == tuple(range(tensor.dim())):
         return tensor
     return tensor.permute(order).contiguous().permute([order.index(d) for d in range(tensor.dim())])
@@ -163,10 +155,9 @@ Leaf = Arg | Const | Unused | Alias
 
 @dataclass(frozen=True)
 class ArgTree:
-    """Arguments, or outputs, of a module as a tree whose leaves are known.
+    """Arguments, or outputs, of a module.
 
     Args:
-        tree: of the leaves.
         shows: paths of modules inside a block that hooks of the model listen to. What each of them gave follows what
             the block gave, in a tuple.
     """

@@ -19,7 +19,7 @@ from torch import Tensor
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
 from l2l_nas.space.convert.events import Given, Key, ModuleCall, Needs
-from l2l_nas.space.convert.forms import BATCHES, Form, Ref, is_constant
+from l2l_nas.space.convert.forms import Form, Ref, is_constant
 from l2l_nas.space.convert.recording import Recording
 
 
@@ -32,13 +32,14 @@ class FragmentDraft:
         refs: what it makes.
         needs: what they are made of, in each recording.
         given: what modules gave in earlier fragments and this one reads, and the values that these are.
+        run: modules that it must run although earlier fragments ran them.
     """
 
     place: int
     refs: list[Ref]
     needs: tuple[Needs, Needs] = (Needs(), Needs())
     given: dict[Given, Ref] = field(default_factory=dict)
-    run: frozenset[Key] = frozenset()  # modules that it must run although earlier fragments ran them
+    run: frozenset[Key] = frozenset()
 
 
 class Fragments:
@@ -173,7 +174,7 @@ class Fragments:
 
     def _may_be_value(self, one: ModuleCall, other: ModuleCall, leaf: int) -> bool:
         evaluation, training = self._recordings
-        form = Form.of(one.gives[leaf], other.gives[leaf], BATCHES)
+        form = Form.of(one.gives[leaf], other.gives[leaf])
         is_last = evaluation.is_last(one, leaf) and training.is_last(other, leaf)
         # in evaluation a dropout gives what it takes
         return is_last and training.is_own_work(other, leaf) and form.is_plain and form.dim is not None
@@ -206,15 +207,12 @@ def is_counted(calls: Iterable[ModuleCall]) -> bool:
 
 def _is_known(one: ModuleCall, other: ModuleCall) -> bool:
     """Whether all outputs of a call have forms, so that others can stand in for them."""
-    if one.gives_tree != other.gives_tree:
-        return False
-    for x, y in zip(one.gives, other.gives, strict=True):
-        if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-            if not is_constant(x, y):
+    try:
+        for x, y in zip(one.gives, other.gives, strict=True):
+            if isinstance(x, Tensor) and isinstance(y, Tensor):
+                Form.of(x, y)
+            elif not is_constant(x, y):
                 return False
-            continue
-        try:
-            Form.of(x, y, BATCHES)
-        except ValueError:
-            return False
-    return True
+    except ValueError:  # of a form, or as there are more outputs in one than in the other
+        return False
+    return one.gives_tree == other.gives_tree

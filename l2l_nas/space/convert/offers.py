@@ -22,9 +22,6 @@ Candidates = Mapping[str, Offer | Mapping[str, Offer]]
 class Offers:
     """What a user offers for blocks.
 
-    Args:
-        candidates: of `convert`.
-
     Raises:
         SpaceError: for no block, or of a name that is taken.
     """
@@ -49,11 +46,7 @@ class Offers:
             raise SpaceError("candidates: no block gives what it takes, so none can be skipped; leave skip() out")
 
     def of(self, part: BlockPlan, original: nn.Module) -> Iterator[Candidate]:
-        """The candidates beside the original.
-
-        Args:
-            original: the model's block.
-        """
+        """The candidates beside the model's block."""
         for path, group in self._groups:
             if path is not None and not fnmatchcase(part.path, path):
                 continue
@@ -68,7 +61,7 @@ class Offers:
                 )
 
     def _factory(self, part: BlockPlan, offer: Offer, original: nn.Module) -> nn.Module | Callable[[], nn.Module]:
-        """The factory of an offer, one for all blocks that are called alike so that their layers share templates."""
+        """One factory for all blocks that are called alike, so that their layers share templates."""
         build = offer.factory if isinstance(offer, Candidate) else offer
         module = build.module if isinstance(build, Existing) else build
         if isinstance(module, nn.Module):
@@ -94,15 +87,12 @@ def _wants_block(build: object) -> bool:
 
 
 class _Offered:
-    """The factory of a candidate that is called as a block is."""
-
     def __init__(self, build: Callable[..., object], part: BlockPlan, block: nn.Module | None) -> None:
         self._build = build
         self._part = part
         self._block = block
 
     def __call__(self) -> nn.Module:
-        """A new layer; a `Builder` copies one whose module existed."""
         module = self._build() if self._block is None else self._build(block=copy.deepcopy(self._block))
         if not isinstance(module, nn.Module):
             raise TypeError(f"returned {type(module).__name__}, expected an nn.Module")

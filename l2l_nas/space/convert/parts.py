@@ -32,9 +32,8 @@ class BlockLayer(nn.Module):
     """A block, or what a user offers in its place, as a layer.
 
     Args:
-        block: called as the model calls its block.
-        called: how that is.
-        path: of the model's own; empty for others.
+        called: how the model calls its block.
+        path: of the model's own block; empty for others.
     """
 
     def __init__(self, block: nn.Module, called: BlockCalled, *, path: str = "") -> None:
@@ -51,7 +50,7 @@ class BlockLayer(nn.Module):
         return one and gives.tree.is_leaf()
 
     def train(self, mode: bool = True) -> Self:
-        """Switch modes as the model's own `train` does, which may leave modules inside in evaluation."""
+        """Switch modes as the model's `train` does, which may leave modules inside in evaluation."""
         super().train(mode)
         modules = dict(self.block.named_modules())
         for path, kind, is_training in self._called.modes[mode]:
@@ -62,17 +61,14 @@ class BlockLayer(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The values that the block gives."""
+        gives, batch = self._called.gives, values[0].shape[0]
         with _gradients(self._called.has_gradients and torch.is_grad_enabled()):
-            return self._forward(values, self._called.takes, self._called.gives)
-
-    def _forward(self, values: Sequence[Tensor], takes: ArgTree, gives: ArgTree) -> tuple[Tensor, ...]:
-        batch, device = values[0].shape[0], values[0].device
-        args, kwargs = takes.fill(values, batch=batch, device=device)
-        if not gives.shows:
-            return gives.pick(self.block(*args, **kwargs), batch)
-        with _shown(self.block, gives.shows) as shown:
-            outputs = self.block(*args, **kwargs)
-        return gives.pick((outputs, *shown), batch)
+            args, kwargs = self._called.takes.fill(values, batch=batch, device=values[0].device)
+            if not gives.shows:
+                return gives.pick(self.block(*args, **kwargs), batch)
+            with _shown(self.block, gives.shows) as shown:
+                outputs = self.block(*args, **kwargs)
+            return gives.pick((outputs, *shown), batch)
 
 
 def _gradients(are_recorded: bool) -> contextlib.AbstractContextManager[object]:
@@ -83,11 +79,7 @@ def _gradients(are_recorded: bool) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _shown(block: nn.Module, paths: Sequence[str]) -> Iterator[list[Any]]:
-    """What modules inside a block give, one after the other.
-
-    Raises:
-        SpaceError: there is no such module.
-    """
+    """What modules inside a block give, one after the other."""
     shown: list[Any] = []
     handles = []
     try:
@@ -343,7 +335,13 @@ def chosen_output(outputs: Any, output: str | int | None, argument: str = "outpu
         return outputs
     if output is None and isinstance(outputs, Mapping) and "logits" in outputs:
         return cast(Tensor, outputs["logits"])
-    pairs = dict(outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs) if _is_list(outputs) else ())
+    pairs = dict(
+        outputs.items()
+        if isinstance(outputs, Mapping)
+        else enumerate(outputs)
+        if isinstance(outputs, tuple | list)
+        else ()
+    )
     tensors = {name: item for name, item in pairs.items() if isinstance(item, Tensor)}
     if output is None and len(tensors) == 1:
         return next(iter(tensors.values()))
@@ -357,18 +355,9 @@ def chosen_output(outputs: Any, output: str | int | None, argument: str = "outpu
     return tensors[output]
 
 
-def _is_list(outputs: object) -> bool:
-    return isinstance(outputs, tuple | list)
-
-
 @dataclass(frozen=True)
 class Choice:
-    """Which of the things that a model gives are the pool's output, and losses.
-
-    Args:
-        output: as `chosen_output` takes it.
-        losses: weights of those that are auxiliary losses.
-    """
+    """Which of the things that a model gives are the pool's output, and auxiliary losses with their weights."""
 
     output: str | int | None
     losses: Mapping[str | int, float] = field(default_factory=dict)

@@ -31,15 +31,14 @@ class Recording(OperationLog):
 
     Args:
         model: not changed, but for its buffers and modes.
-        blocks: paths of the blocks.
-        arguments: positional and by keyword.
+        blocks: their paths.
+        arguments: of the model, positional and by keyword.
         training: the mode that it is put into.
 
     Attributes:
         calls: of blocks, in order.
         others: by path, the calls of another module.
         names: by storage, the names of the parameter or buffer.
-        arguments: of the model.
         result: what the model gave.
     """
 
@@ -240,7 +239,6 @@ class Recording(OperationLog):
         return Needs(frozenset(events), frozenset(wanted), frozenset(outputs), frozenset(given))
 
     def _outputs_in(self, block: int, storages: set[int]) -> set[tuple[int, int]]:
-        """The outputs of a block that lie in these storages; not those that are its arguments."""
         call = self.calls[block]
         return {
             (block, leaf)
