@@ -138,7 +138,8 @@ def convert(
     check_kind("convert: model", model, nn.Module, wanted="a module")
     check_table("convert: candidates", {} if candidates is None else candidates, wanted="a dict of candidates by name")
     choice = _choice(output, {} if losses is None else losses)
-    model = _uncompiled(model)
+    if type(model).__name__ == "OptimizedModule":  # of torch.compile; relay.layers=compile compiles layers
+        model = model.get_submodule("_orig_mod")
     _refuse_unfit_weights(model)
     paths = _block_paths(model, blocks)
     arguments = Arguments(model, example, choice)
@@ -175,12 +176,12 @@ def _choice(output: str | int | None, losses: Mapping[str | int, float]) -> Choi
 
 def _refuse_unused(arguments: Arguments, flow: Dataflow, output: str | int) -> None:
     read = {name for part in flow.parts for name in part.reads}
-    unused = [name for name in arguments.tensors if name not in read]
-    if unused:
-        raise SpaceError(
-            f"the model's {output} does not depend on '{unused[0]}'; leave it out of the example, or give an example "
-            "in which it matters"
-        )
+    for name in arguments.tensors:
+        if name not in read:
+            raise SpaceError(
+                f"the model's {output} does not depend on '{name}'; leave it out of the example, or give an example "
+                "in which it matters"
+            )
 
 
 def _refuse_nested(model: nn.Module, recording: Recording) -> None:
@@ -208,25 +209,17 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
         ]
         if not matching:
             listed = [path for path, module in modules.items() if path and isinstance(module, _CONTAINERS)]
-            nearest = did_you_mean(
-                pattern, sorted(listed or filter(None, modules), key=lambda path: path.count("."))[:12]
-            )
-            raise SpaceError(f"blocks={pattern!r}: the model has no such module{nearest}")
+            outermost = sorted(listed or filter(None, modules), key=lambda path: path.count("."))[:12]
+            raise SpaceError(f"blocks={pattern!r}: the model has no such module{did_you_mean(pattern, outermost)}")
         for path in matching:
-            inner = modules[path] if type(modules[path]) in _CONTAINERS else None
-            paths |= dict.fromkeys(
-                [path] if inner is None else [f"{path}.{name}" for name, _ in inner.named_children()]
-            )
+            is_container = type(modules[path]) in _CONTAINERS
+            inner = [f"{path}.{name}" for name, _ in modules[path].named_children()]
+            paths |= dict.fromkeys(inner if is_container else [path])
     for path in paths:
         outer = next((other for other in paths if path.startswith(f"{other}.")), None)
         if outer:
             raise SpaceError(f"blocks: '{path}' is part of '{outer}'; name one of them")
     return list(paths)
-
-
-def _uncompiled(model: nn.Module) -> nn.Module:
-    """The model that torch.compile wrapped, if it did; relay.layers=compile compiles layers."""
-    return model.get_submodule("_orig_mod") if type(model).__name__ == "OptimizedModule" else model
 
 
 def _refuse_unfit_weights(model: nn.Module) -> None:
@@ -250,10 +243,8 @@ def _record(
         with torch.random.fork_rng(devices=[]), masks_always_made():
             run = partial(Recording, model, paths, arguments, training=training)
             recording = drawing_nothing(run, whose="the model's")
-    except SpaceError:
-        raise
     except Exception as error:
-        if is_out_of_memory(error):
+        if isinstance(error, SpaceError) or is_out_of_memory(error):
             raise
         text = one_line(str(error), most=300)
         raise SpaceError(f"the model raised {type(error).__name__} on the example: {text}") from error
@@ -274,11 +265,11 @@ def _layer_of(part: PositionPlan, model: nn.Module, choice: Choice) -> BlockLaye
 
 
 def _ties(model: nn.Module, modules: Sequence[nn.Module]) -> list[dict[str, str]]:
-    """For each part, the parameters that it shares with other parts: its name for each, and the model's name."""
+    """For each part, the parameters that it shares with others: the part's name for each, and the model's."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
-    owned = [dict(module.named_parameters(remove_duplicate=False)) for module in modules]
-    counts = Counter(number for parameters in owned for number in {id(p) for p in parameters.values()})
-    return [{name: first[id(p)] for name, p in parameters.items() if counts[id(p)] > 1} for parameters in owned]
+    parts = [dict(module.named_parameters(remove_duplicate=False)) for module in modules]
+    counts = Counter(number for parameters in parts for number in {id(p) for p in parameters.values()})
+    return [{name: first[id(p)] for name, p in parameters.items() if counts[id(p)] > 1} for parameters in parts]
 
 
 @torch.no_grad()

@@ -172,8 +172,8 @@ class ReplayContext:
                 "that out: the relay recomputes anyway"
             )
 
-    def block(self, path: str, args: Any, kwargs: Any) -> tuple[Any, list[tuple[str, Any]]]:
-        """A block is called: what it gives, and what modules inside it show, by path.
+    def block(self, stand_in: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
+        """What a block gives that is called.
 
         Raises:
             SpaceError: it is not called as in the example, or when the forward is over.
@@ -188,7 +188,11 @@ class ReplayContext:
             _refuse_other_arguments(path, takes, leaves)
         self._keep(key, leaves)
         outputs = self._filled(gives, leaves)
-        return (outputs[0], list(zip(gives.shows, outputs[1:], strict=True))) if gives.shows else (outputs, [])
+        if not gives.shows:
+            return outputs
+        for inner, shown in zip(gives.shows, outputs[1:], strict=True):
+            stand_in.get_submodule(inner)(shown)  # for the model's hooks
+        return outputs[0]
 
     def other(self, path: str, run: Callable[[], Any]) -> Any:
         """Run another module that is called, or stand in for its outputs."""
@@ -266,18 +270,11 @@ def _stubbed(model: nn.Module, context: ReplayContext) -> nn.Module:
     return copy
 
 
-def _play(self: Any, path: str, args: Any, kwargs: Any) -> Any:
-    outputs, shown = self._context.block(path, args, kwargs)
-    for inner, shown_outputs in shown:  # for the hooks
-        self.get_submodule(inner)(shown_outputs)
-    return outputs
-
-
 def _forward_of(module: nn.Module, path: str, context: ReplayContext) -> Callable[..., Any] | None:
     """What a module of a fragment does in place of its own forward; None where it runs that."""
     plan = context.plan
     if path in context.blocks:
-        return lambda self, *args, **kwargs: _play(self, path, args, kwargs)
+        return lambda self, *args, **kwargs: self._context.block(self, path, args, kwargs)
     if any(path == f"{block}.{inner}" for (block, _), (_, gives) in plan.calls.items() for inner in gives.shows):
         return lambda self, outputs: outputs
     if path in plan.others or any(path == wanted for wanted, _ in plan.wanted):
@@ -296,7 +293,7 @@ def _stand_in(
 ) -> None:
     """Give a module a class of its own, in which weights that it no longer has are zeros."""
     kind = type(module)
-    names: dict[str, Any] = {name: property(_zeros_like(tensor)) for name, tensor in absent.items()}
+    names: dict[str, Any] = {name: property(_zeros(tensor.shape, tensor.dtype)) for name, tensor in absent.items()}
     if dtype is not None:
         names["dtype"] = property(lambda self: dtype)
         names["device"] = property(lambda self: self._context.device)
@@ -313,8 +310,7 @@ def _stand_in(
     module._context = context  # type: ignore[assignment]
 
 
-def _zeros_like(tensor: Tensor) -> Callable[[Any], Tensor]:
-    shape, dtype = tensor.shape, tensor.dtype
+def _zeros(shape: torch.Size, dtype: torch.dtype) -> Callable[[Any], Tensor]:
     return lambda self: torch.zeros((), dtype=dtype, device=self._context.device).expand(shape)
 
 
@@ -335,23 +331,16 @@ def chosen_output(outputs: Any, output: str | int | None, argument: str = "outpu
         return outputs
     if output is None and isinstance(outputs, Mapping) and "logits" in outputs:
         return cast(Tensor, outputs["logits"])
-    pairs = dict(
-        outputs.items()
-        if isinstance(outputs, Mapping)
-        else enumerate(outputs)
-        if isinstance(outputs, tuple | list)
-        else ()
-    )
-    tensors = {name: item for name, item in pairs.items() if isinstance(item, Tensor)}
+    items = outputs if isinstance(outputs, Mapping | tuple | list) else ()
+    pairs = items.items() if isinstance(items, Mapping) else enumerate(items)
+    tensors = {name: item for name, item in pairs if isinstance(item, Tensor)}
     if output is None and len(tensors) == 1:
         return next(iter(tensors.values()))
     if output not in tensors:
         problem = f"no tensor '{output}'" if output is not None else "no single tensor"
         texts = [f"losses={{{name!r}: ...}}" if argument == "losses" else f"output={name!r}" for name in tensors]
-        listed = " or ".join(texts)
-        raise SpaceError(
-            f"the model gives {problem}; " + (f"write {listed}" if listed else f"got {type(outputs).__name__}")
-        )
+        advice = f"write {' or '.join(texts)}" if texts else f"got {type(outputs).__name__}"
+        raise SpaceError(f"the model gives {problem}; {advice}")
     return tensors[output]
 
 
