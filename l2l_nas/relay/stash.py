@@ -177,11 +177,11 @@ def _spillable(pool: LayerPool) -> set[str]:
     """Values that may wait on the host: few positions read them, under whatever name a skip passes them on."""
     wiring = pool.wiring
     staying = set(pool.sources)
-    staying |= {name for name in wiring.known if sum(name in names for names in wiring.reads) > _MOST_READERS}
+    staying |= {name for name in wiring.names if sum(name in names for names in wiring.reads) > _MOST_READERS}
     for position, reads in reversed(list(zip(pool.positions, wiring.reads, strict=True))):
         if any(candidate.is_skip for candidate in position.candidates):
             staying |= {taken for taken, name in zip(reads, position.writes, strict=False) if name in staying}
-    return set(wiring.known) - staying
+    return set(wiring.names) - staying
 
 
 def on_device(specs: Specs, dtype: torch.dtype) -> Specs:

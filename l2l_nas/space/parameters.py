@@ -86,14 +86,14 @@ def parameters_of(pool: LayerPool, layer: Layer) -> Mapping[str, Parameter]:
     Raises:
         SpaceError: the factory raised.
     """
-    known = _PARAMETERS.setdefault(pool, {})
+    parameters = _PARAMETERS.setdefault(pool, {})
     key = layer.position, layer.candidate.name
-    if key in known:
-        return known[key]
+    if key in parameters:
+        return parameters[key]
     module = pool.build_module(layer, device="meta")
     position = pool.positions[layer.position]
     holders = dict(module.named_modules())
-    known[key] = {
+    parameters[key] = {
         name: Parameter(
             position.name,
             layer.candidate.name,
@@ -107,4 +107,4 @@ def parameters_of(pool: LayerPool, layer: Layer) -> Mapping[str, Parameter]:
         )
         for name, parameter in module.named_parameters(remove_duplicate=False)
     }
-    return known[key]
+    return parameters[key]

@@ -92,8 +92,8 @@ class _Watch:
         self._thread: int | None = None
 
     def __enter__(self) -> _Watch:
-        self._own = _NUMPY_RANDOM.get_bit_generator()
-        _NUMPY_RANDOM.set_bit_generator(_Watched(self._own, self._note_numpy))
+        self._original = _NUMPY_RANDOM.get_bit_generator()
+        _NUMPY_RANDOM.set_bit_generator(_Watched(self._original, self._note_numpy))
         self._thread = threading.get_ident()  # now, as the line above takes the lock, too
         self._has_profile = sys.getprofile() is None
         if self._has_profile:
@@ -106,7 +106,7 @@ class _Watch:
         if self._has_profile:
             sys.setprofile(None)
         self._thread = None
-        _NUMPY_RANDOM.set_bit_generator(self._own)
+        _NUMPY_RANDOM.set_bit_generator(self._original)
 
     def _note_python(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call" and getattr(called, "__self__", None) is _OWNER and called.__name__ != "getstate":
@@ -120,10 +120,10 @@ class _Watch:
 class _Watched(np.random.MT19937):
     """Stands in for a bit generator in all of numpy's functions, and reports whoever takes its lock."""
 
-    def __init__(self, own: Any, note: Callable[[], None]) -> None:
+    def __init__(self, original: Any, note: Callable[[], None]) -> None:
         super().__init__(0)
-        self._own = own
-        self._lock = _Lock(own.lock, note)
+        self._original = original
+        self._lock = _Lock(original.lock, note)
 
     @property
     def lock(self) -> Any:  # type: ignore[override]
@@ -131,35 +131,35 @@ class _Watched(np.random.MT19937):
 
     @property
     def capsule(self) -> Any:
-        return self._own.capsule
+        return self._original.capsule
 
     @property
     def state(self) -> Any:
-        return self._own.state
+        return self._original.state
 
     @state.setter
     def state(self, value: Any) -> None:
-        self._own.state = value
+        self._original.state = value
 
     def _legacy_seeding(self, seed: Any) -> None:
-        self._own._legacy_seeding(seed)
+        self._original._legacy_seeding(seed)
 
 
 class _Lock:
-    def __init__(self, own: Any, note: Callable[[], None]) -> None:
-        self._own = own
+    def __init__(self, original: Any, note: Callable[[], None]) -> None:
+        self._original = original
         self._note = note
 
     def __enter__(self) -> Any:
         self._note()
-        return self._own.__enter__()
+        return self._original.__enter__()
 
     def __exit__(self, *error: object) -> Any:
-        return self._own.__exit__(*error)
+        return self._original.__exit__(*error)
 
     def acquire(self, *arguments: Any, **named: Any) -> Any:
         self._note()
-        return self._own.acquire(*arguments, **named)
+        return self._original.acquire(*arguments, **named)
 
     def release(self) -> None:
-        self._own.release()
+        self._original.release()

@@ -180,17 +180,17 @@ def refuse_lone_sample(pool: LayerPool, architecture: Architecture | None, *, ad
     Raises:
         SpaceError: with what the layer raised.
     """
-    shapes, known = check_shapes(pool), _ALONE.setdefault(pool, {})
+    shapes, errors = check_shapes(pool), _ALONE.setdefault(pool, {})
     for layer in pool.layers if architecture is None else pool.path(architecture):
         inputs = shapes.takes[layer.position]
         if layer.candidate.is_skip:
             continue
         key = layer.candidate.kind, inputs
-        if key not in known:
-            known[key] = _raised_alone(pool, layer, inputs)
-        if known[key]:
+        if key not in errors:
+            errors[key] = _raised_alone(pool, layer, inputs)
+        if errors[key]:
             with pool.naming(layer):
-                raise SpaceError(f"cannot train on one sample alone ({known[key]}); {advice}")
+                raise SpaceError(f"cannot train on one sample alone ({errors[key]}); {advice}")
 
 
 @torch.no_grad()

@@ -123,25 +123,25 @@ class Wiring:
         self.inputs = dict(inputs)
         self.reads: list[tuple[str, ...]] = []
         self.writes = [position.writes for position in positions]
-        known = dict.fromkeys(inputs)
+        written = dict.fromkeys(inputs)
         before = tuple(inputs)
         for position in positions:
             self.reads.append(before if position.reads is None else position.reads)
             with located(position.name):
                 for name in self.reads[-1]:
-                    if name not in known:
-                        raise SpaceError(f"reads '{name}', which nothing before it writes{did_you_mean(name, known)}")
+                    if name not in written:
+                        raise SpaceError(f"reads '{name}', which nothing before it writes{did_you_mean(name, written)}")
                 for name in position.writes:
-                    if name in known:
+                    if name in written:
                         raise SpaceError(f"writes '{name}', which is written before; rename one")
-                    known[name] = None
+                    written[name] = None
             _refuse_skip(position, len(self.reads[-1]))
             before = position.writes
-        self.known = tuple(known)
+        self.names = tuple(written)
         self.outputs = before if outputs is None else tuple(outputs)
         for name in self.outputs:
-            if name not in known:
-                raise SpaceError(f"the pool gives out '{name}', which nothing writes{did_you_mean(name, known)}")
+            if name not in written:
+                raise SpaceError(f"the pool gives out '{name}', which nothing writes{did_you_mean(name, written)}")
         used = {*self.outputs, *(name for names in self.reads for name in names)}
         for name in inputs:
             if name not in used:
@@ -155,7 +155,7 @@ class Wiring:
             any(candidate.is_skip for candidate in position.candidates) and len(reads) > len(position.writes)
             for position, reads in zip(positions, self.reads, strict=True)
         )
-        readers = {name: [index for index, names in enumerate(self.reads) if name in names] for name in known}
+        readers = {name: [index for index, names in enumerate(self.reads) if name in names] for name in written}
         # whether each position reads what the one before it wrote, and nobody else does
         self.is_chain = self.outputs == self.writes[-1] and all(
             self.reads[index] == wrote and all(readers[name] == [index] for name in wrote)

@@ -13,7 +13,7 @@ from torch.utils._pytree import treespec_tuple
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
 from l2l_nas.space.convert.agreement import argument_names, refuse_other_calls
-from l2l_nas.space.convert.events import Event, Given, Key, Mark, ModuleCall
+from l2l_nas.space.convert.events import Event, Key, Mark, ModuleCall, ModuleOutput
 from l2l_nas.space.convert.forms import (
     Alias,
     Arg,
@@ -63,7 +63,7 @@ class Dataflow:
         self._find_refs()
         made = {ref for refs in self._refs for ref in refs if ref and ref[0] == "made"}
         drafts = Fragments(recordings, sorted(made), self._results).drafts
-        self._gradients = self._find_gradients([ref for draft in drafts for ref in draft.refs if ref[0] == "given"])
+        self._gradients = self._find_gradients([ref for draft in drafts for ref in draft.refs if ref[0] == "module"])
         outputs = {ref for refs in self._refs for ref in refs if ref and ref[0] == "output"}
         outputs |= {("output", *pair) for draft in drafts for needs in draft.needs for pair in needs.outputs}
         self._written = [[ref for ref in sorted(outputs) if ref[1] == number] for number in range(len(self._calls))]
@@ -71,10 +71,10 @@ class Dataflow:
         for number, refs in enumerate(self._written):
             self._name(refs, self._block_name(number), [str(ref[2]) for ref in refs])
         for draft in drafts:
-            self._name(draft.refs, self._fragment_name(draft.place), [self._label(ref) for ref in draft.refs])
+            self._name(draft.refs, self._fragment_name(draft.index), [self._label(ref) for ref in draft.refs])
         self._roles = self._find_roles()
         self.parts: list[PositionPlan] = []
-        fragments = {draft.place: self._fragment(draft) for draft in drafts}
+        fragments = {draft.index: self._fragment(draft) for draft in drafts}
         for number in range(len(self._calls) + 1):
             self.parts += [fragments[number]] if number in fragments else []
             self.parts += [self._block(number)] if number < len(self._calls) else []
@@ -108,7 +108,7 @@ class Dataflow:
         if ref[0] == "input":
             return self._input_forms[ref[1]]
         pair = [_tensor_of(ref, recording) for recording in self._recordings]
-        path = ref[1] if ref[0] == "given" else self._calls[ref[1]].path
+        path = ref[1] if ref[0] == "module" else self._calls[ref[1]].path
         form = self._form(f"the block '{path}'", *pair)
         if not form.is_plain:
             raise SpaceError(
@@ -220,7 +220,7 @@ class Dataflow:
         return ArgTree(tuple(leaves), tree, tuple(path for path, _ in call.shown))
 
     def _fragment(self, draft: FragmentDraft) -> FragmentPlan:
-        is_head = draft.place == len(self._calls)
+        is_head = draft.index == len(self._calls)
         evaluation, training = draft.needs
         storages = evaluation.storages | training.storages
         inputs = [
@@ -232,7 +232,7 @@ class Dataflow:
         outputs = sorted(("output", *pair) for pair in evaluation.outputs | training.outputs)
         # a part that is made of weights alone must know the number of samples
         anything = ("input", next(iter(self._input_forms)))
-        reads: list[Ref] = [*inputs, *outputs, *dict.fromkeys(draft.given.values())] or [anything]
+        reads: list[Ref] = [*inputs, *outputs, *dict.fromkeys(draft.inherited.values())] or [anything]
         changed = {storage for event in self._events(draft) for storage in event.changes}
         arguments: list[Leaf] = []
         for name, item in zip(self._inputs, self._recordings[1].argument_leaves, strict=True):
@@ -243,7 +243,7 @@ class Dataflow:
                 arguments.append(Arg(reads.index(ref), self._ref_form(ref), storage_of(item) in changed))
             else:
                 arguments.append(Unused(self._ref_form(ref)))
-        others = self._others(self._used(draft), {key: reads.index(ref) for key, ref in draft.given.items()})
+        others = self._others(self._used(draft), {key: reads.index(ref) for key, ref in draft.inherited.items()})
         calls = {}
         for number, call in enumerate(self._calls):
             leaves = tuple(
@@ -253,7 +253,7 @@ class Dataflow:
         wanted: dict[Key, dict[int, Form]] = {}
         for ref in draft.refs:
             wanted.setdefault(self._call_of(ref).key, {})[ref[-1]] = self._ref_form(ref)
-        name = self._fragment_name(draft.place)
+        name = self._fragment_name(draft.index)
         return FragmentPlan(
             name,
             tuple(self._names[ref] for ref in reads),
@@ -272,11 +272,11 @@ class Dataflow:
 
     def _call_of(self, ref: Ref) -> ModuleCall:
         """The call in training of the block that takes it, or of the other module that gives it."""
-        return self._recordings[1].others[ref[1]][ref[2]] if ref[0] == "given" else self._calls[ref[1]]
+        return self._recordings[1].others[ref[1]][ref[2]] if ref[0] == "module" else self._calls[ref[1]]
 
     def _used(self, draft: FragmentDraft) -> set[Key]:
         """Calls of modules that must run in a fragment: they compute its values, pass them on, or call its blocks."""
-        ends = [ref for ref in draft.refs if ref[0] == "given"] + [("given", *key) for key in draft.given]
+        ends = [ref for ref in draft.refs if ref[0] == "module"] + [("module", *key) for key in draft.inherited]
         used: set[Key] = {key for ref in (*draft.refs, *ends) for key in self._call_of(ref).inside}
         used |= {(ref[1], ref[2]) for ref in ends}
         for recording, needs in zip(self._recordings, draft.needs, strict=True):
@@ -289,7 +289,7 @@ class Dataflow:
                     used.add(call.key)
         return used
 
-    def _others(self, used: set[Key], values: Mapping[Given, int]) -> dict[str, tuple[ArgTree | None, ...]]:
+    def _others(self, used: set[Key], values: Mapping[ModuleOutput, int]) -> dict[str, tuple[ArgTree | None, ...]]:
         """The outputs of calls that do not run in a fragment: it does not use them, or an earlier fragment ran them.
 
         Calls whose outputs have no form run. `values` are the numbers of values that earlier fragments made.
@@ -315,13 +315,13 @@ class Dataflow:
                 continue
         return outputs
 
-    def _given_by(self, one: ModuleCall, other: ModuleCall, values: Mapping[Given, int]) -> ArgTree:
+    def _given_by(self, one: ModuleCall, other: ModuleCall, values: Mapping[ModuleOutput, int]) -> ArgTree:
         """What a call gives that does not run; a ValueError where that has no form."""
         assert other.gives_tree is not None
         leaves: list[Leaf] = []
         for leaf, (x, y) in enumerate(zip(one.gives, other.gives, strict=True)):
             index = values.get((*other.key, leaf))
-            leaves.append(_unused(x, y) if index is None else Arg(index, self._ref_form(("given", *other.key, leaf))))
+            leaves.append(_unused(x, y) if index is None else Arg(index, self._ref_form(("module", *other.key, leaf))))
         return ArgTree(tuple(leaves), other.gives_tree)
 
     def _changed(self, draft: FragmentDraft) -> set[int]:
@@ -348,7 +348,7 @@ def _paired(first: Sequence[Mark | None], second: Sequence[Mark | None]) -> list
 
 
 def _tensor_of(ref: Ref, recording: Recording) -> Any:
-    if ref[0] == "given":
+    if ref[0] == "module":
         return recording.others[ref[1]][ref[2]].gives[ref[3]]
     call = recording.calls[ref[1]]
     return call.gives[ref[2]] if ref[0] == "output" else call.takes[ref[2]]

@@ -13,7 +13,7 @@ from l2l_nas.space.contents import storage_of
 
 Modes = tuple[tuple[str, type[nn.Module], bool], ...]
 Key = tuple[str, int]  # a call of a module: its path, and how many calls of it came before
-Given = tuple[str, int, int]  # what a module gave: its call, and the leaf
+ModuleOutput = tuple[str, int, int]  # what a module gave: its call, and the leaf
 
 
 class Mark(NamedTuple):
@@ -141,20 +141,20 @@ class Needs:
         events: numbers of the operations that made them.
         storages: of all that went into them.
         outputs: of blocks: number of the call and of the leaf.
-        given: what modules gave, where the walk stopped.
+        ends: what modules gave, where the walk stopped.
     """
 
     events: frozenset[int] = frozenset()
     storages: frozenset[int] = frozenset()
     outputs: frozenset[tuple[int, int]] = frozenset()
-    given: frozenset[Given] = frozenset()
+    ends: frozenset[ModuleOutput] = frozenset()
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
             self.events | other.events,
             self.storages | other.storages,
             self.outputs | other.outputs,
-            self.given | other.given,
+            self.ends | other.ends,
         )
 
     @property

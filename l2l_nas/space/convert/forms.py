@@ -13,7 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
 BATCHES = (2, 3)  # samples of two recordings
 # of a tensor of a model: ("input", name), ("output", block call, leaf), ("made", block call that takes it, leaf), or
-# ("given", path, number of the call, leaf) of another module
+# ("module", path, number of the call, leaf) of another module
 Ref = tuple[Any, ...]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -124,7 +124,7 @@ class Arg:
             runs a layer again.
     """
 
-    place: int
+    index: int
     form: Form
     is_changed: bool = False
 
@@ -166,20 +166,20 @@ class ArgTree:
     tree: TreeSpec
     shows: tuple[str, ...] = ()
 
-    def fill(self, values: Sequence[Tensor], *, batch: int, device: torch.device, taken: Sequence[Any] = ()) -> Any:
+    def fill(self, values: Sequence[Tensor], *, batch: int, device: torch.device, arguments: Sequence[Any] = ()) -> Any:
         """The tree with its tensors.
 
         Args:
             values: for leaves that are `Arg`.
-            taken: the leaves of the arguments, for leaves that are `Alias`.
+            arguments: the leaves of the arguments, for leaves that are `Alias`.
         """
 
         def leaf_of(leaf: Leaf) -> Any:
             if isinstance(leaf, Arg):
-                tensor = leaf.form.unpack(values[leaf.place])
+                tensor = leaf.form.unpack(values[leaf.index])
                 return tensor.clone() if leaf.is_changed else tensor
             if isinstance(leaf, Alias):
-                return taken[leaf.leaf]
+                return arguments[leaf.leaf]
             return leaf.value if isinstance(leaf, Const) else leaf.form.zeros(batch, device)
 
         return tree_unflatten([leaf_of(leaf) for leaf in self.leaves], self.tree)
@@ -192,7 +192,7 @@ class ArgTree:
         """
         leaves = tree_leaves(outputs)
         wanted = [(leaf, index) for index, leaf in enumerate(self.leaves) if isinstance(leaf, Arg)]
-        wanted.sort(key=lambda pair: pair[0].place)
+        wanted.sort(key=lambda pair: pair[0].index)
         tensors = [leaves[index] for _, index in wanted] if len(leaves) == len(self.leaves) else leaves
         if len(tensors) != len(wanted) or not all(isinstance(item, Tensor) for item in tensors):
             got = ", ".join(describe(item) if isinstance(item, Tensor) else type(item).__name__ for item in leaves)

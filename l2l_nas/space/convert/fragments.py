@@ -18,7 +18,7 @@ from torch import Tensor
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.convert.events import Given, Key, ModuleCall, Needs
+from l2l_nas.space.convert.events import Key, ModuleCall, ModuleOutput, Needs
 from l2l_nas.space.convert.forms import Form, Ref, is_constant
 from l2l_nas.space.convert.recording import Recording
 
@@ -28,17 +28,17 @@ class FragmentDraft:
     """A fragment in the making.
 
     Args:
-        place: how many calls of blocks come before it.
+        index: how many calls of blocks come before it.
         refs: what it makes.
         needs: what they are made of, in each recording.
-        given: what modules gave in earlier fragments and this one reads, and the values that these are.
+        inherited: what modules gave in earlier fragments and this one reads, and the values that these are.
         run: modules that it must run although earlier fragments ran them.
     """
 
-    place: int
+    index: int
     refs: list[Ref]
     needs: tuple[Needs, Needs] = (Needs(), Needs())
-    given: dict[Given, Ref] = field(default_factory=dict)
+    inherited: dict[ModuleOutput, Ref] = field(default_factory=dict)
     run: frozenset[Key] = frozenset()
 
 
@@ -51,7 +51,7 @@ class Fragments:
         results: the model's output and losses, in each recording.
 
     Attributes:
-        drafts: by place, the head last.
+        drafts: in order, the head last.
 
     Raises:
         SpaceError: something that must run once would run in several.
@@ -64,14 +64,14 @@ class Fragments:
         self._results = results
         self._shared = [self._shareable(recording) for recording in recordings]
         self._owners: dict[tuple[int, int], FragmentDraft] = {}
-        self._makers: dict[Given, tuple[FragmentDraft | None, int]] = {}  # and how many drafts were asked
+        self._makers: dict[ModuleOutput, tuple[FragmentDraft | None, int]] = {}  # and how many drafts were asked
         self.drafts: list[FragmentDraft] = []
-        for draft in self._placed(refs):
+        for draft in self._arranged(refs):
             self._find_needs(draft)
             self.drafts.append(draft)
             self._refuse_twice(draft)
 
-    def _placed(self, refs: Sequence[Ref]) -> list[FragmentDraft]:
+    def _arranged(self, refs: Sequence[Ref]) -> list[FragmentDraft]:
         """As few drafts as possible, each as close as possible to the first block that takes what it makes."""
         made = sorted(refs)
         earliest = {ref: max(self._needs(ref, index).earliest for index in (0, 1)) for ref in made}
@@ -88,7 +88,7 @@ class Fragments:
         """What a tensor is made of in a recording; for a draft, the walk stops at what earlier drafts make."""
         recording = self._recordings[index]
         tensors: Sequence[object]
-        if ref[0] == "given":
+        if ref[0] == "module":
             call = recording.others[ref[1]][ref[2]]
             tensors, before = [call.gives[ref[3]]], call.end
         elif ref[0] == "result":
@@ -99,11 +99,11 @@ class Fragments:
         if draft is None:
             return recording.needs(tensors, before)
 
-        def stop(storage: int, before: int, written: int) -> list[Given]:
+        def stop(storage: int, before: int, written: int) -> list[ModuleOutput]:
             for call, leaves in self._shared[index].get(storage, ()):
                 if written < call.end <= before and call.key not in draft.run:
                     outputs = [(*call.key, leaf) for leaf in leaves]
-                    if all(self._maker(one, draft.place) for one in outputs):
+                    if all(self._maker(one, draft.index) for one in outputs):
                         return outputs
             return []
 
@@ -117,42 +117,42 @@ class Fragments:
                 functools.reduce(operator.or_, (self._needs(ref, index, draft) for ref in wanted)) for index in (0, 1)
             )
             draft.needs = first, second
-            given = first.given | second.given
-            run = {key[:2] for key in given if self._runs(key, draft, 0) or self._runs(key, draft, 1)}
+            ends = first.ends | second.ends
+            run = {key[:2] for key in ends if self._runs(key, draft, 0) or self._runs(key, draft, 1)}
             if not run:
                 break
             draft.run |= run
-        for key in sorted(given):
-            maker = self._maker(key, draft.place)
+        for key in sorted(ends):
+            maker = self._maker(key, draft.index)
             assert maker is not None
-            draft.given[key] = self._ref_of(key, draft.place)
-            if draft.given[key] not in maker.refs and draft.given[key][0] == "given":
-                maker.refs.append(draft.given[key])
+            draft.inherited[key] = self._ref_of(key, draft.index)
+            if draft.inherited[key] not in maker.refs and draft.inherited[key][0] == "module":
+                maker.refs.append(draft.inherited[key])
 
-    def _runs(self, output: Given, draft: FragmentDraft, index: int) -> bool:
+    def _runs(self, output: ModuleOutput, draft: FragmentDraft, index: int) -> bool:
         call = self._recordings[index].others[output[0]][output[1]]
         return any(call.start <= event < call.end for event in draft.needs[index].events)
 
-    def _maker(self, output: Given, index: int) -> FragmentDraft | None:
+    def _maker(self, output: ModuleOutput, index: int) -> FragmentDraft | None:
         """The first draft before this one that makes all of a module's output."""
         maker, first = self._makers.get(output, (None, 0))
         for number, draft in enumerate(self.drafts[first:], first):
-            if maker is not None or draft.place >= index:
+            if maker is not None or draft.index >= index:
                 break
             self._makers[output] = None, number + 1
             if self._runs(output, draft, 1) and all(
-                self._needs(("given", *output), r, draft).events <= draft.needs[r].events for r in (0, 1)
+                self._needs(("module", *output), r, draft).events <= draft.needs[r].events for r in (0, 1)
             ):
                 self._makers[output] = maker, _ = draft, number
-        return maker if maker is not None and maker.place < index else None
+        return maker if maker is not None and maker.index < index else None
 
-    def _ref_of(self, output: Given, index: int) -> Ref:
+    def _ref_of(self, output: ModuleOutput, index: int) -> Ref:
         """The value that an output is. A block may take the same tensor, which then is the value."""
         for draft in self.drafts:
-            for ref in draft.refs if draft.place < index else ():
+            for ref in draft.refs if draft.index < index else ():
                 if ref[0] == "made" and all(_is_taken(output, ref, recording) for recording in self._recordings):
                     return ref
-        return ("given", *output)
+        return ("module", *output)
 
     def _shareable(self, recording: Recording) -> dict[int, list[tuple[ModuleCall, list[int]]]]:
         """By storage, the calls whose outputs in it may become values, the outermost module first."""
@@ -193,7 +193,7 @@ class Fragments:
                         )
 
 
-def _is_taken(output: Given, made: Ref, recording: Recording) -> bool:
+def _is_taken(output: ModuleOutput, made: Ref, recording: Recording) -> bool:
     """Whether a block took the very tensor that a module gave, and not what was detached from it."""
     path, nth, leaf = output
     module, block = recording.others[path][nth], recording.calls[made[1]]

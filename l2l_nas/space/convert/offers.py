@@ -28,11 +28,11 @@ class Offers:
 
     def __init__(self, candidates: Candidates, parts: Sequence[BlockPlan]) -> None:
         for name, offer in candidates.items():
-            for own, one in offer.items() if isinstance(offer, Mapping) else [(name, offer)]:
-                if not callable(one.factory if isinstance(one, Candidate) else one):
+            for label, single in offer.items() if isinstance(offer, Mapping) else [(name, offer)]:
+                if not callable(single.factory if isinstance(single, Candidate) else single):
                     raise SpaceError(
-                        f"candidates: '{own}' is {type(one).__name__}; write a module, a function that builds one, or "
-                        "a Candidate such as skip()"
+                        f"candidates: '{label}' is {type(single).__name__}; write a module, a function that builds "
+                        "one, or a Candidate such as skip()"
                     )
         everywhere = {name: offer for name, offer in candidates.items() if not isinstance(offer, Mapping)}
         self._groups: list[tuple[str | None, Mapping[str, Offer]]] = [(None, everywhere)] if everywhere else []
@@ -57,7 +57,9 @@ class Offers:
                     continue
                 tied = offer.tied if isinstance(offer, Candidate) else {}
                 yield Candidate(
-                    name, self._factory(part, offer, original), {f"block.{own}": group for own, group in tied.items()}
+                    name,
+                    self._factory(part, offer, original),
+                    {f"block.{parameter}": group for parameter, group in tied.items()},
                 )
 
     def _factory(self, part: BlockPlan, offer: Offer, original: nn.Module) -> nn.Module | Callable[[], nn.Module]:

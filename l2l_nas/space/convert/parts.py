@@ -187,7 +187,7 @@ class ReplayContext:
         if not torch.compiler.is_compiling():  # there transformers makes masks that it drops otherwise
             _refuse_other_arguments(path, takes, leaves)
         self._keep(key, leaves)
-        outputs = self._filled(gives, leaves)
+        outputs = self._outputs(gives, leaves)
         if not gives.shows:
             return outputs
         for inner, shown in zip(gives.shows, outputs[1:], strict=True):
@@ -202,16 +202,16 @@ class ReplayContext:
         self._refuse_again(path)
         key = self._next_call(path)
         call = calls[min(key[1], len(calls) - 1)]
-        outputs = run() if call is None else self._filled(call)
+        outputs = run() if call is None else self._outputs(call)
         if key in self._missing:
             self._keep(key, tree_leaves(outputs))
         return outputs
 
-    def _filled(self, gives: ArgTree, taken: Sequence[Any] = ()) -> Any:
+    def _outputs(self, gives: ArgTree, arguments: Sequence[Any] = ()) -> Any:
         with _gradients(self._has_gradients):
             # the model's code may detach a tensor in place, or hook it; the values are the relay's
             values = [value.view_as(value) if value.requires_grad else value for value in self._values]
-            return gives.fill(values, batch=values[0].shape[0], device=self.device, taken=taken)
+            return gives.fill(values, batch=values[0].shape[0], device=self.device, arguments=arguments)
 
     def _keep(self, key: Key, leaves: Sequence[Any]) -> None:
         batch = self._values[0].shape[0]

@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.convert.events import BlockCall, Event, Given, Key, ModuleCall, Needs, history, mark, modes_of
+from l2l_nas.space.convert.events import BlockCall, Event, Key, ModuleCall, ModuleOutput, Needs, history, mark, modes_of
 from l2l_nas.space.operations import OperationLog, tensors_in, written_by
 
 _TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
@@ -99,9 +99,12 @@ class Recording(OperationLog):
         for index, event in enumerate(self.events):
             for storage in event.writes:
                 self.writers.setdefault(storage, []).append(index)
-        known = self.writers.keys() | self.names.keys() | _storages(self.arguments)
+        explained = self.writers.keys() | self.names.keys() | _storages(self.arguments)
         self._unknown = {
-            storage: event for event in reversed(self.events) if event.block is None for storage in event.reads - known
+            storage: event
+            for event in reversed(self.events)
+            if event.block is None
+            for storage in event.reads - explained
         }
 
     @property
@@ -162,7 +165,7 @@ class Recording(OperationLog):
         call.changes = frozenset(leaf for leaf, (a, b) in pairs if a and b and a.memory != b.memory)
         leaf_of = {argument: leaf for leaf, argument in enumerate(call.marks) if argument}
         call.aliases = {leaf: leaf_of[made] for leaf, made in enumerate(call.gives_marks) if made in leaf_of}
-        made = [leaf for leaf, known in zip(call.gives, call.gives_marks, strict=True) if known is not None]
+        made = [leaf for leaf, leaf_mark in zip(call.gives, call.gives_marks, strict=True) if leaf_mark is not None]
         self.events.append(Event(_storages(call.takes), _storages(made), block=len(self.calls) - 1))
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -188,7 +191,7 @@ class Recording(OperationLog):
         self,
         tensors: Sequence[object],
         before: int | None = None,
-        stop: Callable[[int, int, int], Collection[Given]] = lambda storage, before, written: (),
+        stop: Callable[[int, int, int], Collection[ModuleOutput]] = lambda storage, before, written: (),
     ) -> Needs:
         """What tensors are made of, by operations before that number.
 
@@ -199,7 +202,7 @@ class Recording(OperationLog):
         wanted: set[int] = set()
         events: set[int] = set()
         outputs: set[tuple[int, int]] = set()
-        given: set[Given] = set()
+        ends: set[ModuleOutput] = set()
         queue: list[int] = []  # numbers of events, the last one first
 
         def go_on(storages: Iterable[int], before: int) -> None:
@@ -207,7 +210,7 @@ class Recording(OperationLog):
                 writers = self.writers.get(storage, ())
                 index = bisect.bisect_left(writers, before)
                 stops = stop(storage, before, writers[index - 1] if index else -1)
-                given.update(stops)
+                ends.update(stops)
                 if stops:
                     wanted.discard(storage)
                 elif index:
@@ -236,7 +239,7 @@ class Recording(OperationLog):
                 wanted -= _storages([self.calls[event.block].gives[leaf] for _, leaf in pairs])
             go_on(written & wanted, index)
         self._refuse_unknown(wanted)
-        return Needs(frozenset(events), frozenset(wanted), frozenset(outputs), frozenset(given))
+        return Needs(frozenset(events), frozenset(wanted), frozenset(outputs), frozenset(ends))
 
     def _outputs_in(self, block: int, storages: set[int]) -> set[tuple[int, int]]:
         call = self.calls[block]
@@ -252,7 +255,7 @@ class Recording(OperationLog):
         return not call.is_hooked and not item._backward_hooks and mark(item) == call.gives_marks[leaf]
 
     def is_own_work(self, call: ModuleCall, leaf: int) -> bool:
-        """Whether a module made a tensor that it gives; not one that it was given, or a weight."""
+        """Whether a module made a tensor that it gives; not one that it was ends, or a weight."""
         storage = storage_of(call.gives[leaf])
         writers = self.writers.get(storage)
         return writers is not None and writers[0] >= call.start and storage not in self.names
