@@ -129,9 +129,9 @@ def margin(found: Network, other: Network, goal: Goal) -> str:
     errors = found.error("test", goal.name), other.error("test", goal.name)
     error = math.hypot(*errors) if None not in errors else None  # type: ignore[arg-type]
     size = with_error(goal.name, abs(difference), error)
-    line = f"On the test part the search is {size} {'ahead' if difference >= 0 else 'behind'}"
+    line = f"On the test part the search is {size} {'ahead of' if difference >= 0 else 'behind'} random search"
     if error is not None and abs(difference) < 2 * error:
-        line += ", less than two standard errors: no difference is shown"
+        line += ": less than two standard errors, which shows no difference"
     return f"{line}."
 
 

@@ -1,4 +1,4 @@
-"""What a step was predicted to take, as a run's folder has it in `plan.json`."""
+"""Predicted cost of a training step, as a run's folder has it in `plan.json`."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def baseline_line(best: Finalist, other: Baseline | None, goal: Goal) -> str:
         return "random search: none of its networks could be trained"
     failed = f", {len(other.failed)} of them failed" if other.failed else ""
     line = (
-        f"random search of as many steps ({counted(other.networks, 'network')} of {other.steps:,}{failed}): "
+        f"random search with as many steps ({counted(other.networks, 'network')} of {other.steps:,}{failed}): "
         f"{score_line(other.scores)}"
     )
     found, beside = Network.from_json(best.entry()), RandomBaseline.from_json(other.entry())

@@ -79,8 +79,8 @@ def test_trials_of_a_candidate_that_was_retired_are_shown_as_such(pool, tmp_path
     old = [event["architecture"] for event in events(tmp_path / "run") if "tanh" in event["architecture"]]
     assert old
     text = text_of(tmp_path / "run")
-    assert "gone from the space: " in text
-    assert "a trial with candidates that are gone from the space" in text
+    assert "no longer in the space: " in text
+    assert "a trial with candidates that the space no longer has" in text
     assert "16 of 16" in text
     assert_same_again(tmp_path / "run")
 
@@ -91,7 +91,7 @@ def test_trials_of_a_candidate_that_left_the_file_are_shown_as_such(pool, tmp_pa
     file = tmp_path / "tiny.py"
     file.write_text(file.read_text().replace(', "relu": nn.ReLU', ""))
     assert main([*WORDS, "resume=run", "search.trials=16"]) == 0
-    assert "gone from the space: " in text_of(tmp_path / "run")
+    assert "no longer in the space: " in text_of(tmp_path / "run")
     assert_same_again(tmp_path / "run")
 
 
@@ -111,7 +111,7 @@ def test_without_finalists_the_page_says_that_its_score_is_a_trial_s(pool, tmp_p
     text = text_of(tmp_path / "run")
     best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
     assert f"Best network: accuracy {best['values']['accuracy']:.4f} (trial score), with" in text
-    assert "Nothing was trained further" in text
+    assert "No finalists were trained" in text
 
 
 @pytest.mark.slow

@@ -294,7 +294,7 @@ def test_a_finalist_that_could_not_be_trained_is_told_on_the_terminal_in_the_res
     result = read(tmp_path / "run" / "result.json")
     (lost,) = result["given_up"]
     assert lost["trial"] not in {entry["trial"] for entry in result["finalists"]}
-    says = f"trial {lost['trial']} could not be trained further, or not to its end: loss is not finite at step"
+    says = f"trial {lost['trial']} could not be trained to the end: loss is not finite at step"
     assert f"warning: {says}" in capsys.readouterr().out
     assert [event["number"] for event in events(tmp_path / "run", "given_up")] == [lost["trial"]]
     assert says.capitalize() in (tmp_path / "run" / "report.html").read_text()

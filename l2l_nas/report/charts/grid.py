@@ -72,17 +72,17 @@ def coverage_grid(results: Results, warmup: Mapping[str, Mapping[str, int]]) -> 
     if len(rows) * len(names) > _MAX_CELLS:
         return Grid(title, message="This space is too large for such a table.")
     if not use_steps and not results.records:
-        return Grid(title, message="Nothing was counted yet: that comes with the end of the warm-up.")
+        return Grid(title, message="Nothing is counted before the end of the warm-up.")
     cells = tuple(_coverage_row(name, counts, names, use_steps=use_steps) for name, counts in rows.items())
     num_scarce = sum(cell is not None and cell.is_scarce for row in cells for cell in row.cells)
-    trials = "trials that chose it, and how many of them failed"
+    trials = "trials that chose the candidate and how many of them failed"
     caption = (
-        f"Steps of the warm-up that trained a candidate, and + the {trials}. Blue is more than the mean of its "
-        "position, orange less. A red frame marks less than a third of it, so that scores may be too low: here "
+        f"Each cell has the steps of the warm-up that trained a candidate, then + the {trials}. Blue is more than the "
+        "mean of its position, orange less. A red frame marks less than a third of it: such scores may be low; here "
         f"{counted(num_scarce, 'candidate') if num_scarce else 'none'}."
         if use_steps
-        else f"Of each candidate the {trials}; no warm-up was counted. Blue is more than the mean of its position, "
-        "orange less."
+        else f"Each cell has the {trials}; no warm-up was counted. Blue is more than the mean of its position, orange "
+        "less."
     )
     return Grid(title, names, cells, caption)
 
@@ -107,7 +107,7 @@ def importance_grid(results: Results) -> Grid:
     title = "Which positions matter"
     effects, goal = results.effects(), results.goals[0]
     if not effects:
-        return Grid(title, message=f"This takes at least {MIN_TRIALS} different scores.")
+        return Grid(title, message=f"This needs at least {MIN_TRIALS} different scores.")
     offered = {position.name: position.candidates for position in results.card.positions}
     tried = {name for effect in effects for name in effect.means}
     columns = tuple(dict.fromkeys(name for names in offered.values() for name in names if name in tried))
@@ -127,8 +127,8 @@ def importance_grid(results: Results) -> Grid:
 
     rows = tuple(GridRow(effect.position, tuple(cell(effect, name) for name in columns), effect) for effect in effects)
     caption = (
-        f"Cells: mean {goal.name} of the trials with this candidate, and how many they are; blue is better than the "
-        "mean of all, orange worse."
+        f"Each cell has the mean {goal.name} of the trials with this candidate, and their number. Blue is better than "
+        "the mean of all trials, orange worse."
     )
     return Grid(title, columns, rows, caption if columns else "")
 
@@ -142,7 +142,7 @@ def lane_grid(planned: Planned) -> Grid:
         for step in planned.steps
     )
     caption = (
-        "The share of a step in which a lane works; no schedule is faster than the busiest one. The lanes: "
+        "Each cell has the share of a step in which a lane works. No step is faster than its busiest lane. The lanes: "
         + "; ".join(f"{lane} is {_LANES[lane]}" for lane in lanes if lane in _LANES)
     )
     return Grid("How busy each lane is", lanes, rows, caption)

@@ -26,7 +26,7 @@ def finalist_curves(results: Results) -> Chart:
     ]
     title = f"{goal.name} of finalists after each round (validation)"
     if not curves:
-        return Chart(title, message="Finalists are scored on their way where search.finalist_rounds is above 1.")
+        return Chart(title, message="Finalists are scored during their training if search.finalist_rounds is above 1.")
     best = results.finalists[0].trial
     groups = [
         ("course", "final", "other finalists", [curve for curve in curves if curve[0] != best]),
@@ -46,9 +46,9 @@ def trial_curves(results: Results) -> Chart:
             values[_total(record.rungs)] = record.values[goal.name]
         if values and not record.cached:
             groups.setdefault(record.state, []).append((record.number, record.architecture, values))
-    title = f"{goal.name} of trials on their way"
+    title = f"{goal.name} of trials during their training"
     if not groups:
-        return Chart(title, message="Trials are scored on their way with search.early_stop=halving.")
+        return Chart(title, message="Trials are scored during their training with search.early_stop=halving.")
     whole = groups.get(State.COMPLETE, [])
     shown = [
         ("halved", "stopped", State.STOPPED.label, _thinned(groups.get(State.STOPPED, []))),

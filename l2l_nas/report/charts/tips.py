@@ -8,7 +8,7 @@ from l2l_nas.report.network import Network
 from l2l_nas.report.results import TEST, VALIDATION, Results
 from l2l_nas.report.text import format_choices, format_value, with_error
 
-GONE = "with candidates that are gone from the space"
+GONE = "with candidates that the space no longer has"
 
 
 def trial_tip(results: Results, record: TrialRecord) -> str:

@@ -37,8 +37,8 @@ from l2l_nas.report.text import format_choices, format_seconds, format_value, sh
 
 # said wherever trial scores stand
 SCORES = (
-    "A trial score is on the weights that the trial had, which many networks share or which were trained a little: it "
-    "ranks trials, and says nothing of what a network comes to."
+    "A trial score is measured on weights that are shared with other networks, or that were trained for a few steps. "
+    "It ranks trials; it does not say how good a network is once it is trained."
 )
 _NUM_BEST = 5
 _ROOMY = 24  # positions whose boxes have two lines each; of more, one
@@ -65,16 +65,16 @@ _PHASES = {
     "warm-up": "in warm-up",
     "search": "searching",
     "finalists": "training finalists",
-    "baseline": "playing random search",
+    "baseline": "running random search",
     "export": "exporting",
     "report": "drawing pictures",
 }
 _STATES: dict[RunState, str] = {
-    "running": "This page was made while the search ran; reload it for a newer one.",
+    "running": "This page was made while the search was running. Reload it for a newer one.",
     "finished": "",
-    "stopped": "The search was stopped; everything is saved, and it can go on: see What next.",
+    "stopped": "The search was stopped. Everything is saved, and you can resume it: see What next.",
     "failed": "The search ended with an error.",
-    "cut off": "The search was cut off (killed, or the machine went down); it can go on: see What next.",
+    "cut off": "The search was cut off: it was killed, or the machine went down. You can resume it: see What next.",
 }
 _PER = {"flops": "a forward pass", "latency_ms": "a forward pass"} | dict.fromkeys(BYTES, "a training step")
 Parts = dict[str, Any]  # of something on the page, by name
@@ -180,7 +180,7 @@ def _plan_words(planned: Planned) -> str:
     pool = readable("device_bytes", planned.pool_bytes)
     return (
         f"For {planned.hardware} ({planned.sources}), with {planned.batch_size:,} samples a "
-        f"step. The whole pool takes {pool} of host memory. The search measured none of this."
+        f"step. The whole pool takes {pool} of host memory. These are predictions; the search did not measure them."
     )
 
 
@@ -226,9 +226,9 @@ def _notes(summary: Summary) -> list[str]:
         doing = _PHASES.get(history.phase, history.phase)
         notes.insert(0, f"Now {doing}: {summary.done}." if summary.done else f"Now {doing}.")
     if history.stopped_by:
-        notes.append(f"Callback {history.stopped_by} stopped it; result.json has the best so far.")
+        notes.append(f"Callback {history.stopped_by} stopped the search; result.json has the best network so far.")
     elif summary.found is not None and not summary.is_finished:
-        notes.append("result.json and export/ in the folder are those of the run before it went on.")
+        notes.append("result.json and export/ in the folder are from before this run was resumed.")
     return [note for note in notes if note]
 
 
@@ -240,17 +240,16 @@ def _outcome(summary: Summary) -> str:
     if not best.is_trained:
         return SCORES
     if best.test:
-        errors = "a \N{PLUS-MINUS SIGN} is one standard error of the samples"
-        return f"Validation is what the search chose by, test was measured once, at the end; {errors}."
+        errors = "A \N{PLUS-MINUS SIGN} is one standard error"
+        return f"The search chose by the validation score. The test score was measured once, at the end. {errors}."
     return _no_test(summary).replace("There is no test column: t", "T")
 
 
 def _no_test(summary: Summary) -> str:
     if summary.history.samples.get(TEST):
         return "There is no test column: the test part was not measured."
-    if summary.history.samples:
-        return "There is no test column: these data have no test part, so that nothing here is free of the choosing."
-    return "There is no test column: this run measured no test part, so that nothing here is free of the choosing."
+    why = "these data have no test part" if summary.history.samples else "this run measured no test part"
+    return f"There is no test column: {why}. The search chose by the scores shown, so they are too good."
 
 
 def _tiles(summary: Summary) -> list[Parts]:

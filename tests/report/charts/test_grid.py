@@ -40,7 +40,7 @@ def test_without_a_warm_up_trials_are_counted_and_none_is_scarce() -> None:
 
 
 def test_what_cannot_be_shown_has_a_message() -> None:
-    assert "Nothing was counted" in coverage_grid(results_of([], [ACCURACY]), {}).message
+    assert "Nothing is counted" in coverage_grid(results_of([], [ACCURACY]), {}).message
     alone = replace(results_of([], [ACCURACY]), card=card_of_pool(small_pool(0)))
     assert coverage_grid(alone, {}).message == "No position has a choice."
     assert "at least 10" in importance_grid(results_of([trial(0, {"accuracy": 0.5})], [ACCURACY])).message

@@ -212,8 +212,8 @@ def test_finalists_of_several_rounds_stand_longest_first_with_their_steps() -> N
     assert [one.trial for one in front(found, [ACCURACY])] == [last.trial]
     history = replace(summary.history, finalists=tuple(found))
     text = read(replace(summary, history=history, found=ordered[0])).text
-    assert "They were trained in rounds: after each, the better half went on." in text
-    table = text[text.index("Finalists Networks that") : text.index("marks the winner")]
+    assert "They were trained in rounds; after each round the better half went on." in text
+    table = text[text.index("Finalists These networks") : text.index("marks the winner")]
     assert table.index("900") < table.index("100")
 
 
@@ -222,7 +222,7 @@ def test_a_finalist_that_could_not_be_trained_further_is_named_with_its_reason()
     summary = summary_of(card, random_trials(card, 30), num_finalists=3)
     history = replace(summary.history, given_up={7: f"gradient is not finite {HOSTILE}"})
     text = read(replace(summary, history=history)).text
-    assert "Trial 7 could not be trained further, or not to its end: gradient is not finite" in text
+    assert "Trial 7 could not be trained to the end: gradient is not finite" in text
     assert "could not be trained" not in read(summary).text
 
 
@@ -230,7 +230,7 @@ def test_finalists_are_listed_with_every_score_in_a_column_of_its_own() -> None:
     card = card_of_pool()
     summary = summary_of(card, random_trials(card, 30), num_finalists=3)
     text = read(summary).text
-    table = text[text.index("Finalists Networks that") : text.index("★ marks the winner")]
+    table = text[text.index("Finalists These networks") : text.index("★ marks the winner")]
     heads = [f"accuracy, {kind}" for kind in ("trial score", "validation", "test")]
     heads += ["on the front", "parameters", "streamed bytes"]
     assert [table.index(head) for head in heads] == sorted(table.index(head) for head in heads)
@@ -251,7 +251,7 @@ def test_the_winner_stands_beside_the_best_of_random_search() -> None:
     reader = read(beside)
     assert ("a", "href", "#baseline") in reader.attributes
     section = reader.text[reader.text.index("Beside random search") : reader.text.index("Best architectures")]
-    assert "1,234 random networks of 700 steps each" in section
+    assert "1,234 random networks, each trained for 700 steps" in section
     assert f"this search {winner.values['accuracy']:.4f} ± 0.0078" in section
     assert "random search 0.5000 0.4000" in section
     assert "On the test part the search is" in section
@@ -286,7 +286,7 @@ def test_why_the_best_has_no_figures_of_the_test_part_is_said_in_the_head() -> N
     summary = summary_of(card, random_trials(card, 30), num_finalists=3)
     best = {**finalist_figures(summary.records[0], with_test=False), "number": 0}
     found = Network.from_json({**best, "problems": {"test": f"on the test data, loss is nan {HOSTILE}"}})
-    head = read(replace(summary, found=found)).text.split("Finalists Networks that")[0]
+    head = read(replace(summary, found=found)).text.split("Finalists These networks")[0]
     assert "The test part was not measured." in head
     assert "On the test data, loss is nan" in head
 
@@ -313,8 +313,8 @@ def test_every_state_of_a_trial_is_told_in_words_and_has_a_mark_and_a_key() -> N
             assert f"{STATE_MARKS[state].glyph} {state.label}" in reader.text
             assert f"1 {state.meaning} because {state.value}" in reader.text
             assert reader.count("text", state.value) == 1
-    assert "with candidates that are gone from the space" in reader.text
-    assert "gone from the space: stem, old, wide, older, head" in reader.text
+    assert "with candidates that the space no longer has" in reader.text
+    assert "no longer in the space: stem, old, wide, older, head" in reader.text
     assert reader.count("circle", "gone") == 1
 
 
@@ -327,8 +327,8 @@ def test_the_page_of_a_running_search_says_how_far_it_is() -> None:
     assert "Now searching: trial 3 of 64." in reader.text
     assert "3 of 64" in reader.text
     assert "Best network so far" in reader.text
-    assert "This takes at least 10 different scores." in reader.text
-    assert "That is known once finalists are trained." in reader.text
+    assert "This needs at least 10 different scores." in reader.text
+    assert "This is shown when the finalists are trained." in reader.text
     assert reader.count("span", "running") == 1
 
 
@@ -336,7 +336,7 @@ def test_a_run_that_went_on_says_that_its_files_are_older() -> None:
     card = card_of_pool()
     records = random_trials(card, 12)
     found = summary_of(card, records, num_finalists=1).found
-    assert "those of the run before it went on" in read(summary_of(card, records, until="search", found=found)).text
+    assert "from before this run was resumed" in read(summary_of(card, records, until="search", found=found)).text
     assert "those of the run before" not in read(summary_of(card, records, until="search")).text
 
 
