@@ -13,11 +13,10 @@ that locks a file while it is written (XFS does, against readers too) does not h
 
 [Note: write volume] An update writes its state once: weights, moments, and 4 bytes a parameter tensor for step counts.
 So a training step writes, for each parameter of the architecture's trainable states, 12 bytes with AdamW, 8 with SGD
-with momentum, 4 without, in every precision; the pool's other candidates are not written. A layer whose forward changes
-buffers writes these once more per visit, buffers alone. The first visit of a state writes it once. What is read: 4
-bytes a parameter for each load that the frames do not spare, and the rest (AdamW: 8) when the update comes. Copies in
-bf16 and fp16 are not stored: they are rounded from the masters when these are read, which costs 2 bytes of reading a
-parameter and load, and saves 2 of writing.
+with momentum, 4 without, in every precision; other candidates are not written. A layer whose forward changes buffers
+writes these alone once more a visit. A step reads 4 bytes a parameter for each load that the frames do not spare, and
+the rest (AdamW: 8) when the update comes. Weights in bf16 and fp16 are not stored but rounded from the masters, which
+costs 2 bytes of reading a parameter and load, and saves 2 of writing.
 """
 
 from __future__ import annotations
@@ -283,7 +282,7 @@ class _Core:
             if record.failure:
                 raise StateLostError(key, record.failure)
             present = self.table.find(key)
-            frame = present or self.table.take(key)
+            frame = present or self.table.assign(key)
             if frame is not None and (frame.is_idle or (frame.holder is None and not writes)):
                 frame.holder = threading.get_ident()
                 return frame, record
@@ -375,7 +374,7 @@ class _Core:
                 continue
             frame = self.table.find(key)
             if frame is None:
-                frame = self.table.take(key, later_than=number)
+                frame = self.table.assign(key, later_than=number)
                 return (frame, record, part) if frame is not None else None
             if frame.filled_bytes < record.image.end_bytes(part) and frame.holder is None:
                 return frame, record, part

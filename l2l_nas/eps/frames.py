@@ -160,7 +160,7 @@ class FrameTable:
         """The frame that holds a state."""
         return self._by_key.get(key)
 
-    def take(self, key: str, *, later_than: int = -1) -> Frame | None:
+    def assign(self, key: str, *, later_than: int = -1) -> Frame | None:
         """Give a state the idle frame whose state is needed latest (Belady's rule), and later than a use's number."""
 
         def rank(frame: Frame) -> tuple[int, int]:

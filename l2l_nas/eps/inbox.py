@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -63,7 +63,8 @@ class QueuedGradient:
     def scaled_norms(self, factor: float = 1.0) -> dict[int, Tensor]:
         """By parameter, the norms of the gradients there are."""
         assert self.norms is not None
-        return {index: self.norms[index] * factor for index, has_grad in enumerate(self.has_grad) if has_grad}
+        norms = self.norms * factor
+        return {index: norms[index] for index, has_grad in enumerate(self.has_grad) if has_grad}
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,17 @@ class GradientInbox:
         with self._lock:
             self._blocks += blocks
 
-    def discard(self, states: Storage) -> None:
-        """Drop gradients that were not applied, or only ahead of the check, after a refused step."""
-        self._discard(dict(self.waiting), states)
+    def discard(self, states: Storage, keys: Iterable[str] | None = None) -> None:
+        """Drop the gradients of these states, or all, after a refused step; updates ahead of the check are undone."""
+        failure: BaseException | None = None
+        for key in list(self.waiting if keys is None else keys):
+            try:
+                self._undo(key, states)
+            except BaseException as error:  # the others are to be undone all the same
+                failure = failure or error
+            self.give_back(self.waiting.pop(key).parts)
+        if failure is not None:
+            raise failure
 
     def check(
         self,
@@ -198,7 +207,7 @@ class GradientInbox:
             inverse = 1.0 / scale.scale
             scale.update(overflowed=overflowed)
             if overflowed and not is_hopeless:
-                self._discard(new, states)
+                self.discard(states, new)
                 return GradientCheck(float("inf"), is_refused=True)
         if bad:
             raise NonFiniteError("gradient", layer=bad[0], step=new[bad[0]].step)
@@ -300,7 +309,7 @@ class GradientInbox:
             self._spares = [queued.saved.blocks for queued in ahead.values() if queued.saved is not None]
         for key, queued in ahead.items():
             if queued.coefficient != 1.0:
-                self._undo(key, queued, states)
+                self._undo(key, states)
                 self.update(key, states, checked=True)
             else:
                 self.give_back(self.waiting.pop(key).parts)
@@ -324,20 +333,9 @@ class GradientInbox:
                 return self._spares.pop(index)
         return None
 
-    @staticmethod
-    def _undo(key: str, queued: QueuedGradient, states: Storage) -> None:
+    def _undo(self, key: str, states: Storage) -> None:
+        queued = self.waiting[key]
         if queued.saved is not None:
             with states.writing(key) as state:
                 state.restore(queued.saved)
             queued.saved = None
-
-    def _discard(self, refused: Mapping[str, QueuedGradient], states: Storage) -> None:
-        failure: BaseException | None = None
-        for key, queued in refused.items():
-            try:
-                self._undo(key, queued, states)
-            except BaseException as error:  # the others are to be undone all the same
-                failure = failure or error
-            self.give_back(self.waiting.pop(key).parts)
-        if failure is not None:
-            raise failure

@@ -121,7 +121,7 @@ class SharedStorage:
         self._undos: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(_UNDOS):
             self._undos.put(self._place.worker * _UNDOS + number)
-        self._known: tuple[bytes, tuple[str, ...]] = (b"", ())
+        self._order: tuple[bytes, tuple[str, ...]] = (b"", ())
 
     def place(self, worker: int, process: int) -> Place:
         """The place of a process that is to join; it must inherit the descriptor."""
@@ -136,10 +136,10 @@ class SharedStorage:
     def keys(self) -> tuple[str, ...]:
         """See `Storage`."""
         created = self._created.tobytes()
-        if created != self._known[0]:
+        if created != self._order[0]:
             order = sorted((number, key) for key, number in zip(self._numbers, self._created, strict=True) if number)
-            self._known = created, tuple(key for _, key in order)
-        return self._known[1]
+            self._order = created, tuple(key for _, key in order)
+        return self._order[1]
 
     def put(self, key: str, state: LayerState) -> None:
         """See `Storage`."""

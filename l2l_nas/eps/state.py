@@ -85,7 +85,7 @@ class LayerState:
     def __post_init__(self) -> None:
         self.views = [entry.view(self.weights) for entry in self.layout.parameters]
         self._moment_views = [
-            [None if entry is None else entry.view(block) for entry in moment.entries]
+            {index: entry.view(block) for index, entry in enumerate(moment.entries) if entry is not None}
             for moment, block in zip(self.layout.moments, self.moments, strict=False)
         ]
         self._step_views = list(self.steps.unbind())
@@ -158,7 +158,7 @@ class LayerState:
         """Weights, moments and steps of some of a call's parameters."""
         return (
             [self.views[index] for index in indices],
-            [[self._moment(number, index) for index in indices] for number in call.moments],
+            [[self._moment_views[number][index] for index in indices] for number in call.moments],
             [self._step_views[index] for index in indices],
         )
 
@@ -186,11 +186,6 @@ class LayerState:
             block.copy_(copy)
         self.visits, self.version = saved.visits, saved.version
         self.refresh_wire()
-
-    def _moment(self, number: int, index: int) -> Tensor:
-        view = self._moment_views[number][index]
-        assert view is not None
-        return view
 
     def _parts(self, chosen: list[int]) -> list[list[int]]:
         """Parameters to update together: all, or few enough that their copies to the wire find them in the cache."""
@@ -247,9 +242,7 @@ class LayerState:
         named = {"steps": self.steps, "visits": torch.tensor(self.visits)}
         named |= {f"weights.{name}": view for name, view in self.parameters().items()}
         for moment, views in zip(self.layout.moments, self._moment_views, strict=False):
-            for entry, view in zip(moment.entries, views, strict=True):
-                if entry is not None and view is not None:
-                    named[f"{moment.name}.{entry.name}"] = view
+            named |= {f"{moment.name}.{self.layout.parameters[index].name}": view for index, view in views.items()}
         return named | {f"buffers.{name}": view for name, view in self.named_buffers().items()}
 
     def load_tensors(self, named: dict[str, Tensor]) -> None:

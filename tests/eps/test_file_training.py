@@ -218,7 +218,7 @@ def writes_not_waited_for(monkeypatch) -> None:
 
 def states_used_while_filled(monkeypatch) -> None:
     def hold(core, key, *, writes):
-        frame = core.table.find(key) or core.table.take(key)
+        frame = core.table.find(key) or core.table.assign(key)
         return frame, core.records[key]
 
     monkeypatch.setattr(_Core, "_hold", hold)

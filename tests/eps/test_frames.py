@@ -52,24 +52,24 @@ def test_what_was_not_met_is_expected_until_the_plan_after_the_next():
 def test_the_frame_whose_state_is_needed_latest_is_given_away():
     table = FrameTable(3)
     table.agenda.extend(uses("abcd"))
-    frames = {key: table.take(key) for key in "abc"}
-    assert table.take("d", later_than=3) is None  # all are needed sooner
-    assert table.take("d") is frames["c"]
+    frames = {key: table.assign(key) for key in "abc"}
+    assert table.assign("d", later_than=3) is None  # all are needed sooner
+    assert table.assign("d") is frames["c"]
     assert table.find("c") is None
-    assert table.take("e", later_than=2) is frames["c"]
+    assert table.assign("e", later_than=2) is frames["c"]
     frames["a"].readers.append(1)
     frames["b"].holder = 1
     table.find("e").holder = 2
-    assert table.take("f") is None
+    assert table.assign("f") is None
 
 
 def test_of_frames_that_are_not_needed_the_one_used_longest_ago_is_given_away():
     table = FrameTable(2)
-    first, second = table.take("a"), table.take("b")
+    first, second = table.assign("a"), table.assign("b")
     table.touch(first)
     table.touch(second)
     table.touch(first)
-    assert table.take("c") is second
+    assert table.assign("c") is second
 
 
 def test_an_image_holds_a_state_s_tensors_aligned_each_part_a_beginning_of_it():
