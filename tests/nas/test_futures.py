@@ -14,7 +14,7 @@ import torch
 
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
-from l2l_nas.nas.evaluation.engines import dask, own
+from l2l_nas.nas.evaluation.engines import dask, own, ray
 from l2l_nas.nas.evaluation.remote import error_content, error_of
 from l2l_nas.nas.evaluation.segment import ScoredOn, Segment
 from l2l_nas.nas.retries import ATTEMPTS
@@ -180,7 +180,7 @@ def test_workers_end_when_their_search_is_over(tmp_path):
     assert not os.path.exists(f"/proc/{pid}")
 
 
-@pytest.mark.parametrize("name", ["thread", "process", "dask"])
+@pytest.mark.parametrize("name", ["thread", "process", "dask", "ray"])
 @pytest.mark.slow
 def test_any_executor_runs_what_this_process_does(tmp_path, name):
     def futures(executor):
@@ -191,9 +191,10 @@ def test_any_executor_runs_what_this_process_does(tmp_path, name):
         "thread": futures(concurrent.futures.ThreadPoolExecutor(1)),
         "process": futures(concurrent.futures.ProcessPoolExecutor(2, context)),
         "dask": partial(dask, address=""),
+        "ray": partial(ray, address="", cpus=1.0, gpus=0.0, memory=0),
     }
-    if name == "dask":
-        pytest.importorskip("distributed")
+    if name in ("dask", "ray"):
+        pytest.importorskip({"dask": "distributed"}.get(name, name))
     with place_of(tmp_path / "flag", engine=engines[name], trial_weights="fork", warmup_steps=5) as place:
         segments = [place.finalist(0, "tanh", "normed"), place.trial("relu", "tanh", ordinal=1)]
         for segment in segments:
