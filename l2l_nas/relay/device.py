@@ -173,8 +173,7 @@ def open_device(name: str | torch.device | Device = "auto") -> Device:
     if kind == "cpu":
         return Cpu()
     found = torch.accelerator.current_accelerator(check_available=True)
-    is_known = kind in ("cuda", "xpu") or (found is not None and found.type == kind != "mps")
-    if not is_known:
+    if kind not in ("cuda", "xpu") and (found is None or not found.type == kind != "mps"):
         raise SettingError(f"device must be auto, cpu, cuda or cuda:N (or xpu), got {name!r}")
     if found is None or found.type != kind:
         raise SettingError(f"device={name}, but torch sees no {kind.upper()} device; use device=cpu")
@@ -197,7 +196,7 @@ def stream_seed(seed: int, step: int, position: int, micro_batch: int) -> int:
     It depends on nothing else, so a recompute replays them and results do not depend on the schedule. Each value is
     folded in by splitmix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
     """
-    return _folded(_folded(_folded(_folded(0, seed), step), position), micro_batch) >> 1
+    return step_seeds(seed, step)(position, micro_batch)
 
 
 def step_seeds(seed: int, step: int) -> Callable[[int, int], int]:

@@ -47,8 +47,7 @@ class _DeviceState:
     used: int
 
     @property
-    def is_changed(self) -> bool:
-        """Whether the host's state is older."""
+    def is_changed(self) -> bool:  # since the host's state was the same
         return self.state.version != self.saved
 
 
@@ -66,7 +65,7 @@ class DeviceStates:
         self._device = device
         self._dtype = dtype
         self._budget = budget
-        self._own: dict[str, _DeviceState] = {}
+        self._states: dict[str, _DeviceState] = {}
         self._free: list[tuple[Tensor, ...]] = []  # blocks of states that made way
         self._step = 0
 
@@ -76,8 +75,7 @@ class DeviceStates:
         self._server = server
 
     def __contains__(self, key: object) -> bool:
-        """Whether a state is on the device."""
-        return key in self._own
+        return key in self._states
 
     @property
     def _host(self) -> Storage:
@@ -104,7 +102,7 @@ class DeviceStates:
         self._host.put_new(key, state)
 
     def clear(self) -> None:
-        for key in list(self._own):
+        for key in list(self._states):
             self._drop(key)
         self._host.clear()
 
@@ -114,7 +112,7 @@ class DeviceStates:
     def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:
         """See `Storage`. Buffers are the host's."""
         if key in self and part is not Part.BUFFERS:
-            return contextlib.nullcontext(self._own[key].state)
+            return contextlib.nullcontext(self._states[key].state)
         return self._host.reading(key, part)
 
     def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
@@ -127,7 +125,7 @@ class DeviceStates:
     def _writing_buffers(self, key: str) -> Iterator[LayerState]:
         with self._host.writing(key, Part.BUFFERS) as state:
             yield state
-            self._own[key].on_host = state.version
+            self._states[key].on_host = state.version
 
     @contextlib.contextmanager
     def _updating(self, key: str) -> Iterator[LayerState]:
@@ -136,13 +134,13 @@ class DeviceStates:
         Streams wait for that mark, no thread does. Where something is raised, the host's state counts, if it is what
         the device's was before; else the state is lost.
         """
-        own = self._own[key]
-        was_changed = own.is_changed
+        entry = self._states[key]
+        was_changed = entry.is_changed
         try:
             with self._device.stream("host"):
                 try:
-                    yield own.state
-                    own.state.written = self._device.mark()
+                    yield entry.state
+                    entry.state.written = self._device.mark()
                 except BaseException:
                     self._device.wait(self._device.mark())  # its blocks go to another state
                     raise
@@ -161,25 +159,22 @@ class DeviceStates:
     @property
     def num_bytes(self) -> int:
         """Device memory of all that is here, and of blocks that wait for another state."""
-        return sum(block.numel() for blocks in (*self._used, *self._free) for block in blocks)
-
-    @property
-    def _used(self) -> list[tuple[Tensor, ...]]:
-        return [own.blocks for own in self._own.values()]
+        used = [entry.blocks for entry in self._states.values()]
+        return sum(block.numel() for blocks in (*used, *self._free) for block in blocks)
 
     @property
     def is_changed(self) -> bool:
         """Whether anything here is newer than on the host."""
-        return any(own.is_changed for own in self._own.values())
+        return any(entry.is_changed for entry in self._states.values())
 
     def stale(self) -> list[str]:
         """States that were changed on the host since they came."""
         if not self._host.is_lasting:
             return []
         found = []
-        for key, own in self._own.items():
+        for key, entry in self._states.items():
             with self._host.reading(key, Part.BUFFERS) as host:
-                if host.version != own.on_host:
+                if host.version != entry.on_host:
                     found.append(key)
         return found
 
@@ -189,7 +184,7 @@ class DeviceStates:
         Raises:
             SettingError: the device has changed one as well, and one of the changes would be lost.
         """
-        both = [key for key in stale if self._own[key].is_changed]
+        both = [key for key in stale if self._states[key].is_changed]
         for key in stale:
             self._drop(key)
         if both:
@@ -202,15 +197,14 @@ class DeviceStates:
         """Begin a step with these states: those that come to the device for it, and those that make way."""
         self._step += 1
         for key in keys:
-            if key in self._own:
-                self._own[key].used = self._step
-        coming: list[str] = []
-        leaving: list[str] = []
-        left = self._budget - sum(self.bytes_of(key) for key in self._own)
-        idle = [key for key, own in self._own.items() if self._step - own.used >= _IDLE_STEPS]
-        idle.sort(key=lambda key: self._own[key].used)
+            if key in self._states:
+                self._states[key].used = self._step
+        coming, leaving = [], []
+        left = self._budget - sum(self.bytes_of(key) for key in self._states)
+        idle = [key for key, entry in self._states.items() if self._step - entry.used >= _IDLE_STEPS]
+        idle.sort(key=lambda key: self._states[key].used)
         for key in dict.fromkeys(keys):
-            if key in self._own:
+            if key in self._states:
                 continue
             size = self.bytes_of(key)
             while left < size and idle:
@@ -223,7 +217,7 @@ class DeviceStates:
 
     def move(self, coming: Sequence[str], leaving: Sequence[str]) -> None:
         """Have states come and go. Nothing may be under way with them."""
-        self._write_back(leaving)
+        self.write_back(leaving)
         for key in leaving:
             self._drop(key)
         for key in coming:
@@ -231,17 +225,13 @@ class DeviceStates:
 
     def bytes_of(self, key: str) -> int:
         """Device memory that a state takes."""
-        return sum(self._sizes(key))
-
-    def _sizes(self, key: str) -> tuple[int, ...]:
-        """Bytes of its blocks: weights, moments, step counts, weights in another dtype."""
-        return block_sizes(self._server, key, self._dtype)
+        return sum(block_sizes(self._server, key, self._dtype))
 
     def _bring(self, key: str) -> None:
-        server, sizes = self._server, self._sizes(key)
+        server, sizes = self._server, block_sizes(self._server, key, self._dtype)
         layout, blocks = server.rules.of(key).layout, self._allocate(sizes)
         weights, *moments, steps = blocks[: 2 + len(layout.moments)]
-        own = LayerState(
+        state = LayerState(
             layout,
             weights[: sizes[0]],
             tuple(block[:size] for block, size in zip(moments, sizes[1:], strict=False)),
@@ -250,14 +240,14 @@ class DeviceStates:
             is_on_device=True,
         )
         with self._device.stream("host"), self._host.reading(key, Part.ALL) as host:
-            for target, source in zip(own.updated_blocks, host.updated_blocks, strict=True):
+            for target, source in zip(state.updated_blocks, host.updated_blocks, strict=True):
                 target.copy_(source)
             if self._dtype != torch.float32:
                 wire = wire_layout_of(server.pool, key, self._dtype)
-                own.keep_wire(wire, blocks[-1][: wire.parameter_bytes], self._dtype)
-            own.visits, own.version = host.visits, host.version
+                state.keep_wire(wire, blocks[-1][: wire.parameter_bytes], self._dtype)
+            state.visits, state.version = host.visits, host.version
             self._device.wait(self._device.mark())
-        self._own[key] = _DeviceState(own, blocks, own.version, own.version, self._step)
+        self._states[key] = _DeviceState(state, blocks, state.version, state.version, self._step)
 
     def _allocate(self, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Blocks of these sizes, at the least."""
@@ -269,30 +259,27 @@ class DeviceStates:
         return tuple(self._device.allocate(size) for size in sizes)
 
     def _drop(self, key: str) -> None:
-        self._free.append(self._own.pop(key).blocks)
+        self._free.append(self._states.pop(key).blocks)
 
-    def write_back(self) -> None:
-        """Have the host's states be what these are. No update may be under way."""
-        self._write_back(self._own)
-
-    def _write_back(self, keys: Sequence[str] | dict[str, _DeviceState]) -> None:
-        changed = [key for key in keys if self._own[key].is_changed]
+    def write_back(self, keys: Iterable[str] | None = None) -> None:
+        """Have the host's states be what these are; all of them by default. No update may be under way."""
+        changed = [key for key in (self._states if keys is None else keys) if self._states[key].is_changed]
         if not changed:
             return
         with self._device.stream("host"):
             for key in changed:
-                own = self._own[key]
+                entry = self._states[key]
                 with self._host.writing(key) as host:
-                    for target, source in zip(host.updated_blocks, own.state.updated_blocks, strict=True):
+                    for target, source in zip(host.updated_blocks, entry.state.updated_blocks, strict=True):
                         target.copy_(source)
-                    host.visits = own.state.visits
+                    host.visits = entry.state.visits
                     host.mark_changed()
-                    own.state.version = own.saved = own.on_host = host.version
+                    entry.state.version = entry.saved = entry.on_host = host.version
 
     def release(self) -> None:
         """Write everything back, and hold nothing."""
         self.write_back()
-        for key in list(self._own):
+        for key in list(self._states):
             self._drop(key)
 
 

@@ -135,7 +135,6 @@ class PlanExecutor:
         self.staging.clear()
 
     def _submit(self, step: Step, job: PlanJob, after: tuple[Future, ...], rank: int) -> Future:
-        """Have one step done."""
         name = job.context.layers[step.layer].key if step.layer >= 0 else ""
         if step.op is Op.UPDATE:
             name = job.path.state(step.state)
@@ -200,12 +199,12 @@ class PlanExecutor:
         if not self._watch(layer).has_changed(template, stored, where(layer, self.bank.pool)):
             return
         with states.storage.reading(layer.key, Part.BUFFERS) as before:
-            found = self._staged(before.buffers)
+            entry = self._staged(before.buffers)
         entry_buffers = job.context.entry_buffers
-        entry_buffers[step.layer] = found
-        for place, earlier in enumerate(job.context.layers[: step.layer]):
+        entry_buffers[step.layer] = entry
+        for index, earlier in enumerate(job.context.layers[: step.layer]):
             if earlier.key == layer.key:  # it changed nothing there, so that nothing was noted
-                entry_buffers.setdefault(place, found)
+                entry_buffers.setdefault(index, entry)
         states.store_buffers(layer.key, template.buffers, template.buffer_layout)
 
     def _staged(self, buffers: Tensor) -> Tensor:
@@ -223,7 +222,7 @@ class PlanExecutor:
         template, server = self.bank.template(layer, step.slot), job.states.server
         for number, state in enumerate(layer.states):
             if server.layout(state).is_trainable:
-                stays = not template.lies_in_slot(number)
+                stays = not template.has_gradients_in_slot(number)
                 message = GradientMessage(template.gradients[number], template.has_grad(number), stays=stays)
                 server.gradients.add(state, message, lr=job.lr, step=job.number, allocate=self.device.host_allocator)
         template.bind((), [None] * len(layer.states))  # so that blocks of the inbox can be freed
@@ -321,5 +320,5 @@ class PlanExecutor:
 
 def _copy(source: Frames, target: Frames) -> None:
     for from_batch, to_batch in zip(source, target, strict=True):
-        for one, other in zip(from_batch, to_batch, strict=True):
-            other.copy_(one, non_blocking=True)
+        for from_tensor, to_tensor in zip(from_batch, to_batch, strict=True):
+            to_tensor.copy_(from_tensor, non_blocking=True)

@@ -48,7 +48,7 @@ class _Unfit(Exception):
 
 
 class _GraphSlot:
-    """Memory of a slot that recordings read and write, and a count of what ran there."""
+    """Memory beside a slot that recordings read and write, and a count of what ran there."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -56,7 +56,7 @@ class _GraphSlot:
         self.runs = 0
 
     def like(self, role: str, number: int, tensor: Tensor) -> Tensor:
-        """Give memory for a tensor of this size in a role, the same each time. What layers pass on is contiguous."""
+        """Memory for a tensor of this size in a role, the same each time. What layers pass on is contiguous."""
         key = (role, number, tensor.dtype, tuple(tensor.shape))
         if key not in self._known:
             block = self._device.allocate(tensor.nbytes)
@@ -89,8 +89,8 @@ class Graphs:
         self._warned: set[object] = set()
 
     def __call__(self, kind: object, template: Template, slot: int) -> None:
-        own = self._slots.setdefault(slot, _GraphSlot(self.device))
-        template.call = call = _GraphCall(self, kind, template, (slot, own))
+        memory = self._slots.setdefault(slot, _GraphSlot(self.device))
+        template.call = call = _GraphCall(self, kind, template, (slot, memory))
         self._calls.add(call)
 
     @property
@@ -104,14 +104,12 @@ class Graphs:
         return sum(len(call.recordings) for call in self._calls)
 
     def is_fit(self, kind: object, mode: object) -> bool:
-        """Ask whether layers of a kind may run from graphs in a mode: none was found to need Python."""
         return (kind, mode) not in self._unfit
 
     def has_room(self) -> bool:
-        """Ask whether one more recording may be made; warn if not."""
         if self.num_recordings < self._most:
             return True
-        self._tell(
+        self._warn(
             None, f"{self._most} recordings are kept; what is new runs without: fewer sizes of batches need fewer"
         )
         return False
@@ -119,16 +117,20 @@ class Graphs:
     def refuse(self, kind: object, mode: object, name: str, why: str) -> None:
         """Have layers of a kind run as they are in a mode."""
         self._unfit.add((kind, mode))
-        self._tell(kind, f"the layer '{name}' runs without a graph: it {why}")
+        self._warn(kind, f"the layer '{name}' runs without a graph: it {why}")
 
-    def _tell(self, about: object, text: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
+    def _warn(self, kind: object, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
             warnings.warn(f"relay.layers=graphs: {text}", stacklevel=2)
 
 
 class _GraphCall:
-    """A template's forward, from a graph where there is one."""
+    """A template's forward, from a graph where there is one.
+
+    Args:
+        place: number of the slot, and the memory of its recordings.
+    """
 
     def __init__(self, graphs: Graphs, kind: object, template: Template, place: tuple[int, _GraphSlot]) -> None:
         self._graphs = graphs
@@ -191,7 +193,6 @@ class _Recording:
     replay_backward: Callable[[], None] = lambda: None
 
     def __call__(self, inputs: Batch) -> Batch:
-        """Compute the layer's outputs; in training they lie in the slot."""
         if not torch.is_grad_enabled():
             return tuple(tensor.clone() for tensor in self.forward(inputs))  # evaluation holds all micro-batches
         if self.learns is None:
@@ -208,11 +209,11 @@ class _Recording:
         return tuple(tensor.detach() for tensor in self.gives)
 
     def backward(self, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute gradients of what the forward took; add those of parameters where they are."""
+        """The gradients of what the forward took; those of parameters are added where they lie."""
         assert self.incoming is not None
         self.incoming.copy_(gradient)
         self.replay_backward()
-        torch.autograd.graph.increment_version(self.touched)  # `Template.touched` asks for it
+        torch.autograd.graph.increment_version(self.touched)  # `Template.has_grad` asks for it
         return tuple(None if own is None else own.clone() for own in self.outgoing)
 
 
@@ -304,29 +305,24 @@ class _CaptureWork:
         return any(own.data_ptr() != parameters[number].data_ptr() for number, own in self._own.items())
 
     def run(self) -> Batch:
-        """Compute what the layer gives."""
         tensors = {name: self._own[id(parameter)] for name, parameter in self._names.items()}
         return as_tuple(torch.func.functional_call(self._module, tensors, self.takes, tie_weights=False))
 
     def gradients(self, output: Tensor, incoming: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of all that is wanted; None for what the output does not depend on."""
         if not self._wanted:
             return ()
         return torch.autograd.grad(output, self._wanted, incoming, allow_unused=True)
 
     def note(self, gradients: Sequence[Tensor | None]) -> None:
-        """Note which gradients there are, and what they are for `some_gradient` of the output."""
         self._has = [gradient is not None for gradient in gradients]
         self.expected = tuple(gradient.clone() for gradient in gradients if gradient is not None)
 
     def forward(self, gives: Batch) -> None:
-        """Compute what is recorded of the forward."""
         self._outputs = self.run()
         for own, tensor in zip(gives, self._outputs, strict=True):
             own.copy_(tensor.detach())
 
     def prepare(self, found: _Recording, slot: _GraphSlot) -> None:
-        """Allocate memory for what the backward gives."""
         has = iter(self._has)
         found.outgoing = tuple(
             slot.like("outgoing", n, t) if t.requires_grad and next(has) else None for n, t in enumerate(self.takes)
@@ -334,7 +330,6 @@ class _CaptureWork:
         found.touched = tuple(g for (_, g), is_there in zip(self._learned, has, strict=True) if is_there)
 
     def backward(self, found: _Recording) -> None:
-        """Compute what is recorded of the backward."""
         assert found.incoming is not None
         output, self._outputs = self._outputs[found.learns or 0], ()
         gradients = self.gradients(output, found.incoming)
@@ -362,7 +357,6 @@ class _OperationWatch(OperationLog):
         self.reads = False
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Inspect an operation."""
         if func is torch.ops.aten.index.Tensor:  # only with masks
             self.reads |= any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
         else:
@@ -428,9 +422,8 @@ def _refuse_other(found: _Recording, work: _CaptureWork, expected: Batch) -> Non
 
 
 def _host_random() -> tuple[object, bytes, int]:
-    """Read the states of the generators of Python and of numpy."""
-    own: Any = np.random.get_state()
-    return random.getstate(), own[1].tobytes(), int(own[2])
+    state: Any = np.random.get_state()
+    return random.getstate(), state[1].tobytes(), int(state[2])
 
 
 def _uses(outputs: Sequence[Tensor], leaves: Batch) -> Counter[int]:

@@ -32,10 +32,10 @@ class Fence(Protocol):
     """A point behind all copies that were issued before it was made."""
 
     def is_over(self) -> bool:
-        """Ask whether they are all done."""
+        """Whether they are all done."""
 
     def wait(self) -> None:
-        """Wait until they are."""
+        """Wait until they are all done."""
 
 
 @dataclass(eq=False)
@@ -58,13 +58,12 @@ class _Slab:
         return self.free == [(0, self.memory.numel())]
 
     def cut(self, start: int, size: int) -> None:
-        """Take the beginning of a free part."""
+        """Allocate the beginning of a free part."""
         index = next(index for index, (begin, _) in enumerate(self.free) if begin == start)
         end = self.free[index][1]
         self.free[index : index + 1] = [(start + size, end)] if start + size < end else []
 
     def give(self, start: int, end: int) -> None:
-        """Make a part free again."""
         merged: list[tuple[int, int]] = []
         for begin, stop in sorted([*self.free, (start, end)]):
             if merged and merged[-1][1] == begin:
@@ -115,7 +114,6 @@ class PinnedBlocks:
 
     @property
     def pinned_bytes(self) -> int:
-        """The bytes of all slabs."""
         with self._lock:
             return sum(slab.memory.numel() for slab in self._slabs)
 
@@ -160,7 +158,7 @@ class PinnedBlocks:
                 slab.give(start, end)
 
     def _smallest(self, size: int) -> tuple[_Slab, int] | None:
-        """Find the smallest free part that is large enough."""
+        """The smallest free part that is large enough."""
         fitting = [
             (end - start, index, start)
             for index, slab in enumerate(self._slabs)

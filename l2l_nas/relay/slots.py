@@ -49,7 +49,7 @@ class Slot:
 
     Args:
         device: where.
-        sizes: bytes of weights, of gradients with their norms behind them, and of buffers.
+        sizes: bytes of weights in the wire dtype, of gradients in float32 with their norms, and of buffers.
     """
 
     def __init__(self, device: Device, sizes: tuple[int, int, int]) -> None:
@@ -58,17 +58,14 @@ class Slot:
 
     @cached_property
     def weights(self) -> Tensor:
-        """Weights, in the wire dtype."""
         return self._device.allocate(self._sizes[0])
 
     @cached_property
     def gradients(self) -> Tensor:
-        """Gradients, float32, and their norms."""
         return self._device.allocate(self._sizes[1])
 
     @cached_property
     def buffers(self) -> Tensor:
-        """Buffers, in the dtypes in which they cross."""
         return self._device.allocate(self._sizes[2])
 
     @property
@@ -206,7 +203,7 @@ class Template:
                 self._bind_gradients(number)
 
     def unbind(self) -> None:
-        """Have all be in the slot, and refer to nothing else."""
+        """Have parameters and gradients lie in the slot, and refer to nothing else."""
         self.opened = ()
         self.bind([None] * len(self.weights), [None] * len(self.weights))
 
@@ -216,8 +213,7 @@ class Template:
             if parameter.requires_grad:
                 parameter.grad = gradient
 
-    def lies_in_slot(self, number: int) -> bool:
-        """Whether the gradients of a state do."""
+    def has_gradients_in_slot(self, number: int) -> bool:
         return self.gradients[number] is self._in_slot[number]
 
     @property
@@ -253,10 +249,10 @@ class Template:
         Each gradient's version tells afterwards whether autograd wrote to it: filling the whole block changes the
         block's version, not theirs.
         """
-        views = self._gradient_views
-        for values, _, _, _ in views:
-            values.zero_()
-        self._versions = [[gradient._version for gradient in one.gradients] for one in views]
+        all_views = self._gradient_views
+        for views in all_views:
+            views.values.zero_()
+        self._versions = [[gradient._version for gradient in views.gradients] for views in all_views]
 
     @property
     def _gradient_views(self) -> list[GradientViews]:
@@ -286,8 +282,8 @@ class Template:
         if self.buffer_layout.buffers == self._master_layout.buffers:
             self.buffers.copy_(buffers, non_blocking=True)
             return
-        for own, entry in zip(self.buffer_layout.buffers, self._master_layout.buffers, strict=True):
-            own.view(self.buffers).copy_(entry.view(buffers), non_blocking=True)
+        for target, source in zip(self.buffer_layout.buffers, self._master_layout.buffers, strict=True):
+            target.view(self.buffers).copy_(source.view(buffers), non_blocking=True)
 
     @property
     def has_written_buffers(self) -> bool:
@@ -340,12 +336,11 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def slot_bytes(layout: Layout) -> int:
-    """Of a state's gradients and their norms in a slot."""
+    """Bytes of a state's gradients and their norms in a slot."""
     return align(gradient_bytes(layout))
 
 
 def _cut(block: Tensor, sizes: Iterable[int]) -> Iterator[Tensor]:
-    """Parts of these sizes, one behind the other."""
     start = 0
     for size in sizes:
         yield block[start : start + size]

@@ -1,6 +1,6 @@
-"""Stress: random delays in the lanes and poison in what is free, so that a missing wait shows as a wrong number.
+"""Stress: delays in the lanes and poison in free slots, so that a missing wait shows as a wrong number.
 
-Pace: every piece of work takes as long as it would on a machine of known rates.
+Or a pace: each piece of work takes as long as on a machine of known rates, as `benchmarks/simulator.py` asks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Stress:
 
     Args:
         seed: of the delays.
-        longest_delay_s: each piece of work is delayed by up to so much, most of them less.
-        slow: by operation ("load", "send", ...), a delay in seconds for every one of them.
-        pace: by operation and layer or state, the least time in seconds that a piece of work takes.
-        is_poisoning: whether what is free is poisoned; that is work of a lane, too.
+        longest_delay_s: the most that a piece of work is delayed; most are delayed less.
+        slow: by operation ("load", "send", ...), the delay in seconds of each piece of work, in place of a random one.
+        pace: gives the least time in seconds that a piece of work takes, by its operation and its layer or state.
+        is_poisoning: whether free slots are poisoned; a lane does that, so it takes time too.
     """
 
     seed: int = 0
@@ -34,7 +34,6 @@ class Stress:
         self._random = random.Random(self.seed)
 
     def delay_s(self, op: str) -> float:
-        """How long a piece of work of that kind is delayed."""
         return self.slow.get(op, self.longest_delay_s * self._random.random() ** 3)
 
     def poison(self, *blocks: Tensor) -> None:

@@ -43,16 +43,13 @@ class TraceSpan:
 
 
 class Overlap(TypedDict):
-    """How well lanes worked side by side.
+    """What `overlap` measures."""
 
-    wall_s: from the first begin to the last end. busy_s: by lane, in which it did something. overlap_s: in which
-    compute and at least one other lane were busy at once. hidden_fraction: the share of the time of the other lanes,
-    counted once where several were busy, that was hidden behind compute; None if they did nothing.
-    """
-
-    wall_s: float
-    busy_s: dict[str, float]
-    overlap_s: float
+    wall_s: float  # from the first begin to the last end
+    busy_s: dict[str, float]  # by lane
+    overlap_s: float  # in which compute and at least one other lane were busy
+    # the share of the time of the other lanes, counted once where several were busy, that was hidden behind compute;
+    # None if they did nothing
     hidden_fraction: float | None
 
 
@@ -80,12 +77,11 @@ class Trace:
 
     @property
     def spans(self) -> tuple[TraceSpan, ...]:
-        """What is held, in the order it was recorded."""
+        """In the order of recording."""
         with self._lock:
             return tuple(self._spans)
 
     def clear(self) -> None:
-        """Forget what was recorded so far."""
         with self._lock:
             self._spans.clear()
 
@@ -99,9 +95,9 @@ class Trace:
 
 
 def lanes_of(spans: Iterable[TraceSpan]) -> tuple[str, ...]:
-    """The lanes that occur, known ones first, in their order."""
-    found = {span.lane for span in spans}
-    return (*(lane for lane in LANES if lane in found), *sorted(found - set(LANES)))
+    """The lanes that occur: the schedule's in their order, then others."""
+    lanes = {span.lane for span in spans}
+    return (*(lane for lane in LANES if lane in lanes), *sorted(lanes - set(LANES)))
 
 
 def busy_intervals(spans: Iterable[TraceSpan]) -> list[Interval]:
@@ -131,7 +127,7 @@ def common_intervals(first: Sequence[Interval], second: Sequence[Interval]) -> l
 
 
 def overlap(spans: Sequence[TraceSpan]) -> Overlap:
-    """How much of the lanes' work was done at the same time."""
+    """How well lanes worked side by side."""
     busy = {lane: busy_intervals(span for span in spans if span.lane == lane) for lane in lanes_of(spans)}
     others = busy_intervals(span for span in spans if span.lane != "compute")
     others_s = _length_s(others)
@@ -153,12 +149,12 @@ _REGIMES = {
 
 
 def regime(spans: Sequence[TraceSpan]) -> str:
-    """What one would have to speed up: the lane that is busy for most of the time."""
-    found = overlap(spans)
-    if not found["busy_s"] or not found["wall_s"]:
+    """What you would have to speed up: the lane that is busy for most of the time."""
+    figures = overlap(spans)
+    if not figures["busy_s"] or not figures["wall_s"]:
         return "nothing was recorded"
-    lane, busy_s = max(found["busy_s"].items(), key=lambda item: item[1])
-    return f"{_REGIMES.get(lane, lane)}, busy {busy_s / found['wall_s']:.0%} of the time"
+    lane, busy_s = max(figures["busy_s"].items(), key=lambda item: item[1])
+    return f"{_REGIMES.get(lane, lane)}, busy {busy_s / figures['wall_s']:.0%} of the time"
 
 
 def _length_s(intervals: Iterable[Interval]) -> float:
