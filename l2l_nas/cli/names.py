@@ -11,7 +11,7 @@ from pathlib import Path
 from l2l_nas.errors import SettingError
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import GROUPS
-from l2l_nas.runs.old import renamed, value_of_today
+from l2l_nas.runs.renamed import renamed, value_of_today
 from l2l_nas.runs.settings import COMMANDS, HYDRA, OPEN
 
 # what other commands call the same

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_yaml_list
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.inherit import SWEEP_CONFIG, of_today
+from l2l_nas.runs.inherit import SWEEP_CONFIG
 from l2l_nas.runs.saved_config import read_config, value_in
 from l2l_nas.runs.settings import PLACES, rule_of
 
@@ -42,7 +42,7 @@ def begun_runs(root: Path) -> dict[int, list[str]]:
         folder = RunFolder(root / str(number))
         path = folder.hydra / "overrides.yaml"
         if path.exists():
-            found[number] = [of_today(str(word)) for word in read_yaml_list(path)]
+            found[number] = [str(word) for word in read_yaml_list(path)]
             _values_of(found[number], path)
         elif folder.config.exists() and folder.is_begun:
             raise StorageError(

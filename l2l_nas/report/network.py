@@ -61,18 +61,13 @@ class Network:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Network:
-        """A finalist as log and result hold it. Those of version 0.1.0 have one dictionary of all values.
+        """A finalist as log and result hold it.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: it is something else.
         """
         trial = int(content["number"] if "number" in content else content["trial"])
         architecture = Architecture.from_choices(content["architecture"])
-        if "validation" not in content:
-            metrics, costs = _apart(_figures(content["values"]))
-            if content.get("trained") is False:
-                return cls(trial, architecture, metrics, costs=costs)
-            return cls(trial, architecture, validation=metrics, costs=costs)
         errors = content.get("standard_error") or {}
         return cls(
             trial,

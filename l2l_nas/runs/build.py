@@ -39,7 +39,6 @@ from l2l_nas.runs.command_line import name_again, resume_command
 from l2l_nas.runs.fields import typed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin, load_problem
-from l2l_nas.runs.old import refuse_other_data
 from l2l_nas.runs.saved_config import own_names_in, read_config, value_in
 from l2l_nas.runs.section_settings import DataConf, RelayConf
 from l2l_nas.space.architecture import Architecture
@@ -321,7 +320,7 @@ def data_warning(data: Data, result: object, run: Path) -> str:
     """What to tell where data are not those that a run was made with, as far as its result tells; else nothing."""
     recorded = result.get("data") if isinstance(result, dict) else None
     if not isinstance(recorded, dict):
-        return ""  # version 0.1.0 did not record them so
+        return ""
     other = other_data(recorded.get("digest"), data.digest)
     parts = [other] * bool(other) + ["test"] * (recorded.get("test_digest") != data.test_digest)
     if not parts:
@@ -402,18 +401,4 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> L
             f"{folder.best}: not the weights that {folder.result.name} tells of: a {_NOUNS[command]} was cut off "
             f"while it wrote them; let it finish with: {resume_command(command, run, own)}"
         )
-    if "data" not in result:
-        refuse_other_data(folder.root, other_data(_old_digest(folder, server), problem.data.digest))
     return LoadedRun(problem, architecture, server, result, batch_size, micro_batch, relay)
-
-
-def _old_digest(folder: RunFolder, like: ParamServer) -> str:
-    """Which data a run of version 0.1.0 is of: its study tells, and the weights of a training."""
-    if folder.study.exists():
-        from l2l_nas.nas.study.reading import data_of  # with all of Optuna: only where it is needed
-
-        return data_of(folder.study)
-    if not folder.weights.exists():
-        return ""
-    weights = ParamServer(like.pool, optimizer=like.optimizer, seed=like.seed)
-    return str(Checkpoint(folder.weights).load(weights, weights_only=True).get("data", ""))

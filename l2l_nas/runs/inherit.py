@@ -18,7 +18,6 @@ from l2l_nas.runs.fields import changed, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import GROUPS, choices
 from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.old import refuse_old_trials, renamed, value_of_today
 from l2l_nas.runs.saved_config import OWN, name_in, names_own, own_names, read_config, value_in
 from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES, SweeperConf, rule_of
 
@@ -75,7 +74,6 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
         raise StorageError(f"{folder.root} holds a {noun}; go on with it by: {line}")
     if is_other:
         raise _two_folders(conf)
-    refuse_old_trials(folder.config)
     given = set(given)
     if value_of(conf, "relay.budget") == "auto":
         given.discard("relay.budget")
@@ -226,7 +224,7 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
     overrides = value_in(read_config(path), "hydra.overrides")
     if not isinstance(overrides, dict) or not all(isinstance(part, list) for part in overrides.values()):
         raise StorageError(f"{path}: damaged, not the settings of a sweep; restore it")
-    words = [of_today(str(word)) for part in ("hydra", "task") for word in overrides.get(part, [])]
+    words = [str(word) for part in ("hydra", "task") for word in overrides.get(part, [])]
     taken: list[str] = []
     left: list[str] = []
     for word in words:
@@ -235,12 +233,6 @@ def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str
             continue  # the last is Hydra's basic one today
         (taken if _may_be_taken(word, name, known) else left).append(word)
     return taken, left
-
-
-def of_today(word: str) -> str:
-    """An override with the name that its setting has now."""
-    prefix, name, rest = re.fullmatch(r"([+~]*)([^=@]*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
-    return f"{prefix}{renamed(name) or name}{value_of_today(name, rest)}"
 
 
 def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:

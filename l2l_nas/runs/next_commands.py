@@ -94,7 +94,7 @@ def _changed(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
         *sections, leaf = name.split(".")
         for part in sections:
             section = section[part]
-        value = section.get(leaf, default)  # a run of an earlier version has not all settings
+        value = section.get(leaf, default)
         if name in PLACES or value == default:
             continue
         if isinstance(default, dict) and not isinstance(value, Mapping):

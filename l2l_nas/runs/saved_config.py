@@ -11,7 +11,6 @@ from l2l_nas.files import read_yaml
 from l2l_nas.plugins import is_own
 from l2l_nas.runs.fields import declared
 from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.old import as_read
 from l2l_nas.runs.settings import SearchConf
 
 # settings that may name something of the user's own, besides the pool: what stands in a folder is never imported
@@ -22,9 +21,13 @@ def read_config(path: Path) -> dict[str, Any]:
     """The settings in a `config.yaml`, or a `multirun.yaml`.
 
     Raises:
-        StorageError: missing or damaged.
+        StorageError: missing or damaged, or of version 0.1.0, whose settings, data and results were others.
     """
-    return as_read(read_yaml(path), path.parent)
+    config = read_yaml(path)
+    data = config.get("data")
+    if isinstance(data, dict) and "test_fraction" not in data:
+        raise StorageError(f"{path.parent}: made by l2l_nas 0.1.0, which this version does not read: take that version")
+    return config
 
 
 def value_in(config: Mapping[str, Any], name: str) -> Any:

@@ -231,14 +231,11 @@ def _check_form(columns: object, transform: object) -> None:
 
 
 def other_data(before: object, now: str) -> str:
-    """What differs between two data sets, by their digests: "validation", "training", or nothing.
-
-    Version 0.1.0 stored the first half of a digest alone.
-    """
+    """What differs between two data sets, by their digests: "validation", "training", or nothing."""
     known = before if isinstance(before, str) else ""
     if known[:16] != now[:16]:
         return "validation"
-    return "" if known in (now, now[:16]) else "training"
+    return "" if known == now else "training"
 
 
 def digits(*, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> Data:

@@ -111,9 +111,7 @@ class _TrainingCourse:
             raise StorageError(f"trained with other {other} data; go on with the data it was started with")
         found = cls(
             step=int(saved["step"]),
-            validations=[
-                Validation.from_json(validation) for validation in saved.get("validations", saved.get("looks"))
-            ],
+            validations=[Validation.from_json(validation) for validation in saved["validations"]],
             best=int(saved["best"]),
             losses=float(saved["losses"]),
             num_losses=int(saved["num_losses"]),

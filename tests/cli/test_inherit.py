@@ -82,7 +82,12 @@ def test_damaged_settings_are_refused_and_run_nothing(tmp_path, monkeypatch, con
 
 
 def test_interpolations_are_plain_text(tmp_path):
-    conf = inherit(RetrainConf(), run_of(tmp_path, {"data": {"source": "${oc.env:HOME}"}}), given=(), exempt=())
+    conf = inherit(
+        RetrainConf(),
+        run_of(tmp_path, {"data": {"source": "${oc.env:HOME}", "test_fraction": 0.2}}),
+        given=(),
+        exempt=(),
+    )
     assert conf.data.source == "${oc.env:HOME}"
 
 
@@ -126,14 +131,6 @@ def test_a_choice_that_is_made_anew_takes_no_arguments_of_the_run_s(tmp_path):
         assert inherit(conf, run, given=given, exempt=()).optimizer == found
     with pytest.raises(SettingError, match=r"optimizer=sgd takes no 'eps'"):
         completed(inherit(conf, run, given=("optimizer.eps",), exempt=()))
-
-
-def test_a_sweep_of_before_goes_on_with_the_names_of_today(tmp_path):
-    words = ["search.sampler=tpe,random", "++sgd.momentum=0.5", "train.optimizer=sgd", "search.objectives=[loss]"]
-    settings = {"hydra": {"overrides": {"hydra": [], "task": [*words, "search.callbacks=[mine.py:C]"]}}}
-    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(settings))
-    today = ["sampler=tpe,random", "++optimizer.momentum=0.5", "optimizer=sgd", "objectives=[loss]"]
-    assert sweep_words(tmp_path, sweep_settings("search")) == (today, ["callbacks=[mine.py:C]"])
 
 
 def test_a_group_that_is_added_or_changed_leaves_the_run_s_others(tmp_path):

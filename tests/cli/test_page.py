@@ -138,19 +138,15 @@ def test_a_mistake_in_the_page_never_ends_a_search_and_is_told_everywhere(
     assert "no page can be made of this folder (KeyError: 'a state that no table knows', at test_page.py:" in said
 
 
-def test_a_folder_of_version_0_1_0_has_a_page_with_what_there_is(finished) -> None:
-    """It knew no test part, no errors, and held all of a finalist's figures in one place."""
+def test_a_run_without_a_test_part_has_a_page_that_says_so(finished) -> None:
     result = json.loads((finished / "result.json").read_text())
-    best = {key: result["best"][key] for key in ("architecture", "trial", "values")}
+    best = {**result["best"], "test": None, "standard_error": {}}
     (finished / "result.json").write_text(json.dumps({**result, "best": best, "finalists": [best], "pareto": []}))
     lines = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("data", None)
         if line["event"] == "finalist":
-            old = {key: line[key] for key in ("event", "time", "architecture")}
-            values = {**line["validation"], **line["costs"]}
-            line.clear()
-            line |= {**old, "trial": best["trial"], "values": values}
+            line |= {"test": None, "standard_error": {}}
     (finished / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["report", "run=run"]) == 0
     text = text_of(finished)

@@ -9,7 +9,7 @@ import pytest
 from optuna.study import StudyDirection
 
 from l2l_nas.errors import StorageError
-from l2l_nas.nas.study.reading import choices_of_trial, data_of, read_study
+from l2l_nas.nas.study.reading import choices_of_trial, read_study
 from l2l_nas.nas.study.sqlite_file import STUDY_NAME, close_saved, create_saved
 from l2l_nas.nas.study.storage import StudyFile
 from tests.nas.problems import GOALS, open_study, pool_of
@@ -61,7 +61,7 @@ def test_a_file_that_is_no_study_of_this_program_is_refused(tmp_path):
         "UPDATE study_directions SET direction = 'null'",
     ],
 )
-@pytest.mark.parametrize("read", [read_study, data_of, partial(choices_of_trial, number=0), resumed])
+@pytest.mark.parametrize("read", [read_study, partial(choices_of_trial, number=0), resumed])
 def test_a_study_that_lacks_what_optuna_would_make_anew_is_refused_and_not_mended(tmp_path, harm, read):
     path = tmp_path / "study.db"
     storage, _ = create_saved(

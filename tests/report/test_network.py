@@ -28,24 +28,15 @@ def test_what_a_search_writes_of_a_finalist_is_read_back() -> None:
     assert untrained.values == {"accuracy": 0.5, "parameters": 126.0}
 
 
-def test_a_finalist_of_version_0_1_0_is_read_too() -> None:
-    values = {"accuracy": 0.9, "loss": 0.2, "parameters": 126.0, "flops": 10.0}
-    network = Network.from_json({"trial": 3, "architecture": CHOICES, "values": values})
-    assert network.part("validation") == {"accuracy": 0.9, "loss": 0.2}
-    assert network.costs == {"parameters": 126.0, "flops": 10.0}
-    assert network.test is None
-    assert not network.part("test")
-    assert not Network.from_json({"trial": 3, "architecture": CHOICES, "values": values, "trained": False}).is_trained
-
-
 @pytest.mark.parametrize(
     "content",
     [
-        {"trial": 1, "values": {"accuracy": 0.5}},
-        {"architecture": CHOICES, "values": {"accuracy": 0.5}},
-        {"trial": 1, "architecture": CHOICES, "values": {"accuracy": float("nan")}},
-        {"trial": 1, "architecture": CHOICES, "values": {"accuracy": "much"}},
-        {"trial": 1, "architecture": CHOICES, "values": None},
+        {"trial": 1, "validation": {"accuracy": 0.5}},
+        {"architecture": CHOICES, "validation": {"accuracy": 0.5}},
+        {"trial": 1, "architecture": CHOICES, "values": {"accuracy": 0.5}},
+        {"trial": 1, "architecture": CHOICES, "validation": {"accuracy": float("nan")}},
+        {"trial": 1, "architecture": CHOICES, "validation": {"accuracy": "much"}},
+        {"trial": 1, "architecture": CHOICES, "validation": None, "costs": 7},
         {"trial": 1, "architecture": CHOICES, "validation": 7},
         {"trial": 1, "architecture": CHOICES, "validation": {"accuracy": 0.5}, "standard_error": [1]},
     ],
@@ -57,7 +48,9 @@ def test_something_else_is_refused(content) -> None:
 
 def test_the_front_of_networks_is_by_what_they_are_ranked_by() -> None:
     networks = [
-        Network.from_json({"trial": n, "architecture": CHOICES, "values": {"accuracy": a, "parameters": p}})
+        Network.from_json(
+            {"trial": n, "architecture": CHOICES, "validation": {"accuracy": a}, "costs": {"parameters": p}}
+        )
         for n, (a, p) in enumerate([(0.5, 10.0), (0.9, 30.0), (0.6, 40.0), (0.7, 20.0)])
     ]
     assert [network.trial for network in front(networks, (ACCURACY, PARAMETERS))] == [1, 3, 0]

@@ -45,8 +45,8 @@ def test_a_finalist_that_was_not_trained_is_the_best_by_its_trial_score() -> Non
     card = card_of_pool()
     records = random_trials(card, 12)
     chosen = records[7]
-    entry = {"trial": 7, "architecture": list(chosen.architecture.choices), "trained": False}
-    found = Network.from_json({**entry, "values": {**chosen.values, "accuracy": 0.5}})
+    entry = {"trial": 7, "architecture": list(chosen.architecture.choices), "validation": None}
+    found = Network.from_json({**entry, "trial_score": {"accuracy": 0.5}})
     best = summary_of(card, records, found=found).results.best
     assert best is not None
     assert (best.trial, best.is_trained, best.trial_score) == (7, False, {"accuracy": 0.5})

@@ -74,21 +74,6 @@ def load_database_study(storage: str, name: str, *, password: str) -> optuna.Stu
         raise StorageError(f"{address.shown}: {address.explain(error)}") from None
 
 
-def data_of(path: Path) -> str:
-    """The digest of the data of a saved study; empty if it does not tell.
-
-    Raises:
-        StorageError: the study is missing or damaged.
-    """
-    count_trials(path)
-    with readable(path):
-        storage, study = open_saved(path, name=STUDY_NAME)
-        try:
-            return str(study.user_attrs.get("data", ""))
-        finally:
-            close_saved(storage)
-
-
 def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
     """The architecture of a trial in a saved study.
 

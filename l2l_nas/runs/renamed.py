@@ -1,0 +1,37 @@
+"""Names that settings had in version 0.1.0: who writes one is told what it is called now."""
+
+from __future__ import annotations
+
+import re
+
+# settings and sections by their names of before
+_RENAMED = {
+    "search.sampler": "sampler",
+    "search.strategy": "strategy",
+    "search.objectives": "objectives",
+    "search.callbacks": "callbacks",
+    "train.optimizer": "optimizer",
+    "adamw": "optimizer",
+    "sgd": "optimizer",
+    "train.look_steps": "train.validation_steps",
+    "relay.compile": "relay.layers",
+}
+
+
+def renamed(name: str) -> str:
+    """What a setting of before is called now; empty for others."""
+    section, dot, leaf = name.rpartition(".")
+    if name in _RENAMED:
+        return _RENAMED[name]
+    return _RENAMED.get(section, "") and f"{_RENAMED[section]}{dot}{leaf}"
+
+
+def value_of_today(name: str, value: str) -> str:
+    """What stands behind `=` of a setting of before, as its setting of today takes it."""
+    if name == "search.sampler":
+        return re.sub(r"\bauto\b", "gp_hamming", value)
+    if name == "relay.compile":
+        return re.sub(
+            r"\w+", lambda word: "compile" if word[0].lower() in ("true", "yes", "on", "1") else "eager", value
+        )
+    return value
