@@ -57,20 +57,20 @@ def own_costs(
         L2LError: what is named raised something.
     """
     costs = dict(beside or {})
-    for one in chosen:
-        if isinstance(one, str):
-            name, cost = one.rpartition(":")[2], _made(one, pool)
-        elif callable(one):
-            name, cost = getattr(one, "__name__", type(one).__name__), one
+    for entry in chosen:
+        if isinstance(entry, str):
+            name, cost = entry.rpartition(":")[2], _imported(entry, pool)
+        elif callable(entry):
+            name, cost = getattr(entry, "__name__", type(entry).__name__), entry
         else:
-            raise SettingError(f"search.costs: {one!r} is no function of an architecture")
+            raise SettingError(f"search.costs: {entry!r} is no function of an architecture")
         if name in costs:
             raise SettingError(f"search.costs: two costs are called '{name}'; rename one")
         costs[name] = cost
     return costs
 
 
-def _made(name: str, pool: LayerPool) -> OwnCost:
+def _imported(name: str, pool: LayerPool) -> OwnCost:
     if not is_named(name):
         raise SettingError(f"search.costs: {name!r} is no FILE.py:NAME and no MODULE:NAME")
     cost: OwnCost = made(

@@ -64,8 +64,8 @@ _PEERLESS: dict[str, Figure] = {
     "network": (0.0, f"{ASSUMED}: one machine"),
 }
 PROFILES: dict[str, Hardware] = {
-    one.name: one
-    for one in (
+    profile.name: profile
+    for profile in (
         _profile(
             "v100",
             # it has no bf16 units: such products run as fp32

@@ -40,7 +40,7 @@ class LayerSeconds:
 class Duration(NamedTuple):
     """How long work keeps its lane busy, in seconds."""
 
-    own: float  # of itself
+    base: float  # of itself
     rounding: float = 0.0  # before it, in the thread of its lane alone
     saving: float = 0.0  # longer, before the check of its plan is done
     writing: float = 0.0  # longer, until the disk has what it leaves
@@ -239,31 +239,31 @@ class _Lanes:
             begun: when the issuing of its plan began; the disk works from then on.
         """
         lane, duration = piece.lane, self._durations[piece.work]
-        ready = known = begun if lane == DISK else self._main
+        ready = issued = begun if lane == DISK else self._main
         done, seen = self._done, self._seen
         for other in piece.after:
             if done[other] == _PENDING:
                 self._finish(other)
             ready = done[other] if done[other] > ready else ready
-            known = seen[other] if seen[other] > known else known
+            issued = seen[other] if seen[other] > issued else issued
         if lane == HOST:
             self._waiting.append(_Waiting(piece.rank, len(done), ready, plan))
             self._append(_PENDING, _PENDING, 0.0)
         elif lane == DISK:
-            self._thread[DISK] = self._disk.take(max(self._thread[DISK], known), duration.own)
-            self._append(self._thread[DISK], self._thread[DISK], duration.own)
+            self._thread[DISK] = self._disk.occupy(max(self._thread[DISK], issued), duration.base)
+            self._append(self._thread[DISK], self._thread[DISK], duration.base)
         elif lane == COMPUTE:
-            start = known + self._issue
-            end = max(self._free[lane], ready, start) + duration.own
+            start = issued + self._issue
+            end = max(self._free[lane], ready, start) + duration.base
             self._main = start if self._is_ahead else end
             self._free[lane] = end
-            self._append(end, end if piece.is_blocking or not self._is_ahead else start, duration.own)
+            self._append(end, end if piece.is_blocking or not self._is_ahead else start, duration.base)
         else:
-            start = max(self._thread[lane], known) + duration.rounding
-            end = max(self._free[lane], ready, start) + duration.own
+            start = max(self._thread[lane], issued) + duration.rounding
+            end = max(self._free[lane], ready, start) + duration.base
             self._free[lane] = end
             self._thread[lane] = end if piece.is_blocking or not self._is_ahead else start
-            self._append(end, self._thread[lane], duration.own)
+            self._append(end, self._thread[lane], duration.base)
 
     def _append(self, done: float, seen: float, took: float) -> None:
         self._done.append(done)
@@ -277,11 +277,11 @@ class _Lanes:
             chosen = min(may_begin) if may_begin else self._waiting[0]
             self._waiting.remove(chosen)
             begin, number = max(self._free[HOST], chosen.ready_s), chosen.piece
-            own, _, saving, writing = self._durations[self._works[number]]
-            own += saving if begin < self._checked[chosen.plan] else 0.0
-            end = self._disk.take(begin + own, writing)
+            took, _, saving, writing = self._durations[self._works[number]]
+            took += saving if begin < self._checked[chosen.plan] else 0.0
+            end = self._disk.occupy(begin + took, writing)
             self._free[HOST] = self._done[number] = self._seen[number] = end
-            self._took[number] = own + writing
+            self._took[number] = took + writing
             work = self._chain.work[self._works[number]]
             if isinstance(work, Step) and work.op is Op.CHECK:
                 self._checked[chosen.plan] = end
@@ -294,7 +294,7 @@ class _Disk:
         self._begins: list[float] = []
         self._ends: list[float] = []
 
-    def take(self, ready: float, seconds: float) -> float:
+    def occupy(self, ready: float, seconds: float) -> float:
         """When work is done that is ready then and takes so long."""
         if not seconds:
             return ready

@@ -103,8 +103,8 @@ class MixtureOfExperts(Residual):
         choices = original.routed(tokens)[2]
         for index, (expert, other) in enumerate(zip(self.experts, original.experts, strict=True)):
             assert isinstance(expert, FeedForward)
-            gets = (choices == index).any(-1)
-            expert.begin_as(other, (tokens[gets] if gets.any() else tokens,))
+            is_assigned = (choices == index).any(-1)
+            expert.begin_as(other, (tokens[is_assigned] if is_assigned.any() else tokens,))
 
     def _imbalance(self, probabilities: Tensor, choices: Tensor) -> Tensor:
         """1 where all experts get the same, up to the number of experts where one gets all."""

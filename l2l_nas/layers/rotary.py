@@ -82,5 +82,5 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     turning = cosine.shape[-1]
     if turning < x.shape[-1]:
         return torch.cat((rotated(x[..., :turning], cosine, sine), x[..., turning:]), dim=-1)
-    one, other = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat((-other, one), dim=-1) * sine
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-second, first), dim=-1) * sine

@@ -93,7 +93,10 @@ class Family:
         """
         inner = {position.name for position in self.positions if position.name[-1].isdigit()} if skips else set()
         return LayerPool(
-            [one.with_candidates([*one.candidates, *([skip()] * (one.name in inner))]) for one in self.positions],
+            [
+                position.with_candidates([*position.candidates, *([skip()] * (position.name in inner))])
+                for position in self.positions
+            ],
             inputs=self.inputs(self.length if length is None else length),
         )
 
@@ -168,21 +171,21 @@ class _FamilyBuilder:
                     parameters_of[kind] = dict(factory().named_parameters())
             tied = ties[name] if self._is_tied and name == "head" else ""
             own_parameters = {key: parameter for key, parameter in parameters_of[kind].items() if key != tied}
-            theirs = names.block.format(number) if number else ""
-            for key, source in self._sources(kind, own_parameters, theirs):
+            block = names.block.format(number) if number else ""
+            for key, source in self._sources(kind, own_parameters, block):
                 sources[name, key] = source
                 first, *others = own_parameters[key].shape
                 shape = (source.rows or first, *others)
                 shapes[source.name] = shape[::-1] if source.is_transposed else shape
-        made = []
+        originals = []
         for name, factory in positions:
             tie = {ties[name]: "embedding"} if self._is_tied and name in ties else {}
-            made.append(Position(name, Candidate(ORIGINAL, factory, tie)))
+            originals.append(Position(name, Candidate(ORIGINAL, factory, tie)))
         copies = dict(names.copies)
         if self._is_tied:
             head = names.top["head.out" if row.is_masked else "head"]
             copies[f"{head}.weight"] = sources["embedding", "token.weight"].name
-        return Family(tuple(made), sources, shapes, self._vocabulary, self._length, names.ignored, copies)
+        return Family(tuple(originals), sources, shapes, self._vocabulary, self._length, names.ignored, copies)
 
     def _count(self, key: str) -> int:
         return self._config.count(self._row.keys[key])
@@ -286,46 +289,33 @@ class _FamilyBuilder:
         weight = config.number("router_aux_loss_coef", default=0.001) if config.get("output_router_logits") else 0.0
         return Routing(experts, chosen, balance=weight * chosen / self._layers, is_normalised=True)
 
-    def _sources(self, kind: str, parameters: Mapping[str, Tensor], theirs: str) -> Iterator[tuple[str, TensorSource]]:
-        """Where the parameters of a layer are, whose published names begin like this."""
-        names, tensors = self._names(kind), self._row.tensors
-        within = "feed_forward." if kind == "block" else ""
+    def _sources(self, kind: str, parameters: Mapping[str, Tensor], block: str) -> Iterator[tuple[str, TensorSource]]:
+        """Where the parameters of a layer are; within a block, published names begin with that of the block."""
+        tensors = self._row.tensors
+        prefix = {"block": "", "feedforward": "feed_forward."}.get(kind, f"{kind}.")
         fused = {part: (name, parts) for name, parts in tensors.fused.items() for part in parts}
         for key, parameter in parameters.items():
-            part, _, leaf = key.rpartition(".")
-            is_turned = tensors.is_transposed and bool(theirs) and parameter.dim() == 2
-            inner = part.removeprefix("attention.").removeprefix(within)
-            if inner not in fused:
-                yield key, TensorSource(theirs + _named(names, key), is_turned)
+            module, _, leaf = f"{prefix}{key}".rpartition(".")
+            part = module.partition(".")[2]
+            is_turned = tensors.is_transposed and bool(block) and parameter.dim() == 2
+            if part not in fused:
+                yield key, TensorSource(block + _named(tensors.names, f"{module}.{leaf}"), is_turned)
                 continue
-            name, parts = fused[inner]
+            name, parts = fused[part]
             groups = self._count("heads") if tensors.is_by_head else 1
-            counts = [len(parameters[f"{part.removesuffix(inner)}{one}.{leaf}"]) // groups for one in parts]
-            begin = sum(counts[: parts.index(inner)])
-            rows, count = groups * sum(counts), counts[parts.index(inner)]
-            yield key, TensorSource(f"{theirs}{name}.{leaf}", is_turned, rows, groups, begin, count)
-
-    def _names(self, kind: str) -> Names:
-        tensors = self._row.tensors
-        if kind == "block":
-            return {
-                **{f"attention.{ours}": theirs for ours, theirs in tensors.attention.items()},
-                **{f"feed_forward.{ours}": theirs for ours, theirs in tensors.feed_forward.items()},
-            }
-        if kind in ("attention", "feedforward"):
-            return tensors.attention if kind == "attention" else tensors.feed_forward
-        return {
-            name.removeprefix(kind).removeprefix("."): theirs
-            for name, theirs in tensors.top.items()
-            if name.partition(".")[0] == kind
-        }
+            before = key.removesuffix(f"{part}.{leaf}")
+            counts = [len(parameters[f"{before}{other}.{leaf}"]) // groups for other in parts]
+            begin = sum(counts[: parts.index(part)])
+            rows, count = groups * sum(counts), counts[parts.index(part)]
+            yield key, TensorSource(f"{block}{name}.{leaf}", is_turned, rows, groups, begin, count)
 
 
 def _named(names: Names, key: str) -> str:
     """The published name of one of our parameters, found by its whole name or by its module's."""
     if key in names:
         return names[key]
-    part, _, leaf = key.rpartition(".")
-    number = re.search(r"\d+", part)
-    theirs = names[part if number is None else part.replace(number[0], "*", 1)]
-    return f"{theirs if number is None else theirs.replace('*', number[0])}.{leaf}"
+    module, _, leaf = key.rpartition(".")
+    number = re.search(r"\d+", module)
+    if number is None:
+        return f"{names[module]}.{leaf}"
+    return f"{names[module.replace(number[0], '*', 1)].replace('*', number[0])}.{leaf}"

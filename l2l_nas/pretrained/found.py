@@ -57,9 +57,9 @@ def found_model(
         ExportError: the family has no such network.
     """
     row = row_of(config)
-    made = [candidate.factory for _, candidate in layers if isinstance(candidate.factory, partial)]
-    attention = [factory for factory in made if factory.func in (SelfAttention, ParallelBlock)]
-    inner = [factory for factory in made if factory.func in (FeedForward, MixtureOfExperts, ParallelBlock)]
+    factories = [candidate.factory for _, candidate in layers if isinstance(candidate.factory, partial)]
+    attention = [factory for factory in factories if factory.func in (SelfAttention, ParallelBlock)]
+    inner = [factory for factory in factories if factory.func in (FeedForward, MixtureOfExperts, ParallelBlock)]
     if not attention or len(attention) != len(inner):
         raise _not_expressed(f"it has {len(attention)} attention and {len(inner)} feed-forward sub-layers", config)
     changed: dict[str, Any] = {row.keys["layers"]: len(attention), row.keys["width"]: inner[0].args[-1]}
@@ -73,10 +73,10 @@ def found_model(
     family = family_of(fields)
     names = {}
     for position, (name, candidate) in zip(family.positions, layers, strict=True):
-        wanted, chosen = _as_data(position.candidates[0].factory), _as_data(candidate.factory)
-        if wanted[0] is not chosen[0]:
+        original, chosen = _as_data(position.candidates[0].factory), _as_data(candidate.factory)
+        if original[0] is not chosen[0]:
             raise _not_expressed("its attention and feed-forward sub-layers do not take turns", config)
-        if wanted != chosen:
+        if original != chosen:
             raise _not_expressed(f"'{name}' is another layer than its others or than the family's", config)
         names[position.name] = name
     return FoundModel(family, names, {**files, "config.json": json.dumps(fields, indent=2).encode()})

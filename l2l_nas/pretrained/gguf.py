@@ -70,8 +70,8 @@ class GGUF(Published):
         scaling = self.metadata.get("llama.rope.scaling.type", "none")
         if scaling != "none" or "rope_freqs.weight" in header.tensors:
             raise StorageError(f"{path} scales its rotary positions, which is not supported")
-        self._stored = {self._published(name): one for name, one in header.tensors.items()}
-        self.shapes = {name: one.shape for name, one in self._stored.items()}
+        self._stored = {_published(name): stored for name, stored in header.tensors.items()}
+        self.shapes = {name: stored.shape for name, stored in self._stored.items()}
         self._refuse_damage(header)
         self.config: dict[str, Any] = self._config()
 
@@ -95,9 +95,9 @@ class GGUF(Published):
 
     def tokenizer(self) -> Tokenizer:
         """See `Published.tokenizer`."""
-        made = tokenizer_of(self.metadata, self.path)
+        library = tokenizer_of(self.metadata, self.path)
         end = self.metadata.get("tokenizer.ggml.eos_token_id")
-        tokenizer = Library(made, end=None if end is None else made.id_to_token(end), place=self.path)
+        tokenizer = Library(library, end=None if end is None else library.id_to_token(end), place=self.path)
         for name in ("eot", "eom"):  # of a turn, of a message
             tokenizer.ends |= {*self._fields.wholes(f"tokenizer.ggml.{name}_token_id")}
         return tokenizer
@@ -125,12 +125,6 @@ class GGUF(Published):
                 file.seek(stored.offset + start)
                 samples.append(file.read(min(_SAMPLED, size - start)))
         return b"".join(samples)
-
-    def _published(self, name: str) -> str:
-        block = _BLOCK.fullmatch(name)
-        if block and block[2] in _IN_BLOCK:
-            return f"model.layers.{int(block[1])}.{_IN_BLOCK[block[2]]}.{block[3]}"
-        return _TOP.get(name, name)  # an unknown one is refused as a tensor too many
 
     def _num_bytes(self, stored: Stored) -> int:
         block, width = _sizes(stored.kind)
@@ -188,6 +182,14 @@ class GGUF(Published):
             if number is not None:
                 config[ours] = number
         return config
+
+
+def _published(name: str) -> str:
+    """The name that `transformers` gives a tensor."""
+    block = _BLOCK.fullmatch(name)
+    if block and block[2] in _IN_BLOCK:
+        return f"model.layers.{int(block[1])}.{_IN_BLOCK[block[2]]}.{block[3]}"
+    return _TOP.get(name, name)  # an unknown one is refused as a tensor too many
 
 
 def _type(kind: int) -> Any:

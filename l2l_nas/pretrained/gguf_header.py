@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,22 +66,22 @@ class _Reader:
             if key in metadata:
                 raise ValueError(f"{key!r} twice")
             metadata[key] = self._value(self._scalar("I"))
-        listed: dict[str, Stored] = {}
+        relative: dict[str, Stored] = {}
         for _ in range(num_tensors):
             name = self._string()
             dimensions = self._scalar("I")
-            if dimensions > _DIMENSIONS or name in listed:
+            if dimensions > _DIMENSIONS or name in relative:
                 raise ValueError(f"tensor {name!r} twice, or of {dimensions} dimensions")
             shape = tuple(self._scalar("Q") for _ in range(dimensions))
             kind = self._scalar("I")
             if not all(shape) or math.prod(shape) > 64 * self._num_bytes:
                 raise ValueError(f"tensor {name!r} of shape {list(shape)}")
-            listed[name] = Stored(shape[::-1], kind, self._scalar("Q"))
+            relative[name] = Stored(shape[::-1], kind, self._scalar("Q"))
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"alignment {alignment!r}, expected a power of 2")
         start = -(-self._file.tell() // alignment) * alignment
-        tensors = {name: Stored(one.shape, one.kind, start + one.offset) for name, one in listed.items()}
+        tensors = {name: replace(stored, offset=start + stored.offset) for name, stored in relative.items()}
         return Header(metadata, tensors, start, alignment)
 
     def _take(self, num_bytes: int) -> bytes:

@@ -159,9 +159,11 @@ def _low_rank(factory: Any, share: float, position: str) -> Candidate:
 
 def _fewer(factory: Any, count: int, position: str) -> Candidate:
     heads = factory.args[1]
-    has = heads.key_value or heads.count
-    if count < 1 or has % count or count == has:
-        raise SpaceError(f"key_value heads must divide the model's {has} and be fewer, got {count}", position=position)
+    whole = heads.key_value or heads.count
+    if count < 1 or whole % count or count == whole:
+        raise SpaceError(
+            f"key_value heads must divide the model's {whole} and be fewer, got {count}", position=position
+        )
     return _changed_heads(factory, f"key_value_{count}", key_value=count)
 
 

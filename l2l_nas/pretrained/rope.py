@@ -78,9 +78,9 @@ def _yarn(rotary: Rotary, table: Fields, config: Config) -> Rotary:
         table.refuse("rope_theta", "more than 1")
     scale = table.number("attention_factor", default=None)
     if scale is None:  # arXiv 2309.00071, equation 22
-        one, other = (table.number(name, default=0.0) for name in ("mscale", "mscale_all_dim"))
+        share, share_all = (table.number(name, default=0.0) for name in ("mscale", "mscale_all_dim"))
         weight = 0.1 * math.log(max(factor, 1.0))
-        scale = (weight * one + 1) / (weight * other + 1) if one and other else weight + 1
+        scale = (weight * share + 1) / (weight * share_all + 1) if share and share_all else weight + 1
     is_whole = table.truth("truncate", default=True)
     return replace(rotary, factor=factor, original=original, low=low, high=high, scale=scale, is_whole=is_whole)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from l2l_nas.pretrained.config import FULL, SLIDING
@@ -55,6 +56,15 @@ class Tensors:
     base: str = "model."  # what names of a model without its head lack
     ignored: tuple[str, ...] = ()  # beginnings of names that may be there in addition: other heads
     copies: Names = field(default_factory=dict)  # names that may be there in addition: each a copy of which tensor
+
+    @cached_property
+    def names(self) -> Names:
+        """All of them, by position and part: "attention.query", "feed_forward.up", "embedding.token"."""
+        return {
+            **self.top,
+            **{f"attention.{part}": name for part, name in self.attention.items()},
+            **{f"feed_forward.{part}": name for part, name in self.feed_forward.items()},
+        }
 
 
 @dataclass(frozen=True)

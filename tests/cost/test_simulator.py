@@ -209,8 +209,8 @@ def test_an_update_ends_when_its_state_is_written():
 
 def test_a_disk_does_one_thing_at_a_time_and_rests_only_when_nothing_is_ready():
     disk = _Disk()
-    assert disk.take(0, 2) == 2
-    assert disk.take(5, 2) == 7
-    assert disk.take(1, 4) == 8  # from 2 to 5, and from 7 on
-    assert disk.take(3, 1) == 9
-    assert disk.take(20, 0) == 20
+    assert disk.occupy(0, 2) == 2
+    assert disk.occupy(5, 2) == 7
+    assert disk.occupy(1, 4) == 8  # from 2 to 5, and from 7 on
+    assert disk.occupy(3, 1) == 9
+    assert disk.occupy(20, 0) == 20
