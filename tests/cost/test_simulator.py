@@ -41,6 +41,16 @@ def test_compute_alone_is_forwards_recomputes_and_backwards(lanes):
     assert found.over_bound == pytest.approx(1)
 
 
+def test_a_thread_that_computes_issues_nothing_meanwhile():
+    depth = 5
+    chain = Chain.of(path_of(depth), RelayShape(slots=2))
+    seconds = seconds_of(depth, LayerSeconds(0, 1, 2, 0), issue=0.1)
+    streams, threads = (simulate(chain, seconds, lanes=lanes).step_s for lanes in ("streams", "threads"))
+    visits = sum(piece.lane == LANES.index("compute") for piece in chain.plans[-1])
+    assert threads == pytest.approx(3 * depth + (depth - 1) + 0.1 * visits)
+    assert streams < 3 * depth + (depth - 1) + 0.1 * 2
+
+
 def test_with_everything_retained_nothing_is_run_again():
     depth = 5
     chain = Chain.of(path_of(depth), RelayShape(slots=depth, keep=depth))
@@ -73,6 +83,18 @@ def test_what_updates_wait_for_the_check_takes_longer():
         for update in UpdateOrder
     }
     assert times[UpdateOrder.EAGER] <= times[UpdateOrder.AHEAD] < times[UpdateOrder.CHECKED]
+
+
+def test_states_are_copied_before_updates_ahead_of_the_check_and_no_others():
+    depth = 4
+    seconds = seconds_of(depth, LayerSeconds(0.01, 1, 2, 0.01), update=2, copies=dict.fromkeys(range(depth), 0.5))
+    busy = {
+        update: simulate(Chain.of(path_of(depth), RelayShape(slots=3, update=update)), seconds).busy_s["host"]
+        for update in (UpdateOrder.AHEAD, UpdateOrder.CHECKED)
+    }
+    assert busy[UpdateOrder.CHECKED] == depth * 2
+    # the gradient of the first layer comes last, with the check
+    assert busy[UpdateOrder.AHEAD] == pytest.approx(depth * 2 + (depth - 1) * 0.5)
 
 
 @pytest.mark.parametrize("number", range(40))
@@ -187,6 +209,13 @@ def test_states_in_files_are_read_once_a_use_that_frames_do_not_spare(update):
     assert len([one for one in read if one.weights]) >= depth - 4
     whole = Chain.of(path_of(depth), RelayShape(slots=3, update=update, frames=depth + 1))
     assert not [p for p in whole.plans[-1] if p.lane == LANES.index("disk")]  # all of them are in frames
+
+
+def test_the_state_whose_next_use_is_the_latest_gives_its_frame_away():
+    chain = Chain.of(path_of(8), RelayShape(slots=3, frames=6))
+    works = [chain.work[piece.work] for piece in chain.plans[-1]]
+    # of the forward, then of the backward
+    assert [work.state for work in works if isinstance(work, Read) and work.weights] == [6, 7, 1, 0]
 
 
 def test_a_disk_that_binds_is_busy_all_the_time_and_a_faster_one_lifts_it():

@@ -157,6 +157,13 @@ def test_states_in_files_pass_through_a_pinned_block_unless_they_live_on_the_dev
     assert StepTime(resident, (4,), H100, in_files=True).predict(path).simulation.busy_s["disk"] == 0
 
 
+def test_launches_are_what_the_device_waits_for_where_they_take_longer_than_the_work():
+    relay = relay_of(dense_pool())
+    path = relay.pool.architecture(PATH)
+    shares = [StepTime(relay, (4,), replace(H100, kernel_s=seconds)).predict(path).launches for seconds in (0.0, 1.0)]
+    assert shares == [0, 1]
+
+
 def test_each_step_time_is_found_once():
     relay = relay_of(dense_pool())
     step_time = StepTime(relay, (4,), H100)
