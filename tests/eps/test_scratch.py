@@ -57,6 +57,16 @@ def test_a_file_that_was_deleted_is_refused_with_its_name(tmp_path, act):
     assert not path.exists()
 
 
+def test_a_block_that_lies_anywhere_is_written_past_the_page_cache_piece_by_piece(real_disk, monkeypatch):
+    monkeypatch.setattr(scratch, "_CHUNK_BYTES", 2 * scratch.PAGE_BYTES)
+    path, expected = real_disk / "file", numbers(5 * scratch.PAGE_BYTES + 700)
+    create(path, 8 * scratch.PAGE_BYTES)
+    write_from(path, expected[3:], scratch.PAGE_BYTES, is_direct=True)
+    found = torch.zeros(len(expected) - 3, dtype=torch.uint8)
+    read_into(path, found, scratch.PAGE_BYTES)
+    assert torch.equal(found, expected[3:])
+
+
 @pytest.mark.parametrize("function", ["posix_fallocate", "ftruncate"])
 def test_a_file_that_cannot_be_made_is_not_left_behind(tmp_path, monkeypatch, function):
     def full(*_):
