@@ -265,8 +265,7 @@ def failing_alone(folder: Path, again: str) -> Iterator[None]:
         folder: the run's, which exists.
         again: the command that goes on with the sweep; empty if that would not have the run go on.
     """
-    path = folder / _ERROR_FILE
-    path.unlink(missing_ok=True)
+    (folder / _ERROR_FILE).unlink(missing_ok=True)
     trace = ""
     try:
         yield
@@ -283,6 +282,12 @@ def failing_alone(folder: Path, again: str) -> Iterator[None]:
         text, trace = explain(error), traceback.format_exc()
     else:
         return
+    write_failure(folder, text, trace)
+
+
+def write_failure(folder: Path, text: str, trace: str = "") -> None:
+    """Store why a run has no result; see `failure_of`."""
+    path = folder / _ERROR_FILE
     line = " ".join(text.split()) + (f" (traceback in {path})" if trace else "")
     write_atomically(path, without_passwords(f"{line}\n{trace}"))
 

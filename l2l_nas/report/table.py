@@ -12,8 +12,7 @@ from rich.text import Text
 from l2l_nas.nas.objectives import Goal, TrialRecord, distinct, ranked
 from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
-from l2l_nas.nas.sweeps.sweep_space import Values
-from l2l_nas.nas.sweeps.sweep_study import SweepRecord
+from l2l_nas.nas.sweep_study import SweepRecord, Values
 from l2l_nas.report.network import Network, RandomBaseline, margin
 from l2l_nas.report.text import counted, format_choices, format_value, with_error
 from l2l_nas.training.score import PARTS, Score

@@ -46,7 +46,6 @@ def test_a_sampler_leads_and_the_sweep_tells_what_it_found(pool, tmp_path, capsy
     assert sweep["best"]["values"]["accuracy"] == study.best_value
     assert "run 3, 4 of 4, ETA " in said.out
     assert "Best runs: 4 of 4 complete" in said.out
-    assert (tmp_path / "sweep" / "sweep.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.slow
@@ -217,7 +216,7 @@ def test_ctrl_c_says_how_to_go_on_and_is_held_against_no_run(pool, tmp_path):
         "of 300 trials, all saved. Go on with: python -m l2l_nas search -m space.pool=tiny.py:build resume=sweep"
     )
     (trial,) = saved(tmp_path / "sweep").trials
-    assert (trial.state.name, trial.user_attrs) == ("RUNNING", {})
+    assert trial.state.name == "RUNNING"
 
 
 @pytest.mark.slow

@@ -10,29 +10,22 @@ from optuna.trial import TrialState
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.objectives import Goal
-from l2l_nas.nas.retries import why_given_up
 from l2l_nas.nas.study.study import quiet_optuna
-from l2l_nas.nas.sweeps.sweep_space import Between, SettingChoice
-from l2l_nas.nas.sweeps.sweep_study import SweepStudy, check_sweep
+from l2l_nas.nas.sweep_study import SweepPlan, SweepStudy, between, check_sweep, described, listed, values_of
 
-RATE = Between("rate", 1e-4, 1e-1, is_log=True)
-KIND = SettingChoice("kind", ("x", "y", "z"))
+RATE = {"rate": between("rate", 1e-4, 1e-1, is_log=True)}
+KIND = {"kind": listed(("x", "y", "z"))}
+FIXED = {"seed": 0, "space.args": {"depth": 4}}
 UP, DOWN = Goal("accuracy", True), Goal("parameters", False)
 
 quiet_optuna()
 
 
 def open_sweep(folder, **changes):
-    values = {
-        "settings": [RATE, KIND],
-        "goals": [UP],
-        "sampler": "random",
-        "seed": 0,
-        "num_trials": 6,
-        "fixed": {"seed": 0, "space.args": {"depth": 4}},
-        "resume": False,
-    }
-    return SweepStudy(folder / "sweep.db", **{**values, **changes})
+    plan = {"distributions": RATE | KIND, "goals": [UP], "fixed": FIXED}
+    values = {"sampler": "random", "seed": 0, "num_runs": 6, "resume": False}
+    plan |= {name: changes.pop(name) for name in plan.keys() & changes.keys()}
+    return SweepStudy(folder / "sweep.db", SweepPlan(**plan), **{**values, **changes})
 
 
 def reread(folder):
@@ -48,7 +41,7 @@ def finish(study, *, stop_after=10**6):
     asked = []
     while len(asked) < stop_after and (record := study.ask()) is not None:
         asked.append(record)
-        study.tell(record.number, values={"accuracy": score(record), "parameters": 5.0}, seconds=2.5)
+        study.tell(record.number, {"accuracy": score(record), "parameters": 5.0})
     return asked
 
 
@@ -61,13 +54,12 @@ def test_a_run_is_in_the_file_from_the_moment_it_begins(tmp_path):
     assert [(trial.state, trial.params) for trial in reread(copy).trials] == [
         (TrialState.RUNNING, {"rate": pytest.approx(record.settings["rate"]), "kind": record.settings["kind"]})
     ]
-    study.tell(record.number, values={"accuracy": 0.5}, seconds=3.0)
-    study.tell(study.ask().number, reason="out of memory")
+    study.tell(record.number, {"accuracy": 0.5})
+    study.tell(study.ask().number, None)
     study.close()
     found = reread(tmp_path).trials
     assert [trial.state for trial in found] == [TrialState.COMPLETE, TrialState.FAIL]
     assert found[0].values == [0.5]
-    assert found[1].user_attrs["reason"] == "out of memory"
     assert reread(tmp_path).metric_names == ["accuracy"]
     assert reread(tmp_path).best_params["kind"] == record.settings["kind"]
 
@@ -75,14 +67,14 @@ def test_a_run_is_in_the_file_from_the_moment_it_begins(tmp_path):
 @pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2"])
 def test_a_resumed_sweep_goes_on_to_the_total_with_a_sampler_of_another_seed(tmp_path, sampler):
     (tmp_path / "whole").mkdir()
-    study = open_sweep(tmp_path / "whole", sampler=sampler, num_trials=5)
+    study = open_sweep(tmp_path / "whole", sampler=sampler, num_runs=5)
     whole = finish(study)
     study.close()
     study = open_sweep(tmp_path, sampler=sampler)
     first = finish(study, stop_after=4)
     study.close()
     assert first == whole[:4]
-    again = open_sweep(tmp_path, sampler=sampler, num_trials=7, resume=True)
+    again = open_sweep(tmp_path, sampler=sampler, num_runs=7, resume=True)
     assert again.records == tuple(study.records)
     second = finish(again)
     assert [record.number for record in first + second] == list(range(7))
@@ -106,34 +98,6 @@ def test_runs_that_were_left_behind_come_first_under_their_own_numbers(tmp_path)
     again.close()
 
 
-@pytest.mark.parametrize("is_killed_between", [False, True])
-def test_a_run_whose_process_ended_three_times_without_progress_is_given_up(tmp_path, is_killed_between):
-    study = open_sweep(tmp_path)
-    assert study.ask().number == 0
-    for _ in range(2):
-        study.lost(0, progress=4)
-        assert study.ask().number == 0
-        if is_killed_between:  # the count is kept
-            study.close()
-            study = open_sweep(tmp_path, resume=True)
-            assert study.ask().number == 0
-    study.lost(0, progress=4)
-    given_up = study.ask()
-    assert (given_up.number, given_up.state, given_up.reason) == (0, "failed", why_given_up(3))
-    assert study.records[0] == given_up
-    assert study.ask().number == 1
-    study.close()
-
-
-def test_a_run_that_gets_further_each_time_is_not_given_up(tmp_path):
-    study = open_sweep(tmp_path)
-    assert study.ask().number == 0
-    for progress in (0, 0, 1, 1, 2, 2, 3):
-        study.lost(0, progress=progress)
-        assert study.ask().state == "running"
-    study.close()
-
-
 def test_the_end_of_the_whole_sweep_is_held_against_no_run(tmp_path):
     study = open_sweep(tmp_path)
     for _ in range(6):
@@ -143,21 +107,38 @@ def test_the_end_of_the_whole_sweep_is_held_against_no_run(tmp_path):
     study.close()
 
 
-def test_a_run_whose_trial_was_only_announced_is_begun_on_resume(tmp_path):
+def test_what_a_kill_left_between_two_commits_is_no_run(tmp_path):
     study = open_sweep(tmp_path)
+    first = study.ask()
     study.close()
-    reread(tmp_path).enqueue_trial({"rate": 0.01, "kind": "y"})  # killed between the two commits of `ask`
+    half, repeat = reread(tmp_path), reread(tmp_path)
+    half.ask().suggest_float("rate", 1e-4, 1e-1, log=True)
+    repeat.enqueue_trial(dict(first.settings))
+    repeat.ask(RATE | KIND)
     again = open_sweep(tmp_path, resume=True)
-    record = again.ask()
-    assert (record.number, record.settings) == (0, {"rate": 0.01, "kind": "y"})
+    assert [record.number for record in finish(again)] == [0, 1, 2, 3, 4, 5]
+    assert again.records[0].settings == first.settings
     again.close()
+
+
+def test_a_repeat_gets_the_values_of_its_run(tmp_path):
+    distributions = {"kind": listed(("x", "y"))}
+    study = open_sweep(tmp_path, distributions=distributions, sampler="tpe", num_runs=9)
+    while (record := study.ask()) is not None:
+        study.tell(record.number, {"accuracy": {"x": 0.25, "y": 0.5}[record.settings["kind"]]})
+    assert len(study.records) == 2
+    study.close()
+    assert {(trial.params["kind"], trial.values[0]) for trial in reread(tmp_path).trials} == {("x", 0.25), ("y", 0.5)}
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"settings": [RATE]}, r"is over kind=choice\(x,y,z\), not nothing"),
-        ({"settings": [Between("rate", 1e-4, 0.2, is_log=True), KIND]}, r"is over rate=.*0\.1\)\), not rate=.*0\.2"),
+        ({"distributions": RATE}, r"is over kind=choice\(x,y,z\), not nothing"),
+        (
+            {"distributions": {"rate": between("rate", 1e-4, 0.2, is_log=True)} | KIND},
+            r"is over rate=.*0\.1\)\), not rate=.*0\.2",
+        ),
         ({"goals": [Goal("loss", False)]}, "is for accuracy=up, not loss=down"),
         ({"goals": [Goal("accuracy", False)]}, "is for accuracy=up, not accuracy=down"),
         ({"goals": [UP, DOWN]}, "is for nothing, not parameters=down"),
@@ -178,56 +159,36 @@ def test_a_sweep_of_something_else_is_refused_and_left_as_it_is(tmp_path, change
 def test_choices_in_another_order_and_settings_of_a_newer_version_are_the_same_sweep(tmp_path):
     open_sweep(tmp_path).close()
     fixed = {"seed": 0, "space.args": {"depth": 4}, "new": 1}
-    open_sweep(tmp_path, settings=[KIND, RATE], fixed=fixed, resume=True).close()
-    open_sweep(tmp_path, settings=[RATE, SettingChoice("kind", ("z", "y", "x"))], resume=True).close()
+    open_sweep(tmp_path, distributions=KIND | RATE, fixed=fixed, resume=True).close()
+    open_sweep(tmp_path, distributions={**RATE, "kind": listed(("z", "y", "x"))}, resume=True).close()
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "grid", "local"])
 def test_no_combination_runs_twice_and_a_spent_space_ends_the_sweep(tmp_path, sampler):
-    settings = [KIND, Between("size", 16, 48, is_whole=True, step=16)]
-    study = open_sweep(tmp_path, settings=settings, sampler=sampler, num_trials=30)
+    distributions = {**KIND, "size": between("size", 16, 48, is_whole=True, step=16)}
+    study = open_sweep(tmp_path, distributions=distributions, sampler=sampler, num_runs=30)
     tried = []
     while (record := study.ask()) is not None:
         tried.append(tuple(record.settings.values()))
-        study.tell(record.number, values={"accuracy": float(record.settings["size"])})
+        study.tell(record.number, {"accuracy": float(record.settings["size"])})
     assert len(tried) == len(set(tried)) == 9
     study.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["tpe", "gp"])
-def test_a_sampler_learns_from_runs_that_fail(tmp_path, sampler):
-    def spend(num_trials, *, resume):
-        """How many of the runs fail: always those of one kind of three."""
-        study = open_sweep(tmp_path, sampler=sampler, seed=1, num_trials=num_trials, resume=resume)
-        num_failed = 0
-        while (record := study.ask()) is not None:
-            if record.settings["kind"] == "x":
-                num_failed += 1
-                study.tell(record.number, reason="always")
-            else:
-                study.tell(record.number, values={"accuracy": score(record)})
-        study.close()
-        return num_failed
-
-    assert 0 < spend(18, resume=False) <= 7  # where failures are forgotten, tpe has 12 and gp 10
-    assert spend(24, resume=True) <= 2  # and of these 6, gp has 6
-
-
 def test_two_goals_have_a_front(tmp_path):
-    study = open_sweep(tmp_path, goals=[UP, DOWN], sampler="nsga2", num_trials=4)
+    study = open_sweep(tmp_path, goals=[UP, DOWN], sampler="nsga2", num_runs=4)
     for accuracy, parameters in ((0.9, 30.0), (0.8, 10.0), (0.7, 20.0), (0.9, 40.0)):
-        study.tell(study.ask().number, values={"accuracy": accuracy, "parameters": parameters})
+        study.tell(study.ask().number, {"accuracy": accuracy, "parameters": parameters})
     assert study.front == (0, 1)
     study.close()
     assert [direction.name for direction in reread(tmp_path).directions] == ["MAXIMIZE", "MINIMIZE"]
 
 
 def test_importances_name_the_setting_that_matters(tmp_path):
-    study = open_sweep(tmp_path, num_trials=8)
+    study = open_sweep(tmp_path, num_runs=8)
     assert study.importances() == {}
     while (record := study.ask()) is not None:
-        study.tell(record.number, values={"accuracy": {"x": 0.1, "y": 0.5, "z": 0.9}[record.settings["kind"]]})
+        study.tell(record.number, {"accuracy": {"x": 0.1, "y": 0.5, "z": 0.9}[record.settings["kind"]]})
     found = study.importances()
     assert list(found) == ["kind", "rate"]
     assert found["kind"] > 0.7
@@ -236,20 +197,20 @@ def test_importances_name_the_setting_that_matters(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "settings", "trials", "says"),
+    ("sampler", "distributions", "trials", "says"),
     [
-        ("tp", [KIND], 3, "no sampler 'tp'; did you mean 'tpe'"),
-        ("auto", [KIND], 3, "no sampler 'auto'"),
-        ("tpe", [], 3, "nothing to sweep"),
-        ("tpe", [KIND], 0, "trials must be at least 1"),
-        ("grid", [KIND, RATE], 3, r"sampler=grid goes from value to value, and rate=.* lists none"),
-        ("local", [Between("n", 1, 9, is_whole=True, is_log=True)], 3, "lists none"),
-        ("grid", [Between("n", 1, 10**6, is_whole=True)], 3, "at most 100,000 combinations"),
+        ("tp", KIND, 3, "no sampler 'tp'; did you mean 'tpe'"),
+        ("auto", KIND, 3, "no sampler 'auto'"),
+        ("tpe", {}, 3, "nothing to sweep"),
+        ("tpe", KIND, 0, "trials must be at least 1"),
+        ("grid", KIND | RATE, 3, r"sampler=grid goes from value to value, and rate=.* lists none"),
+        ("local", {"n": between("n", 1, 9, is_whole=True, is_log=True)}, 3, "lists none"),
+        ("grid", {"n": between("n", 1, 10**6, is_whole=True)}, 3, "at most 100,000 combinations"),
     ],
 )
-def test_a_sweep_that_makes_no_sense_is_refused(sampler, settings, trials, says):
+def test_a_sweep_that_makes_no_sense_is_refused(sampler, distributions, trials, says):
     with pytest.raises(SettingError, match=says):
-        check_sweep(sampler, settings, num_trials=trials)
+        check_sweep(sampler, SweepPlan(distributions, [UP], {}), num_runs=trials)
 
 
 def test_a_file_that_is_damaged_is_named(tmp_path):
@@ -278,3 +239,35 @@ def test_a_sweep_that_lost_its_objectives_is_refused(tmp_path, harm):
         base.execute(harm)
     with pytest.raises(StorageError, match=r"sweep\.db: does not read as a study of this program \(.*objectives: "):
         open_sweep(tmp_path, resume=True)
+
+
+DISTRIBUTIONS = [
+    (listed(("y", "x", "y")), "choice(x,y)", ["x", "y"]),
+    (between("a", 0.5, 2.0), "interval(0.5,2)", []),
+    (between("a", 0.5, 2.0, is_log=True), "tag(log,interval(0.5,2))", []),
+    (between("a", 2, 4, is_whole=True), "int(interval(2,4))", [2, 3, 4]),
+    (between("a", 16, 64, is_whole=True, step=16), "range(16,80,16)", [16, 32, 48, 64]),
+    (between("a", 0.1, 0.4, step=0.1), "range(0.1,0.5,0.1)", [0.1, 0.2, 0.3, 0.4]),
+]
+
+
+@pytest.mark.parametrize(("distribution", "text", "values"), DISTRIBUTIONS, ids=lambda value: str(value))
+def test_what_is_swept_reads_as_the_command_line_writes_it_and_counts_its_values(distribution, text, values):
+    assert described(distribution) == text
+    assert values_of(distribution) == values
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"low": 2, "high": 1}, "the range from 2 to 1 is empty"),
+        ({"low": float("nan"), "high": 1}, "is empty"),
+        ({"low": 0, "high": 1, "is_log": True}, "begins above 0"),
+        ({"low": 1, "high": 2, "is_log": True, "step": 0.5}, "not with steps of 0.5"),
+        ({"low": 1, "high": 9, "is_log": True, "is_whole": True, "step": 2}, "not with steps of 2"),
+        ({"low": 1.5, "high": 4, "is_whole": True}, "a takes whole numbers"),
+    ],
+)
+def test_a_range_that_makes_no_sense_is_refused(arguments, says):
+    with pytest.raises(SettingError, match=says):
+        between("a", **arguments)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.finalists import Finalist
-from l2l_nas.nas.sweeps.sweep_study import SweepRecord
+from l2l_nas.nas.sweep_study import SweepRecord
 from l2l_nas.report.table import (
     best_table,
     finalist_table,

@@ -5,13 +5,11 @@ from dataclasses import replace
 import pytest
 
 from l2l_nas.nas.objectives import Goal, TrialRecord
-from l2l_nas.nas.sweeps.sweep_study import SweepRecord
-from l2l_nas.report.charts.progress import progress_chart, sweep_sheet
+from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.space.architecture import Architecture
 from tests.report.charts.reading import labelled, places, styled
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, some_trials, trial
 from tests.report.pages import results_of
-from tests.report.test_table import RECORDS
 
 
 def test_every_trial_is_in_the_chart_in_its_own_way() -> None:
@@ -49,20 +47,3 @@ def test_trials_that_were_stopped_are_told_from_those_that_were_refused() -> Non
 @pytest.mark.parametrize("records", [[], [trial(0)], [trial(0), trial(1)]])
 def test_without_a_complete_trial_there_is_a_message(records: list[TrialRecord]) -> None:
     assert "no complete trial" in progress_chart(results_of(records, [ACCURACY])).message
-
-
-def test_a_sweep_shows_every_run_the_best_so_far_and_what_mattered() -> None:
-    runs, mattered = sweep_sheet(RECORDS, [ACCURACY], {"rate": 0.25, "kind": 0.75}).charts
-    assert places(labelled(runs, "run")) == [(0, 0.5), (2, 0.75), (3, 0.25)]
-    assert places(labelled(runs, "best so far")) == [(0, 0.5), (2, 0.5), (2, 0.75), (4, 0.75)]
-    assert [point.x for point in labelled(runs, "failed").points] == [1]
-    assert runs.title == "Best accuracy so far: 0.7500"
-    assert mattered.y is not None
-    assert places(mattered.series[0]) == [(0.75, 0), (0.25, 1)]
-    assert mattered.y.labelled() == [(0, "kind"), (1, "rate")]
-    assert len(sweep_sheet(RECORDS, [ACCURACY], {}).charts) == 1
-
-
-def test_a_sweep_without_a_complete_run_has_a_message() -> None:
-    failed = [SweepRecord(1, {"rate": 0.5}, "failed", reason="too hot")]
-    assert sweep_sheet(failed, [ACCURACY], {}).charts[0].message == "no complete run"

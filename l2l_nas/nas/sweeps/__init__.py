@@ -1,1 +1,0 @@
-"""Sampled sweeps: a study whose trials are runs."""
