@@ -24,10 +24,10 @@ def retired(pool: LayerPool, patterns: Sequence[str]) -> LayerPool:
     Raises:
         SettingError: a pattern that names none, or a position that would have none left.
     """
-    gone = _named(pool, patterns, "search.retire")
+    gone = _matching(pool, patterns, "search.retire")
     positions = []
     for position in pool.positions:
-        left = [one for one in position.candidates if (position.name, one.name) not in gone]
+        left = [candidate for candidate in position.candidates if f"{position.name}/{candidate.name}" not in gone]
         if not left:
             raise SettingError(f"search.retire would leave position '{position.name}' without candidates; keep one")
         positions.append(position.with_candidates(left))
@@ -42,14 +42,12 @@ def frozen(pool: LayerPool, patterns: Sequence[str]) -> tuple[LayerPool, frozens
     Raises:
         SettingError: a pattern that names none.
     """
-    named = _named(pool, patterns, "search.freeze")
+    names = _matching(pool, patterns, "search.freeze")
     keys = frozenset(
         layer.key
         for layer in pool.layers
-        if (pool.positions[layer.position].name, layer.candidate.name) in named and not layer.candidate.is_skip
+        if f"{pool.positions[layer.position].name}/{layer.candidate.name}" in names and not layer.candidate.is_skip
     )
-    if not keys:
-        return pool, keys
     return with_frozen(pool, {key: _own_names(pool, key) for key in keys}), keys
 
 
@@ -96,13 +94,13 @@ def _build_frozen(factory: Callable[[], nn.Module], names: frozenset[str]) -> nn
     return module
 
 
-def _named(pool: LayerPool, patterns: Sequence[str], setting: str) -> set[tuple[str, str]]:
-    names = [(position.name, one.name) for position in pool.positions for one in position.candidates]
-    pairs: set[tuple[str, str]] = set()
+def _matching(pool: LayerPool, patterns: Sequence[str], setting: str) -> set[str]:
+    names = [f"{position.name}/{candidate.name}" for position in pool.positions for candidate in position.candidates]
+    chosen: set[str] = set()
     for pattern in patterns:
-        matching = [pair for pair in names if fnmatch.fnmatchcase("/".join(pair), pattern)]
+        matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         if not matching:
-            hint = did_you_mean(pattern, ["/".join(pair) for pair in names]) if len(names) < 40 else ""
-            raise SettingError(f"{setting}: no candidate '{pattern}'{hint or '; write POSITION/CANDIDATE'}")
-        pairs.update(matching)
-    return pairs
+            hint = did_you_mean(pattern, names) if len(names) < 40 else "; write POSITION/CANDIDATE"
+            raise SettingError(f"{setting}: no candidate '{pattern}'{hint}")
+        chosen.update(matching)
+    return chosen

@@ -42,19 +42,16 @@ class LiveBytes(OperationLog):
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Count what is new in a result: neither an argument nor a view of one."""
-        made = [tensor for tensor in _with_storage(result) if self._counts(tensor)]
-        arguments = set(map(storage_of, _with_storage((args, kwargs)))) if made else set()
-        for tensor in made:
-            number = storage_of(tensor)
-            if number not in self._alive | arguments:
-                storage = tensor.untyped_storage()
-                self._alive.add(number)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._freed, number, storage.nbytes())
-
-    def _counts(self, tensor: Tensor) -> bool:
-        return (self._meta or not tensor.is_meta) and storage_of(tensor) not in self._alive
+        storages = {storage_of(t): t.untyped_storage() for t in _with_storage(result) if self._meta or not t.is_meta}
+        made = storages.keys() - self._alive
+        if made:
+            made -= set(map(storage_of, _with_storage((args, kwargs))))
+        for number in made:
+            storage = storages[number]
+            self._alive.add(number)
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._freed, number, storage.nbytes())
 
     def _freed(self, number: int, size: int) -> None:
         self._alive.discard(number)

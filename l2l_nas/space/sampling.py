@@ -127,7 +127,7 @@ class FairPaths:
         return self._last[1][index] or self._uniform.path_at(step)
 
     def _round(self, number: int) -> list[Architecture | None]:
-        """The paths of a round; None where no fair one was found."""
+        """The paths of a round; None where no fair one is allowed."""
         orders = [self._deal(number, index) for index in range(len(self._pool))]
         paths = [self._allowed(orders, step) for step in range(self.round_steps)]
         generator = random.Random(f"{self._seed}/fair/{number}/swaps")

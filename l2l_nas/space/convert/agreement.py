@@ -17,11 +17,7 @@ from l2l_nas.space.convert.recording import Recording
 
 
 def refuse_other_calls(model: nn.Module, recordings: Sequence[Recording]) -> None:
-    """Both recordings must call the same blocks alike: what is no tensor is the same in both.
-
-    Raises:
-        SpaceError: they do not, or something between the blocks is decided by values.
-    """
+    """Both recordings must call the same blocks alike: what is no tensor is the same in both, and decides nothing."""
     for recording in recordings:
         recording.refuse_random_decisions()
     first, second = ([call.key for call in recording.calls] for recording in recordings)

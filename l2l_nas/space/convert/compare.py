@@ -38,9 +38,6 @@ def refuse_other_parts(
     Args:
         parts: by position; their tensors are the model's.
         recording: of the model in training.
-
-    Raises:
-        SpaceError: with the parameter or buffer that differs.
     """
     path = pool.path(pool.original)
     flow = pool.flow(path)

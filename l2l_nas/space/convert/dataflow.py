@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -300,19 +301,14 @@ class Dataflow:
         outputs = {}
         for path, calls in other.items():
             runs = [call.key in used - stopped for call in calls]
-            if (
-                all(runs)
-                or len(one.get(path, ())) != len(calls)
-                or (any(runs) and (path in around or not is_counted(calls)))
-            ):
+            must_run = any(runs) and (path in around or not is_counted(calls))
+            if all(runs) or must_run:
                 continue
-            try:
+            with contextlib.suppress(ValueError):  # of a form, or as evaluation has another number of calls
                 outputs[path] = tuple(
                     None if is_run else self._given_by(x, y, values)
-                    for is_run, x, y in zip(runs, one[path], calls, strict=True)
+                    for is_run, x, y in zip(runs, one.get(path, []), calls, strict=True)
                 )
-            except ValueError:
-                continue
         return outputs
 
     def _given_by(self, one: ModuleCall, other: ModuleCall, values: Mapping[ModuleOutput, int]) -> ArgTree:

@@ -36,11 +36,8 @@ class Arguments:
         self.tensors = {name: item for name, item in listed if isinstance(item, Tensor)}
         self.names = [name if isinstance(item, Tensor) else None for name, item in listed]
         rows = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors.values()}
-        if (
-            len(rows) != 1
-            or 0 in rows
-            or any(tree_leaves(item) != [item] for _, item in listed if not isinstance(item, Tensor))
-        ):
+        is_nested = any(tree_leaves(item) != [item] for _, item in listed if not isinstance(item, Tensor))
+        if len(rows) != 1 or 0 in rows or is_nested:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in self.tensors.items())
             raise SpaceError(
                 "the example must be a tensor, several, or a dict of arguments, and all tensors have as many samples, "

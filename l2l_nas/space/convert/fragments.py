@@ -46,7 +46,6 @@ class Fragments:
     """Which fragment makes what.
 
     Args:
-        recordings: of `BATCHES`.
         refs: what blocks take and no block gives.
         results: the model's output and losses, in each recording.
 

@@ -261,11 +261,7 @@ class Recording(OperationLog):
         return writers is not None and writers[0] >= call.start and storage not in self.names
 
     def refuse_random_decisions(self) -> None:
-        """Refuse Python numbers read off random tensors between blocks: `if torch.rand(()) < p`.
-
-        Raises:
-            SpaceError: with where that is.
-        """
+        """Refuse Python numbers read off random tensors between blocks: `if torch.rand(()) < p`."""
         for tensor, before, where in self._decisions:
             if any(self.events[index].is_random for index in self.needs([tensor], before).events):
                 raise SpaceError(
@@ -273,11 +269,7 @@ class Recording(OperationLog):
                 )
 
     def refuse_decisions(self) -> None:
-        """Refuse Python numbers read off tensors between blocks: a part cannot know what is decided by them.
-
-        Raises:
-            SpaceError: one depends on the example, or on what a block gave.
-        """
+        """Refuse Python numbers read off tensors that depend on the example or on blocks: parts cannot know them."""
         args, kwargs = self.arguments
         names = {storage_of(item): str(name) for name, item in kwargs.items() if isinstance(item, Tensor)}
         names |= {storage_of(item): f"argument {i + 1}" for i, item in enumerate(args) if isinstance(item, Tensor)}
