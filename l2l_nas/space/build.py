@@ -55,7 +55,7 @@ def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def put_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Put a parameter in the place of the one of this name."""
+    """Replace the parameter of this name."""
     owner, leaf = owner_of(module, name)
     setattr(owner, leaf, parameter)  # setattr, as modules like nn.LSTM keep lists that follow it
 

@@ -84,7 +84,7 @@ class DryRun:
             yield
 
 
-def example(inputs: Specs, device: str, samples: int = BATCH) -> list[Tensor]:
+def example(inputs: Specs, device: str, samples: int) -> list[Tensor]:
     """A batch to try a layer on: random numbers, and zeros where integers may be indices."""
     batch = []
     for spec in inputs:

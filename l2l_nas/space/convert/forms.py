@@ -166,11 +166,11 @@ class ArgTree:
     tree: TreeSpec
     shows: tuple[str, ...] = ()
 
-    def fill(self, values: Sequence[Tensor], *, batch: int, device: torch.device, arguments: Sequence[Any] = ()) -> Any:
+    def fill(self, values: Sequence[Tensor], arguments: Sequence[Any] = ()) -> Any:
         """The tree with its tensors.
 
         Args:
-            values: for leaves that are `Arg`.
+            values: at least one; for leaves that are `Arg`.
             arguments: the leaves of the arguments, for leaves that are `Alias`.
         """
 
@@ -180,7 +180,7 @@ class ArgTree:
                 return tensor.clone() if leaf.is_changed else tensor
             if isinstance(leaf, Alias):
                 return arguments[leaf.leaf]
-            return leaf.value if isinstance(leaf, Const) else leaf.form.zeros(batch, device)
+            return leaf.value if isinstance(leaf, Const) else leaf.form.zeros(values[0].shape[0], values[0].device)
 
         return tree_unflatten([leaf_of(leaf) for leaf in self.leaves], self.tree)
 

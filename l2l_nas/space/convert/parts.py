@@ -63,7 +63,7 @@ class BlockLayer(nn.Module):
         """The values that the block gives."""
         gives, batch = self._called.gives, values[0].shape[0]
         with _gradients(self._called.has_gradients and torch.is_grad_enabled()):
-            args, kwargs = self._called.takes.fill(values, batch=batch, device=values[0].device)
+            args, kwargs = self._called.takes.fill(values)
             if not gives.shows:
                 return gives.pick(self.block(*args, **kwargs), batch)
             with _shown(self.block, gives.shows) as shown:
@@ -114,7 +114,7 @@ class ModelFragment(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The values that it makes, in order, or the model's output."""
-        args, kwargs = self._plan.arguments.fill(values, batch=values[0].shape[0], device=values[0].device)
+        args, kwargs = self._plan.arguments.fill(values)
         self._context.start(values)
         try:
             with masks_always_made():
@@ -147,11 +147,7 @@ class ReplayContext:
         self._has_gradients = bool(values) and torch.is_grad_enabled()
 
     def results(self) -> tuple[Tensor, ...]:
-        """What blocks were called with, and what other modules gave.
-
-        Raises:
-            SpaceError: not all of them were called.
-        """
+        """What blocks were called with, and what other modules gave."""
         if self._missing:
             raise SpaceError(f"the model no longer calls '{next(iter(self._missing))[0]}', as in the example")
         return tuple(self._made[key, leaf] for key, forms in self.plan.wanted.items() for leaf in forms)
@@ -173,11 +169,7 @@ class ReplayContext:
             )
 
     def block(self, stand_in: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
-        """What a block gives that is called.
-
-        Raises:
-            SpaceError: it is not called as in the example, or when the forward is over.
-        """
+        """What a block gives that is called as in the example."""
         self._refuse_again(path)
         key = self._next_call(path)
         leaves = tree_leaves((args, kwargs))
@@ -211,7 +203,7 @@ class ReplayContext:
         with _gradients(self._has_gradients):
             # the model's code may detach a tensor in place, or hook it; the values are the relay's
             values = [value.view_as(value) if value.requires_grad else value for value in self._values]
-            return gives.fill(values, batch=values[0].shape[0], device=self.device, arguments=arguments)
+            return gives.fill(values, arguments)
 
     def _keep(self, key: Key, leaves: Sequence[Any]) -> None:
         batch = self._values[0].shape[0]
