@@ -232,3 +232,22 @@ def test_a_relay_trains_it_bit_for_bit_as_plain_pytorch(kind):
     relay.drain()
     restored = pool.restore(build_network(server, pool.original)).state_dict()
     assert [name for name, tensor in plain.state_dict().items() if not torch.equal(tensor, restored[name])] == []
+
+
+class TwoArguments(nn.Module):
+    """A block that takes two things of one part, of which a module changes buffers for the second alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = conv(3, 4), nn.Sequential(conv(3, 4), nn.BatchNorm2d(4))
+        self.blocks = nn.ModuleList([nn.Bilinear(6, 6, 6)])
+
+    def forward(self, x):
+        return self.blocks[0](self.first(x), self.second(x)).mean((2, 3))
+
+
+def test_a_part_keeps_the_buffers_of_all_that_it_makes():
+    pool = convert(TwoArguments(), X, blocks="blocks")
+    (stem,) = (layer for layer in pool.path(pool.original) if pool.positions[layer.position].name == "stem")
+    buffers = [name for name, _ in pool.build_module(stem).named_buffers()]
+    assert [name.rpartition(".")[2] for name in buffers] == ["running_mean", "running_var", "num_batches_tracked"]
