@@ -48,7 +48,8 @@ def traced(tmp_path_factory):
 
 def path_of_a_trial():
     """Functions that the table names, with the file where one is named."""
-    rows = re.findall(r"^\| \d+ \| (.*?) \|", PAGE, re.MULTILINE)
+    section = PAGE.partition("## The path of one trial")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \d+ \| (.*?) \|", section, re.MULTILINE)
     names, owner = [], ""
     for row in rows:
         file = ""

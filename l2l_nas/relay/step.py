@@ -10,11 +10,13 @@ gradients (`GradientInbox.check`).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 from l2l_nas.eps.inbox import GradientCheck
 from l2l_nas.eps.storage import RamStorage
+from l2l_nas.errors import StateLostError
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.device import stream_seed
@@ -254,7 +256,8 @@ class TrainingStep:
 
     def _put_buffers_back(self, context: StepContext) -> None:
         for index, buffers in reversed(context.entry_buffers.items()):
-            self.states.store_buffers(context.layers[index].key, buffers)
+            with contextlib.suppress(StateLostError):  # an update ended half-way, which is the step's error
+                self.states.store_buffers(context.layers[index].key, buffers)
 
     def drain(self) -> None:
         """Finish all updates under way, those that wait for the next step included.

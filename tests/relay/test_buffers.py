@@ -8,10 +8,12 @@ from torch import nn
 from torch.nn import functional
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SpaceError, StateLostError
+from l2l_nas.relay.access import StateAccess
+from l2l_nas.relay.visits import Visits
 from tests.equivalence.plain import Plain
-from tests.relay.steps import copying
-from tests.toys import SquaredError, random_data
+from tests.relay.steps import PATH, copying, relay_of, train
+from tests.toys import SquaredError, dense_pool, random_data
 
 W, LARGE, STEPS = 6, 50.0, 8
 
@@ -248,3 +250,20 @@ def test_the_next_step_s_first_layer_begins_with_the_buffers_that_this_step_left
         )  # fmt: skip
     relay.close()
     assert int(server.state("shared/norm").named_buffers()["norm.num_batches_tracked"]) == 3 * 2 * STEPS
+
+
+def test_a_step_tells_its_own_error_though_a_state_was_lost_with_it(monkeypatch):
+    """Where an update ends half-way, the state's buffers cannot be put back."""
+    relay = relay_of(dense_pool())
+    train(relay, PATH)
+
+    def lost(self, key, buffers, *_):
+        raise StateLostError(key, RuntimeError())
+
+    def load(self, *_):
+        monkeypatch.setattr(StateAccess, "store_buffers", lost)
+        raise ZeroDivisionError("in the backward")
+
+    monkeypatch.setattr(Visits, "backward", load)
+    with pytest.raises(SpaceError, match="in the backward"):
+        train(relay, PATH, step=1)
