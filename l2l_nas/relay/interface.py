@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_nas.arguments import check_count, check_methods, shown
+from l2l_nas.arguments import check_count, check_methods, check_whole, shown
 from l2l_nas.contents.arrays import native
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, SettingError, user_code
@@ -20,6 +20,7 @@ from l2l_nas.relay.extend import Caches
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs, TensorSpec, describe
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.shapes import refuse_lone_sample
 
 Batch = tuple[Tensor, ...]
 # makes of the outputs of a micro-batch, by its number, what is wanted of them
@@ -197,15 +198,6 @@ def as_samples(name: str, value: Any) -> Tensor:
     return tensor
 
 
-def check_objective(objective: object) -> None:
-    """Refuse what is no `Objective`.
-
-    Raises:
-        SettingError: it is not.
-    """
-    check_methods("objective", objective, ("loss", "count"), wanted="an objective with loss and count, such as a task")
-
-
 def each(targets: Targets, change: Callable[[Tensor], Tensor]) -> Targets:
     """The tensor or the tuple of them, changed one by one."""
     return change(targets) if isinstance(targets, Tensor) else tuple(map(change, targets))
@@ -241,16 +233,6 @@ def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:
 def is_rate(value: object) -> bool:
     """Whether it is a learning rate: a number of at least 0."""
     return not isinstance(value, bool) and isinstance(value, Real) and 0 <= float(value) < math.inf
-
-
-def check_rate(lr: object) -> None:
-    """Refuse what is no learning rate.
-
-    Raises:
-        SettingError: it is not.
-    """
-    if not is_rate(lr):
-        raise SettingError(f"lr must be a number of at least 0, got {lr!r}")
 
 
 def checked_sizes(wanted: Specs, inputs: Batch, micro_batch: int, *others: Tensor) -> tuple[int, ...]:
@@ -295,13 +277,29 @@ class MiniBatch:
 
     @classmethod
     def of(
-        cls, pool: LayerPool, inputs: Batch, targets: Targets, *, objective: Objective, micro_batch: int
+        cls,
+        pool: LayerPool,
+        architecture: Architecture,
+        inputs: Batch,
+        targets: Targets,
+        *,
+        objective: Objective,
+        micro_batch: int,
+        lr: float,
+        step: int,
     ) -> MiniBatch:
-        """Check inputs and targets, and cut them.
+        """Check what a step is called with, and cut inputs and targets.
 
         Raises:
-            DataError: they are not what the pool takes, or there is nothing to learn from.
+            SettingError: a learning rate, step, objective or size that makes no sense.
+            DataError: inputs or targets are not what the pool takes, or there is nothing to learn from.
+            SpaceError: a layer of the architecture cannot train on a micro-batch of one sample, and there is one.
         """
+        if not is_rate(lr):
+            raise SettingError(f"lr must be a number of at least 0, got {lr!r}")
+        check_whole("step", step)
+        wanted = "an objective with loss and count, such as a task"
+        check_methods("objective", objective, ("loss", "count"), wanted=wanted)
         inputs, targets = as_batch(inputs), as_targets(targets)
         others = (targets,) if isinstance(targets, Tensor) else targets
         sizes = checked_sizes(pool.inputs, inputs, micro_batch, *others)
@@ -310,4 +308,6 @@ class MiniBatch:
             count = sum(objective.count(part) for part in parts)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
+        if 1 in sizes:
+            refuse_lone_sample(pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
         return cls(inputs, parts, sizes, count, objective)

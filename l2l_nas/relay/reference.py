@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from l2l_nas.arguments import check_function, check_kind, check_list, check_seed, check_whole
+from l2l_nas.arguments import check_function, check_kind, check_list, check_seed
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.plain import add_to, in_torch, moments_in
 from l2l_nas.eps.server import ParamServer
@@ -32,8 +32,6 @@ from l2l_nas.relay.interface import (
     Targets,
     as_batch,
     bytes_of,
-    check_objective,
-    check_rate,
     cut_sizes,
     each,
     reduced,
@@ -46,7 +44,7 @@ from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
 from l2l_nas.space.pool import Layer, tied_group
 from l2l_nas.space.randomness import preserved_generators
-from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
+from l2l_nas.space.shapes import check_shapes
 from l2l_nas.space.values import as_tuple
 
 
@@ -83,7 +81,7 @@ class ReferenceTrainer:
         self._tied: dict[str, nn.Parameter] = {}
         # each with its share of the learning rate
         self._optimizers: list[tuple[Optimizer, float, torch.optim.Optimizer]] = []
-        self._known: set[int] = set()  # parameters that they have
+        self._optimized: set[int] = set()  # ids of their parameters
 
     def use(self, server: ParamServer) -> None:
         """See `Executor.use`. Weights that were not written back are lost."""
@@ -91,33 +89,28 @@ class ReferenceTrainer:
         self.modules.clear()
         self._tied.clear()
         self._optimizers.clear()
-        self._known.clear()
+        self._optimized.clear()
 
     def module(self, layer: Layer) -> nn.Module:
         """A layer's module; one for every use of its key."""
         if layer.key not in self.modules:
             module = _moved(self.server.build_module(layer, self._tied), self.device.torch_device)
             self.modules[layer.key] = module
-            self._register(layer, module)
+            self._optimize(layer)
         return self.modules[layer.key]
 
-    def _register(self, layer: Layer, module: nn.Module) -> None:
+    def _optimize(self, layer: Layer) -> None:
         """Have an optimizer update a layer's parameters, each as its group says."""
         for key in layer.states:
+            parameters = list(self._parameters(key).values())
             for call in self.server.rules.of(key).calls:
-                named = self._parameters(key)
-                names = [entry.name for entry in self.server.layout(key).parameters]
-                fresh = [named[names[index]] for index in call.indices if id(named[names[index]]) not in self._known]
-                self._known.update(map(id, fresh))
-                if fresh:
-                    self._optimize(fresh, call.rule, call.lr_scale)
-
-    def _optimize(self, parameters: list[nn.Parameter], rule: Optimizer, scale: float) -> None:
-        for known, own, optimizer in self._optimizers:
-            if known == rule and own == scale:
-                add_to(optimizer, parameters)
-                return
-        self._optimizers.append((rule, scale, in_torch(rule, parameters)))
+                fresh = [parameters[index] for index in call.indices if id(parameters[index]) not in self._optimized]
+                self._optimized.update(map(id, fresh))
+                same = (o for rule, scale, o in self._optimizers if (rule, scale) == (call.rule, call.lr_scale))
+                if fresh and (optimizer := next(same, None)) is not None:
+                    add_to(optimizer, fresh)
+                elif fresh:
+                    self._optimizers.append((call.rule, call.lr_scale, in_torch(call.rule, fresh)))
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -138,33 +131,26 @@ class ReferenceTrainer:
     ) -> StepResult:
         """See `Executor.train_step`."""
         del upcoming  # everything is here already
-        check_rate(lr)
-        check_whole("step", step)
-        check_objective(objective)
+        batch = MiniBatch.of(
+            self.pool, architecture, inputs, targets, objective=objective, micro_batch=micro_batch, lr=lr, step=step
+        )
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
-        learned = MiniBatch.of(self.pool, inputs, targets, objective=objective, micro_batch=micro_batch)
-        sizes, count = learned.sizes, learned.count
-        if 1 in sizes:
-            refuse_lone_sample(self.pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
-        parts = [each(part, self.device.put) for part in learned.targets]
+        parts = [each(part, self.device.put) for part in batch.targets]
         objective = learned_by(modules, objective)
         total: Tensor | None = None
         auxiliary: list[Tensor] = []
+        autocast = torch.autocast(self.device.torch_device.type, self.autocast, enabled=self.autocast is not None)
         with preserved_generators(self.device.torch_device):
-            for index, batch in enumerate(zip(*(tensor.split(list(sizes)) for tensor in learned.inputs), strict=True)):
-                values = as_tuple([self.device.put(tensor) for tensor in batch])
-                autocast = torch.autocast(
-                    self.device.torch_device.type, self.autocast, enabled=self.autocast is not None
-                )
+            for index, inputs in enumerate(self._cut(batch.inputs, batch.sizes)):
                 with autocast, collect_losses() as losses:
-                    outputs = self._through(layers, modules, values, step=step, batch=index)
-                values = tuple(t.float() if t.is_floating_point() else t for t in outputs)
-                loss = objective.loss(values, parts[index]) / count
+                    outputs = self._through(layers, modules, inputs, step=step, batch=index)
+                outputs = tuple(t.float() if t.is_floating_point() else t for t in outputs)
+                loss = objective.loss(outputs, parts[index]) / batch.count
                 if index == 0:
-                    refuse_own_parameters(objective, loss, values, modules)
+                    refuse_own_parameters(objective, loss, outputs, modules)
                 total = loss.detach() if total is None else total + loss.detach()
-                share = shares(sizes)[index]
+                share = shares(batch.sizes)[index]
                 auxiliary += [value.detach() * share for value in full(losses)]
                 back_from([*([(loss, None)] if loss.requires_grad else []), *weighted(full(losses), share)])
         assert total is not None
@@ -178,7 +164,12 @@ class ReferenceTrainer:
                 group["lr"] = lr * scale
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return StepResult(first, count, auxiliary=sum(others))
+        return StepResult(first, batch.count, auxiliary=sum(others))
+
+    def _cut(self, inputs: Batch, sizes: Sequence[int]) -> Iterator[Batch]:
+        """Micro-batches of these sizes, on the device."""
+        for parts in zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True):
+            yield tuple(map(self.device.put, parts))
 
     def _through(
         self, layers: Sequence[Layer], modules: Sequence[nn.Module], inputs: Batch, *, step: int, batch: int
@@ -219,15 +210,14 @@ class ReferenceTrainer:
         layers = self.pool.path(architecture)
         modules, flow = [self.module(layer).eval() for layer in layers], self.pool.flow(layers)
         inputs = as_batch(inputs)
-        sizes = list(cut_sizes(len(inputs[0]), micro_batch))
+        sizes = cut_sizes(len(inputs[0]), micro_batch)
         outputs = []
-        for number, batch in enumerate(zip(*(tensor.split(sizes) for tensor in inputs), strict=True)):
+        for number, values in enumerate(self._cut(inputs, sizes)):
             calls: list[Callable[..., object]] = list(modules)
             if caches is not None:
                 calls = [caches.caller(p, m, iter((number,)), self.device) for p, m in enumerate(modules)]
-            values = as_tuple([self.device.put(tensor) for tensor in batch])
-            given = flow.run(values, lambda place, *taken, calls=calls: calls[place](*taken))
-            outputs.append(given if reduce is None else reduced(reduce, number, full(given)))
+            part = flow.run(values, lambda place, *taken, calls=calls: calls[place](*taken))
+            outputs.append(part if reduce is None else reduced(reduce, number, full(part)))
         return tuple(torch.cat(parts).cpu() for parts in zip(*outputs, strict=True))
 
     def predict_population(
@@ -276,8 +266,7 @@ class ReferenceTrainer:
                 norm.momentum = None
                 norm.train()
             for batch in batches:
-                values = as_tuple([self.device.put(tensor) for tensor in batch])
-                flow.run(values, lambda place, *taken: modules[place](*taken))
+                flow.run(tuple(map(self.device.put, batch)), lambda place, *taken: modules[place](*taken))
 
     def write_back(self) -> None:
         """Put weights, buffers and moments into the param-server, as a relay would have left them."""
@@ -289,15 +278,15 @@ class ReferenceTrainer:
 
     @torch.no_grad()
     def _write_back(self, key: str, state: LayerState) -> None:
-        states = {id(p): own for optimizer in self.optimizers for p, own in optimizer.state.items()}
+        optimized = {id(p): moments for optimizer in self.optimizers for p, moments in optimizer.state.items()}
         tensors = state.tensors()
         for index, (name, parameter) in enumerate(self._parameters(key).items()):
             state.parameters()[name].copy_(parameter)
-            own = states.get(id(parameter), {})
-            for kind, value in moments_in(own).items():
+            moments = optimized.get(id(parameter), {})
+            for kind, value in moments_in(moments).items():
                 tensors[f"{kind}.{name}"].copy_(value)
-            if "step" in own:
-                state.steps[index] = own["step"]
+            if "step" in moments:
+                state.steps[index] = moments["step"]
         if key in self.modules:
             values = dict(self.modules[key].named_buffers())
             for name, view in state.named_buffers().items():
@@ -316,8 +305,8 @@ def _moved(module: nn.Module, device: torch.device) -> nn.Module:
     """A module on a device; `Module.to` alone makes two buffers of one that two parts share."""
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for part in module.modules():
-        for name, own in (*part._parameters.items(), *part._buffers.items()):
-            places.setdefault(id(own), []).append((part, name))
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            places.setdefault(id(tensor), []).append((part, name))
     module.to(device)
     for (owner, first), *others in places.values():
         for part, name in others:

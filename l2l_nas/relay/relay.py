@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from l2l_nas.arguments import check_count, check_kind, check_list, check_seed, check_whole
+from l2l_nas.arguments import check_count, check_kind, check_list, check_seed
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError
@@ -34,8 +34,6 @@ from l2l_nas.relay.interface import (
     Targets,
     as_batch,
     bytes_of,
-    check_objective,
-    check_rate,
     checked_sizes,
     cut_sizes,
 )
@@ -49,7 +47,7 @@ from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.step import TrainingStep
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
+from l2l_nas.space.shapes import check_shapes
 
 _SECTIONS = ("memory", "precision", "update", "execution")
 _PATHS = 256  # that are remembered as plans see them
@@ -280,12 +278,9 @@ class Relay:
     ) -> StepResult:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         refuse_modes(self.device)
-        check_rate(lr)
-        check_whole("step", step)
-        check_objective(objective)
-        batch = MiniBatch.of(self.pool, inputs, targets, objective=objective, micro_batch=micro_batch)
-        if 1 in batch.sizes:
-            refuse_lone_sample(self.pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
+        batch = MiniBatch.of(
+            self.pool, architecture, inputs, targets, objective=objective, micro_batch=micro_batch, lr=lr, step=step
+        )
         self.server.serve(self._training)
         memory = self.memory_plan(batch.sizes)
         if (held := self._training.held_path(architecture, memory)) is not None:

@@ -8,7 +8,7 @@ import torch
 from l2l_nas import SGD, AdamW, ParamServer, ReferenceTrainer, Relay
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.errors import NonFiniteError
-from tests.relay.test_relay import NotANumber
+from tests.relay.test_refusals import NotANumber
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data
 
 PATH = ["dense", "partial", "twice", "dense", "mlp"]

@@ -17,8 +17,8 @@ from l2l_nas import AdamW, ParamServer, ReferenceTrainer, Relay
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import SettingError, SpaceError
-from tests.relay.steps import copying
-from tests.relay.test_relay import chain_pool, relay_of, tensors, train
+from tests.relay.steps import chain_pool, copying, tensors, train
+from tests.relay.steps import relay_on_host as relay_of
 from tests.toys import SquaredError
 
 SCALE = nn.Parameter(torch.ones(()))
