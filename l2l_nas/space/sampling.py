@@ -93,7 +93,7 @@ class UniformPaths:
         )
 
 
-class FairPaths:
+class FairPaths(UniformPaths):
     """Strict fairness (FairNAS, arXiv 1907.01845, 3.3): in a round, every candidate of every position is trained once.
 
     A round has as many steps as the largest position has candidates, skips included. A position with fewer goes round
@@ -112,10 +112,7 @@ class FairPaths:
     """
 
     def __init__(self, pool: LayerPool, *, seed: int, constraints: Sequence[Constraint] = ()) -> None:
-        self._pool = pool
-        self._seed = seed
-        self._constraints = tuple(constraints)
-        self._uniform = UniformPaths(pool, seed=seed, constraints=constraints)
+        super().__init__(pool, seed=seed, constraints=constraints)
         self.round_steps = max(len(position.candidates) for position in pool.positions)
         self._last: tuple[int, list[Architecture | None]] | None = None
 
@@ -124,7 +121,7 @@ class FairPaths:
         number, index = divmod(step, self.round_steps)
         if self._last is None or self._last[0] != number:
             self._last = number, self._round(number)
-        return self._last[1][index] or self._uniform.path_at(step)
+        return self._last[1][index] or super().path_at(step)
 
     def _round(self, number: int) -> list[Architecture | None]:
         """The paths of a round; None where no fair one is allowed."""
@@ -163,7 +160,7 @@ class FairPaths:
         return architecture if first_violation(architecture, self._constraints) is None else None
 
 
-PATH_SAMPLERS: dict[str, type[UniformPaths | FairPaths]] = {"uniform": UniformPaths, "fair": FairPaths}
+PATH_SAMPLERS: dict[str, type[UniformPaths]] = {"uniform": UniformPaths, "fair": FairPaths}
 
 
 def build_paths(name: str, pool: LayerPool, *, seed: int, constraints: Sequence[Constraint] = ()) -> PathSampler:
