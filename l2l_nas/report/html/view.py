@@ -17,6 +17,7 @@ from markupsafe import Markup
 from l2l_nas.cost.table import BYTES, readable
 from l2l_nas.nas.objectives import Goal, State, counts
 from l2l_nas.nas.suspects import to_retire
+from l2l_nas.report.charts import tables
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Chart
 from l2l_nas.report.charts.diagram import DENSE_PAGE, PAGE, lay_out
@@ -26,7 +27,6 @@ from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.charts.tips import labelled
 from l2l_nas.report.history import RunState, Spent
-from l2l_nas.report.html import tables
 from l2l_nas.report.html.frame import asset, environment, policy
 from l2l_nas.report.html.svg import Plot
 from l2l_nas.report.network import Network, margin
