@@ -33,8 +33,9 @@ from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace
 from l2l_nas.report.charts.curve import curve_sheet
+from l2l_nas.report.network import Network
 from l2l_nas.report.png import is_matplotlib_installed, png_of
-from l2l_nas.report.table import score_line
+from l2l_nas.report.table import headline
 from l2l_nas.runs.build import (
     NO_TEST,
     build_relay,
@@ -356,7 +357,8 @@ class _Training:
         if self.trace is not None:
             write_trace(self.folder, self.trace, self.console)
         last = "; ".join(f"{name} {value:.4f} validation" for name, value in validations[-1].values.items())
-        for word, validation, line in (("last", validations[-1], last), ("best", best, score_line(scores))):
+        network = Network.from_json({"trial": -1, "architecture": self.architecture.choices, **by_part(scores)})
+        for word, validation, line in (("last", validations[-1], last), ("best", best, headline(network))):
             say(self.console, word, f" (step {validation.step}): {line}")
         for score in scores.values():
             if score.problem:

@@ -12,8 +12,9 @@ from typing import Any
 
 from l2l_nas.cost.table import UNITS
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, pareto_front
-from l2l_nas.report.text import with_error
+from l2l_nas.report.text import format_value, with_error
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.score import PARTS
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,17 @@ class Network:
     def error(self, part: str, metric: str) -> float | None:
         """The standard error of a metric; None where it is not known."""
         return self.standard_error.get(part, {}).get(metric)
+
+    def scored(self, part: str, metric: str) -> str:
+        """A metric of a part with its standard error, as text; empty where it was not measured."""
+        found = self.part(part)
+        return with_error(metric, found[metric], self.error(part, metric)) if metric in found else ""
+
+    def scores(self, metric: str) -> list[str]:
+        """The same of each part that it was measured on, with the part's name; the trial score where there is none."""
+        if not self.is_trained and metric in self.values:
+            return [f"{format_value(metric, self.values[metric])} trial score"]
+        return [f"{self.scored(part, metric)} {part}" for part in PARTS if metric in self.part(part)]
 
     @classmethod
     def of_trial(cls, record: TrialRecord) -> Network:

@@ -15,8 +15,7 @@ from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.png import Picture, is_matplotlib_installed, png_of
-from l2l_nas.report.results import TEST, VALIDATION, Results
-from l2l_nas.report.text import format_value, with_error
+from l2l_nas.report.results import Results
 
 
 def write_pictures(
@@ -62,16 +61,11 @@ def _best_architecture(results: Results) -> Sheet | Diagram:
     best, goal, card = results.best, results.goals[0].name, results.card
     if best is None:
         return Sheet((Chart("Best architecture", message="no complete trial"),))
-    scores = [
-        f"{part} {with_error(goal, best.part(part)[goal], best.error(part, goal))}"
-        for part in (VALIDATION, TEST)
-        if goal in best.part(part)
-    ] or [f"trial score {format_value(goal, best.values[goal])}"]
     boxes = boxes_of(card, best.architecture)
     return lay_out(
         boxes,
         source=card.source,
-        label=f"Best architecture (trial {best.trial}): {goal}, {', '.join(scores)}\n"
+        label=f"Best architecture (trial {best.trial}): {goal}, {', '.join(best.scores(goal))}\n"
         f"{sum(not box.is_skip for box in boxes)} of {len(boxes)} positions used, "
         f"{card.num_parameters(best.architecture):,} parameters in total",
         sizes=FILE,

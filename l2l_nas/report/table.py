@@ -2,135 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from l2l_nas.nas.objectives import Goal, TrialRecord, distinct, ranked
-from l2l_nas.nas.strategies.baseline import Baseline
-from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
+from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.sweep_study import SweepRecord, Values
+from l2l_nas.report.charts import tables
 from l2l_nas.report.network import Network, RandomBaseline, margin
-from l2l_nas.report.text import counted, format_choices, format_value, with_error
-from l2l_nas.training.score import PARTS, Score
+from l2l_nas.report.text import counted, format_value
 
 _BEST = "bold green"
 
 
-def best_table(
-    records: Sequence[TrialRecord], goals: Sequence[Goal], *, metrics: Collection[str], limit: int = 5
-) -> Table:
-    """The best trials by the first goal: rank, trial number, trial scores, costs, architecture.
-
-    The best value of each goal among the rows shown stands out.
-
-    Args:
-        metrics: names of goals that are measured, with the weights that the trial had: their columns say so.
-    """
-    rows = ranked(records, goals)[:limit]
-    complete = len(distinct(records))
-    table = new_table(f"Best trials: {len(rows)} of {complete} complete" if rows else "Best trials: no complete trial")
-    table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("trial", justify="right", no_wrap=True)
-    for goal in goals:
-        # a long name may be broken, a number never
-        widest = max((len(format_value(goal.name, record.values[goal.name])) for record in rows), default=0)
-        title = f"trial score:\n{goal.name}" if goal.name in metrics else goal.name
-        table.add_column(title, justify="right", overflow="fold", min_width=widest)
-    table.add_column("architecture", overflow="fold", ratio=1)
-    best = {goal.name: _best(goal, (record.values[goal.name] for record in rows)) for goal in goals if rows}
-    for rank, record in enumerate(rows, start=1):
-        values = (
-            Text(
-                format_value(goal.name, record.values[goal.name]),
-                style=_BEST if record.values[goal.name] == best[goal.name] else "",
-            )
-            for goal in goals
-        )
+def terminal_table(title: str, table: tables.Table) -> Table:
+    """A described table; the winner's row stands out."""
+    made = new_table(title)
+    for index, column in enumerate(table.columns):
+        title = column.title.replace(", ", ",\n")
+        if column is tables.ARCHITECTURE:
+            made.add_column(title, overflow="fold", ratio=1)
+        else:
+            widest = max((len(str(row.cells[index])) for row in table.rows), default=0)
+            made.add_column(title, justify="right", overflow="fold", min_width=min(widest, column.unbroken))
+    for row in table.rows:
+        first, *others = (cell.words if isinstance(cell, tables.Drawn) else cell for cell in row.cells)
+        cells = [f"\N{BLACK STAR} {first}" if row.is_winner else first, *others]
         # Text, not str: rich would read [...] in a string as markup
-        table.add_row(str(rank), str(record.number), *values, Text(format_choices(record.architecture)))
-    return table
+        styled = [Text(cell, style=_BEST if isinstance(cell, tables.Best) else "") for cell in cells]
+        made.add_row(*styled, style=_BEST if row.is_winner else "")
+    return made
 
 
-def finalist_table(
-    finalists: Sequence[Finalist], best: Finalist, goals: Sequence[Goal], *, metrics: Collection[str]
-) -> Table:
-    """The finalists, best first on the validation part: trial scores, scores after training with errors, steps, costs.
-
-    The best is marked; so are, with several goals, those that no other beats on all of them. Of metrics other than the
-    first goal, there is the score on the validation part alone: nothing more fits.
-
-    Args:
-        best: one of them.
-        metrics: names of goals that are measured; goals with other names are costs.
-    """
-    measured = [goal.name for goal in goals if goal.name in metrics]
-    parts = [part for part in PARTS if any(part in one.scores for one in finalists)]
-    in_rounds = len({one.steps for one in finalists}) > 1
-    # there is space for one of them: who was trained how long says more of the figures beside it
-    costs = [goal.name for goal in goals if goal.name not in metrics] or ([] if in_rounds else ["parameters"])
-    front = {one.record.number for one in trained_front(finalists, goals)} if len(goals) > 1 else set()
-    table = new_table(f"Finalists, after training of their own: {counted(len(finalists), 'network')}")
-    table.add_column("trial", justify="right", no_wrap=True)
-    first, *further = measured
-    table.add_column(f"trial score:\n{first}", justify="right", overflow="fold", min_width=6)
-    # a figure stays beside its error, as long as there is space
-    least = 15 if len(goals) < 3 and not further else 8
-    shown = [*((part, first) for part in parts), *(("validation", name) for name in further)]
-    for part, name in shown:
-        table.add_column(f"{part}:\n{name}", justify="right", overflow="fold", min_width=least)
-    if in_rounds:
-        table.add_column("steps", justify="right", no_wrap=True)
-    for name in costs:
-        table.add_column(name, justify="right", overflow="fold")
-    table.add_column("", no_wrap=True)
-    for one in order(finalists, goals):
-        is_best = one.record.number == best.record.number
-        cells = [str(one.record.number), _cell(first, one.trial_score.get(first))]
-        cells += [_scored(one.scores, part, name) for part, name in shown]
-        cells += [f"{one.steps:,}"] if in_rounds else []
-        cells += [_cell(name, one.costs.get(name)) for name in costs]
-        mark = "best" if is_best else "front" if one.record.number in front else ""
-        table.add_row(*map(Text, [*cells, mark]), style=_BEST if is_best else "")
-    return table
-
-
-def headline(best: Finalist) -> str:
+def headline(best: Network) -> str:
     """Each metric of the best: `accuracy 0.9778 ± 0.0078 validation, 0.9694 ± 0.0091 test`."""
     if not best.is_trained:
         return "  ".join(f"{name} {format_value(name, value)}" for name, value in best.trial_score.items())
-    return score_line(best.scores)
+    return "; ".join(f"{name} {', '.join(best.scores(name))}" for name in best.part("validation"))
 
 
-def baseline_line(best: Finalist, other: Baseline | None, goal: Goal) -> str:
+def baseline_line(best: Network, other: RandomBaseline | None, goal: Goal) -> str:
     """The best of random search, and how far the best is ahead of it on the test part."""
     if other is None:
         return "random search: none of its networks could be trained"
-    failed = f", {len(other.failed)} of them failed" if other.failed else ""
-    line = (
-        f"random search with as many steps ({counted(other.networks, 'network')} of {other.steps:,}{failed}): "
-        f"{score_line(other.scores)}"
-    )
-    found, beside = Network.from_json(best.entry()), RandomBaseline.from_json(other.entry())
-    return "\n".join(filter(None, (line, margin(found, beside.best, goal))))
-
-
-def score_line(scores: Mapping[str, Score]) -> str:
-    """Each metric on each part of the data, with its error."""
-    return "; ".join(
-        f"{name} " + ", ".join(f"{_scored(scores, part, name)} {part}" for part in PARTS if part in scores)
-        for name in scores["validation"].values
-    )
-
-
-def _scored(scores: Mapping[str, Score], part: str, name: str) -> str:
-    score = scores.get(part)
-    if score is None or name not in score.values:
-        return "-"
-    return with_error(name, score.values[name], score.errors.get(name))
+    failed = f", {other.failed} of them failed" if other.failed else ""
+    networks = f"{counted(other.networks, 'network')} of {other.steps:,}{failed}"
+    line = f"random search with as many steps ({networks}): {headline(other.best)}"
+    return "\n".join(filter(None, (line, margin(best, other.best, goal))))
 
 
 def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
@@ -216,10 +137,6 @@ def new_table(title: str, *columns: str) -> Table:
     for name in columns:
         table.add_column(name, no_wrap=True)
     return table
-
-
-def _best(goal: Goal, values: Iterable[float]) -> float:
-    return max(values) if goal.maximize else min(values)
 
 
 def _joined(overrides: object) -> str:

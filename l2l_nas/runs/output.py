@@ -13,11 +13,12 @@ from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist, order, trained_front
 from l2l_nas.nas.suspects import in_words, to_retire
 from l2l_nas.report.card import card_of
-from l2l_nas.report.network import Network
+from l2l_nas.report.charts import tables
+from l2l_nas.report.network import Network, RandomBaseline, in_order
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.results import Results, only_finite
-from l2l_nas.report.table import baseline_line, best_table, finalist_table, headline
-from l2l_nas.report.text import format_value
+from l2l_nas.report.table import baseline_line, headline, terminal_table
+from l2l_nas.report.text import counted, format_value
 from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.build import NO_TEST, described, identity, versions, write_architecture
 from l2l_nas.runs.export import export_or_warn
@@ -103,7 +104,7 @@ def _results(run: SearchRun, search: SearchContext, best: Finalist) -> Results:
         card_of(run.problem.pool, run.relay.shapes),
         run.goals,
         only_finite(search.allowed(search.study.records), run.goals),
-        tuple([found, *trained] if found.is_trained else trained),
+        tuple([found, *in_order(trained, run.goals)] if found.is_trained else trained),
         found,
     )
 
@@ -118,21 +119,26 @@ def show(
     seconds: float,
 ) -> None:
     """Tables, charts, values of the best, and where everything lies."""
-    console, records = run.console, search.study.records
-    console.print(best_table(records, run.goals, metrics=run.problem.measured_task.metrics))
-    if search.finalists:
-        console.print(finalist_table(search.finalists, best, run.goals, metrics=run.problem.measured_task.metrics))
+    console, records, results = run.console, search.study.records, _results(run, search, best)
+    trials = tables.best_table(results, metrics=run.problem.measured_task.metrics)
+    shown = f"{len(trials.rows)} of {len(distinct(results.records))} complete" if trials.rows else "no complete trial"
+    console.print(terminal_table(f"Best trials: {shown}", trials))
+    if results.finalists:
+        trained = tables.finalist_table(results, winner=best.record.number, is_narrow=True)
+        networks = counted(len(results.finalists), "network")
+        console.print(terminal_table(f"Finalists, after training of their own: {networks}", trained))
     if not (run.folder.root.parent / SWEEP_CONFIG).exists():  # a sweep has a table and a picture of its own
-        for chart in charts_text(_results(run, search, best), columns=console.width):
+        for chart in charts_text(results, columns=console.width):
             console.print(chart, end="\n\n")
     how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
-    say(console, "best", f" (trial {best.record.number}, {how}): {headline(best)}")
+    say(console, "best", f" (trial {best.record.number}, {how}): {headline(results.leaders(1)[0])}")
     for problem in dict.fromkeys(score.problem for score in best.scores.values() if score.problem):
         warn(console, problem)
     if best.is_trained and run.problem.data.test is None:
         console.print(NO_TEST, soft_wrap=True)
     if run.conf.search.baseline != "none":
-        console.print(baseline_line(best, search.baseline, run.goals[0]), soft_wrap=True)
+        beside = RandomBaseline.from_json(search.baseline.entry()) if search.baseline else None
+        console.print(baseline_line(results.leaders(1)[0], beside, run.goals[0]), soft_wrap=True)
     costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
     for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(run.folder.report))])]:
         console.print(f"  {label:8} {path}", soft_wrap=True)

@@ -1,34 +1,51 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
-from l2l_nas.nas.objectives import Goal
-from l2l_nas.nas.strategies.finalists import Finalist
+from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.sweep_study import SweepRecord
+from l2l_nas.report.charts import tables
+from l2l_nas.report.network import Network, RandomBaseline, in_order
+from l2l_nas.report.results import Results
 from l2l_nas.report.table import (
-    best_table,
-    finalist_table,
+    baseline_line,
     headline,
     run_line,
     settings_text,
     sweep_table,
     swept_table,
+    terminal_table,
 )
-from l2l_nas.training.score import Score
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, some_trials, trial
+from tests.report.pages import card_of_pool, results_of
 
 METRICS = ("accuracy", "loss")
 
 
-def finalist(number: int, accuracy: float, *, parameters: float = 126.0, parts=("validation", "test")) -> Finalist:
-    record = trial(number, {"accuracy": 0.5 + number / 100, "parameters": parameters}, "wide")
-    scores = {part: Score({"accuracy": accuracy - 0.01 * (part == "test")}, {"accuracy": 0.00784}) for part in parts}
-    return Finalist(record, {"parameters": parameters}, scores)
+def finalist(number: int, accuracy: float, *, parameters: float = 126.0, parts=("validation", "test")) -> Network:
+    scores = {part: {"accuracy": accuracy - 0.01 * (part == "test")} for part in parts}
+    errors = {part: {"accuracy": 0.00784} for part in parts}
+    score = {"accuracy": 0.5 + number / 100}
+    architecture = trial(number, None, "wide", "wide", "skip").architecture
+    costs = {"parameters": parameters}
+    return Network(number, architecture, score, scores.get("validation"), scores.get("test"), errors, costs)
+
+
+def best_of(records: Sequence[TrialRecord], goals: Sequence[Goal], **how) -> Table:
+    return terminal_table("Best trials", tables.best_table(results_of(records, goals), **{"metrics": METRICS, **how}))
+
+
+def finalists_of(found: Sequence[Network], goals: Sequence[Goal]) -> str:
+    networks = in_order(found, goals)
+    results = Results(card_of_pool(), tuple(goals), (), tuple(networks))
+    table = tables.finalist_table(results, winner=networks[0].trial, is_narrow=True)
+    return rendered(terminal_table("Finalists", table))
 
 
 def rendered(table: Table, *, is_terminal: bool = False) -> str:
@@ -46,9 +63,8 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def test_best_trials_come_in_order_with_their_values() -> None:
-    text = rendered(best_table(some_trials(), [ACCURACY, PARAMETERS], metrics=METRICS, limit=3))
-    assert "Best trials: 3 of 4 complete" in text
-    assert text.partition("─")[0].count("trial score:") == 1  # over accuracy: parameters are what they are
+    text = rendered(best_of(some_trials(), [ACCURACY, PARAMETERS], limit=3))
+    assert text.partition("─")[0].count("trial score") == 1  # over accuracy: parameters are what they are
     assert rows_of(text) == [
         ["1", "2", "0.9000", "12,345", "stem,", "2*wide,", "skip,", "head"],
         ["2", "5", "0.7000", "126", "stem,", "wide,", "linear,", "skip,", "head"],
@@ -58,14 +74,11 @@ def test_best_trials_come_in_order_with_their_values() -> None:
 
 def test_finalists_come_with_both_scores_and_their_errors_and_the_best_is_marked() -> None:
     found = [finalist(1, 0.9), finalist(2, 0.97), finalist(3, 0.95, parameters=42.0)]
-    text = rendered(finalist_table(found, found[1], [ACCURACY, PARAMETERS], metrics=METRICS))
+    text = finalists_of(found, [ACCURACY, PARAMETERS])
     assert max(map(len, text.splitlines())) <= 80
-    titles = " ".join(text.partition("─")[0].split())
-    assert titles.startswith("Finalists, after training of their own: 3 networks")
-    assert "trial score: validation: test: trial accuracy accuracy accuracy parameters" in titles
     assert rows_of(text) == [
-        ["2", "0.5200", "0.9700", "±", "0.0078", "0.9600", "±", "0.0078", "126", "best"],
-        ["3", "0.5300", "0.9500", "±", "0.0078", "0.9400", "±", "0.0078", "42", "front"],
+        ["★", "2", "0.5200", "0.9700", "±", "0.0078", "0.9600", "±", "0.0078", "yes", "126"],
+        ["3", "0.5300", "0.9500", "±", "0.0078", "0.9400", "±", "0.0078", "yes", "42"],
         ["1", "0.5100", "0.9000", "±", "0.0078", "0.8900", "±", "0.0078", "126"],
     ]
     assert headline(found[1]) == "accuracy 0.9700 ± 0.0078 validation, 0.9600 ± 0.0078 test"
@@ -81,45 +94,46 @@ def test_finalists_come_with_both_scores_and_their_errors_and_the_best_is_marked
 )
 def test_finalists_of_three_goals_fit_80_columns(goals: list[Goal]) -> None:
     values = {"accuracy": 0.97, "loss": 0.0312, "f1": 0.9}
-    scores = {part: Score(values, dict.fromkeys(values, 0.0078)) for part in ("validation", "test")}
+    errors = dict.fromkeys(("validation", "test"), dict.fromkeys(values, 0.0078))
     costs = {"parameters": 12345678.0, "latency_ms": 12.345}
-    found = [Finalist(trial(n, {**values, **costs}, "wide"), costs, scores) for n in (101, 102)]
-    text = rendered(finalist_table(found, found[0], goals, metrics=(*METRICS, "f1")))
+    one = replace(finalist(101, 0.97), validation=values, test=values, standard_error=errors, costs=costs)
+    text = finalists_of([one, replace(one, trial=102)], goals)
     assert max(map(len, text.splitlines())) <= 80
-    for word in ("0.9700", "0.0078", "best", "102"):
+    for word in ("0.9700", "0.0078", "★", "102"):
         assert word in text
 
 
 def test_finalists_of_several_rounds_say_how_long_each_was_trained_longest_first() -> None:
     longest, short, half = finalist(1, 0.9), finalist(2, 0.97), finalist(3, 0.95)
     found = [replace(longest, steps=1200), replace(short, steps=80), replace(half, steps=240)]
-    text = rendered(finalist_table(found, found[0], [ACCURACY], metrics=METRICS))
-    rows = [row for row in rows_of(text) if row and row[0] in "123"]
+    rows = [[word for word in row if word != "★"] for row in rows_of(finalists_of(found, [ACCURACY]))]
     assert [row[0] for row in rows] == ["1", "3", "2"]
     assert ["1,200" in rows[0], "240" in rows[1], "80" in rows[2]] == [True] * 3
-    assert "best" in rows[0]
-    alike = rendered(finalist_table([longest, short], short, [ACCURACY], metrics=METRICS))
-    assert "steps" not in alike
+    assert "steps" not in finalists_of([longest, short], [ACCURACY])
 
 
 def test_without_a_test_part_there_is_no_column_of_it() -> None:
     found = [finalist(1, 0.9, parts=("validation",))]
-    text = rendered(finalist_table(found, found[0], [ACCURACY], metrics=METRICS))
+    text = finalists_of(found, [ACCURACY])
     assert "test" not in text
-    assert rows_of(text) == [["1", "0.5100", "0.9000", "±", "0.0078", "126", "best"]]
+    assert rows_of(text) == [["★", "1", "0.5100", "0.9000", "±", "0.0078", "126"]]
     assert headline(found[0]) == "accuracy 0.9000 ± 0.0078 validation"
     assert headline(finalist(1, 0.9, parts=())) == "accuracy 0.5100"
 
 
+def test_random_search_is_a_line_with_how_far_the_best_is_ahead() -> None:
+    best, other = finalist(1, 0.95), finalist(-1, 0.9)
+    line = baseline_line(best, RandomBaseline(3, 80, other, failed=1), ACCURACY)
+    assert line.startswith("random search with as many steps (3 networks of 80, 1 of them failed): accuracy 0.9000")
+    assert "0.0500 ± 0.0111 ahead of random search" in line
+    assert "none of its networks" in baseline_line(best, None, ACCURACY)
+
+
 def test_the_best_value_of_each_goal_stands_out_on_a_terminal_only() -> None:
-    table = best_table(some_trials(), [ACCURACY, PARAMETERS], metrics=METRICS)
+    table = best_of(some_trials(), [ACCURACY, PARAMETERS])
     green = [part.split("\x1b")[0].strip() for part in rendered(table, is_terminal=True).split("\x1b[1;32m")[1:]]
     assert green == ["0.9000", "70"]
     assert "\x1b" not in rendered(table)
-
-
-def test_without_a_complete_trial_a_table_says_so() -> None:
-    assert "no complete trial" in rendered(best_table([trial(0)], [ACCURACY], metrics=METRICS))
 
 
 @pytest.mark.parametrize("name", ["x" * 100, "transformer_encoder_block_h16_ffn4096"])
@@ -127,7 +141,7 @@ def test_long_architectures_and_names_stay_within_80_columns_and_lose_no_digit(n
     middle = [name if index % 2 else "conv3" for index in range(50)]
     goal = type(ACCURACY)("validation_accuracy_top5_balanced", maximize=True)
     trials = [trial(0, {goal.name: 0.123456, "parameters": 50e9}, *middle)]
-    text = rendered(best_table(trials, [goal, PARAMETERS], metrics=(goal.name,)))
+    text = rendered(best_of(trials, [goal, PARAMETERS], metrics=(goal.name,)))
     assert max(map(len, text.splitlines())) <= 80
     assert "0.1235" in text
     assert "50,000,000,000" in text
@@ -162,7 +176,7 @@ def test_three_goals_and_large_counts_fit_80_columns() -> None:
         trial(number, {"accuracy": number / 10, "streamed_bytes": 123456789.0 - number, "latency_ms": 1.5}, "wide")
         for number in range(3)
     ]
-    text = rendered(best_table(trials, goals, metrics=METRICS))
+    text = rendered(best_of(trials, goals))
     assert max(map(len, text.splitlines())) <= 80
     assert "117.7 MiB" in text
     assert "1.5 ms" in text

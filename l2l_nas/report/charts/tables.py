@@ -1,21 +1,21 @@
-"""The tables of networks and trials on the page, as plain data.
+"""The tables of networks and trials, as plain data, for the page and for a terminal.
 
 A trial's score and what a network came to by a training of its own never share a column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from l2l_nas.nas.objectives import TrialRecord
+from l2l_nas.nas.objectives import TrialRecord, ranked
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts.grid import DASH
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import TEST, VALIDATION, Results
 from l2l_nas.report.styles import hue_class
-from l2l_nas.report.text import format_choices, format_value, heading, short_heading, with_error
+from l2l_nas.report.text import format_choices, format_value, heading, short_heading
 
 MAX_FRONT = 40
 MAX_TRIALS = 3000
@@ -28,6 +28,11 @@ class Column:
 
     title: str
     class_: str = "n wrap"
+    unbroken: int = 80  # so many letters of a number are never broken on a terminal
+
+
+class Best(str):
+    """A value that none of its column is better than."""
 
 
 @dataclass(frozen=True)
@@ -86,33 +91,67 @@ def value_cell(name: str, value: float | None) -> str:
     return DASH if value is None else format_value(name, value)
 
 
-def finalist_table(results: Results, *, winner: int | None) -> Table:
+def best_table(results: Results, *, metrics: Collection[str], limit: int = 5) -> Table:
+    """The best trials by the first goal, for a terminal; the best value of each goal among them stands out.
+
+    Args:
+        metrics: names of goals that are measured, with the weights that the trial had: their columns say so.
+    """
+    shown = ranked(results.records, results.goals)[:limit]
+    rows = []
+    for rank, record in enumerate(shown, start=1):
+        cells = [str(rank), str(record.number)]
+        for goal in results.goals:
+            value = record.values[goal.name]
+            is_best = not any(goal.better(other.values[goal.name], value) for other in shown)
+            cells.append((Best if is_best else str)(format_value(goal.name, value)))
+        rows.append(TableRow((*cells, format_choices(record.architecture)), record.number))
+    names = (f"{goal.name}, trial score" if goal.name in metrics else goal.name for goal in results.goals)
+    return Table((Column("rank", "n"), TRIAL, *map(Column, names), ARCHITECTURE), tuple(rows))
+
+
+def finalist_table(results: Results, *, winner: int | None, is_narrow: bool = False) -> Table:
     """What was trained further: every score beside its error, each kind in a column of its own.
 
     Args:
         results: with at least one finalist.
         winner: the trial of the network that the search came to; None before its end.
+        is_narrow: whether there are 80 columns alone: for metrics but the first goal there is the score on the
+            validation part, for costs those that are goals, and no architecture.
     """
-    finalists = results.finalists
-    metrics = [g.name for g in results.goals if any(g.name in network.part(VALIDATION) for network in finalists)]
+    finalists, goals = results.finalists, results.goals
+    metrics = [g.name for g in goals if any(g.name in network.part(VALIDATION) for network in finalists)]
     costs = list(dict.fromkeys(name for network in finalists for name in network.costs))
     parts = [VALIDATION, *([TEST] if any(network.test for network in finalists) else [])]
+    scored = [(part, name) for part in parts for name in metrics]
     is_raced = in_rounds(finalists)
-    members = {network.trial for network in results.final_front}
-    columns = [TRIAL, *(Column(f"{name}, trial score", "n wrap pale") for name in metrics)]
-    columns += [Column(f"{name}, {part}") for part in parts for name in metrics]
-    columns.append(Column("steps", "n") if is_raced else Column("on the front", "wrap"))
-    columns += [*(Column(short_heading(name)) for name in costs), ARCHITECTURE]
+    if is_narrow:
+        scored = [one for one in scored if one[0] == VALIDATION or one[1] == metrics[0]]
+        # there is space for one of them: who was trained how long says more of the figures beside it
+        costs = [goal.name for goal in goals if goal.name not in metrics] or ([] if is_raced else ["parameters"])
+    before = metrics[:1] if is_narrow else metrics
+    unbroken = 15 if len(goals) < 3 and len(metrics) < 2 else 8  # a figure beside its error, as there is space
+    members = {network.trial for network in results.final_front} if len(goals) > 1 or not is_narrow else set()
+    columns = [TRIAL, *(Column(f"{name}, trial score", "n wrap pale") for name in before)]
+    columns += [Column(f"{name}, {part}", unbroken=unbroken) for part, name in scored]
+    columns += (
+        [Column("steps", "n")]
+        if is_raced
+        else [Column("front" if is_narrow else "on the front", "wrap")]
+        if members
+        else []
+    )
+    columns += [Column(short_heading(name)) for name in costs]
     rows = []
     for network in finalists:
         cells: list[str | Drawn] = [str(network.trial)]
-        cells += [value_cell(name, network.trial_score.get(name)) for name in metrics]
-        cells += [_scored(network, part, name) for part in parts for name in metrics]
-        cells.append(f"{network.steps:,}" if is_raced else "yes" if network.trial in members else "")
+        cells += [value_cell(name, network.trial_score.get(name)) for name in before]
+        cells += [network.scored(part, name) or DASH for part, name in scored]
+        cells += [f"{network.steps:,}"] if is_raced else ["yes" if network.trial in members else ""] if members else []
         cells += [value_cell(name, network.costs.get(name)) for name in costs]
-        row = TableRow((*cells, drawn(results.card, network)), network.trial, network.trial == winner)
-        rows.append(row)
-    return Table(tuple(columns), tuple(rows), is_whole=True)
+        cells += [] if is_narrow else [drawn(results.card, network)]
+        rows.append(TableRow(tuple(cells), network.trial, network.trial == winner))
+    return Table((*columns, *([] if is_narrow else [ARCHITECTURE])), tuple(rows), is_whole=True)
 
 
 def in_rounds(finalists: Sequence[Network]) -> bool:
@@ -130,7 +169,7 @@ def baseline_table(results: Results, beside: RandomBaseline) -> Table:
         TableRow(
             (
                 name,
-                *(_scored(network, part, goal) for part in parts),
+                *(network.scored(part, goal) for part in parts),
                 value_cell("parameters", network.costs.get("parameters")),
                 drawn(results.card, network),
             )
@@ -138,11 +177,6 @@ def baseline_table(results: Results, beside: RandomBaseline) -> Table:
         for name, network in (("this search", winner), ("random search", beside.best))
     )
     return Table(tuple(columns), rows, is_whole=True)
-
-
-def _scored(network: Network, part: str, name: str) -> str:
-    found = network.part(part)
-    return with_error(name, found[name], network.error(part, name)) if name in found else DASH
 
 
 def front_table(results: Results) -> Table:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from l2l_nas.cost.table import UNITS, with_unit
 from l2l_nas.nas.objectives import TrialRecord
 from l2l_nas.report.network import Network
-from l2l_nas.report.results import TEST, VALIDATION, Results
-from l2l_nas.report.text import format_choices, format_value, with_error
+from l2l_nas.report.results import Results
+from l2l_nas.report.text import format_choices, format_value
+from l2l_nas.training.score import PARTS
 
 GONE = "with candidates that the space no longer has"
 
@@ -30,13 +31,8 @@ def network_tip(results: Results, network: Network) -> str:
     """What a finalist came to on each part of the data, and what it costs."""
     goals = [goal.name for goal in results.goals if goal.name not in network.costs]
     lines = [f"Trial {network.trial}, trained further"]
-    for part in (VALIDATION, TEST):
-        found = network.part(part)
-        lines += [
-            f"{part}: {name} {with_error(name, found[name], network.error(part, name))}"
-            for name in goals
-            if name in found
-        ]
+    for part in PARTS:
+        lines += [f"{part}: {name} {network.scored(part, name)}" for name in goals if name in network.part(part)]
     lines += [labelled(name, value) for name, value in network.costs.items()]
     return "\n".join([*lines, format_choices(network.architecture)])
 

@@ -33,7 +33,7 @@ from l2l_nas.report.network import Network, margin
 from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import TEST, VALIDATION, Ranking, Results
 from l2l_nas.report.summary import Summary
-from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading, with_error
+from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading
 
 # said wherever trial scores stand
 SCORES = (
@@ -207,14 +207,7 @@ def _headline(summary: Summary) -> str:
         return "No network yet" if summary.history.state == "running" else "No network found"
     parameters = format_value("parameters", best.costs["parameters"])
     so_far = "" if summary.is_finished else " so far"
-    if not best.is_trained:
-        figures = f"{goal} {format_value(goal, best.values[goal])} (trial score)"
-    else:
-        parts = [part for part in (VALIDATION, TEST) if goal in best.part(part)]
-        figures = f"{goal} " + ", ".join(
-            f"{with_error(goal, best.part(part)[goal], best.error(part, goal))} {part}" for part in parts
-        )
-    return f"Best network{so_far}: {figures}, with {parameters} parameters"
+    return f"Best network{so_far}: {goal} {', '.join(best.scores(goal))}, with {parameters} parameters"
 
 
 def _notes(summary: Summary) -> list[str]:
@@ -287,7 +280,7 @@ def _score_tiles(best: Network, name: str) -> list[Parts]:
     tiles = []
     for part in (VALIDATION, TEST):
         if name in best.part(part):
-            figure, _, error = with_error(name, best.part(part)[name], best.error(part, name)).partition(" ")
+            figure, _, error = best.scored(part, name).partition(" ")
             of = f"trial {best.trial}, trained further" if part == VALIDATION else "measured once"
             tiles.append(_tile(f"{name}, {part}", figure, f"{error}; {of}" if error else of))
     return tiles
@@ -299,7 +292,7 @@ def _leader(summary: Summary, network: Network, rank: int, first: Network) -> Pa
     kind = "validation" if network.is_trained else "trial score"
     lines = [f"{rank}. {goal} {format_value(goal, network.values[goal])}", f"trial {network.trial}, {kind}"]
     if goal in network.part(TEST):
-        lines.append(f"test {with_error(goal, network.part(TEST)[goal], network.error(TEST, goal))}")
+        lines.append(f"test {network.scored(TEST, goal)}")
     others = dict.fromkeys(["parameters", *(other.name for other in summary.goals[1:])])
     lines += [labelled(name, network.values[name]) for name in others if name in network.values]
     drawing = lay_out(
