@@ -121,7 +121,7 @@ def relay_step(
         2 * forward,
         gradients / ranks / hardware.link_down + gradients * between,
     )
-    here = LayerSeconds(0.0, forward, 2 * forward + hardware.resident_update_s(model.layer_parameters), 0.0)
+    here = LayerSeconds(0.0, forward, 2 * forward + hardware.device_update_s(model.layer_parameters), 0.0)
     path = [
         PathLayer(f"l{i}", (f"l{i}",), reads=(f"v{i - 1}" if i else "x",), writes=(f"v{i}",))
         for i in range(model.layers)

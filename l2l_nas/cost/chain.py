@@ -32,7 +32,7 @@ class RelayShape:
     update: UpdateOrder = UpdateOrder.EAGER
     spill: Spill = NOTHING_SPILLED
     frames: int = 0  # in memory, for states that are in files; 0: all are in memory
-    resident: frozenset[Name] = frozenset()  # states that live on the device, and are not read from files
+    on_device: frozenset[Name] = frozenset()  # states that live on the device, and are not read from files
 
 
 class Read(NamedTuple):
@@ -152,8 +152,8 @@ class _ChainBuilder:
             return []
         if step.op is Op.LOAD:
             states = self._states[step.layer % len(self._states)]
-            return [(state, _WEIGHTS) for state in states if state not in self._shape.resident]
-        return [(step.state, _ALL)] if step.op is Op.UPDATE and step.state not in self._shape.resident else []
+            return [(state, _WEIGHTS) for state in states if state not in self._shape.on_device]
+        return [(step.state, _ALL)] if step.op is Op.UPDATE and step.state not in self._shape.on_device else []
 
     def _read(self, state: Name, filled: int) -> tuple[int, ...]:
         """Have a state in a frame; the pieces that bring it. The state whose next use is the latest gives way."""

@@ -79,7 +79,7 @@ class DeviceBytes:
         arena = relay.stash.needs_bytes(self._sizes, relay.memory_plan(self._sizes).spilled)
         return len(relay.bank.slots) * relay.bank.slot_bytes + arena
 
-    def resident_activations(self, architecture: Architecture) -> int:
+    def plain_activations(self, architecture: Architecture) -> int:
         """The most bytes of activations of a micro-batch in plain training, which keeps those of every layer."""
         path = self._path(architecture)
         needs = [path.layer_needs(layer, needs_gradient=index > 0) for index, layer in enumerate(path.layers)]

@@ -60,7 +60,7 @@ class Hardware:
         computed = work.flops / self.flops(precision) + work.bytes / self.device_bandwidth
         return max(computed, work.kernels * self.kernel_s)
 
-    def resident_update_s(self, num_parameters: float) -> float:
+    def device_update_s(self, num_parameters: float) -> float:
         """How long AdamW on the device takes: device memory bounds it."""
         return num_parameters * ADAM_BYTES / self.device_bandwidth
 

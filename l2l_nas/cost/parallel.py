@@ -134,7 +134,7 @@ def parallel_step(work: StepWork, hardware: Hardware, ways: Parallelism, *, prec
         sends_s,
         busy_s / pipeline_share(ways.pipeline, work.micro_batches) - busy_s,
         (1 - ways.overlapped) * gradients_s,
-        hardware.resident_update_s(work.num_parameters / parts),
+        hardware.device_update_s(work.num_parameters / parts),
     )
 
 

@@ -129,10 +129,10 @@ class StepTime:
         trained = sum(layout.num_parameters for layout in layouts.values() if layout.is_trainable)
         forward_s = sum(self._seconds(layer.forward) for layer in visits)
         backward_s = sum(self._seconds(layer.backward) for layer in visits)
-        plain_s = forward_s + backward_s + self.hardware.resident_update_s(trained)
+        plain_s = forward_s + backward_s + self.hardware.device_update_s(trained)
         own_bytes = sum(state_bytes(relay, state) for state in path.states)
         weight_bytes = sum(layout.parameter_bytes for layout in layouts.values())
-        activation_bytes = self._device_bytes.resident_activations(architecture)
+        activation_bytes = self._device_bytes.plain_activations(architecture)
         waiting_bytes = simulation.staged_bytes
         if self._order is UpdateOrder.AHEAD:  # all gradients wait until they are checked
             waiting_bytes = sum({state: size for layer in gradients for state, size in layer.items()}.values())
@@ -269,7 +269,7 @@ class StepTime:
         sent = 0 if self._is_host else sum(trained[state].parameter_bytes for state in streamed if state in trained)
         updated = sum(layout.num_parameters for state, layout in trained.items() if state in path.on_device)
         summed = sum(layout.parameter_bytes for layout in trained.values())
-        update_s = hardware.resident_update_s(updated / ways.tensor)
+        update_s = hardware.device_update_s(updated / ways.tensor)
         return LayerSeconds(
             copied_s / ways.tensor + buffers / hardware.link_up,
             sum(visit_seconds(forward, hardware, ways, self.relay.precision)),

@@ -141,19 +141,21 @@ def _read(published: Published, sources: Mapping[tuple[str, str], TensorSource],
     return source.take(published.read(source.name))
 
 
-def _narrower(factory: Any, share: float, position: str) -> Candidate:
-    *others, width = factory.args
+def _check_share(setting: str, share: float, position: str) -> None:
     if not 0 < share < 1:
-        raise SpaceError(f"widths are shares between 0 and 1, got {share}", position=position)
+        raise SpaceError(f"{setting} are shares between 0 and 1, got {share}", position=position)
+
+
+def _narrower(factory: Any, share: float, position: str) -> Candidate:
+    _check_share("widths", share, position)
+    *others, width = factory.args
     wide = max(_MULTIPLE, round(share * width / _MULTIPLE) * _MULTIPLE)
     return Candidate(f"width_{wide}", partial(factory.func, *others, wide, **factory.keywords))
 
 
 def _low_rank(factory: Any, share: float, position: str) -> Candidate:
-    hidden = factory.args[0]
-    if not 0 < share < 1:
-        raise SpaceError(f"ranks are shares between 0 and 1, got {share}", position=position)
-    rank = max(1, round(share * hidden))
+    _check_share("ranks", share, position)
+    rank = max(1, round(share * factory.args[0]))  # of the width of the model
     return Candidate(f"rank_{rank}", partial(factory.func, *factory.args, rank=rank, **factory.keywords))
 
 

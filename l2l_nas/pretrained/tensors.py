@@ -77,10 +77,7 @@ class Published(ABC):
         return digest.hexdigest()[:16]
 
     def check(
-        self,
-        expected: Mapping[str, tuple[int, ...]],
-        ignored: tuple[str, ...] = (),
-        copies: Mapping[str, str] | None = None,
+        self, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...], copies: Mapping[str, str]
     ) -> None:
         """Compare the tensors that there are with those of the architecture.
 
@@ -93,9 +90,9 @@ class Published(ABC):
             StorageError: tensors are missing, have other shapes, are not part of the architecture, or are no copies.
         """
         missing = [name for name in expected if name not in self.shapes]
-        copies = {name: of for name, of in (copies or {}).items() if name in self.shapes}
-        extra = sorted(self.shapes.keys() - expected.keys() - copies.keys())
-        extra = [name for name in extra if not name.startswith(ignored)]
+        copies = {name: original for name, original in copies.items() if name in self.shapes}
+        more = self.shapes.keys() - expected.keys() - copies.keys()
+        extra = sorted(name for name in more if not name.startswith(ignored))
         if missing:
             raise StorageError(f"{self.path} lacks {_listed(missing)}, which its config asks for; get the files again")
         if extra:
@@ -109,11 +106,11 @@ class Published(ABC):
                     f"{self.path}: {name} is {list(self.shapes[name])}, its config asks for {list(shape)}; config and "
                     "tensors are of two models"
                 )
-        for name, of in copies.items():
-            if self.shapes[name] != self.shapes[of] or self.sample(name) != self.sample(of):
+        for name, original in copies.items():
+            if self.shapes[name] != self.shapes[original] or self.sample(name) != self.sample(original):
                 advice = ' or, for a head of its own, write "tie_word_embeddings": false into config.json'
                 raise StorageError(
-                    f"{self.path}: {name} is tied to {of}, but their values differ; save the model anew"
+                    f"{self.path}: {name} is tied to {original}, but their values differ; save the model anew"
                     + advice * name.endswith(".weight")
                 )
 
