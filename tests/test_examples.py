@@ -11,6 +11,7 @@ import torch
 
 from l2l_nas.__main__ import main
 from tests.cli.runs import ROOT
+from tests.studies import saved_study
 
 FOLDER = ROOT / "examples" / "extensions"
 SPACE = f"space.pool={FOLDER}/space.py:build"
@@ -38,7 +39,7 @@ def test_a_space_with_a_cost_and_a_constraint(tmp_path, monkeypatch):
 def test_a_sampler(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["search", SPACE, *FEW, "folder=run", f"sampler={FOLDER}/sampler.py:Neighbours"]) == 0
-    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path}/run/study.db")
+    study = saved_study(tmp_path / "run")
     done = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
     assert len(done) >= 6
     for place in range(2, len(done)):

@@ -326,7 +326,7 @@ def build():
 def _folder(place: Path, generator: random.Random) -> tuple[list[str], str]:
     names = (
         "config.yaml",
-        "study.db",
+        "study.log",
         "best",
         "export",
         "weights",

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults import forks
+from l2l_nas.nas.study.reading import read_study
 from tests.cli.runs import events, write_pool
 
 POOL = "space.pool=tiny.py:build"
@@ -73,7 +74,16 @@ class Scenario:
 
 
 def trials_of(path: Path) -> dict[int, list[str]]:
-    """Finished trials of a study's file, by number, read from a copy as a reader would see it now."""
+    """Finished trials of a run's study, by number, read from a copy as a reader would see it now."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch, path.name)
+        shutil.copy(path, copy)
+        _, records = read_study(copy)
+        return {record.number: list(record.architecture.choices) for record in records}
+
+
+def trials_in_database(path: Path) -> dict[int, list[str]]:
+    """The same of a study in an SQLite file."""
     with tempfile.TemporaryDirectory() as scratch:
         for part in path.parent.glob(path.name + "*"):
             shutil.copy(part, Path(scratch, part.name))
@@ -93,8 +103,8 @@ def trials_of(path: Path) -> dict[int, list[str]]:
 def lost_trials(place: Path) -> str:
     """What the logs tell of that no study has."""
     for log in place.glob("out/**/log.jsonl"):
-        study = log.parent / "study.db"
-        saved = trials_of(study if study.exists() else place / "shared.db")
+        study = log.parent / "study.log"
+        saved = trials_of(study) if study.exists() else trials_in_database(place / "shared.db")
         for event in events(log.parent):
             if saved.get(event["number"]) != event["architecture"]:
                 return f"{log.parent.name}: trial {event['number']} of the log is not in the study"
@@ -148,7 +158,7 @@ def check_shared(folder: Path) -> str:
     """One that takes part in a shared study, in which repeats are not evaluated again."""
     from l2l_nas.runs.build import load_found
 
-    trials = trials_of(folder.parent / "shared.db")
+    trials = trials_in_database(folder.parent / "shared.db")
     if len(trials) < 10:
         return f"{len(trials)} trials in the study"
     load_found(str(folder), pool=f"{folder.parent / 'tiny.py'}:build")

@@ -45,7 +45,7 @@ SWEEP = f"search -m hydra/sweeper=l2l space.pool=tiny.py:build {' '.join(TINY)} 
 )
 TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     (
-        "run/study.db",
+        "run/study.log",
         20,
         (REPORT, REPORT, RESUME, TRIAL),
     ),

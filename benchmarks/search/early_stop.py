@@ -19,13 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import optuna
 from scipy.stats import spearmanr
 
 from benchmarks import RESULTS
 from l2l_nas.__main__ import main as l2l_nas
 from l2l_nas.nas.evaluation.early_stopping import Halving
 from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.study.reading import load_study
 from l2l_nas.space.architecture import Architecture
 
 SIDES = {"all steps": 0.999, "halving": 0.5}
@@ -48,7 +48,7 @@ def search(
     ]  # fmt: skip
     if l2l_nas(words):
         sys.exit(1)
-    study = optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}")
+    study = load_study(folder / "study.log")
     found = []
     for trial in study.trials:
         attributes = trial.user_attrs

@@ -1,4 +1,4 @@
-"""What a search pays for a trial beside its training: asking a sampler for the next, and keeping it in `study.db`.
+"""What a search pays for a trial beside its training: asking a sampler for the next, and keeping it in `study.log`.
 
     python -m benchmarks trial_overhead [--trials 100 1000] [--samplers random tpe]
 
@@ -30,7 +30,7 @@ from torch import nn
 from benchmarks import RESULTS
 from benchmarks.timing import machine
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec
-from l2l_nas.nas.objectives import Goal, State
+from l2l_nas.nas.objectives import Goal, State, TrialResult
 from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 
@@ -55,7 +55,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 def study_in(folder: Path, pool: LayerPool, goals: int, sampler: str, trials: int) -> Study:
     """New, or going on."""
-    path = folder / "study.db"
+    path = folder / "study.log"
     store = StudyFile(path, resume=path.exists())
     return Study(store, pool=pool, goals=_GOALS[goals], sampler=sampler, seed=0, num_trials=trials)
 
@@ -66,9 +66,7 @@ def tell(study: Study, trial: Any, architecture: Architecture, rng: random.Rando
     values = {"accuracy": good + rng.gauss(0, 0.05), "loss": 1 - good, "parameters": rng.randrange(10**6)}
     positions = len(architecture.choices)
     weights = {"kind": "shared", "visits": [100] * positions, "crc32": "0123abcd" * positions}
-    study.tell(
-        trial, architecture, state=State.COMPLETE, values=values, attributes=values, weights=weights, seconds=0.4
-    )
+    study.tell(trial, TrialResult(State.COMPLETE, values, metrics=values, weights=weights, seconds=0.4))
 
 
 def measure_overhead(positions: int, trials: int, samplers: Sequence[str], goals: int) -> list[dict[str, Any]]:

@@ -103,5 +103,7 @@ def _is_space(content: object) -> bool:
 
 
 def joined(before: Space, now: Space) -> dict[str, Any]:
-    """The first pool, which named the choices of the study, with the layouts of all that ever were candidates."""
-    return {**before, "layouts": {**before.get("layouts", {}), **now["layouts"]}}
+    """The first pool, with the candidates of both and the layouts of all that ever were candidates."""
+    names = before.get("candidates", {})
+    candidates = {position: sorted({*names.get(position, ()), *new}) for position, new in now["candidates"].items()}
+    return {**before, "candidates": candidates, "layouts": {**before.get("layouts", {}), **now["layouts"]}}

@@ -19,7 +19,7 @@ from l2l_nas.files import is_temporary, make_folder, named_failures, remove_left
 
 # all that `search` and `train` write
 RUN_NAMES = (
-    *("config.yaml", ".hydra", "study.db", "study.db-journal", "log.jsonl"),
+    *("config.yaml", ".hydra", "study.log", "study.db", "log.jsonl"),
     *("weights", "best", "pool", "export"),
     *("result.json", "architecture.json", "report.html", "trace.json"),
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
@@ -28,7 +28,7 @@ RUN_NAMES = (
 # all that a sweep writes beside its runs, which are called by their numbers
 SWEEP_NAMES = ("multirun.yaml", "summary.json", "sweep.db", "sweep.json", "0")
 # of a study that is being made
-_DRAFT = ".study.db.tmp"
+_DRAFT = ".study.log.tmp"
 
 
 class _Place:
@@ -49,7 +49,7 @@ class RunFolder:
 
     config = _Place("config.yaml")  # all settings of the run
     hydra = _Place(".hydra")  # what the run was started with, as Hydra writes it
-    study = _Place("study.db")  # every finished trial, as Optuna saves them
+    study = _Place("study.log")  # every finished trial, in a journal of Optuna's
     log = _Place("log.jsonl")  # one event a line
     weights = _Place("weights")  # the shared weights of the whole pool
     best = _Place("best")  # the weights of the best architecture

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.nas.study.sqlite_file import address_of
 from l2l_nas.plugins import is_given
 from l2l_nas.report.summary import Command, Setting
 from l2l_nas.runs.choice_settings import CHOICES
@@ -61,7 +60,7 @@ def next_commands(
         Command(name, again, "Trials stay; the finalists are chosen and trained again."),
         Command(
             "Look at all trials in optuna-dashboard",
-            shlex.join(["optuna-dashboard", storage or address_of(files.study)]),
+            shlex.join(["optuna-dashboard", storage or str(files.study)]),
             "It comes with pip install 'l2l-nas[dashboard]'.",
         ),
         Command(

@@ -375,7 +375,7 @@ class SearchRun:
     def _store(self, *, resume: bool) -> Store:
         """Where the study is kept; nothing is opened yet."""
         if self.address is None:
-            return StudyFile(self.folder.study, resume=resume, say=partial(self.console.print, soft_wrap=True))
+            return StudyFile(self.folder.study, resume=resume)
         from l2l_nas.nas.study.database_study import DatabaseStudy  # SQLAlchemy: only where needed
 
         section = self.conf.search
@@ -386,6 +386,7 @@ class SearchRun:
             is_known=resume and self.folder.config.exists(),
             retry_seconds=section.storage_retry_seconds,
             waiting=lambda line: self._display.waiting(line) if self._display is not None else None,
+            say=partial(self.console.print, soft_wrap=True),
         )
 
     def _refuse_weights_of_another(self, study: Study, *, resume: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from l2l_nas.nas.objectives import Goal, State
+from l2l_nas.nas.objectives import Goal, State, TrialResult
 from l2l_nas.nas.study.storage import Unsaved
 from l2l_nas.nas.study.study import Study, optuna_as_it_was, quiet_optuna
 from l2l_nas.testing.problems import small_pool
@@ -43,5 +43,5 @@ def _proposals(sampler: Any, num_goals: int, trials: int) -> list[tuple[str, ...
         found.append(architecture.choices)
         state = {5: State.PRUNED, 7: State.FAILED}.get(number % 8, State.COMPLETE)
         values = {"accuracy": architecture.choices.count("tanh") / 4, "parameters": float(len(set(found)))}
-        study.tell(trial, architecture, state=state, values=values if state is State.COMPLETE else None)
+        study.tell(trial, TrialResult(state, values if state is State.COMPLETE else None))
     return found

@@ -30,6 +30,7 @@ from l2l_nas.testing.problems import searched, small_data, small_pool
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.samples import Split
 from tests.cli.runs import TINY, contents, write_pool
+from tests.studies import saved_study
 
 SAID = {
     "objectives": ["accuracy", "parameters"], "trial_weights": "shared", "warmup_steps": 30, "trials": 12,
@@ -49,7 +50,7 @@ def problem(tmp_path, monkeypatch):
 
 
 def trials_of(folder):
-    study = optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}")
+    study = saved_study(folder)
     return [
         (t.number, t.state, t.params, t.values, {k: v for k, v in t.user_attrs.items() if k not in _TIMES})
         for t in study.trials

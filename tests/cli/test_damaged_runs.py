@@ -12,19 +12,20 @@ from tests.cli.runs import TINY, contents
 
 
 def damage_study(run):
-    (run / "study.db").write_bytes((run / "study.db").read_bytes()[:20000])
+    lines = (run / "study.log").read_bytes().splitlines(keepends=True)
+    (run / "study.log").write_bytes(b"".join([*lines[:8], lines[8][:100] + b"\n", *lines[9:]]))
 
 
 def garbage_study(run):
-    (run / "study.db").write_bytes(b"garbage" * 3000)
+    (run / "study.log").write_bytes(b"garbage\n" * 3000)
 
 
-def other_database(run):
-    (run / "study.db").write_bytes(b"")
+def empty_study(run):
+    (run / "study.log").write_bytes(b"")
 
 
 def no_study(run):
-    (run / "study.db").unlink()
+    (run / "study.log").unlink()
 
 
 def truncated_weights(run):
@@ -56,10 +57,10 @@ def untouched(run):
 @pytest.mark.parametrize(
     ("harm", "words", "says"),
     [
-        (damage_study, [], "study.db: damaged"),
-        (garbage_study, [], "study.db: damaged"),
-        (other_database, [], "study.db: damaged"),
-        (no_study, [], "study.db: there is no study to resume"),
+        (damage_study, [], "study.log: damaged"),
+        (garbage_study, [], "study.log: damaged"),
+        (empty_study, [], "study.log: holds no study named 'search'"),
+        (no_study, [], "study.log: there is no study; check the folder"),
         (truncated_weights, [], ".safetensors: damaged"),
         (missing_weights, [], ".safetensors: no such file"),
         (no_manifest, [], "manifest.json: no such file"),
@@ -105,7 +106,7 @@ def test_a_flag_that_would_unpickle_a_file_is_unknown(refused, finished):
 def test_a_folder_that_holds_no_run_is_not_resumed(refused, pool, tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")
-    assert "there is no study to resume" in refused("search", f"space.pool={pool}", "resume=home")
+    assert "there is no study; check the folder" in refused("search", f"space.pool={pool}", "resume=home")
     assert contents(tmp_path / "home").keys() == {"letter"}
 
 

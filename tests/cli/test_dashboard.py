@@ -7,6 +7,8 @@ import json
 from wsgiref.util import setup_testing_defaults
 
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from l2l_nas.__main__ import main
 from l2l_nas.nas.study.reading import read_study
@@ -32,12 +34,12 @@ def test_the_dashboard_shows_every_trial_of_a_run(finished, grows):
         pool = finished.parent / "tiny.py"
         pool.write_text(pool.read_text().replace('"relu": nn.ReLU', '"gelu": nn.GELU'))
         assert main(["search", "space.pool=tiny.py:build", *TINY, "search.trials=16", "resume=run"]) == 0
-    app = dashboard.wsgi(f"sqlite:///{finished / 'study.db'}")
+    app = dashboard.wsgi(JournalStorage(JournalFileBackend(str(finished / "study.log"))))
     assert b"Optuna Dashboard" in fetch(app, "/dashboard/")
     (study,) = json.loads(fetch(app, "/api/studies"))["study_summaries"]
     assert (study["study_name"], study["directions"]) == ("search", ["maximize", "minimize"])
     shown = json.loads(fetch(app, f"/api/studies/{study['study_id']}", "after=0"))["trials"]
-    _, records = read_study(finished / "study.db")
+    _, records = read_study(finished / "study.log")
     assert [trial["number"] for trial in shown] == [record.number for record in records]
     for trial, record in zip(shown, records, strict=True):
         assert trial["values"] == list(record.values.values())

@@ -8,7 +8,6 @@ import signal
 import time
 from pathlib import Path
 
-import optuna
 import pytest
 import yaml
 
@@ -21,6 +20,7 @@ from l2l_nas.runs.numbers import budget_of
 from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
 from l2l_nas.runs.study_address import COMPARED, scoring
 from tests.cli.runs import TINY, contents, events, start, write_pool
+from tests.studies import saved_study
 
 OWN = "space.pool=tiny.py:build"
 OTHERS = (
@@ -47,7 +47,7 @@ def result_of(folder: Path | str) -> dict:
 
 
 def trials_of(folder: Path | str) -> list:
-    return optuna.load_study(study_name="search", storage=f"sqlite:///{folder}/study.db").trials
+    return saved_study(folder).trials
 
 
 def stopped(*words: str, folder: str = "run", after: int = 3) -> str:

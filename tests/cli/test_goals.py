@@ -9,6 +9,7 @@ import pytest
 
 from l2l_nas.__main__ import main
 from tests.cli.runs import POOL, TINY, contents, events
+from tests.studies import saved_study
 
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
 
@@ -69,7 +70,7 @@ def test_three_objectives_and_limits_end_up_in_the_result_the_study_and_the_tabl
         assert 0 < entry["values"]["latency_ms"] <= 50
     assert result["trials"]["pruned"] > 0
     assert f"{result['trials']['pruned']} refused by constraints" in said
-    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'run' / 'study.db'}")
+    study = saved_study(tmp_path / "run")
     for trial in study.trials:
         assert trial.user_attrs["metric_parameters"] > 0
         if trial.state is optuna.trial.TrialState.PRUNED:

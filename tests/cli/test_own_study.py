@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 import l2l_nas
 from l2l_nas.errors import SettingError, StorageError
@@ -64,5 +66,5 @@ def test_what_no_page_can_be_made_of_is_refused(pool, tmp_path):
 
 
 def test_the_command_says_what_writes_such_a_page(pool, tmp_path, refused):
-    optuna.create_study(study_name="mine", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    optuna.create_study(study_name="mine", storage=JournalStorage(JournalFileBackend(str(tmp_path / "study.log"))))
     assert "l2l_nas.write_page(study, pool)" in refused("report", f"run={tmp_path}")

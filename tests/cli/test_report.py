@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -255,14 +253,14 @@ def changed(name: str, old: str, new: str):
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        (missing("study.db"), "study.db: there is no study; check the folder"),
-        (cut("study.db", 20000), "study.db: damaged"),
-        (garbage("study.db"), "study.db: damaged"),
+        (missing("study.log"), "study.log: there is no study; check the folder"),
+        (cut("study.log", 300), "study.log: does not read as a study"),
+        (changed("study.log", '{"op_code":0', '{"op_code":"0"'), "study.log: damaged"),
         (missing("log.jsonl"), "log.jsonl: no such file"),
         (cut("log.jsonl"), "log.jsonl: damaged (it does not tell what was searched)"),
         (garbage("log.jsonl"), "log.jsonl: damaged (it does not tell what was searched)"),
         (changed("log.jsonl", '"time": ', '"tim": '), "log.jsonl: damaged (no 'time')"),
-        (changed("log.jsonl", 'tanh"', 'tnah"'), "study.db: holds an architecture of another space than log.jsonl"),
+        (changed("log.jsonl", 'tanh"', 'tnah"'), "study.log: holds an architecture of another space than log.jsonl"),
         (changed("log.jsonl", '"accuracy"', '"acuracy"'), "log.jsonl: has no accuracy"),
         (missing("config.yaml"), "config.yaml: no such file"),
         (garbage("config.yaml"), "config.yaml: damaged"),
@@ -321,10 +319,9 @@ def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> No
 
 @pytest.mark.slow
 def test_what_optuna_logs_of_a_damaged_study_does_not_stand_beside_the_line(finished) -> None:
-    with contextlib.closing(sqlite3.connect(finished / "study.db")) as base, base:
-        base.execute("UPDATE trial_params SET distribution_json = CAST(x'ff' AS TEXT) WHERE param_id = 2")
+    changed("study.log", '"params":{"layer0":', '"params":{"layer0":9')(finished)
     process = start("report", "run=run", cwd=finished.parent)  # Optuna's log goes to the stderr that it began with
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (2, "")
     assert errors.count("\n") == 1
-    assert errors.startswith("error: run/study.db: damaged, not a study (Could not decode to UTF-8")
+    assert errors.startswith("error: run/study.log: does not read as a study of this program")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import optuna
 import pytest
 
 from l2l_nas.__main__ import main
 from tests.cli.runs import TINY, events
+from tests.studies import saved_study
 
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
 
@@ -32,7 +32,7 @@ def test_a_finished_run_resumed_to_a_larger_total_keeps_its_trials_and_adds_to_t
     assert main([*WORDS, "search.trials=16", "resume=run"]) == 0
     assert events(finished)[: len(before)] == before
     assert read(finished / "result.json")["trials"]["complete"] == 16
-    study = optuna.load_study(study_name="search", storage=f"sqlite:///{finished / 'study.db'}")
+    study = saved_study(finished)
     assert [trial.number for trial in study.trials] == list(range(len(study.trials)))
     assert len(study.trials) == len(events(finished))
     given = {event["number"]: event["values"] for event in events(finished)}

@@ -6,7 +6,6 @@ import datetime
 import fcntl
 import json
 import os
-import sqlite3
 import threading
 from pathlib import Path
 
@@ -166,24 +165,9 @@ def test_a_folder_may_have_any_name(pool, tmp_path, name, capsys):
     assert main(["report", f"run={place}"]) == 0
     assert name in capsys.readouterr().out
     assert (tmp_path / "mine.db").read_bytes() == b""
-    assert (tmp_path / name / "study.db").stat().st_size > 0
+    assert (tmp_path / name / "study.log").stat().st_size > 0
     there = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert there == {"mine.db", "tiny.py", name.split("/")[0]}
-
-
-@pytest.mark.slow
-def test_a_study_that_another_program_holds_is_locked_and_not_damaged(finished, refused, monkeypatch):
-    monkeypatch.setattr("l2l_nas.nas.study.sqlite_file.LOCK_SECONDS", 0.1)
-    other = sqlite3.connect(finished / "study.db", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    try:
-        said = refused("report", "run=run")
-        assert "study.db: locked by another program" in said
-        assert "damaged" not in said
-        words = ["search", "space.pool=tiny.py:build", *TINY, "resume=run"]
-        assert "locked by another program" in refused(*words)
-    finally:
-        other.close()
 
 
 @pytest.mark.slow
@@ -240,9 +224,9 @@ def test_a_file_system_without_locks_is_told_and_the_run_goes_on(tmp_path, monke
         ([], False),
         (["config.yaml"], False),
         ([".hydra", LEFT], False),
-        (["config.yaml", ".hydra", ".study.db.tmp", "notes.txt"], False),
+        (["config.yaml", ".hydra", ".study.log.tmp", "notes.txt"], False),
         ([".hydra", "notes.txt"], False),
-        (["config.yaml", "study.db"], True),
+        (["config.yaml", "study.log"], True),
         (["config.yaml", "weights", "notes.txt"], True),
         (["notes.txt"], True),  # no run's folder: nothing is begun there by a name that was mistyped
     ],

@@ -141,7 +141,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
         (tmp_path / "home" / name).rmdir()
     assert "home: holds no sweep (sweep.db)" in refused(*WORDS, "resume=home")
     assert contents(tmp_path / "home").keys() == {"letter"}
-    (tmp_path / "home" / "study.db").write_text("")
+    (tmp_path / "home" / "study.log").write_text("")
     assert "home already holds a run, which is no sweep" in refused(*WORDS, "folder=home")
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import time
 
-import optuna
 import pytest
 import yaml
 
@@ -14,6 +13,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.nas.strategies import baseline
 from tests.cli.runs import POOL, TINY, events
+from tests.studies import saved_study
 
 NUMBERS = ("warmup_steps", "trials", "steps_per_trial", "finalist_steps")
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
@@ -24,8 +24,7 @@ def read(path):
 
 
 def trials_of(folder):
-    storage = f"sqlite:///{folder / 'study.db'}"
-    return optuna.load_study(study_name="search", storage=storage).trials
+    return saved_study(folder).trials
 
 
 @pytest.mark.slow

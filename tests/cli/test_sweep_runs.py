@@ -21,7 +21,7 @@ def begun(root: Path, runs: dict[int, list[str]]) -> None:
         (root / str(number) / ".hydra").mkdir(parents=True)
         (root / str(number) / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(words))
         (root / str(number) / "config.yaml").write_text("seed: 0\n")
-        (root / str(number) / "study.db").write_text("")
+        (root / str(number) / "study.log").write_text("")
 
 
 def test_runs_are_found_by_their_overrides_and_new_ones_take_the_next_number(tmp_path):
@@ -45,7 +45,7 @@ def test_a_number_whose_folder_holds_somebody_s_run_is_left_out(tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "notes.txt").write_text("mine")  # is in nobody's way
     assert folders_of(tmp_path, [["seed=0"], ["seed=1"], ["seed=2"]], ["seed"]) == [0, 1, 2]
-    (tmp_path / "0" / "study.db").write_text("of another")
+    (tmp_path / "0" / "study.log").write_text("of another")
     assert folders_of(tmp_path, [["seed=0"], ["seed=1"], ["seed=2"]], ["seed"]) == [2, 1, 3]
 
 
@@ -84,8 +84,8 @@ def test_a_sweep_gets_more_values_and_each_result_keeps_its_label(pool, tmp_path
     chosen = [next(word for word in row["overrides"] if word.startswith("sampler=")) for row in rows]
     assert chosen == ["sampler=tpe", "sampler=random", "sampler=nsga2"]
     assert [row["folder"] for row in rows] == ["u/0", "u/1", "u/2"]
-    study = {name: before[name]["study.db"] for name in "01"}
-    assert {name: contents(tmp_path / "u" / name)["study.db"] for name in "01"} == study
+    study = {name: before[name]["study.log"] for name in "01"}
+    assert {name: contents(tmp_path / "u" / name)["study.log"] for name in "01"} == study
     # what it goes on with last is what it goes on with next, and runs that are not asked for keep their rows
     assert main([*again, "sampler=random"]) == 0
     assert main(again) == 0

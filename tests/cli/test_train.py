@@ -317,7 +317,7 @@ def test_a_training_that_was_killed_before_it_had_settings_is_started(finished):
         (["architecture=unknown.json"], "position 'layer0': no candidate 'conv3'"),
         (["run=run", "space.args.depth=5"], "made for another search space"),
         (["architecture=run/result.json", "space.args.depth=5"], "has 7 choices, got 6"),
-        (["run=run", "trial=99"], "study.db: has no trial 99; it has 0 to"),
+        (["run=run", "trial=99"], "study.log: has no trial 99; it has 0 to"),
         (["run=run", "trial=-7"], "trial must be at least -1, the best, got -7"),
         (["architecture=mine.json", "trial=1"], "trial=1 is one of a search: name that by run="),
         (["run=run", "weights=pol"], "weights: no 'pol'; did you mean 'pool'?"),

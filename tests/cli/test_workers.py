@@ -16,6 +16,7 @@ import torch
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError
 from tests.cli.runs import POOL, TINY, events, start
+from tests.studies import saved_study
 
 WORDS = ("search", "space.pool=tiny.py:build", *TINY, "folder=run")
 PATIENCE_S = 120.0
@@ -51,7 +52,7 @@ def is_gone(pid: int) -> bool:
 
 
 def saved(folder: Path) -> list[optuna.trial.FrozenTrial]:
-    return optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}").trials
+    return saved_study(folder).trials
 
 
 def check_whole(folder: Path, *, trials: int) -> None:

@@ -148,7 +148,7 @@ def budget(**changes) -> Budget:
 
 def open_study(folder: Path, pool: LayerPool, *, resume=False, **changes) -> Study:
     values = {"goals": GOALS, "sampler": "random", "seed": 0, "num_trials": 10}
-    return Study(StudyFile(folder / "study.db", resume=resume), pool=pool, **{**values, **changes})
+    return Study(StudyFile(folder / "study.log", resume=resume), pool=pool, **{**values, **changes})
 
 
 def search_on(

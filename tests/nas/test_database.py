@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import os
 import socket
-import threading
-import time
 
-import optuna
 import pytest
-from optuna.trial import TrialState, create_trial
 
 from l2l_nas.errors import SettingError, StorageError, without_passwords
 from l2l_nas.nas.study.database import open_storage, parse_address
@@ -84,48 +79,3 @@ def test_a_server_that_is_not_there_is_named_in_one_line(monkeypatch):
             assert "cannot be opened" in str(caught.value)
             assert "s3cret" not in str(caught.value)
             assert "\n" not in str(caught.value)
-
-
-def add(storage, study_id, number=0):
-    return storage.create_new_trial(study_id, create_trial(state=TrialState.COMPLETE, value=float(number)))
-
-
-def test_a_torn_last_line_of_a_journal_is_cut_off_before_anything_is_appended(tmp_path):
-    path = tmp_path / "study.log"
-    address = parse_address(f"journal:///{path}")
-    storage = open_storage(address)
-    study_id = storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "search")
-    add(storage, study_id)
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole.splitlines()[-1][:40])  # a kill in the middle of a write
-    other = open_storage(address)
-    add(other, study_id, 1)
-    assert other.get_n_trials(study_id) == storage.get_n_trials(study_id) == 2
-    path.write_bytes(path.read_bytes() + b"x" * 200_000)  # longer than what is examined in one go
-    assert open_storage(address).get_n_trials(study_id) == 2
-    assert path.read_bytes().endswith(b"\n")
-    path.write_bytes(b'{"half')
-    open_storage(address)
-    assert path.read_bytes() == b""
-
-
-def test_a_lock_that_somebody_holds_is_waited_for(tmp_path):
-    path = tmp_path / "study.log"
-    address = parse_address(f"journal:///{path}")
-    storage = open_storage(address)
-    study_id = storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "search")
-    whole = path.read_bytes()
-    os.symlink(path, f"{path}.lock")
-    with open(path, "ab") as writer:
-        writer.write(b'{"half of a line')
-        writer.flush()
-        opened = threading.Thread(target=open_storage, args=(address,))
-        opened.start()
-        time.sleep(0.3)
-        assert path.read_bytes() == whole + b'{"half of a line'  # nobody cuts it off under the writer's passes
-        writer.write(b'"\n')
-    path.write_bytes(whole)
-    os.unlink(f"{path}.lock")
-    opened.join(10)
-    add(storage, study_id)
-    assert storage.get_n_trials(study_id) == 1

@@ -26,6 +26,7 @@ from l2l_nas.nas.samplers.registry import SAMPLERS
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
 from tests.nas.problems import GOALS, budget, pool_of, search_on
+from tests.studies import saved_study
 
 ACCURACY = (Goal("accuracy", True),)
 
@@ -252,7 +253,7 @@ def test_the_saved_study_has_optuna_s_pruned_state_and_tells_stopped_from_refuse
     search, _, study, _ = search_on(tmp_path, pool, spend=spend(), early_stop=Every(first=[1]))
     search.run()
     study.close()
-    saved = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    saved = saved_study(tmp_path)
     stopped = [trial for trial in saved.trials if trial.user_attrs.get("stopped")]
     assert [trial.state for trial in stopped] == [optuna.trial.TrialState.PRUNED]
     assert stopped[0].user_attrs["rungs"]["2/8"].keys() == {"accuracy", "loss"}

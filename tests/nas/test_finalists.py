@@ -207,7 +207,7 @@ def resumed(folder, weights, **changes):
     steps = []
     spend = budget(**{"trials": 6, "finalists": 2, **changes})
     pool = pool_of("tanh", "relu", "skip", depth=3)
-    done = (folder / "study.db").exists()
+    done = (folder / "study.log").exists()
     search, _, study, observer = search_on(folder, pool, spend=spend, resume=done, recall=recall)
     observer.advance = lambda done, *, detail="": steps.append(detail) if "loss" in detail else None
     best = search.run()

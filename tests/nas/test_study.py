@@ -1,43 +1,38 @@
 from __future__ import annotations
 
-import contextlib
-import json
 import shutil
-import sqlite3
-import subprocess
-import sys
-from contextlib import closing
-from pathlib import Path
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, TensorSpec, skip
 from l2l_nas.errors import StorageError, UserCodeError
-from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.objectives import Goal, State, TrialResult
 from l2l_nas.nas.study.reading import choices_of_trial
 from tests.nas.problems import GOALS, budget, open_study, pool_of, search_on
+from tests.studies import saved_study
 
 VALUES = {"accuracy": 0.5, "parameters": 30.0}
 
 
 def complete(study, **changes):
-    trial, architecture = study.ask()
-    return study.tell(trial, architecture, **{"state": "complete", "values": VALUES, **changes})
+    return study.tell(study.ask()[0], TrialResult(**{"state": State.COMPLETE, "values": VALUES, **changes}))
 
 
 def reread(folder):
-    return optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'study.db'}")
+    return saved_study(folder)
 
 
 def test_a_finished_trial_is_on_disk_before_tell_returns(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
     for number in range(3):
-        record = complete(study, attributes={"loss": 0.25}, seconds=1.5)
+        record = complete(study, metrics={"loss": 0.25}, seconds=1.5)
         copy = tmp_path / f"copy{number}"
         copy.mkdir()
-        shutil.copy(tmp_path / "study.db", copy)  # what a reader would find after a crash at this moment
+        shutil.copy(tmp_path / "study.log", copy)  # what a reader would find after a crash at this moment
         saved = reread(copy).trials[-1]
         assert (record.number, saved.number) == (number, number)
         assert saved.values == [0.5, 30.0]
@@ -53,7 +48,7 @@ def test_with_one_goal_rungs_are_optuna_s_intermediate_values(tmp_path):
     pool, rungs = pool_of("tanh", "relu", "skip"), {"5/20": {"accuracy": 0.25}, "10/20": {"accuracy": 0.375}}
     study = open_study(tmp_path, pool, goals=GOALS[:1])
     complete(study, rungs=rungs)
-    complete(study, state="stopped", values=None, reason="lags behind", rungs={"5/20": {"accuracy": 0.125}})
+    complete(study, state=State.STOPPED, values=None, reason="lags behind", rungs={"5/20": {"accuracy": 0.125}})
     study.close()
     first, second = reread(tmp_path).trials
     assert first.intermediate_values == {5: 0.25, 10: 0.375, 20: 0.5}
@@ -61,16 +56,6 @@ def test_with_one_goal_rungs_are_optuna_s_intermediate_values(tmp_path):
     again = open_study(tmp_path, pool, goals=GOALS[:1], resume=True)
     assert [record.values for record in again.records] == [{"accuracy": 0.5}, {}]
     again.close()
-
-
-def test_a_resumed_study_that_has_no_metric_names_gets_them(tmp_path):
-    pool = pool_of("tanh", "relu", "skip")
-    open_study(tmp_path, pool).close()
-    with closing(sqlite3.connect(tmp_path / "study.db")) as connection, connection:
-        connection.execute("DELETE FROM study_system_attributes")  # as version 0.1.0 left it
-    assert reread(tmp_path).metric_names is None
-    open_study(tmp_path, pool, resume=True).close()
-    assert reread(tmp_path).metric_names == [goal.name for goal in GOALS]
 
 
 def test_what_came_of_finalists_is_kept_under_its_key(tmp_path):
@@ -90,9 +75,9 @@ def test_a_resumed_study_has_the_same_records(tmp_path):
     pool = pool_of("tanh", "relu", "skip")
     study = open_study(tmp_path, pool)
     complete(study)
-    complete(study, state="pruned", values=None, reason="too large", attributes={"parameters": 7.0})
-    complete(study, state="failed", values=None, reason="NaN")
-    complete(study, state="stopped", values=None, reason="lags behind", rungs={"5/20": {"accuracy": 0.25}})
+    complete(study, state=State.PRUNED, values=None, reason="too large", metrics={"parameters": 7.0})
+    complete(study, state=State.FAILED, values=None, reason="NaN")
+    complete(study, state=State.STOPPED, values=None, reason="lags behind", rungs={"5/20": {"accuracy": 0.25}})
     complete(study, cached=True)
     study.close()
     again = open_study(tmp_path, pool, resume=True)
@@ -121,38 +106,44 @@ def test_a_resumed_sampler_does_not_draw_its_first_proposals_again(tmp_path, sam
 def test_another_space_or_other_goals_are_refused(tmp_path):
     pool = pool_of("tanh", "relu")
     open_study(tmp_path, pool).close()
-    before = (tmp_path / "study.db").read_bytes()
+    before = (tmp_path / "study.log").read_bytes()
     with pytest.raises(StorageError, match="searches another space") as caught:
         open_study(tmp_path, pool_of("tanh", "relu", depth=3), resume=True)
-    assert str(caught.value).count("study.db") == 1
+    assert str(caught.value).count("study.log") == 1
     assert "check that the folder" not in str(caught.value)
     for goals in ((GOALS[0],), (Goal("accuracy", False), GOALS[1]), (Goal("loss", False), GOALS[1])):
         with pytest.raises(StorageError, match="this study's objectives are accuracy up, parameters down"):
             open_study(tmp_path, pool, goals=goals, resume=True)
-    assert (tmp_path / "study.db").read_bytes() == before
+    assert (tmp_path / "study.log").read_bytes() == before
 
 
 def test_a_study_of_another_program_is_refused(tmp_path):
-    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))
     optuna.create_study(study_name="mine", storage=storage)
     with pytest.raises(StorageError, match="holds no study named 'search'"):
         open_study(tmp_path, pool_of("tanh"), resume=True)
-    with pytest.raises(StorageError, match="there is no study to resume"):
+    with pytest.raises(StorageError, match="there is no study"):
         open_study(tmp_path / "nowhere", pool_of("tanh"), resume=True)
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_study_of_a_version_before_is_refused(tmp_path):
+    (tmp_path / "study.db").write_bytes(b"SQLite format 3")
+    with pytest.raises(StorageError, match=r"study\.db: written by a version before 0\.2\.0"):
+        open_study(tmp_path, pool_of("tanh"), resume=True)
 
 
 def test_nothing_but_a_whole_study_ever_has_the_name(tmp_path, monkeypatch):
     seen = []
 
     def watched(self, name, value, real=optuna.Study.set_user_attr):
-        seen.append((name, (tmp_path / "study.db").exists()))
+        seen.append((name, (tmp_path / "study.log").exists()))
         real(self, name, value)
 
     monkeypatch.setattr(optuna.Study, "set_user_attr", watched)
     open_study(tmp_path, pool_of("tanh")).close()
     assert seen == [("space", False), ("goals", False), ("data", False)]
-    assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
+    assert [path.name for path in tmp_path.iterdir()] == ["study.log"]
 
 
 def test_a_proposal_comes_next(tmp_path):
@@ -170,7 +161,7 @@ def test_proposals_are_canonical(tmp_path):
     for _ in range(10):
         trial, architecture = study.ask()
         assert architecture == pool.canonical(architecture)
-        study.tell(trial, architecture, state="failed")
+        study.tell(trial, TrialResult(State.FAILED))
     study.close()
 
 
@@ -184,42 +175,29 @@ def test_optuna_s_own_tools_read_the_study(tmp_path):
     assert [d.name for d in read.directions] == ["MAXIMIZE", "MINIMIZE"]
     assert [trial.values for trial in read.best_trials] == [[0.75, 30.0]]
     assert read.trials[0].params.keys() == {"p0", "p1"}
-    tool = Path(sys.executable).with_name("optuna")
-    if not tool.exists():
-        pytest.skip("the optuna command is not installed beside this Python")
-    address = f"sqlite:///{tmp_path / 'study.db'}"
-    done = subprocess.run(
-        [str(tool), "best-trials", "--study-name", "search", "--storage", address, "-f", "json"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [trial["number"] for trial in json.loads(done.stdout)] == [1]
 
 
 def test_a_study_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(StorageError, match=r"study\.db: unable to open database file"):
+    with pytest.raises(StorageError, match=r"study\.log.*: no such file or folder"):
         open_study(tmp_path / "no" / "such", pool_of("tanh"))
+    pool = pool_of("tanh", "relu")
+    study = open_study(tmp_path, pool)
+    (tmp_path / "study.log").unlink()
+    with pytest.raises(StorageError, match=r"study\.log: no such file or folder"):
+        complete(study)
+    assert not list(tmp_path.iterdir())  # a study without its beginning would be worse
 
 
 def test_the_architecture_of_any_trial_is_read_from_the_file_alone(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
-    records = [complete(study), complete(study, state="failed", values=None), complete(study)]
+    records = [complete(study), complete(study, state=State.FAILED, values=None), complete(study)]
     study.close()
     for record in records:
-        assert choices_of_trial(tmp_path / "study.db", record.number) == record.architecture.choices
-    with pytest.raises(StorageError, match=r"study\.db: has no trial 3; it has 0 to 2"):
-        choices_of_trial(tmp_path / "study.db", 3)
-    with pytest.raises(StorageError, match=r"other\.db: no such study"):
-        choices_of_trial(tmp_path / "other.db", 0)
-    (tmp_path / "torn.db").write_bytes((tmp_path / "study.db").read_bytes()[:5000])
-    (tmp_path / "text.db").write_text("nothing of the kind")
-    (tmp_path / "bytes.db").write_bytes((tmp_path / "study.db").read_bytes())
-    with contextlib.closing(sqlite3.connect(tmp_path / "bytes.db")) as base, base:
-        base.execute("UPDATE trial_user_attributes SET value_json = CAST(x'ff' AS TEXT)")
-    for name in ("torn.db", "text.db", "bytes.db"):
-        with pytest.raises(StorageError, match=rf"{name}: damaged, not a study"):
-            choices_of_trial(tmp_path / name, 0)
+        assert choices_of_trial(tmp_path / "study.log", record.number) == record.architecture.choices
+    with pytest.raises(StorageError, match=r"study\.log: has no trial 3; it has 0 to 2"):
+        choices_of_trial(tmp_path / "study.log", 3)
+    with pytest.raises(StorageError, match=r"other\.log: there is no study"):
+        choices_of_trial(tmp_path / "other.log", 0)
 
 
 def test_trials_are_numbered_as_they_finish_and_say_which_worker_evaluated_them(tmp_path):
@@ -228,32 +206,13 @@ def test_trials_are_numbered_as_they_finish_and_say_which_worker_evaluated_them(
     asked = [study.ask() for _ in range(3)]
     values = {"accuracy": 0.5, "parameters": 10.0}
     for number, (trial, architecture) in enumerate([asked[2], asked[0], asked[1]]):
-        record = study.tell(trial, architecture, state="complete", values=values, worker=number)
+        record = study.tell(trial, TrialResult(State.COMPLETE, values, worker=number))
         assert (record.number, record.worker, record.architecture) == (number, number, architecture)
         assert record.to_json().get("worker", 0) == number
     study.close()
     again = open_study(tmp_path, pool, resume=True)
     assert again.records == study.records
     again.close()
-
-
-def test_names_of_objectives_that_are_no_json_are_refused(tmp_path):
-    pool = pool_of("tanh", "relu")
-    open_study(tmp_path, pool).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as base, base:
-        base.execute("UPDATE study_system_attributes SET value_json = 'COMPLETE'")
-    with pytest.raises(StorageError, match=r"study\.db: does not read as a study of this program"):
-        open_study(tmp_path, pool, resume=True)
-
-
-@pytest.mark.parametrize("harm", ["DELETE FROM study_directions", "DELETE FROM study_directions WHERE objective = 1"])
-def test_a_study_that_lost_its_objectives_is_refused(tmp_path, harm):
-    pool = pool_of("tanh", "relu")
-    open_study(tmp_path, pool).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as base, base:
-        base.execute(harm)
-    with pytest.raises(StorageError, match=r"study\.db: does not read as a study of this program \(.*objectives: "):
-        open_study(tmp_path, pool, resume=True)
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

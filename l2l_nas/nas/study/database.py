@@ -25,13 +25,14 @@ from urllib.parse import quote, quote_plus, urlsplit
 
 import optuna
 from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage, get_storage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal import JournalFileSymlinkLock
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from l2l_nas.errors import L2LError, SettingError, StorageError, described, one_line, without_passwords
 from l2l_nas.files import named_failures, refuse_other_than_file
+from l2l_nas.nas.study.journal import JournalFile
 
 # driver and module that a plain scheme stands for, and how to get it
 _DRIVERS = {
@@ -157,32 +158,6 @@ def _grpc_address(text: str) -> Address:
     return Address(text, "grpc", text)
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Cut off a line that a kill left half written: what is appended next would be glued to it."""
-    lock = JournalFileSymlinkLock(str(path))
-    lock.acquire()
-    try:
-        _cut(path)
-    finally:
-        lock.release()
-
-
-def _cut(path: Path) -> None:
-    with open(path, "r+b") as file:
-        size = end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end != size:
-            file.truncate(end)
-            os.fsync(file.fileno())
-
-
 def open_storage(address: Address) -> BaseStorage:
     """Connect.
 
@@ -220,9 +195,8 @@ def _connect(address: Address) -> BaseStorage:
         if path.exists():
             refuse_other_than_file(path)
         with named_failures(path):
-            backend = JournalFileBackend(str(path))
-            _cut_torn_line(path)
-        return JournalStorage(backend)
+            path.touch()
+        return JournalStorage(JournalFile(path, lock=JournalFileSymlinkLock(str(path))))
     if address.kind == "grpc":
         parts = urlsplit(address.url)
         proxy = GrpcStorageProxy(host=parts.hostname or "", port=parts.port or 0)
@@ -256,6 +230,17 @@ def close_storage(storage: BaseStorage) -> None:
         if isinstance(backend, RDBStorage):
             backend.remove_session()
             backend.engine.dispose()
+
+
+def newest_name(storage: BaseStorage, name: str) -> str:
+    """The study that went on in place of one, as its pool grew; see [Note: growth].
+
+    Raises:
+        KeyError: there is no study of this name.
+    """
+    while next_name := storage.get_study_user_attrs(storage.get_study_id_from_name(name)).get("continued_in"):
+        name = next_name
+    return name
 
 
 @contextlib.contextmanager

@@ -5,6 +5,10 @@ clears it when it ends. Storages have no locks that survive a connection, so the
 written: of two processes that both took the study, the one that was first stops. A process that was killed leaves its
 name behind. Where that shows (the same machine, and the process is gone or was at work in this very folder, whose lock
 is ours) the next one takes over; otherwise a person has to say so, as nothing here can tell.
+
+[Note: growth] A database keeps one set of choices for a parameter as long as a study lives. Where candidates joined, a
+new study takes over, `digits (2)` of `digits`, with all trials of the one before, under the same numbers. The old one
+names it in `continued_in`, which is written last: what a kill left half made is made anew.
 """
 
 from __future__ import annotations
@@ -27,8 +31,9 @@ from optuna.trial import FrozenTrial
 from l2l_nas.eps.identity import joined
 from l2l_nas.errors import StorageError
 from l2l_nas.files import is_process_alive
-from l2l_nas.nas.study.database import Address, close_storage, failures, is_outage, open_storage
-from l2l_nas.nas.study.sqlite_file import name_metrics, readable, refuse_directions
+from l2l_nas.nas.study.database import Address, close_storage, failures, is_outage, newest_name, open_storage
+from l2l_nas.nas.study.encoding import distributions_of, with_choices
+from l2l_nas.nas.study.journal import name_metrics, readable, refuse_directions
 from l2l_nas.nas.study.storage import Opened, refuse_other
 
 T = TypeVar("T")
@@ -47,6 +52,7 @@ class DatabaseStudy:
         is_known: whether this run has been in the study before, so that it must be there.
         retry_seconds: how long to wait for a database that is away.
         waiting: called with a line each time that the database does not answer; may raise.
+        say: tells where the study goes on, if not where it was.
     """
 
     is_in_folder = False
@@ -60,6 +66,7 @@ class DatabaseStudy:
         is_known: bool,
         retry_seconds: float,
         waiting: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.place = f"{address.shown}, study '{name}'"
         self._address = address
@@ -75,6 +82,7 @@ class DatabaseStudy:
         self._storage: BaseStorage | None = None
         self._study_id = 0
         self._waiting = waiting
+        self._say = say
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
@@ -91,7 +99,9 @@ class DatabaseStudy:
                 self._refuse_driven(found.get("driver"))
                 name_metrics(study, [name for name, _ in identity["goals"]])
                 space = joined(found["space"], identity["space"])
-                if space != found["space"]:
+                if space["candidates"] != found["space"]["candidates"]:
+                    self._grow(storage, study, space)
+                elif space != found["space"]:
                     storage.set_study_user_attr(self._study_id, "space", space)
                 storage.set_study_user_attr(self._study_id, "driver", self._driver)
                 trials = storage.get_all_trials(self._study_id, deepcopy=False)
@@ -155,6 +165,8 @@ class DatabaseStudy:
                 study_id = storage.create_new_study(directions, self._name)
             except DuplicatedStudyError:
                 study_id = storage.get_study_id_from_name(self._name)
+        self._rename(newest_name(storage, self._name))
+        study_id = storage.get_study_id_from_name(self._name)
         found = storage.get_study_user_attrs(study_id)
         missing = identity.keys() - found.keys()
         if missing and storage.get_n_trials(study_id):
@@ -162,6 +174,33 @@ class DatabaseStudy:
         for name in missing:
             storage.set_study_user_attr(study_id, name, identity[name])
         return study_id
+
+    def _rename(self, name: str) -> None:
+        self._name = name
+        self.place = f"{self._address.shown}, study '{name}'"
+
+    def _grow(self, storage: BaseStorage, old: optuna.Study, space: Mapping[str, Any]) -> None:
+        """Go on in a study with more choices; see [Note: growth]."""
+        old_id, old_name = self._study_id, self._name
+        stem, _, number = old_name.rpartition(" (")
+        first, count = (stem, int(number[:-1])) if stem and number[:-1].isdigit() else (old_name, 1)
+        name = f"{first} ({count + 1})"
+        with contextlib.suppress(KeyError):
+            storage.delete_study(storage.get_study_id_from_name(name))
+        study_id = storage.create_new_study(old.directions, name)
+        name_metrics(optuna.load_study(study_name=name, storage=storage), old.metric_names or ())
+        for key, value in {**old.user_attrs, "space": space, "driver": None}.items():
+            storage.set_study_user_attr(study_id, key, value)
+        trials = old.get_trials(deepcopy=False)
+        follows, order = space.get("follows", {}), list(space["order"])
+        choices = distributions_of({name: space["candidates"][name] for name in order if name not in follows})
+        for trial in trials:
+            is_ours = "architecture" in trial.user_attrs
+            storage.create_new_trial(study_id, with_choices(trial, choices, positions=order) if is_ours else trial)
+        storage.set_study_user_attr(old_id, "continued_in", name)
+        self._say(f"{self.place}: other candidates than before, so its {len(trials):,} trials go on in '{name}'")
+        self._rename(name)
+        self._study_id = study_id
 
     def _refuse_driven(self, other: Any) -> None:
         """Refuse a study that another process may be writing; see [Note: driver]."""

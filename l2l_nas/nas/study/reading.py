@@ -1,15 +1,15 @@
-"""Reads a saved study for a report: without the pool that was searched, and without changing it."""
+"""Reads a saved study: for a report, without the pool that was searched; or for Optuna's own functions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
-from optuna.storages import RDBStorage
 
-from l2l_nas.errors import StorageError
+from l2l_nas.errors import SpaceError, StorageError
 from l2l_nas.nas.objectives import Goal, TrialRecord
-from l2l_nas.nas.study.sqlite_file import STUDY_NAME, close_saved, count_trials, open_saved, readable
+from l2l_nas.nas.study.journal import STUDY_NAME, open_journal, readable
 from l2l_nas.nas.study.study import record_of
 from l2l_nas.space.architecture import Architecture
 
@@ -20,22 +20,20 @@ def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
     Raises:
         StorageError: the study is missing, damaged, or not one of this program.
     """
-    if not path.is_file():
-        raise StorageError(f"{path}: there is no study; check the folder")
-    count_trials(path)  # Optuna would write into a file that is none
-    storage: RDBStorage | None = None
+    study = load_study(path)
+    with readable(path):
+        goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in study.user_attrs["goals"])
+        finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+        if not 1 <= len(goals) <= 3:
+            raise ValueError(f"{len(goals)} objectives")
+        return goals, tuple(record_of(trial, goals, _architecture) for trial in finished)
+
+
+def _architecture(choices: Sequence[str]) -> Architecture:
     try:
-        with readable(path):
-            storage, study = open_saved(path, name=STUDY_NAME)
-            goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in study.user_attrs["goals"])
-            finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-            records = tuple(record_of(trial, goals, Architecture.from_choices) for trial in finished)
-            if not 1 <= len(goals) <= 3:
-                raise ValueError(f"{len(goals)} objectives")
-    finally:
-        if storage is not None:
-            close_saved(storage)
-    return goals, records
+        return Architecture.from_choices(choices)
+    except SpaceError as error:
+        raise ValueError(str(error)) from None
 
 
 def load_study(path: Path) -> optuna.Study:
@@ -44,10 +42,7 @@ def load_study(path: Path) -> optuna.Study:
     Raises:
         StorageError: it is missing, damaged, or not one of this program.
     """
-    if not path.is_file():
-        raise StorageError(f"{path}: there is no study; one in a database is read by optuna.load_study")
-    count_trials(path)
-    return open_saved(path, name=STUDY_NAME)[1]
+    return open_journal(path, name=STUDY_NAME)
 
 
 def load_database_study(storage: str, name: str, *, password: str) -> optuna.Study:
@@ -62,12 +57,18 @@ def load_database_study(storage: str, name: str, *, password: str) -> optuna.Stu
         SettingError: it is no address.
         StorageError: the database is away, or has no such study.
     """
-    from l2l_nas.nas.study.database import failures, open_storage, parse_address  # SQLAlchemy: only where needed
+    from l2l_nas.nas.study.database import (  # SQLAlchemy: only where needed
+        failures,
+        newest_name,
+        open_storage,
+        parse_address,
+    )
 
     address = parse_address(storage, password=password)
     address.refuse_missing()
+    opened = open_storage(address)
     try:
-        return optuna.load_study(study_name=name, storage=open_storage(address))
+        return optuna.load_study(study_name=newest_name(opened, name), storage=opened)
     except KeyError:
         raise StorageError(f"{address.shown}: there is no study '{name}'") from None
     except failures() as error:
@@ -80,8 +81,6 @@ def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
     Raises:
         StorageError: there is no such study or trial, or it is damaged.
     """
-    if not path.is_file():
-        raise StorageError(f"{path}: no such study; a trial's architecture is in the folder of a search")
     _, records = read_study(path)
     found = {record.number: record.architecture.choices for record in records}
     if number not in found:

@@ -1,31 +1,24 @@
-"""Where finished trials are stored: what a study needs of it, and the file `study.db` of a run's folder."""
+"""Where finished trials are stored: what a study needs of it, and the file `study.log` of a run's folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import optuna
-from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from l2l_nas.eps.identity import difference, joined
 from l2l_nas.errors import StorageError
-from l2l_nas.nas.study.encoding import all_choices, expressed
-from l2l_nas.nas.study.sqlite_file import (
-    BROKEN,
+from l2l_nas.nas.study.journal import (
     STUDY_NAME,
-    close_saved,
-    count_trials,
-    create_saved,
+    create_journal,
     name_metrics,
-    open_saved,
+    open_journal,
     readable,
     refuse_directions,
-    unwritable,
-    write_anew,
 )
 from l2l_nas.training.data import other_data
 
@@ -105,99 +98,58 @@ class Unsaved:
 
 
 class StudyFile:
-    """A SQLite file: each finished trial in one commit. Whoever writes it holds the lock of its folder.
+    """`study.log` of a run's folder, a journal. Whoever writes it holds the lock of the folder.
 
     Args:
         path: created unless `resume`.
         resume: go on with the study that it holds.
-        say: tells of what takes a while.
     """
 
     is_in_folder = True
 
-    def __init__(self, path: Path, *, resume: bool, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, path: Path, *, resume: bool) -> None:
         self.place = str(path)
         self._path = path
         self._resume = resume
-        self._say = say
-        self._storage: RDBStorage | None = None
         self._study: optuna.Study | None = None
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """See `Store`."""
+        metrics = [name for name, _ in identity["goals"]]
         if not self._resume:
-            self._storage, self._study = create_saved(
-                self._path,
-                name=STUDY_NAME,
-                directions=directions,
-                metrics=[name for name, _ in identity["goals"]],
-                attributes=identity,
+            self._study = create_journal(
+                self._path, name=STUDY_NAME, directions=directions, metrics=metrics, attributes=identity
             )
             return identity["space"], []
-        count_trials(self._path)
-        self._storage, self._study = open_saved(self._path, name=STUDY_NAME)
-        try:
-            with readable(self._path):
-                found = self._study.user_attrs
-                refuse_other(self.place, found, identity)
-                refuse_directions(self._study, directions)
-                self._study.metric_names  # noqa: B018 - reads the file
-                before, now = found["space"], identity["space"]
-                trials = self._study.get_trials(deepcopy=False)
-                finished = [trial for trial in trials if trial.state.is_finished()]
-                choices = all_choices(now["candidates"], before["candidates"], finished)
-                space = {**joined(before, now), "candidates": choices}
-                anew = [expressed(trial, choices) if trial.state.is_finished() else trial for trial in trials]
-            if any(one is not other for one, other in zip(anew, trials, strict=True)):
-                self._write_anew({**found, "space": space}, anew)
-                finished = [trial for trial in anew if trial.state.is_finished()]
-            elif space != before:
-                self._study.set_user_attr("space", space)
-            name_metrics(self._study, [name for name, _ in identity["goals"]])
-        except StorageError:
-            close_saved(self._storage)
-            raise
-        except (*BROKEN, ValueError) as error:  # the latter of trials that another program added
-            close_saved(self._storage)
-            raise unwritable(self._path, error) from error
-        return space, finished
-
-    def _write_anew(self, attributes: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> None:
-        """Give all trials the choices of today: Optuna keeps one set of them for a parameter of a study."""
-        assert self._storage is not None
-        self._say(f"{self.place}: other candidates than before, so its {len(trials):,} trials are written anew")
-        write_anew(self._path, self._storage, name=STUDY_NAME, attributes=attributes, trials=trials)
-        self._storage, self._study = open_saved(self._path, name=STUDY_NAME)
+        self._study = study = open_journal(self._path, name=STUDY_NAME)
+        with readable(self._path):
+            found = study.user_attrs
+            refuse_other(self.place, found, identity)
+            refuse_directions(study, directions)
+            name_metrics(study, metrics)
+            space = joined(found["space"], identity["space"])
+            if space != found["space"]:
+                study.set_user_attr("space", space)
+            return space, [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
     def save(self, ended: FrozenTrial) -> int:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
         assert self._study is not None
-        try:
-            self._study.add_trial(ended)
-            return self._study.get_trials(deepcopy=False)[-1].number
-        except BROKEN as error:
-            raise unwritable(self._path, error) from error
+        self._study.add_trial(ended)
+        return self._study.get_trials(deepcopy=False)[-1].number
 
     def note(self, name: str, content: Any) -> None:
         """See `Store`."""
         assert self._study is not None
-        try:
-            self._study.set_user_attr(name, content)
-        except BROKEN as error:
-            raise unwritable(self._path, error) from error
+        self._study.set_user_attr(name, content)
 
     def noted(self, name: str) -> Any:
         """See `Store`."""
         assert self._study is not None
-        try:
-            return self._study.user_attrs.get(name)
-        except BROKEN as error:
-            raise unwritable(self._path, error) from error
+        return self._study.user_attrs.get(name)
 
     def close(self) -> None:
-        """See `Store`."""
-        if self._storage is not None:
-            close_saved(self._storage)
+        """See `Store`: the file is open only while a line is written."""
 
 
 def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

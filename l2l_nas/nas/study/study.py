@@ -42,11 +42,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import SpaceError, StorageError, of_user
-from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, TrialResult, is_evaluated
 from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
 from l2l_nas.nas.study.encoding import Encoding
-from l2l_nas.nas.study.sqlite_file import readable
+from l2l_nas.nas.study.journal import readable
 from l2l_nas.nas.study.storage import Store
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -137,6 +137,7 @@ class Study:
             ),
         )
         self._records: list[TrialRecord] = []
+        self._asked: dict[int, Architecture] = {}  # by the trial's number in memory
         self.num_evaluated = 0
         with readable(store.place):
             for trial in finished:
@@ -192,7 +193,8 @@ class Study:
         """
         with self._sampling():
             trial = self._memory.ask(self._encoding.distributions)
-        return trial, self._of_params(trial.params)
+        architecture = self._asked[trial.number] = self._of_params(trial.params)
+        return trial, architecture
 
     def _sampling(self) -> contextlib.AbstractContextManager[None]:
         return of_user(self._memory.sampler, "sampler")
@@ -251,60 +253,47 @@ class Study:
             user_attrs={"enqueued": True} if enqueued else None,
         )
 
-    def tell(
-        self,
-        trial: Trial,
-        architecture: Architecture,
-        *,
-        state: State,
-        values: Mapping[str, float] | None = None,
-        cached: bool = False,
-        reason: str = "",
-        seconds: float = 0.0,
-        attributes: Mapping[str, float] | None = None,
-        weights: Mapping[str, Any] | None = None,
-        worker: int = 0,
-        rungs: Mapping[str, Mapping[str, float]] | None = None,
-    ) -> TrialRecord:
+    def tell(self, trial: Trial, result: TrialResult) -> TrialRecord:
         """Record a finished trial; when this returns, it is in the saved study.
 
         Args:
-            values: by goal name, for a complete trial.
-            attributes: further figures to keep with it, such as other metrics.
-            weights: which weights it was scored with; see `WeightProvenance`.
-            worker: the process of this search that evaluated it.
-            rungs: metrics that it had on its way; see `TrialRecord`.
-
-        Returns:
-            The record.
+            trial: that `ask` gave.
+            result: what became of it.
 
         Raises:
             StorageError: the study could not be written.
             UserCodeError: the sampler raised something; the trial is saved.
         """
-        self._describe(trial, architecture)
-        trial.set_user_attr("cached", cached)
-        trial.set_user_attr("seconds", seconds)
-        for name, value in (attributes or {}).items():
-            trial.set_user_attr(f"metric_{name}", value)
-        if reason:
-            trial.set_user_attr("reason", reason)
-        if weights:
-            trial.set_user_attr("weights", dict(weights))
-        if worker:
-            trial.set_user_attr("process", worker)
-        if state == State.STOPPED:
-            trial.set_user_attr("stopped", True)
-        if rungs:
-            trial.set_user_attr("rungs", {rung: dict(metrics) for rung, metrics in rungs.items()})
-            self._report(trial, {**rungs, **self._last_rung(rungs, values)})
-        ordered = [float(values[goal.name]) for goal in self._goals] if values is not None else None
+        for name, value in self._attributes(self._asked.pop(trial.number), result).items():
+            trial.set_user_attr(name, value)
+        if result.rungs:
+            self._report(trial, {**result.rungs, **self._last_rung(result.rungs, result.values)})
+        values = [float(result.values[goal.name]) for goal in self._goals] if result.values is not None else None
         try:
             with self._sampling():
-                self._memory.tell(trial, ordered, state=_STATES[state])
+                self._memory.tell(trial, values, state=_STATES[result.state])
         finally:  # what was trained is saved, whatever the sampler makes of it
             record = self._save(self._memory.get_trials(deepcopy=False)[trial.number])
         return record
+
+    @staticmethod
+    def _attributes(architecture: Architecture, result: TrialResult) -> dict[str, Any]:
+        """See [Note: attributes]; what says nothing is left out."""
+        found: dict[str, Any] = {
+            "architecture": list(architecture.choices),
+            "digest": architecture.digest,
+            "cached": result.cached,
+            "seconds": result.seconds,
+            **{f"metric_{name}": value for name, value in result.metrics.items()},
+        }
+        more = {
+            "reason": result.reason,
+            "weights": dict(result.weights),
+            "process": result.worker,
+            "stopped": result.state == State.STOPPED,
+            "rungs": {rung: dict(metrics) for rung, metrics in result.rungs.items()},
+        }
+        return found | {name: value for name, value in more.items() if value}
 
     def _report(self, trial: Trial, rungs: Mapping[str, Mapping[str, float]]) -> None:
         """Its values on its way, as Optuna's own functions show them."""
@@ -327,10 +316,6 @@ class Study:
         self._keep(record)
         return record
 
-    def _describe(self, trial: Trial, architecture: Architecture) -> None:
-        trial.set_user_attr("architecture", list(architecture.choices))
-        trial.set_user_attr("digest", architecture.digest)
-
     def _remember(self, trial: FrozenTrial) -> None:
         """Give the sampler a trial of before."""
         inward = self._encoding.inward(trial)
@@ -346,9 +331,9 @@ class Study:
         try:
             architecture = Architecture.from_choices(trial.user_attrs["architecture"])
         except (KeyError, SpaceError) as error:
-            raise _foreign(trial, error) from None
+            raise self._foreign(trial, error) from None
         if len(architecture.choices) != len(self._pool):
-            raise _foreign(trial, SpaceError(f"{len(architecture.choices)} choices"))
+            raise self._foreign(trial, SpaceError(f"{len(architecture.choices)} choices"))
         return self._pool.canonical(architecture) if self._encoding.is_live(architecture.choices) else architecture
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
@@ -357,7 +342,12 @@ class Study:
             record = record_of(trial, self._goals, lambda choices: architecture)
             return replace(record, live=self._encoding.is_live(architecture.choices))
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise _foreign(trial, error) from None
+            raise self._foreign(trial, error) from None
+
+    def _foreign(self, trial: FrozenTrial, error: Exception) -> StorageError:
+        return StorageError(
+            f"{self._store.place}: trial {trial.number} does not read as one of this program ({error}); start a new run"
+        )
 
 
 def record_of(
@@ -383,12 +373,6 @@ def record_of(
         worker=int(attributes.get("process", 0)),
         metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
         rungs=dict(attributes.get("rungs", {})),
-    )
-
-
-def _foreign(trial: FrozenTrial, error: Exception) -> StorageError:
-    return StorageError(
-        f"trial {trial.number} of the study does not read as one of this program ({error}); start a new run"
     )
 
 

@@ -379,7 +379,7 @@ def test_three_thousand_trials_have_a_row_each_with_their_architecture() -> None
     assert table.count("<tr data-trial=") == 3000
     assert table.count('<td class="arch"') == 3000
     assert table.count('<span class="strip"') == 500
-    assert "The first 3,000 of 3,100; study.db has them all." in table
+    assert "The first 3,000 of 3,100; study.log has them all." in table
     assert "data-label" not in table  # the page's script adds them
     assert len(page) < 1_600_000
 

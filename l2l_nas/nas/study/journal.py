@@ -1,0 +1,214 @@
+"""Studies as files of JSON lines, one event a line, which Optuna's `JournalStorage` reads and appends to.
+
+[Note: journal] A line is appended in one write and synced, so that a kill can cut off the last one alone: readers leave
+it out, and the next writer cuts it off. Nothing in such a file is executed: a line is JSON, and what Optuna makes of it
+are numbers, names and lists of choices. Whatever is wrong with one is told in one error that names the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend, JournalFileSymlinkLock
+from optuna.study import StudyDirection
+
+from l2l_nas.errors import L2LError, StorageError, described
+from l2l_nas.files import named_failures, open_file, parsing, sync_folder
+
+# of a run's study
+STUDY_NAME = "search"
+_MOST_LINE_BYTES = 1 << 28  # what came of finalists is one line
+_BLOCK_BYTES = 1 << 16
+_RESTORE = "restore it from a copy, or start a new run"
+
+
+class JournalFile(BaseJournalBackend):
+    """See [Note: journal].
+
+    Args:
+        path: there already.
+        lock: held while a line is appended; None where one process at a time writes.
+    """
+
+    def __init__(self, path: Path, *, lock: JournalFileSymlinkLock | None = None) -> None:
+        self._path = path
+        self._lock = lock
+        self._num_read = 0
+        self._read_bytes = 0
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Whole lines from this one on.
+
+        Raises:
+            StorageError: the file is missing or damaged.
+        """
+        if log_number_from < self._num_read:
+            self._num_read = self._read_bytes = 0
+        with open_file(self._path) as file:
+            file.seek(self._read_bytes)
+            while (line := file.readline(_MOST_LINE_BYTES + 1)).endswith(b"\n"):
+                event = self._event(line)
+                self._num_read += 1
+                self._read_bytes += len(line)
+                if self._num_read > log_number_from:
+                    yield event
+            if len(line) > _MOST_LINE_BYTES:
+                raise StorageError(f"{self._path}: damaged, line {self._num_read + 1} has no end; {_RESTORE}")
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append events, a line each; when this returns they are on disk.
+
+        Raises:
+            StorageError: the file is gone, or cannot be written.
+        """
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+        with named_failures(self._path), self._locked(), open(self._path, "r+b", opener=_to_append) as file:
+            _cut_torn_line(file)
+            file.write(lines.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _event(self, line: bytes) -> dict[str, Any]:
+        with parsing(self._path, f"a study, in line {self._num_read + 1}", advice=_RESTORE):
+            event = json.loads(line)
+            if not isinstance(event, dict) or type(event.get("op_code")) is not int:
+                raise ValueError("no event of Optuna's")
+        return event
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._lock is None:
+            yield
+            return
+        self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+def _to_append(path: str, flags: int) -> int:
+    """At the end, wherever that is by then; a file that is gone is not made anew."""
+    return os.open(path, flags | os.O_APPEND)
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    size = end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - (1 if end == size else _BLOCK_BYTES))
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end != size:
+        file.truncate(end)
+
+
+def storage_of(path: Path) -> JournalStorage:
+    """Optuna's storage in a file that is there."""
+    return JournalStorage(JournalFile(path))
+
+
+def create_journal(
+    path: Path,
+    *,
+    name: str,
+    directions: Sequence[StudyDirection],
+    metrics: Sequence[str],
+    attributes: Mapping[str, Any],
+) -> optuna.Study:
+    """A new study, under its file's name only when it is whole.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    draft = draft_of(path)
+    with named_failures(path):
+        draft.write_bytes(b"")
+    study = optuna.create_study(storage=storage_of(draft), study_name=name, directions=directions)
+    name_metrics(study, metrics)
+    for key, value in attributes.items():
+        study.set_user_attr(key, value)
+    with named_failures(path):
+        os.replace(draft, path)
+    sync_folder(path.parent)
+    return open_journal(path, name=name)
+
+
+def open_journal(path: Path, *, name: str) -> optuna.Study:
+    """The study of a file.
+
+    Raises:
+        StorageError: there is no file, it is damaged, or it holds no study of this name.
+    """
+    if not path.exists():
+        refuse_missing(path)
+    with readable(path):
+        try:
+            return optuna.load_study(storage=storage_of(path), study_name=name)
+        except KeyError:
+            raise StorageError(f"{path}: holds no study named '{name}'; check the folder") from None
+
+
+def refuse_missing(path: Path) -> None:
+    """Refuse a folder without a study.
+
+    Raises:
+        StorageError: always; a study of a version before 0.2.0 is told from none.
+    """
+    old = path.with_suffix(".db")
+    if old.exists():
+        raise StorageError(f"{old}: written by a version before 0.2.0, which this one does not read; start a new run")
+    raise StorageError(f"{path}: there is no study; check the folder, or start without resume")
+
+
+def name_metrics(study: optuna.Study, names: Sequence[str]) -> None:
+    """Give a study's objectives the names that a dashboard shows; those that it has stay."""
+    if study.metric_names is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(names))
+
+
+def refuse_directions(study: optuna.Study, directions: Sequence[StudyDirection]) -> None:
+    """Refuse a study whose objectives are not those that its attributes tell of.
+
+    Raises:
+        ValueError: what there is instead.
+    """
+    found = [direction.name.lower() for direction in study.directions]
+    if found != [direction.name.lower() for direction in directions]:
+        raise ValueError(f"objectives: {', '.join(found) or 'none'}")
+
+
+@contextlib.contextmanager
+def readable(place: object) -> Iterator[None]:
+    """Report whatever comes of reading a study that is damaged, or somebody else's, in one line.
+
+    Optuna trusts what a storage holds: a value of a wrong type raises whatever meets it first.
+
+    Raises:
+        StorageError: something was raised.
+    """
+    try:
+        yield
+    except (L2LError, MemoryError):
+        raise
+    except Exception as error:
+        cause = described(getattr(error, "orig", None) or error).splitlines()[0]
+        raise StorageError(f"{place}: does not read as a study of this program ({cause}); {_RESTORE}") from error
+
+
+def draft_of(path: Path) -> Path:
+    """Where a study is made; a kill may leave it behind."""
+    return path.with_name(f".{path.name}.tmp")
