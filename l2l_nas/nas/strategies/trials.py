@@ -200,7 +200,7 @@ class TrialLoop:
         costs = search.figures(architecture) if metrics is not None else search.costs.figures(architecture)
         for _ in range(result.steps):
             search.coverage.add("trials", architecture)
-        told = TrialResult(
+        finished = TrialResult(
             state,
             values=None if metrics is None else {**metrics, **costs},
             metrics={**(metrics or {}), **costs},
@@ -210,7 +210,7 @@ class TrialLoop:
             worker=result.worker,
             rungs=running.rungs,
         )
-        return search.study.tell(running.trial, told)
+        return search.study.tell(running.trial, finished)
 
     def _hold(self, record: TrialRecord, server: ParamServer | None) -> None:
         """Keep the weights of the best trials so far, for finalists to go on with."""
