@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 
 from l2l_nas.cost.table import LABELS, UNITS, readable
@@ -69,21 +68,6 @@ def shorten(text: str, max_chars: int) -> str:
         return text
     width = max(max_chars, 2) - 1
     return f"{text[: width - width // 2]}…{text[len(text) - width // 2 :]}"
-
-
-def wrap_words(words: Sequence[str], *, max_chars: int, max_lines: int) -> list[str]:
-    """Words joined by commas in a narrow column; those that do not fit are counted in the last line."""
-    lines: list[str] = []
-    for shown, word in enumerate(shorten(word, max_chars) for word in words):
-        joined = f"{lines[-1]}, {word}" if lines else word
-        if lines and len(joined) <= max_chars:
-            lines[-1] = joined
-        elif len(lines) < max_lines:
-            lines = [*(f"{line.removesuffix(',')}," for line in lines), word]
-        else:
-            hidden = len(words) - shown + lines[-1].count(", ") + 1
-            return [*lines[:-1], f"+{hidden} more"]
-    return lines
 
 
 def format_seconds(seconds: float) -> str:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from l2l_nas.report.text import format_bytes, format_choices, format_value, shorten, wrap_words
+from l2l_nas.report.text import format_bytes, format_choices, format_value, shorten
 from l2l_nas.space.architecture import Architecture
 
 
@@ -43,12 +43,6 @@ def test_a_long_name_keeps_both_ends() -> None:
     assert shorten("conv3", 5) == "conv3"
     assert shorten("transformer_gelu_wide", 9) == "tran…wide"
     assert len(shorten("transformer", 8)) == 8
-
-
-def test_words_fill_lines_and_those_that_do_not_fit_are_counted() -> None:
-    assert wrap_words(["conv3", "sep3", "mlp"], max_chars=12, max_lines=2) == ["conv3, sep3,", "mlp"]
-    assert wrap_words([], max_chars=12, max_lines=2) == []
-    assert wrap_words(list("abcdefgh"), max_chars=4, max_lines=3) == ["a, b,", "c, d,", "+4 more"]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from l2l_nas.report.charts.architecture import Box
 from l2l_nas.report.charts.chart import Place
-from l2l_nas.report.text import shorten, wrap_words
+from l2l_nas.report.text import shorten
 
 _HEAD = 24.0  # above the boxes: the input
 _ARCS = 16.0  # left of the boxes, where something is read from afar
@@ -154,8 +155,10 @@ def _place(box: Box, left: float, top: float, width: float, sizes: BoxSizes) -> 
 
 def _beside(one: PlacedBox, sizes: BoxSizes) -> Iterator[Words]:
     """The candidates that were not chosen."""
-    lines = (
-        wrap_words(one.box.others, max_chars=int((sizes.side - 12) / sizes.small), max_lines=4) if sizes.side else []
+    max_chars = int((sizes.side - 12) / sizes.small)
+    names = ", ".join(shorten(name, max_chars - 1) for name in one.box.others) if sizes.side else ""
+    lines = textwrap.wrap(
+        names, max(max_chars, 1), max_lines=4, placeholder=" \N{HORIZONTAL ELLIPSIS}", break_on_hyphens=False
     )
     top = one.top + one.height / 2 + 4 - (len(lines) - 1) * _LINE / 2
     for index, text in enumerate(lines):

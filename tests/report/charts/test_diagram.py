@@ -106,3 +106,14 @@ def test_one_position_is_a_drawing_too() -> None:
 def test_an_architecture_of_another_space_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         boxes_of(card_of_pool(), Architecture(("stem",)))
+
+
+def test_candidates_for_which_there_is_no_space_are_left_out_with_a_sign() -> None:
+    pool = LayerPool(
+        [Position("p", [Candidate(f"candidate_{index}", nn.Identity) for index in range(30)])], inputs=TensorSpec((4,))
+    )
+    words = [words.text for words in diagram_of(pool, ["candidate_0"], sizes=FILE).words[1:]]
+    assert len(words) == 4
+    assert words[0].startswith("candidate_1")
+    assert words[-1].endswith("…")
+    assert max(map(len, words)) * FILE.small <= FILE.side
