@@ -147,7 +147,7 @@ _USED = {"Data", "LayerPool", "Position", "Relay", "ReferenceTrainer", "Trainer"
 _OWN = {
     "Relay.extend", "ReferenceTrainer.extend", "Relay.use", "ReferenceTrainer.use", "Relay.memory_plan",
     "Relay.numbered",
-    "LayerPool.flow",
+    "LayerPool.flow", "LayerPool.naming",
     "LayerPool.build_module", "LayerPool.borrowed", "LayerPool.owner", "LayerPool.has_state", "LayerPool.like",
     "ReferenceTrainer.module", "Position.with_candidates", "Tokens.places",
 }  # fmt: skip

@@ -343,3 +343,11 @@ def test_what_was_frozen_begins_anew_when_it_is_trained_again(tmp_path):
     Checkpoint(tmp_path).load(again)
     assert again.state("layer0/dense").steps.tolist() == [0.0, 0.0]
     assert not again.state("layer0/dense").moments[0].any()
+
+
+def test_groups_within_groups_are_refused():
+    inner = muon_with_adamw()
+    for build in (lambda: Groups(inner, ()), lambda: Group("*.bias", rule=inner)):
+        with pytest.raises(SettingError, match=r"it has groups itself; write one list"):
+            build()
+    assert Groups(inner.rule, [*inner.groups, Group("*.bias", lr_scale=0.5)]).groups[0] == inner.groups[0]

@@ -60,7 +60,7 @@ class Group:
         check_kind("Group: name", self.name, str, wanted="text")
         check_kind("Group: frozen", self.frozen, bool, wanted="True or False")
         if self.rule is not None:
-            check_rule("Group: rule", self.rule)
+            _check_one_rule("Group: rule", self.rule)
         if not (callable(self.match) or isinstance(self.match, str)):
             raise SettingError(f"{self}: match is a pattern or a function of a parameter, got {self.match!r}")
         if self.weight_decay is not None:
@@ -92,6 +92,13 @@ class Group:
             scale = self.lr_scale(parameter)
         _check_scale(scale, f"{self} at {parameter.path}")
         return scale
+
+
+def _check_one_rule(name: str, rule: object) -> None:
+    """Refuse what is no rule, and groups: those within others would be ignored."""
+    if isinstance(rule, Groups):
+        raise SettingError(f"{name}: it has groups itself; write one list: Groups(it.rule, [*it.groups, ...])")
+    check_rule(name, rule)
 
 
 def _check_scale(scale: object, where: str) -> None:
@@ -140,7 +147,7 @@ class Groups:
     groups: Sequence[Group] = ()
 
     def __post_init__(self) -> None:
-        check_rule("Groups: rule", self.rule)
+        _check_one_rule("Groups: rule", self.rule)
         check_list("Groups: groups", self.groups, of=Group, wanted="Groups")
 
     @property
