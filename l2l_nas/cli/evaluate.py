@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from l2l_nas.cli.launch import command
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.report.text import with_error
 from l2l_nas.runs.build import build_relay, data_warning, load_found, set_threads
@@ -17,7 +16,6 @@ from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score
 
 
-@command("evaluate")
 def main(conf: EvaluateConf) -> None:
     """Print the metrics, and whether they are those that the search reported."""
     if conf.task:

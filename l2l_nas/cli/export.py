@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from l2l_nas.cli.launch import command
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay, data_warning, load_found, set_threads, versions
 from l2l_nas.runs.export import doubts
@@ -25,7 +24,6 @@ _USE = {
 }
 
 
-@command("export")
 def main(conf: ExportConf) -> None:
     """Write the files, say what was measured through each and how to load them."""
     check_formats(conf.formats)

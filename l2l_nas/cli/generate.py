@@ -7,7 +7,6 @@ import re
 import sys
 from itertools import chain
 
-from l2l_nas.cli.launch import command
 from l2l_nas.runs.language import executor_of, open_model, write_on
 from l2l_nas.runs.settings import GenerateConf
 from l2l_nas.runs.terminal import open_terminal, warn
@@ -17,7 +16,6 @@ from l2l_nas.text.generate import Sampling, recomputed
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@command("generate")
 def main(conf: GenerateConf) -> None:
     """Print the prompt and what follows it, as it comes."""
     sampling = Sampling(conf.temperature, conf.top_k, conf.top_p, conf.seed)

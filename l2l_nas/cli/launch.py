@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib
 import io
@@ -21,7 +20,6 @@ from types import FrameType
 from typing import Any
 from urllib.parse import unquote
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -32,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 import l2l_nas
 from l2l_nas.cli.hydra_errors import explain_hydra, explain_value, is_of_hydra
 from l2l_nas.cli.names import check_words, is_sweep
-from l2l_nas.cli.run_folder import MadeFolder
+from l2l_nas.cli.run_folder import RESERVED
 from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.errors import (
     SettingError,
@@ -44,8 +42,6 @@ from l2l_nas.errors import (
 )
 from l2l_nas.runs.command_line import as_text, fill_in
 from l2l_nas.runs.explain import explain, is_explained
-from l2l_nas.runs.fields import check_bounds
-from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.settings import PASSWORD_VARIABLE
 
 # Hydra's flags; those of the second set take the next word
@@ -64,9 +60,6 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             imported, which would take a sixth of the processor time of a start.
     """
     register(command)
-    # Hydra would print a traceback and exit with 1; this way its errors come here
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    before = sys.argv
     flags: list[str] = []
     overrides: list[str] = []
     try:
@@ -74,7 +67,9 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
         check_words(command, flags, overrides)
         overrides = [as_text(word) for word in overrides]
         with _signals(_leave):
-            module = importlib.import_module(f"l2l_nas.cli.{command}")
+            from l2l_nas.cli.compose import is_for_hydra, run, run_by_hydra
+
+            importlib.import_module(f"l2l_nas.cli.{command}")
             if is_program:
                 gc.freeze()
                 gc.enable()
@@ -87,9 +82,15 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             _password_aside(overrides),
             _signals(signal.default_int_handler),
         ):
-            sys.argv = [f"l2l_nas {command}", *flags, *overrides]
-            with _around(command) if is_sweep(flags, overrides) else contextlib.nullcontext():
-                module.main()
+            if is_sweep(flags, overrides):
+                from l2l_nas.cli.sweep import sweeping  # it prints its errors by means of this module
+
+                with sweeping(command):
+                    run_by_hydra(command, flags, overrides)
+            elif is_for_hydra(flags):
+                run_by_hydra(command, flags, overrides)
+            else:
+                run(command, flags, overrides)
     except SystemExit as stop:
         asked = _asked_by(stop)
         if asked not in ("l2l_nas", "hydra", "argparse"):
@@ -107,16 +108,8 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             raise  # a mistake of this program: its traceback helps to mend it
         return report(explain_hydra(command, error, flags, overrides))
     finally:
-        sys.argv = before
-        MadeFolder.reserved.close()
+        RESERVED.close()
     return 0
-
-
-def _around(command: str) -> contextlib.AbstractContextManager[None]:
-    """What a sweep ends with where it does not end by itself."""
-    from l2l_nas.cli.sweep import sweeping  # it prints its errors by means of this module
-
-    return sweeping(command)
 
 
 @contextlib.contextmanager
@@ -134,23 +127,6 @@ def reporting_errors(again: str = "") -> Iterator[None]:
         if not is_explained(error):
             raise
         sys.exit(report(fill_in(explain(error), again)))
-
-
-def command(name: str) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
-    """Make a command of a function that takes its settings: Hydra calls it, and its errors are reported."""
-
-    def made(work: Callable[[Any], None]) -> Callable[[], None]:
-        @hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name=name)
-        @functools.wraps(work)
-        def main(config: DictConfig) -> None:
-            conf = settings_of(config)
-            with reporting_errors():
-                check_bounds(conf)
-                work(conf)
-
-        return main
-
-    return made
 
 
 def settings_of(config: DictConfig) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from l2l_nas.cli.launch import command
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.measure import measure
 from l2l_nas.cost.profiles import find_hardware
@@ -31,7 +30,6 @@ _MOST_PROPOSALS = 8
 _MOST_SHARED = 12
 
 
-@command("plan")
 def main(conf: PlanConf) -> None:
     """Print what is predicted, with exit code 2 for bad input; what does not fit is part of the answer."""
     conf = completed(conf)

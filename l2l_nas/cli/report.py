@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from l2l_nas.cli.launch import command
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import remove_leftovers, write_atomically
 from l2l_nas.nas.study.study import quiet_optuna
@@ -18,7 +17,6 @@ from l2l_nas.runs.settings import ReportConf
 from l2l_nas.runs.terminal import open_terminal
 
 
-@command("report")
 def main(conf: ReportConf) -> None:
     """Write the page and say where it is; on a terminal, show how the search went."""
     if not conf.run:

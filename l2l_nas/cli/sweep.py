@@ -34,7 +34,7 @@ from l2l_nas.cli.hydra_errors import explain_value, is_of_hydra
 from l2l_nas.cli.launch import report, reporting_errors
 from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.ranges import empty_sweep, refuse_places
-from l2l_nas.cli.run_folder import MadeFolder
+from l2l_nas.cli.run_folder import reserve
 from l2l_nas.cli.sweep_runs import begun_runs, folders_of, place
 from l2l_nas.errors import (
     L2LError,
@@ -106,7 +106,7 @@ class SweepCallback(Callback):
         # one that is swept is refused below
         is_named = "folder" in given_names(task) or content["folder"] != SearchConf.folder  # type: ignore[index,call-overload]
         if not is_named and content["hydra"]["sweep"]["dir"] == "${folder}":  # type: ignore[index,call-overload]
-            self.root = MadeFolder.reserve(self.root)
+            self.root = reserve(self.root)
             with read_write(config), open_dict(config):  # each run is composed of these words
                 config.folder = str(self.root)
                 task.append(f"folder={spell(str(self.root))}")

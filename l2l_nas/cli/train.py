@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
 from rich.console import Console
 
-from l2l_nas.cli.launch import reporting_errors, settings_of
-from l2l_nas.cli.run_folder import MadeFolder, hydra_files, placed
-from l2l_nas.cli.said import said_names
-from l2l_nas.cli.sweep import run_of_sweep
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.groups import freeze
@@ -65,7 +56,7 @@ from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.export import export_or_warn
 from l2l_nas.runs.fields import check_bounds, declared
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
-from l2l_nas.runs.groups import completed, shipped
+from l2l_nas.runs.groups import completed
 from l2l_nas.runs.inherit import go_on, inherit, must_stay
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.plan import check_memory
@@ -73,7 +64,7 @@ from l2l_nas.runs.progress import Log, Meter, StopSignals
 from l2l_nas.runs.saved_config import own_names, own_names_in, read_config, value_in
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import RetrainConf, rule_of
-from l2l_nas.runs.terminal import open_terminal, say, warn
+from l2l_nas.runs.terminal import say, warn
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
@@ -82,27 +73,11 @@ from l2l_nas.training.schedule import build_schedule
 from l2l_nas.training.score import Score, by_part, tested
 
 
-@hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="train")
-def main(config: DictConfig) -> float:
-    """Train, with exit code 2 for bad input and 130 when it was stopped; of a run of a sweep that fails, NaN."""
-    MadeFolder.undo()
-    about = HydraConfig.get()
-
-    def go(console: Console, again: str, conf: RetrainConf | None = None) -> float:
-        conf = conf or placed(settings_of(config), config)
-        given = said_names(conf, about)
-        return _Training(conf, given=given, again=again, files=hydra_files(config), console=console).go()
-
-    try:
-        if about.mode == RunMode.MULTIRUN:
-            return run_of_sweep("train", about, go)
-        conf: RetrainConf = settings_of(config)
-        with reporting_errors():
-            conf = placed(conf, config)
-        with reporting_errors(resume_command("train", conf.resume or conf.folder, own_names(asdict(conf)))):
-            return go(open_terminal(), "", conf)
-    except Stopped:
-        sys.exit(130)
+def prepared(
+    conf: RetrainConf, *, given: Collection[str], files: Mapping[str, str], console: Console, again: str
+) -> _Training:
+    """The training; see `_Training`."""
+    return _Training(conf, given=given, files=files, console=console, again=again)
 
 
 class _Training:
@@ -117,7 +92,7 @@ class _Training:
     """
 
     def __init__(
-        self, conf: RetrainConf, *, given: Collection[str], again: str, files: dict[str, str], console: Console
+        self, conf: RetrainConf, *, given: Collection[str], again: str, files: Mapping[str, str], console: Console
     ) -> None:
         check_bounds(conf)
         self.conf = conf

@@ -16,7 +16,7 @@ from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, name_again, resume_command, spell
 from l2l_nas.runs.fields import changed, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.groups import GROUPS, choices
+from l2l_nas.runs.groups import GROUPS, choices, deviating
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.saved_config import OWN, name_in, names_own, own_names, read_config, value_in
 from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES, SweeperConf, rule_of
@@ -40,13 +40,32 @@ def given_names(overrides: Collection[str]) -> frozenset[str]:
     return frozenset(re.sub(r"^[+~]+", "", override).partition("=")[0].partition("@")[0] for override in overrides)
 
 
+def _leaves(name: str, value: Any) -> list[str]:
+    """Names of the values of a setting: a dict's are those of its entries, each of which can be said alone."""
+    if not isinstance(value, Mapping) or not value:
+        return [name]
+    return [one for key, inner in value.items() for one in _leaves(f"{name}.{key}", inner)]
+
+
+def given_settings(conf: Any, overrides: Collection[str], of_hydra: Collection[str]) -> frozenset[str]:
+    """Names of the settings that somebody gave: in overrides, or in a config file, where it is not the default.
+
+    Args:
+        conf: all settings.
+        overrides: as Hydra took them.
+        of_hydra: overrides of Hydra's own settings.
+    """
+    differing = {one for name, value in deviating(conf) for one in _leaves(name, value)} - PLACES
+    return given_names(overrides) | differing | ({"folder"} if "hydra.run.dir" in given_names(of_hydra) else set())
+
+
 def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     """The settings of the run in `conf.resume`, but for those that are said again.
 
     Args:
         command: that goes on: search or train.
         conf: its settings.
-        given: see `cli.said.said_names`.
+        given: see `given_settings`.
 
     Returns:
         None if there was no run: one that was killed before it had settings is started with those given.

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
-from l2l_nas.cli.said import said_names
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
-from l2l_nas.runs.inherit import given_names, inherit, sweep_settings, sweep_words
+from l2l_nas.runs.inherit import given_names, given_settings, inherit, sweep_settings, sweep_words
 from l2l_nas.runs.settings import PLACES, RetrainConf
 
 RUN = {
@@ -144,6 +142,5 @@ def test_a_group_that_is_added_or_changed_leaves_the_run_s_others(tmp_path):
         ({"h": head}, [], {"f": frozen, "h": head}),  # from a config file
     ):
         conf = replace(RetrainConf(), optimizer={"name": "adamw", "groups": groups})
-        about = OmegaConf.create({"overrides": {"task": words, "hydra": []}})
-        given = said_names(conf, about)
+        given = given_settings(conf, words, [])
         assert inherit(conf, run, given=given, exempt=PLACES).optimizer["groups"] == found

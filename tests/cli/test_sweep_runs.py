@@ -101,7 +101,7 @@ def test_the_command_that_goes_on_with_a_sweep_names_its_config_folder(tmp_path,
         (tmp_path / "conf" / name).mkdir(parents=True)
     (tmp_path / "conf" / "size" / "small.yaml").write_text("# @package _global_\nsearch:\n  steps_per_trial: 1\n")
     (tmp_path / "conf" / "sampler" / "mine.yaml").write_text("name: random\n")
-    monkeypatch.setattr("l2l_nas.cli.search._prepared", stop)
+    monkeypatch.setattr("l2l_nas.cli.search.prepared", stop)
     words = ["--config-dir", "conf", "+size=small", "sampler=mine,tpe", "folder=u"]
     assert main(["search", "-m", *words]) == 130
     again = "python -m l2l_nas search -m --config-dir conf +size=small sampler=mine,tpe resume=u"
@@ -114,7 +114,7 @@ def test_a_group_of_the_user_s_own_that_a_sweep_began_with_is_asked_for_again(tm
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "size").mkdir(parents=True)
     (tmp_path / "conf" / "size" / "small.yaml").write_text("# @package _global_\nsearch:\n  steps_per_trial: 1\n")
-    monkeypatch.setattr("l2l_nas.cli.search._prepared", stop)
+    monkeypatch.setattr("l2l_nas.cli.search.prepared", stop)
     assert main(["search", "-m", "--config-dir", "conf", "+size=small", "seed=0,1", "folder=u"]) == 130
     for words in ((), ("--config-dir", "conf")):
         line = refused("search", "-m", *words, "resume=u")

@@ -1,0 +1,158 @@
+"""A command's settings, composed as Hydra composes them, and the command's work with them.
+
+A single run is composed by Hydra's compose API: nothing is made or written before all is checked, and errors come as
+they are raised. Hydra's own `main` is for sweeps (`-m`) and for what prints settings (`--cfg`, `--info`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import hydra
+from hydra import compose, version
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, configure_log, env_override
+from hydra.errors import SearchPathException
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict, read_write
+from rich.console import Console
+
+from l2l_nas.cli.names import config_folders
+from l2l_nas.cli.run_folder import hydra_files, in_sweep, settle_folder
+from l2l_nas.nas.callback import Stopped
+from l2l_nas.runs.command_line import resume_command
+from l2l_nas.runs.fields import check_bounds
+from l2l_nas.runs.groups import shipped
+from l2l_nas.runs.inherit import given_settings
+from l2l_nas.runs.saved_config import own_names
+from l2l_nas.runs.terminal import open_terminal
+
+_VERSION = "1.3"  # of Hydra, whose behaviour is wanted
+_BY_COMPOSE = ("--config-dir", "-cd", "--config-name", "-cn", "--run", "-r")
+
+
+def run(command: str, flags: Sequence[str], overrides: Sequence[str]) -> None:
+    """Do what the words of a command line ask for, where that is one run."""
+    with _composed(command, flags, overrides) as config:
+        if config.hydra.mode != RunMode.MULTIRUN:  # which a config file may say
+            return _run(command, config)
+    return run_by_hydra(command, flags, overrides)
+
+
+def is_for_hydra(flags: Sequence[str]) -> bool:
+    """Whether flags ask for what Hydra's `main` does: print settings, or take configs from somewhere else."""
+    return any(flag.startswith("-") and flag.partition("=")[0] not in _BY_COMPOSE for flag in flags)
+
+
+def run_by_hydra(command: str, flags: Sequence[str], overrides: Sequence[str]) -> None:
+    """The same by Hydra's `main`, which reads the words itself."""
+    # Hydra would print a traceback and exit with 1; this way its errors come to the caller
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    before, sys.argv = sys.argv, [f"l2l_nas {command}", *flags, *overrides]
+    try:
+        hydra.main(version_base=_VERSION, config_path=str(shipped("conf")), config_name=command)(_task(command))()
+    finally:
+        sys.argv = before
+
+
+def _task(command: str) -> Callable[[DictConfig], Any]:
+    def task(config: DictConfig) -> Any:
+        return work(command, config)
+
+    task.__module__ = f"l2l_nas.cli.{command}"  # Hydra names jobs by it
+    return task
+
+
+@contextlib.contextmanager
+def _composed(command: str, flags: Sequence[str], overrides: Sequence[str]) -> Iterator[DictConfig]:
+    """The settings, those of Hydra's own with them.
+
+    Raises:
+        HydraException: they cannot be composed.
+    """
+    version.setbase(_VERSION)
+    places = create_config_search_path(str(shipped("conf")))
+    for folder in config_folders(flags):
+        if not folder.is_dir():
+            raise SearchPathException(f"Additional config directory '{folder.absolute()}' not found")
+        places.prepend("command-line", f"file://{folder.absolute()}", SearchPathQuery(provider="schema"))
+    named = config_folders(flags, ("--config-name", "-cn"))
+    GlobalHydra.instance().clear()
+    Hydra.create_main_hydra2(command, places)
+    try:
+        yield compose(str(named[-1]) if named else command, list(overrides), return_hydra_config=True)
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def _run(command: str, config: DictConfig) -> None:
+    """The work, with what Hydra promises around it: its callbacks, logging and environment."""
+    HydraConfig.instance().set_config(config)  # what is written as ${hydra:...} is looked up there
+    with read_write(config), read_write(config.hydra), open_dict(config):
+        config.hydra.mode = RunMode.RUN
+        settle_folder(config)
+        config.hydra.runtime.output_dir = os.path.abspath(config.hydra.run.dir)
+    HydraConfig.instance().set_config(config)
+    callbacks = Callbacks(config)
+    callbacks.on_run_start(config=config, config_name=config.hydra.job.config_name)
+    content = copy.deepcopy(config)
+    with read_write(content), open_dict(content):
+        del content["hydra"]
+    configure_log(config.hydra.job_logging, config.hydra.verbose)
+    done = JobReturn(overrides=list(config.hydra.overrides.task), cfg=content, hydra_cfg=config, task_name=command)
+    with env_override(config.hydra.job.env_set):
+        callbacks.on_job_start(config=config, task_function=_task(command))
+        try:
+            done.return_value, done.status = work(command, content), JobStatus.COMPLETED
+        except Exception as error:
+            done.return_value, done.status = error, JobStatus.FAILED
+    callbacks.on_job_end(config=config, job_return=done)
+    callbacks.on_run_end(config=config, config_name=config.hydra.job.config_name, job_return=done)
+    _ = done.return_value  # raises what the work raised
+
+
+def work(command: str, config: DictConfig) -> float | None:
+    """What a command does with its settings. Of a run of a sweep that fails it returns NaN.
+
+    Exits with 2 for bad input, and with 130 where it was stopped.
+    """
+    from l2l_nas.cli.launch import reporting_errors, settings_of
+
+    module = importlib.import_module(f"l2l_nas.cli.{command}")
+    about = HydraConfig.get()
+    if not hasattr(module, "prepared"):
+        conf = settings_of(config)
+        with reporting_errors():
+            check_bounds(conf)
+            module.main(conf)
+        return None
+
+    def go(conf: Any, console: Console, again: str = "") -> float:
+        given = given_settings(conf, about.overrides.task, about.overrides.hydra)
+        made = module.prepared(conf, given=given, files=hydra_files(config), console=console, again=again)
+        return float(made.go())
+
+    try:
+        if about.mode == RunMode.MULTIRUN:
+            from l2l_nas.cli.sweep import run_of_sweep
+
+            return run_of_sweep(
+                command, about, lambda console, again: go(in_sweep(settings_of(config), about), console, again)
+            )
+        conf = settings_of(config)
+        with reporting_errors(resume_command(command, conf.resume or conf.folder, own_names(asdict(conf)))):
+            return go(conf, open_terminal())
+    except Stopped:
+        sys.exit(130)
