@@ -142,7 +142,8 @@ def work(command: str, config: DictConfig) -> float | None:
     def go(conf: Any, console: Console, again: str = "") -> float:
         given = given_settings(conf, about.overrides.task, about.overrides.hydra)
         made = module.prepared(conf, given=given, files=hydra_files(config), console=console, again=again)
-        return float(made.go())
+        result: float = made.go()
+        return result
 
     try:
         if about.mode == RunMode.MULTIRUN:
