@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except subprocess.CalledProcessError as error:  # it has said why
+        print(f"error: exit code {error.returncode}: {shlex.join(map(str, error.cmd))}", file=sys.stderr)
+        return 1
     except Exception as error:
         if not is_explained(error):
             raise

@@ -1,12 +1,14 @@
-"""How a measurement is told what to do: plain options, each with its default; what is wrong is one line."""
+"""How a measurement is told what to do: plain options, each with its default; what is wrong is one line.
+
+The library is imported where something is wrong: processes that measure another checkout import this module as well,
+and that library may be of another age.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
 from typing import NoReturn
-
-from l2l_nas.errors import SettingError, did_you_mean
 
 _MOST = 2**63 - 1
 
@@ -22,6 +24,8 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """See `argparse.ArgumentParser`."""
+        from l2l_nas.errors import SettingError
+
         raise SettingError(message)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
@@ -32,10 +36,30 @@ class OptionParser(argparse.ArgumentParser):
         """
         options, others = self.parse_known_intermixed_args(words)
         if others:
+            from l2l_nas.errors import SettingError, did_you_mean
+
             names = [name for name in self._option_string_actions if name.startswith("--")]
             hint = did_you_mean(others[0].partition("=")[0], names) if others[0].startswith("-") else ""
             raise SettingError(f"no option '{others[0]}'{hint}")
         return options
+
+
+def numbers(text: str) -> list[int]:
+    """A type of options: whole numbers from 0 with commas between them."""
+    return [at_least(0)(part) for part in text.split(",")]
+
+
+def need(options: argparse.Namespace, what: str, *names: str) -> None:
+    """Refuse what lacks options that only some of the work takes.
+
+    Raises:
+        SettingError: with the first one that was not given.
+    """
+    for name in names:
+        if getattr(options, name) in (None, "", []):
+            from l2l_nas.errors import SettingError
+
+            raise SettingError(f"{what} needs --{name}")
 
 
 def at_least(least: int) -> Callable[[str], int]:

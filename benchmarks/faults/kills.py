@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults import forks
+from benchmarks.options import at_least
 from l2l_nas.nas.study.reading import read_study
 from tests.cli.runs import events, write_pool
 
@@ -324,9 +325,9 @@ def build(place: Path) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kills", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scenario", help="this one alone")
+    parser.add_argument("--kills", type=at_least(1), default=500)
+    parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("--scenario", choices=[one.name for one in scenarios()], help="this one alone")
     parser.add_argument("--out", type=Path)
 
 

@@ -28,6 +28,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults import calls, forks, headers, hostile, mutants, whole
+from benchmarks.options import at_least
 from tests.cli.runs import TINY, write_pool
 
 # (file, weight, commands that read it); {} stands for a random trial's number
@@ -218,14 +219,21 @@ def damage(harness: Harness, number: int, seed: int) -> tuple[list[str], str, bo
     return words.split(" "), f"{name} {how}", not is_model or headers.judged(path, before)
 
 
+def _case(text: str) -> tuple[str, int]:
+    kind, _, number = text.partition(":")
+    if kind not in ("file", "input") or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"write file:NUMBER or input:NUMBER, got '{text}'")
+    return kind, int(number)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--files", type=int, default=5000)
-    parser.add_argument("--inputs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--files", type=at_least(0), default=5000)
+    parser.add_argument("--inputs", type=at_least(0), default=1000)
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--small", action="store_true", help="fewer kinds of files, as the test suite does")
-    parser.add_argument("--first", type=int, default=0, help="how many cases to leave out, which were run already")
-    parser.add_argument("--only", help="file:NUMBER or input:NUMBER")
+    parser.add_argument("--first", type=at_least(0), default=0, help="how many cases to leave out")
+    parser.add_argument("--only", type=_case, help="file:NUMBER or input:NUMBER")
     parser.add_argument("--out", type=Path)
 
 
@@ -244,8 +252,7 @@ def main(asked: argparse.Namespace) -> int:
         cases = [("file", n) for n in range(asked.files)] + [("input", n) for n in range(asked.inputs)]
         cases = cases[asked.first :]
         if asked.only:
-            kind, _, number = asked.only.partition(":")
-            cases = [(kind, int(number))]
+            cases = [asked.only]
         failures = []
         for done, (kind, number) in enumerate(cases):
             judged = True

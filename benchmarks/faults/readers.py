@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.faults import headers, mutants, whole
+from benchmarks.options import at_least
 from l2l_nas import Data, plain_module
 from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.errors import L2LError
@@ -124,8 +125,8 @@ def wrong(kind: str, path: Path, before: bytes, told: object) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--files", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--files", type=at_least(1), default=5000)
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--only", default="", help="kinds of files with this in their names")
     parser.add_argument("--out", type=Path)
 

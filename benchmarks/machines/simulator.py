@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from benchmarks import RESULTS
+from benchmarks.options import at_least
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.cost.chain import LANES
 from l2l_nas.cost.hardware import Hardware
@@ -237,7 +238,7 @@ class SlowFiles(FileStorage):
         """See `Storage`."""
         opened = super().reading(key, part)
         state = self.disk.timed(opened.__enter__)
-        with at_least(self.pace("load", key) if part is Part.WEIGHTS else 0.0):
+        with lasting(self.pace("load", key) if part is Part.WEIGHTS else 0.0):
             yield state
         opened.__exit__(None, None, None)
 
@@ -251,7 +252,7 @@ class SlowFiles(FileStorage):
 
 
 @contextlib.contextmanager
-def at_least(seconds: float) -> Iterator[None]:
+def lasting(seconds: float) -> Iterator[None]:
     """Take so long."""
     begun = time.perf_counter()
     yield
@@ -267,7 +268,7 @@ def slow_updates(relay: Relay, pace: Callable[[str, str], float]) -> None:
     def slowly(key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
         seconds = pace("update", key) if part is Part.ALL else 0.0
         is_ahead = key in relay.server.gradients.waiting  # of the check
-        with writing(key, part) as state, at_least(seconds * (1 + SAVING * is_ahead)):
+        with writing(key, part) as state, lasting(seconds * (1 + SAVING * is_ahead)):
             yield state
 
     storage.writing = slowly  # type: ignore[method-assign]
@@ -420,8 +421,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--triples", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--triples", type=at_least(3), default=30)
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--out", type=Path, default=RESULTS / "simulator.json")
 
 

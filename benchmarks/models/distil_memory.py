@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.options import at_least
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import write_json
@@ -25,9 +26,9 @@ from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True)
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--length", type=at_least(1), default=256)
+    parser.add_argument("--batch", type=at_least(1), default=4)
+    parser.add_argument("--blocks", type=at_least(1), default=4)
     parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS))
     parser.add_argument("--widths", type=float, nargs="*", default=[0.85, 0.7, 0.5])
     parser.add_argument("--out", type=Path)

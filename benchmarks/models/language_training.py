@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 
+from benchmarks.options import at_least
+
 os.environ.setdefault("MKL_CBWR", "AVX2")  # sums that do not depend on where memory begins; before torch is loaded
 
 import argparse
@@ -130,7 +132,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", default="pydoc")
     parser.add_argument("--objective", choices=("causal", "masked"), default="causal")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=at_least(1), default=2000)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--picture", type=Path, default=None)
 

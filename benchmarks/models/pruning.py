@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from benchmarks.models.published import by_loop
+from benchmarks.options import at_least, need
 from benchmarks.timing import machine
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import read_json, write_json
@@ -96,6 +97,13 @@ def measured(model: str, folder: Path, arm: str, text: str, passages: list[str])
     }
 
 
+_NEEDED = {
+    "corpus": ("text", "out"),
+    "run": ("model", "corpus", "folder"),
+    "figures": ("model", "folder", "lambada", "text"),
+}
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("corpus", "run", "figures"))
     parser.add_argument("--model", default="")
@@ -104,13 +112,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--text", type=Path, nargs="+", default=[])
     parser.add_argument("--lambada", type=Path)
-    parser.add_argument("--bytes", type=int, default=24_000)
-    parser.add_argument("--items", type=int, default=300)
+    parser.add_argument("--bytes", type=at_least(1), default=24_000)
+    parser.add_argument("--items", type=at_least(1), default=300)
     parser.add_argument("--out", type=Path)
 
 
 def main(options: argparse.Namespace) -> None:
     """One of the three."""
+    need(options, options.what, *_NEEDED[options.what])
     if options.what == "corpus":
         corpus(options.text, options.out)
         return

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchmarks.options import at_least
 from benchmarks.timing import machine
 from l2l_nas import SGD, ParamServer, Relay
 from l2l_nas.cost.closed_form import num_parameters
@@ -100,9 +101,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--lambada", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--bytes", type=int, default=24_000)
-    parser.add_argument("--items", type=int, default=300)
-    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--bytes", type=at_least(1), default=24_000)
+    parser.add_argument("--items", type=at_least(1), default=300)
+    parser.add_argument("--length", type=at_least(1), default=512)
     parser.add_argument("--sides", nargs="+", default=["l2l_nas", "transformers"])
     parser.add_argument("--out", type=Path, default=None)
 

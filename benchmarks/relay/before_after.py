@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS, ROOT
+from benchmarks.options import at_least
 from benchmarks.paired import Seconds, Side, ratios, shown, timed
 
 SIDES = ("before", "now", "control")
@@ -224,12 +225,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("steps", "search"))
     parser.add_argument("before", type=Path, help="the other checkout")
     parser.add_argument("settings", nargs="*")
-    parser.add_argument("--depths", type=int, nargs="+", default=[12, 24])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--depths", type=at_least(1), nargs="+", default=[12, 24])
+    parser.add_argument("--threads", type=at_least(1), nargs="+", default=[1, 2])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--batch", type=int, default=8, help="of a step, in micro-batches of 4")
-    parser.add_argument("--rounds", type=int, default=6, help="of each process, or of whole runs")
-    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--batch", type=at_least(1), default=8, help="of a step, in micro-batches of 4")
+    parser.add_argument("--rounds", type=at_least(1), default=6, help="of each process, or of whole runs")
+    parser.add_argument("--processes", type=at_least(1), default=3)
     parser.add_argument("--out", type=Path)
 
 

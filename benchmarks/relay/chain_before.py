@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
+from benchmarks.options import at_least
 from benchmarks.paired import check_library, command_of
 
 BLOCKS, WIDTH, TOKENS, BATCH, MICRO, STEPS = 12, 64, 32, 16, 4, 12
@@ -110,7 +111,7 @@ def _child(tree: str) -> subprocess.Popen[str]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("commit", nargs="?", default="HEAD")
-    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--rounds", type=at_least(1), default=16)
     parser.add_argument("--out", type=Path)
 
 

@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from benchmarks import RESULTS
+from benchmarks.options import at_least, need
 from benchmarks.timing import machine
 from l2l_nas import (
     AdamW,
@@ -214,8 +215,8 @@ def _status(name: str) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("images", "larger", "tokens"))
     parser.add_argument("--records", type=Path)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--workers", type=at_least(0), default=1)
+    parser.add_argument("--rounds", type=at_least(1), default=9)
     parser.add_argument("--out", type=Path, default=OUT)
 
 
@@ -223,6 +224,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Measure one, print it, and add it to the results."""
     torch.set_num_threads(1)
     if arguments.what == "images":
+        need(arguments, "images", "records")
         found = images(arguments.records, workers=arguments.workers, rounds=arguments.rounds)
     else:
         found = {"larger": larger, "tokens": tokens}[arguments.what]()

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.options import at_least
 from benchmarks.timing import machine
 from l2l_nas import Batches, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec, Trainer
 from l2l_nas.eps.optimizers.base import Optimizer
@@ -134,8 +135,8 @@ def compared(runs: Mapping[str, list[dict[str, Any]]], name: str) -> dict[str, A
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--seeds", type=at_least(1), default=4)
+    parser.add_argument("--steps", type=at_least(1), default=240)
     parser.add_argument("--out", type=Path)
 
 

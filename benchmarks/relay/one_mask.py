@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import RESULTS
+from benchmarks.options import at_least
 from benchmarks.timing import machine
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Regression, Relay, TensorSpec
 from l2l_nas.cost.traffic import StreamedBytes
@@ -104,7 +105,7 @@ def measure(depth: int, stash: str, *, is_value: bool) -> dict[str, Any]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--depth", type=int, default=96)
+    parser.add_argument("--depth", type=at_least(1), default=96)
     parser.add_argument("--out", type=Path, default=RESULTS / "one_mask.json")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 
 from benchmarks import RESULTS
+from benchmarks.options import at_least
 
 os.environ.setdefault("MKL_CBWR", "AVX2")  # sums that do not depend on where memory begins; before torch is loaded
 
@@ -87,7 +88,7 @@ def compared(task: Callable[[str], Any], text: str, *, limit: float, steps: int)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", required=True)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=at_least(1), default=300)
     parser.add_argument("--out", type=Path, default=RESULTS / "put_back.json")
 
 

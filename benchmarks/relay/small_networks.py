@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS, ROOT
+from benchmarks.options import at_least
 from benchmarks.paired import Side, in_turns, joined, ratios, shown
 
 NETWORKS, DEEP, BATCH, SCORED, STEPS = 6, 48, 64, 256, 5
@@ -176,8 +177,8 @@ def tell(row: dict[str, Any]) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--before", type=Path, help="another checkout, measured beside this one")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=at_least(1), nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=at_least(1), default=10)
     parser.add_argument("--out", type=Path, default=RESULTS / "small_networks.json")
 
 

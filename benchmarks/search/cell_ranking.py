@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.options import at_least
 from benchmarks.search.correlation import Draws, interval
 from benchmarks.search.images import cifar, halved
 from benchmarks.search.nas201 import PACKAGE, Table, read_table, table_folder
@@ -44,9 +45,9 @@ _CHANNELS = 8
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cifar", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=15_000)
-    parser.add_argument("--cells", type=int, default=200)
-    parser.add_argument("--supernets", type=int, default=2)
+    parser.add_argument("--steps", type=at_least(1), default=15_000)
+    parser.add_argument("--cells", type=at_least(1), default=200)
+    parser.add_argument("--supernets", type=at_least(1), default=2)
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from benchmarks import RESULTS
+from benchmarks.options import at_least
 from l2l_nas.__main__ import main as l2l_nas
 from l2l_nas.nas.evaluation.early_stopping import Halving
 from l2l_nas.nas.objectives import Goal
@@ -132,9 +133,9 @@ def _steps_until_stopped(rule: Halving, number: int, trial: dict[str, Any]) -> t
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--trials", type=int, default=14)
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--seeds", type=at_least(1), default=5)
+    parser.add_argument("--trials", type=at_least(1), default=14)
+    parser.add_argument("--steps", type=at_least(1), default=80)
     parser.add_argument("--out", type=Path, default=RESULTS / "early_stop.json")
 
 

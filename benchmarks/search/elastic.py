@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.options import at_least
 from benchmarks.search.standalone import Recipe
 from benchmarks.timing import machine
 from l2l_nas import Architecture, Batches, Candidate, LayerPool, ParamServer, Position, Problem, Relay, UniformPaths
@@ -33,8 +34,8 @@ _RANDOM = 40
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=450)
+    parser.add_argument("--seeds", type=at_least(1), default=3)
+    parser.add_argument("--steps", type=at_least(1), default=450)
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau, norm, rankdata
 
 from benchmarks import RESULTS
+from benchmarks.options import at_least
 from benchmarks.search.standalone import sampled_architectures
 from benchmarks.timing import machine
 from l2l_nas import AdamW, Architecture, Batches, Cosine, ParamServer, Problem, ReferenceTrainer, Trainer
@@ -47,7 +48,7 @@ Floats = NDArray[np.float64]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
-    parser.add_argument("--networks", type=int, default=60)
+    parser.add_argument("--networks", type=at_least(1), default=60)
     parser.add_argument("--play", action="store_true", help="with all that is saved, and train nothing")
 
 

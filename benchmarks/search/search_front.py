@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks import RESULTS
+from benchmarks.options import numbers
 from benchmarks.search.search_quality import estimate, searched, trained
 from benchmarks.timing import machine
 from l2l_nas import UniformPaths
@@ -40,7 +41,7 @@ Row = dict[str, Any]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
-    parser.add_argument("--seeds", default="0,1,2", help="such as 0,1")
+    parser.add_argument("--seeds", type=numbers, default="0,1,2", help="such as 0,1")
     parser.add_argument("--out", type=Path, help="results/search_front_DATA.json if nothing is said")
     parser.add_argument("--runs", type=Path, help="where the runs' folders stay; a temporary folder by default")
 
@@ -49,7 +50,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Measure and save."""
     torch.set_num_threads(1)
     out = arguments.out or RESULTS / f"search_front_{Path(arguments.data).stem}.json"
-    for seed in map(int, arguments.seeds.split(",")):
+    for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as scratch:
             row = measure(arguments.data, seed, (arguments.runs or Path(scratch)) / f"front_{seed}")
         known = json.loads(out.read_text())["rows"] if out.exists() else []

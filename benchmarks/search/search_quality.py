@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from benchmarks import RESULTS
+from benchmarks.options import at_least, numbers
 from benchmarks.timing import machine
 from l2l_nas import ParamServer, Relay, UniformPaths
 from l2l_nas.files import write_json
@@ -52,9 +53,9 @@ Row = dict[str, Any]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
-    parser.add_argument("--seeds", default="0,1,2", help="such as 0,1")
+    parser.add_argument("--seeds", type=numbers, default="0,1,2", help="such as 0,1")
     parser.add_argument("--beside", default="", help="a setting that the same run is done with once more")
-    parser.add_argument("--networks", type=int, default=0, help="of another random search; 0: none")
+    parser.add_argument("--networks", type=at_least(0), default=0, help="of another random search; 0: none")
     parser.add_argument("--out", type=Path, help="results/search_quality_DATA.json if nothing is said")
     parser.add_argument("--runs", type=Path, help="where the runs' folders stay; a temporary folder by default")
 
@@ -64,7 +65,7 @@ def main(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     name = f"search_quality_{Path(arguments.data).stem}.json"
     out = arguments.out or RESULTS / name
-    for seed in map(int, arguments.seeds.split(",")):
+    for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as scratch:
             runs = (arguments.runs or Path(scratch)) / f"{Path(arguments.data).stem}_{seed}"
             row = measure(arguments.data, seed, runs, beside=arguments.beside, networks=arguments.networks)

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from benchmarks import RESULTS
+from benchmarks.options import at_least
 from benchmarks.timing import machine
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.nas.objectives import Goal, State, TrialResult
@@ -132,8 +133,8 @@ def measure_trial(positions: int) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trials", type=int, nargs="+", default=[1000])
-    parser.add_argument("--positions", type=int, nargs="+", default=[9, 24, 96])
+    parser.add_argument("--trials", type=at_least(1), nargs="+", default=[1000])
+    parser.add_argument("--positions", type=at_least(1), nargs="+", default=[9, 24, 96])
     parser.add_argument("--samplers", nargs="+", default=["random", "nsga2", "gp_hamming"])
     parser.add_argument("--out", type=Path, default=RESULTS / "trial_overhead.json")
 

@@ -42,10 +42,31 @@ def test_every_benchmark_says_what_it_does_and_what_it_can_be_told(name):
     assert script.__doc__
 
 
-def test_an_option_that_is_none_is_refused_by_scripts_too(refused):
-    assert refused("moments", "--sedes", "3") == "error: no option '--sedes'; did you mean '--seeds'?"
-    assert refused("bits") == "error: the following arguments are required: before"
-    assert refused("images", "none.npz", "none.xz").startswith("error: none.npz: no such file")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["moments", "--sedes", "3"], "no option '--sedes'; did you mean '--seeds'?"),
+        (["moments", "--steps", "0"], "argument --steps: must be at least 1"),
+        (["bits"], "the following arguments are required: before"),
+        (["images", "none.npz", "none.xz"], "none.npz: no such file"),
+        (["search_quality", "--seeds", "0,b"], "argument --seeds: invalid numbers value: '0,b'"),
+        (["data", "images"], "images needs --records"),
+        (["pruning", "run", "--model", "gguf:x"], "run needs --corpus"),
+        (["kills", "--scenario", "report and run"], "argument --scenario: invalid choice"),
+        (["mutations", "--only", "7"], "argument --only: write file:NUMBER or input:NUMBER, got '7'"),
+    ],
+)
+def test_bad_input_of_scripts_is_one_line_too(refused, words, says):
+    assert refused(*words).startswith(f"error: {says}")
+
+
+def test_a_command_that_fails_beneath_one_is_named(monkeypatch, capsys):
+    def fail(name: str) -> catalogue.Entry:
+        raise subprocess.CalledProcessError(2, ["python", "-m", "l2l_nas", "search"])
+
+    monkeypatch.setattr(__main__, "find", fail)
+    assert __main__.main(["search_quality"]) == 1
+    assert capsys.readouterr().err == "error: exit code 2: python -m l2l_nas search\n"
 
 
 @pytest.mark.slow
