@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -15,6 +16,8 @@ from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import State, TrialResult
 from l2l_nas.nas.study.database import is_outage, parse_address
 from l2l_nas.nas.study.database_study import DatabaseStudy
+from l2l_nas.nas.study.encoding import with_choices
+from l2l_nas.nas.study.reading import load_database_study
 from l2l_nas.nas.study.study import Study
 from tests.nas.problems import GOALS, pool_of
 
@@ -22,12 +25,12 @@ POOL = pool_of("tanh", "relu")
 VALUES = {"accuracy": 0.5, "parameters": 30.0}
 
 
-def open_in(tmp_path, folder="run", **changes):
+def open_in(tmp_path, folder="run", *, pool=POOL, **changes):
     said = []
     values = {"name": "search", "is_known": False, "retry_seconds": 5.0, "waiting": said.append}
     address = parse_address(f"sqlite:///{tmp_path / 'studies.db'}")
     store = DatabaseStudy(address, folder=tmp_path / folder, **{**values, **changes})
-    study = Study(store, pool=POOL, goals=GOALS, sampler="random", seed=0, num_trials=10, data="data", scoring={})
+    study = Study(store, pool=pool, goals=GOALS, sampler="random", seed=0, num_trials=10, data="data", scoring={})
     return study, store, said
 
 
@@ -150,3 +153,54 @@ def test_a_study_of_another_program_or_one_that_is_gone_is_refused(tmp_path):
     theirs.add_trial(optuna.trial.create_trial(value=1.0))
     with pytest.raises(StorageError, match="made by another program"):
         open_in(tmp_path, name="other")
+
+
+def test_a_pool_with_new_candidates_goes_on_in_a_study_of_its_own_with_all_trials(tmp_path):
+    study, _, _ = open_in(tmp_path)
+    for _ in range(3):
+        complete(study)
+    study.close()
+    said = []
+    for pool, place in ((pool_of("tanh", "wide"), "search (2)"), (pool_of("wide", "normed"), "search (3)")):
+        before = study.records
+        study, store, _ = open_in(tmp_path, pool=pool, say=said.append)
+        assert said[-1].endswith(f"so its {len(before)} trials go on in '{place}'")
+        assert store.place.endswith(f"study '{place}'")
+        assert [replace(record, live=True) for record in study.records] == [replace(r, live=True) for r in before]
+        assert complete(study).number == len(before)
+        study.close()
+    again, store, _ = open_in(tmp_path, pool=pool_of("wide", "relu"), say=said.append)  # all of it was there once
+    assert (len(said), store.place[-12:]) == (2, "'search (3)'")
+    assert len(again.records) == 5
+    again.close()
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    assert optuna.get_all_study_names(url) == ["search", "search (2)", "search (3)"]
+    last = load_database_study(url, "search", password="")
+    assert (last.study_name, last.metric_names) == ("search (3)", [goal.name for goal in GOALS])
+    ever = ("normed", "relu", "tanh", "wide")
+    assert {one.choices for trial in last.trials for one in trial.distributions.values()} == {ever}
+    assert [set(trial.params) for trial in last.trials] == [{"p0", "p1"}] * 5
+
+
+def test_a_kill_while_a_study_grows_leaves_the_one_before(tmp_path, monkeypatch):
+    study, _, _ = open_in(tmp_path)
+    for _ in range(4):
+        complete(study)
+    before = study.records
+    study.close()
+    written = []
+
+    def dies(trial, choices, *, positions):
+        written.append(trial)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        return with_choices(trial, choices, positions=positions)
+
+    monkeypatch.setattr("l2l_nas.nas.study.database_study.with_choices", dies)
+    with pytest.raises(KeyboardInterrupt):
+        open_in(tmp_path, pool=pool_of("tanh", "relu", "wide"))
+    assert len(saved_in(tmp_path).trials) == 4
+    assert "continued_in" not in saved_in(tmp_path).user_attrs
+    study, store, _ = open_in(tmp_path, pool=pool_of("tanh", "relu", "wide"))
+    assert (study.records, store.place[-12:]) == (before, "'search (2)'")
+    study.close()
