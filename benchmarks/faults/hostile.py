@@ -342,7 +342,7 @@ def _folder(place: Path, generator: random.Random) -> tuple[list[str], str]:
         "model.pt2",
         "state_dict.safetensors",
         "export.json",
-        "sweep.db",
+        "sweep.log",
         "multirun.yaml",
         "summary.json",
         "0",

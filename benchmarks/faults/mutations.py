@@ -65,7 +65,7 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("out/export.json", 3, ("export run=run space.pool=tiny.py:build out=out formats=[state_dict]",)),
     ("study.log", 6, (SHARED,)),
     ("shared/config.yaml", 1, (SHARED, REPORT.replace("run=run", "run=shared"))),
-    ("sweep/sweep.db", 2, (SWEEP,)),
+    ("sweep/sweep.log", 2, (SWEEP,)),
     ("sweep/0/result.json", 1, (SWEEP,)),
     ("data.npz", 10, (f"search space.pool=tiny.py:pool data.source=data.npz {' '.join(TINY)} folder=new",)),
     ("tiny.py", 4, (EVALUATE,)),

@@ -1,4 +1,4 @@
-"""`-m hydra/sweeper=l2l`: runs whose settings a sampler chooses, recorded in `sweep.db` in the sweep's folder.
+"""`-m hydra/sweeper=l2l`: runs whose settings a sampler chooses, recorded in `sweep.log` in the sweep's folder.
 
 Runs are launched in batches, as Hydra's own sweepers launch them. A launcher returns when all runs of a batch are over,
 or raises when one of them took its process down: that ends the sweep, and what was running goes on with a resume.
@@ -32,7 +32,7 @@ from l2l_nas.errors import L2LError, SettingError, StorageError, without_passwor
 from l2l_nas.errors import described as described_error
 from l2l_nas.files import is_temporary, make_folder, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.nas.objectives import Goal, parse_goals
-from l2l_nas.nas.study.sqlite_file import draft_of
+from l2l_nas.nas.study.journal import draft_of
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.nas.sweep_study import SweepPlan, SweepRecord, SweepStudy, Values, check_sweep, described, ends_of
 from l2l_nas.report.table import run_line, settings_text, swept_table
@@ -96,14 +96,11 @@ class SamplerSweeper(Sweeper):
                 num_runs=self._conf.trials,
                 resume=resume,
             )
-            try:
-                remove_leftovers(self._root)
-                content = without_passwords_in(OmegaConf.to_container(self._config, resolve=False))
-                write_atomically(self._root / SWEEP_CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))
-                returned = self._run(study, plan)
-                has_failures = any(record.state == "failed" for record in study.records)
-            finally:
-                study.close()
+            remove_leftovers(self._root)
+            content = without_passwords_in(OmegaConf.to_container(self._config, resolve=False))
+            write_atomically(self._root / SWEEP_CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))
+            returned = self._run(study, plan)
+            has_failures = any(record.state == "failed" for record in study.records)
         if has_failures:
             sys.exit(2)
         return returned

@@ -57,7 +57,7 @@ from l2l_nas.runs.settings import PASSWORD_VARIABLE, PLACES, SearchConf
 from l2l_nas.runs.terminal import open_terminal
 
 # the study of a sweep that a sampler leads, in the sweep's folder
-SWEEP_FILE = "sweep.db"
+SWEEP_FILE = "sweep.log"
 # in the folder of a run that failed: why, in its first line, and where that came from
 _ERROR_FILE = "error.txt"
 # of a run that left neither a result nor an error

@@ -1,7 +1,7 @@
 """The study of a sweep: each trial is a whole run with other settings.
 
-Optuna's own study, in SQLite, is all that there is. It knows a run from the moment it begins: what a killed sweep left
-running is found there and goes on. A proposal that repeats a run gets that run's values and is no run.
+Optuna's own study, in a journal, is all that there is. It knows a run from the moment it begins: what a killed sweep
+left running is found there and goes on. A proposal that repeats a run gets that run's values and is no run.
 """
 
 from __future__ import annotations
@@ -23,16 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
-from l2l_nas.nas.study.sqlite_file import (
-    BROKEN,
-    close_saved,
-    count_trials,
-    create_saved,
-    open_saved,
-    readable,
-    refuse_directions,
-    unwritable,
-)
+from l2l_nas.nas.study.journal import create_journal, open_journal, readable, refuse_directions
 
 _NAME = "sweep"
 # proposals that repeat before a random combination takes the sampler's place
@@ -106,7 +97,7 @@ class SweepPlan:
 
 
 class SweepStudy:
-    """Asks a sampler for settings and keeps what became of each run in an SQLite file.
+    """Asks a sampler for settings and keeps what became of each run in a journal.
 
     Args:
         path: the file; created unless `resume`.
@@ -128,17 +119,17 @@ class SweepStudy:
         self._num_runs = num_runs
         self._distributions = dict(plan.distributions)
         directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in plan.goals]
-        num_before = count_trials(path) if resume else 0
         if resume:
-            self._storage, self._study = open_saved(path, name=_NAME)
+            self._study = open_journal(path, name=_NAME)
             with readable(path):
                 self._refuse_other(plan.identity)
                 refuse_directions(self._study, directions)
         else:
             names = [goal.name for goal in plan.goals]
-            self._storage, self._study = create_saved(
+            self._study = create_journal(
                 path, name=_NAME, directions=directions, metrics=names, attributes=plan.identity
             )
+        num_before = len(self._study.get_trials(deepcopy=False))
         self._study.sampler = build_sampler(sampler, seed=seed, num_trials=num_runs, num_finished=num_before)
         self._random = random.Random(f"{seed} {num_before}")
         with readable(path):
@@ -174,21 +165,18 @@ class SweepStudy:
         known = {self._plan.key(trial.params): trial for trial in self._runs}
         if len(known) >= min(self._num_runs, self._plan.count or self._num_runs):
             return None
-        try:
-            for _ in range(_PATIENCE):
-                trial = self._study.ask(self._distributions)
-                before = known.get(self._plan.key(trial.params))
-                if before is None:
-                    return self.records[len(known)]
-                values = before.values if before.state is TrialState.COMPLETE else None
-                self._study.tell(trial, values, state=TrialState.COMPLETE if values else TrialState.PRUNED)
-            untried = self._untried(known)
-            if untried is None:
-                return None
-            self._study.enqueue_trial(untried)
-            self._study.ask(self._distributions)
-        except BROKEN as error:
-            raise unwritable(self._path, error) from error
+        for _ in range(_PATIENCE):
+            trial = self._study.ask(self._distributions)
+            before = known.get(self._plan.key(trial.params))
+            if before is None:
+                return self.records[len(known)]
+            values = before.values if before.state is TrialState.COMPLETE else None
+            self._study.tell(trial, values, state=TrialState.COMPLETE if values else TrialState.PRUNED)
+        untried = self._untried(known)
+        if untried is None:
+            return None
+        self._study.enqueue_trial(untried)
+        self._study.ask(self._distributions)
         return self.records[len(known)]
 
     def tell(self, number: int, values: Mapping[str, float] | None) -> None:
@@ -203,10 +191,7 @@ class SweepStudy:
         """
         ordered = None if values is None else [float(values[goal.name]) for goal in self._plan.goals]
         state = TrialState.FAIL if ordered is None else TrialState.COMPLETE
-        try:
-            self._study.tell(self._runs[number].number, ordered, state=state)
-        except BROKEN as error:
-            raise unwritable(self._path, error) from error
+        self._study.tell(self._runs[number].number, ordered, state=state)
 
     def importances(self) -> dict[str, float]:
         """How much of the first goal's variance each setting explains (fANOVA: Hutter et al., ICML 2014).
@@ -222,10 +207,6 @@ class SweepStudy:
             target=lambda trial: trial.values[0],
         )
         return {name: float(share) for name, share in found.items() if math.isfinite(share)}
-
-    def close(self) -> None:
-        """Close the file."""
-        close_saved(self._storage)
 
     @property
     def _runs(self) -> list[FrozenTrial]:
@@ -260,7 +241,6 @@ class SweepStudy:
             if kind == "fixed":  # a setting that only one version knows says nothing
                 before, now = ({name: one[name] for name in before.keys() & now} for one in (before, now))
             if before != now:
-                close_saved(self._storage)
                 raise StorageError(
                     f"{self._path}: this sweep {what} {_differences(before, now)}, not {_differences(now, before)}; "
                     "resume it with what it was started with, or choose another folder"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 
-import optuna
 import pytest
 
 from tests.cli.runs import TINY, start
+from tests.studies import saved_sweep
 
 JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]  # on one core it would use the sweep's own process
 SUBMITIT = ["hydra/launcher=submitit_local"]
@@ -102,7 +102,7 @@ def test_with_joblib_a_sampler_learns_what_became_of_every_run_of_a_batch(words,
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     swept = ["hydra.sweeper.jobs=2", "space.args.fate=refused,fine"]
     code, out, errors = run([*words, *JOBLIB, *SAMPLED, *swept], tmp_path)
-    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path / 'sweep' / 'sweep.db'}")
+    study = saved_sweep(tmp_path / "sweep")
     trials = [trial for trial in study.trials if trial.state.name != "PRUNED"]  # those are proposed again
     fates = [trial.params["space.args.fate"] for trial in trials]
     check_fates(fates, code, errors, tmp_path / "sweep")

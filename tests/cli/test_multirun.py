@@ -212,7 +212,7 @@ def test_a_sweep_goes_on_with_its_own_data_and_asks_for_what_it_may_not_import(t
     [
         ((), "go on with: python -m l2l_nas search -m resume=sweep 'search.retire=[*/a]'"),
         # of a sampled one, a run that failed is over, and its settings stay
-        (("sweep.db",), "give the same command again in another folder 'search.retire=[*/a]'"),
+        (("sweep.log",), "give the same command again in another folder 'search.retire=[*/a]'"),
     ],
 )
 def test_a_run_that_failed_says_what_its_sweep_would_take(tmp_path, monkeypatch, names, advice):

@@ -15,6 +15,7 @@ import pytest
 from l2l_nas.__main__ import main
 from l2l_nas.runs.build import locked
 from tests.cli.runs import TINY, contents, events, start
+from tests.studies import saved_sweep
 
 SWEPT = ("train.learning_rate=tag(log,interval(0.001,0.05))", "search.warmup_paths=choice(uniform,fair)")
 WORDS = ("search", "-m", "hydra/sweeper=l2l", "space.pool=tiny.py:build", *TINY, "search.trials=3", *SWEPT)
@@ -25,7 +26,7 @@ def sweep_of(folder):
 
 
 def saved(folder):
-    return optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder / 'sweep.db'}")
+    return saved_sweep(folder)
 
 
 @pytest.mark.slow
@@ -139,7 +140,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
         (tmp_path / "home" / name).mkdir()
         assert f"home/{name} is there already" in refused(*WORDS, "folder=home")
         (tmp_path / "home" / name).rmdir()
-    assert "home: holds no sweep (sweep.db)" in refused(*WORDS, "resume=home")
+    assert "home: holds no sweep (sweep.log)" in refused(*WORDS, "resume=home")
     assert contents(tmp_path / "home").keys() == {"letter"}
     (tmp_path / "home" / "study.log").write_text("")
     assert "home already holds a run, which is no sweep" in refused(*WORDS, "folder=home")
@@ -176,14 +177,10 @@ def test_a_killed_sweep_goes_on_where_it_was(pool, tmp_path, capsys):
 def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(pool, tmp_path, capsys, monkeypatch):
     words = [*WORDS, "hydra.sweeper.trials=2"]
     assert main([*words, "folder=sweep"]) == 0
-    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'sweep' / 'sweep.db'}")
-    study = optuna.load_study(study_name="sweep", storage=storage)
-    # as if the sweep had been killed before the second run was done
-    with storage.engine.connect() as connection:
-        connection.exec_driver_sql("UPDATE trials SET state = 'RUNNING', datetime_complete = NULL WHERE number = 1")
-        connection.exec_driver_sql("DELETE FROM trial_values WHERE trial_id = 2")
-        connection.commit()
-    assert [trial.state.name for trial in study.get_trials()] == ["COMPLETE", "RUNNING"]
+    # as if the sweep had been killed before the second run was done, of which the last line tells
+    path = tmp_path / "sweep" / "sweep.log"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    assert [trial.state.name for trial in saved(tmp_path / "sweep").trials] == ["COMPLETE", "RUNNING"]
     before = contents(tmp_path / "sweep" / "1")
     begun, free = threading.Event(), threading.Event()
 
