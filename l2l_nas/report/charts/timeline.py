@@ -54,7 +54,7 @@ def timeline_sheet(spans: Sequence[TraceSpan], *, title: str = "", last_steps: i
                 if mine
             ),
             *_at_once(shown, row=len(lanes)),
-            Series("step", tuple(_begins(shown)), kind="rules"),
+            Series("step", tuple(_rules(shown)), kind="rules"),
         ),
     )
     return Sheet((chart,), panel_in=(12.0, 2.3 + 0.62 * len(lanes)))
@@ -65,21 +65,27 @@ def _bar(interval: Interval, row: int, note: str = "") -> Point:
     return Point(start_ms, row, (start_ms, end_ms), note)
 
 
+def _begins(spans: Sequence[TraceSpan]) -> list[tuple[float, int]]:
+    """When the computing of each step begins, and its number; steps of several networks may have the same."""
+    begins: list[tuple[float, int]] = []
+    for span in sorted((span for span in spans if span.lane == "compute"), key=lambda span: span.start_s):
+        if not begins or begins[-1][1] != span.step:
+            begins.append((span.start_s, span.step))
+    return begins
+
+
 def _window(spans: Sequence[TraceSpan], last_steps: int) -> Sequence[TraceSpan]:
     """What any lane did from where the last steps begin to compute; by time, for other steps' work may run beside."""
-    first = max(span.step for span in spans) - last_steps + 1
-    begin_s = min((span.start_s for span in spans if span.lane == "compute" and span.step >= first), default=-math.inf)
+    trained_s = [begin_s for begin_s, step in _begins(spans) if step >= 0]
+    begin_s = min(trained_s[-last_steps:], default=-math.inf)
     return [replace(span, start_s=max(span.start_s, begin_s)) for span in spans if span.end_s > begin_s]
 
 
-def _begins(spans: Sequence[TraceSpan]) -> Iterator[Point]:
-    """Where the computing of each step begins; what stands left of it was done ahead."""
-    begins_s: dict[int, float] = {}
-    for span in spans:
-        if span.lane == "compute":
-            begins_s[span.step] = min(span.start_s, begins_s.get(span.step, span.start_s))
-    for index, (step, begin_s) in enumerate(sorted(begins_s.items())):
-        is_named = index % math.ceil(len(begins_s) / _MAX_NAMED) == 0
+def _rules(spans: Sequence[TraceSpan]) -> Iterator[Point]:
+    """A line where the computing of each step begins; what stands left of it was done ahead."""
+    begins = _begins(spans)
+    for index, (begin_s, step) in enumerate(begins):
+        is_named = index % math.ceil(len(begins) / _MAX_NAMED) == 0
         name = f"step {step}" if step >= 0 else "evaluation"
         yield Point(begin_s * 1e3, 0, note=name if is_named else "")
 

@@ -89,6 +89,13 @@ def test_a_window_shows_the_last_steps_alone() -> None:
         timeline_sheet(spans, last_steps=0)
 
 
+def test_the_last_steps_are_the_last_in_time_whatever_their_numbers() -> None:
+    """Finalists are trained in turns: one that is done has the highest number, and others follow."""
+    spans = [TraceSpan("compute", "tail", "a", step, at, at + 1.0) for at, step in enumerate((8, 9, -1, 3, 4, -1))]
+    chart = chart_of(spans, last_steps=2)
+    assert [point.note for point in chart.series[-1].points] == ["step 3", "step 4", "evaluation"]
+
+
 def test_a_window_has_the_work_of_other_steps_that_ran_beside_it() -> None:
     late = [
         TraceSpan("compute", "backward", "a", 0, 0.0, 1.0),
