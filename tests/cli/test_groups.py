@@ -14,6 +14,7 @@ import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.cli.schema import register
 from l2l_nas.eps.optimizers.registry import OPTIMIZERS, build_optimizer
+from l2l_nas.nas.evaluation.engines import ENGINES
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
 from l2l_nas.nas.strategies.build import STRATEGIES, build_phases
 from l2l_nas.runs.choice_settings import CHOICES
@@ -86,6 +87,7 @@ def test_a_run_takes_arguments_of_a_choice_and_a_call_takes_the_same(pool, capsy
 @pytest.mark.parametrize("group", sorted(CHOICES))
 def test_every_choice_is_one_that_the_program_has(group):
     known = {"sampler": SAMPLERS, "strategy": STRATEGIES, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+    known["executor"] = {"inline": None, **ENGINES}
     assert set(CHOICES[group]) == set(known[group])
     for name in CHOICES[group]:
         chosen = {"name": name, **arguments(group, name)}
