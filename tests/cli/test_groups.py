@@ -20,6 +20,9 @@ from l2l_nas.nas.strategies.build import STRATEGIES, build_phases
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import ABOUT, GROUPS, arguments, choices, shipped
+from l2l_nas.runs.objects import Objects
+from l2l_nas.runs.settings import SearchConf, SearchSection
+from l2l_nas.runs.workers import check_workers
 from l2l_nas.training.schedule import SCHEDULES, build_schedule
 from tests.cli.runs import TINY, contents, events
 
@@ -95,6 +98,9 @@ def test_every_choice_is_one_that_the_program_has(group):
             build_sampler(chosen, seed=0, num_trials=20, num_finished=0)
         elif group == "strategy":
             assert build_phases(chosen)
+        elif group == "executor":
+            conf = SearchConf(executor=chosen, search=SearchSection(workers=2))
+            check_workers(conf, Objects())
         elif group == "optimizer":
             assert build_optimizer(chosen)
         else:
