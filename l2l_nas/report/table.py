@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+from typing import Literal
 
 from rich import box
 from rich.table import Table
@@ -11,28 +12,30 @@ from rich.text import Text
 
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.sweep_study import SweepRecord, Values
-from l2l_nas.report.charts import tables
+from l2l_nas.report.charts.tables import Best, Column, Drawn, TableRow
+from l2l_nas.report.charts.tables import Table as Described
 from l2l_nas.report.network import Network, RandomBaseline, margin
 from l2l_nas.report.text import counted, format_value
 
 _BEST = "bold green"
 
 
-def terminal_table(title: str, table: tables.Table) -> Table:
+def terminal_table(title: str, table: Described) -> Table:
     """A described table; the winner's row stands out."""
     made = new_table(title)
     for index, column in enumerate(table.columns):
         title = column.title.replace(", ", ",\n")
-        if column is tables.ARCHITECTURE:
+        if not column.class_:  # words, which take what space is left
             made.add_column(title, overflow="fold", ratio=1)
         else:
             widest = max((len(str(row.cells[index])) for row in table.rows), default=0)
-            made.add_column(title, justify="right", overflow="fold", min_width=min(widest, column.unbroken))
+            side: Literal["left", "right"] = "left" if column.class_ == "words" else "right"
+            made.add_column(title, justify=side, overflow="fold", min_width=min(widest, column.unbroken))
     for row in table.rows:
-        first, *others = (cell.words if isinstance(cell, tables.Drawn) else cell for cell in row.cells)
+        first, *others = (cell.words if isinstance(cell, Drawn) else cell for cell in row.cells)
         cells = [f"\N{BLACK STAR} {first}" if row.is_winner else first, *others]
         # Text, not str: rich would read [...] in a string as markup
-        styled = [Text(cell, style=_BEST if isinstance(cell, tables.Best) else "") for cell in cells]
+        styled = [Text(cell, style=_BEST if isinstance(cell, Best) else "") for cell in cells]
         made.add_row(*styled, style=_BEST if row.is_winner else "")
     return made
 
@@ -61,24 +64,17 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
         rows: one for each run, with `folder`, `overrides` (text or a list of texts), `seconds`, and under every other
             key the value of an objective. What a run lacks (it failed, say) is shown as a dash.
     """
-    objectives = dict.fromkeys(key for row in rows for key in row if key not in ("folder", "overrides", "seconds"))
+    names = dict.fromkeys(key for row in rows for key in row if key not in ("folder", "overrides", "seconds"))
     folders = [PurePath(str(row.get("folder", "-"))) for row in rows]
     parents = {folder.parent for folder in folders}
-    together = len(parents) == 1
-    table = new_table(f"{counted(len(rows), 'run')}" + (f" in {parents.pop()}" if together else ""))
-    table.add_column("folder", overflow="fold")
-    table.add_column("overrides", overflow="fold", ratio=1)
-    for name in objectives:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("seconds", justify="right", no_wrap=True)
+    described = []
     for row, folder in zip(rows, folders, strict=True):
-        table.add_row(
-            Text(folder.name if together else str(folder)),
-            Text(_joined(row.get("overrides"))),
-            *(Text(_cell(name, row.get(name))) for name in objectives),
-            Text(_seconds(row.get("seconds"))),
-        )
-    return table
+        values = (_cell(name, row.get(name)) for name in names)
+        where, overrides = folder.name if len(parents) == 1 else str(folder), _joined(row.get("overrides"))
+        described.append(TableRow((where, overrides, *values, _seconds(row.get("seconds")))))
+    columns = Column("folder", "words"), Column("overrides", ""), *map(Column, names), Column("seconds")
+    title = counted(len(rows), "run") + (f" in {parents.pop()}" if len(parents) == 1 else "")
+    return terminal_table(title, Described(columns, tuple(described)))
 
 
 def settings_text(settings: Values) -> str:
@@ -110,19 +106,14 @@ def swept_table(
     shown = sorted(complete, key=lambda record: record.values[goal.name] * (-1 if goal.maximize else 1))
     shown = [record for record in shown if record.number in front] if len(goals) == 2 else shown[:limit]
     num_failed = sum(record.state == "failed" for record in records)
-    title = "Pareto front" if len(goals) == 2 else "Best runs"
-    table = new_table(
-        f"{title}: {len(shown)} of {len(complete)} complete" + (f", {num_failed} failed" if num_failed else "")
-    )
-    table.add_column("run", justify="right", no_wrap=True)
-    for one in goals:
-        table.add_column(one.name, justify="right", no_wrap=True)
-    table.add_column("settings", overflow="fold", ratio=1)
-    table.add_column("seconds", justify="right", no_wrap=True)
+    title = f"{'Pareto front' if len(goals) == 2 else 'Best runs'}: {len(shown)} of {len(complete)} complete"
+    rows = []
     for record in shown:
         values = (format_value(one.name, record.values[one.name]) for one in goals)
-        table.add_row(str(record.number), *values, Text(settings_text(record.settings)), f"{record.seconds:,.1f}")
-    return table
+        cells = str(record.number), *values, settings_text(record.settings), f"{record.seconds:,.1f}"
+        rows.append(TableRow(cells))
+    columns = Column("run"), *(Column(one.name) for one in goals), Column("settings", ""), Column("seconds")
+    return terminal_table(title + (f", {num_failed} failed" if num_failed else ""), Described(columns, tuple(rows)))
 
 
 def _values_text(record: SweepRecord, goals: Sequence[Goal]) -> str:

@@ -1,5 +1,6 @@
-"""What each chart shows, described once as data: one module a chart.
+"""What each chart, grid, drawing and table shows, described once as data: one module each.
 
-`chart.py` has the parts that charts consist of. `report/png.py` draws a description as a file, `report/html/` on the
-page, `report/text_chart.py` in the terminal.
+`chart.py` has the parts that charts consist of, `tables.py` tables, `diagram.py` the places of the boxes of a network.
+`report/png.py` draws a description as a file, `report/html/` on the page, `report/text_chart.py` and `report/table.py`
+in the terminal.
 """
