@@ -24,14 +24,14 @@ from pathlib import Path
 from urllib.parse import quote, quote_plus, urlsplit
 
 import optuna
-from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage, get_storage
+from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileSymlinkLock
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from l2l_nas.errors import L2LError, SettingError, StorageError, described, one_line, without_passwords
-from l2l_nas.files import named_failures, refuse_other_than_file
+from l2l_nas.files import named_failures
 from l2l_nas.nas.study.journal import JournalFile
 
 # driver and module that a plain scheme stands for, and how to get it
@@ -192,8 +192,6 @@ def _connect(address: Address) -> BaseStorage:
         assert path is not None
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, f"no such folder (an absolute path takes four slashes): {path}")
-        if path.exists():
-            refuse_other_than_file(path)
         with named_failures(path):
             path.touch()
         return JournalStorage(JournalFile(path, lock=JournalFileSymlinkLock(str(path))))
@@ -202,7 +200,7 @@ def _connect(address: Address) -> BaseStorage:
         proxy = GrpcStorageProxy(host=parts.hostname or "", port=parts.port or 0)
         proxy.wait_server_ready(timeout=_CONNECT_SECONDS)
         return proxy
-    return get_storage(RDBStorage(address.url, engine_kwargs=_engine_options(make_url(address.url))))
+    return RDBStorage(address.url, engine_kwargs=_engine_options(make_url(address.url)))
 
 
 def _engine_options(url: URL) -> dict[str, object]:
@@ -225,11 +223,9 @@ def close_storage(storage: BaseStorage) -> None:
     with contextlib.suppress(*failures()):
         if isinstance(storage, GrpcStorageProxy):
             storage.close()
-            return
-        backend = getattr(storage, "_backend", storage)  # `get_storage` wraps a relational storage in its cache
-        if isinstance(backend, RDBStorage):
-            backend.remove_session()
-            backend.engine.dispose()
+        elif isinstance(storage, RDBStorage):
+            storage.remove_session()
+            storage.engine.dispose()
 
 
 def newest_name(storage: BaseStorage, name: str) -> str:
@@ -238,8 +234,10 @@ def newest_name(storage: BaseStorage, name: str) -> str:
     Raises:
         KeyError: there is no study of this name.
     """
-    while next_name := storage.get_study_user_attrs(storage.get_study_id_from_name(name)).get("continued_in"):
-        name = next_name
+    passed = set()
+    while name not in passed:
+        passed.add(name)
+        name = storage.get_study_user_attrs(storage.get_study_id_from_name(name)).get("continued_in") or name
     return name
 
 

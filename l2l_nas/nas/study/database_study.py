@@ -118,11 +118,10 @@ class DatabaseStudy:
 
         def add() -> int:
             self._refuse_taken()
-            trials = storage.get_all_trials(study_id, deepcopy=False)
-            # a try that the database took, and went away before it said so
-            for trial in trials[before:]:
-                if trial.user_attrs == ended.user_attrs:
-                    return trial.number
+            if storage.get_n_trials(study_id) > before:  # by a try that the database took, and went away
+                last = storage.get_all_trials(study_id, deepcopy=False)[-1]
+                if last.user_attrs == ended.user_attrs:
+                    return last.number
             trial_id = storage.create_new_trial(study_id, template_trial=ended)
             return storage.get_trial_number_from_id(trial_id)
 

@@ -1,7 +1,6 @@
-"""The study: an in-memory one that the sampler reads, and a saved one that gets each finished trial in one commit.
+"""The study: an in-memory one that the sampler reads, and a saved one that gets each finished trial at once.
 
-Every `suggest` of a saved study is a commit of its own: 126 ms for 24 choices on SQLite, where one
-`add_trial` takes 32.
+In a saved study every `suggest` and every attribute would be a line, or a commit, of its own.
 
 [Note: attributes] What is in a study, beside what Optuna keeps (the names of the objectives, the choices by position as
 parameters, the goals' values), in a run's folder and in a database. Of a trial, as user attributes:
@@ -20,8 +19,8 @@ parameters, the goals' values), in a run's folder and in a database. Of a trial,
     weights        dict          which weights it was scored with; see `WeightProvenance.entry`
     process        int           the worker process (search.workers) that evaluated it, from 1
 
-Of the study: `space`, `goals`, `data` (see `Data.digest`), in a database `scoring` and `driver`, and `finalists`: what
-came of those trained further, with validation and test metrics and standard errors, and the key that tells which they
+Of the study: `space`, `goals`, `data` (see `Data.digest`), in a database `scoring`, `driver` and
+`continued_in`, and `finalists`: what came of those trained further, with validation and test metrics and standard errors, and the key that tells which they
 are.
 
 [Note: one numbering] A trial has the number that the saved study gives it: records, callbacks, files and pages have
