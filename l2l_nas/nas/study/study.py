@@ -19,9 +19,9 @@ parameters, the goals' values), in a run's folder and in a database. Of a trial,
     weights        dict          which weights it was scored with; see `WeightProvenance.entry`
     process        int           the worker process (search.workers) that evaluated it, from 1
 
-Of the study: `space`, `goals`, `data` (see `Data.digest`), in a database `scoring`, `driver` and
-`continued_in`, and `finalists`: what came of those trained further, with validation and test metrics and standard errors, and the key that tells which they
-are.
+Of the study: `space`, `goals`, `data` (see `Data.digest`), in a database `scoring`, `driver` and `continued_in`, and
+`finalists`: what came of those trained further, with validation and test metrics and standard errors, and the key that
+tells which they are.
 
 [Note: one numbering] A trial has the number that the saved study gives it: records, callbacks, files and pages have
 that one. The sampler alone works in a copy in memory, which lacks trials whose candidates are gone. A place in that
