@@ -159,7 +159,8 @@ class TrainingStep:
         """Have the plan carried out. Updates may be running when this returns.
 
         Raises:
-            L2LError: the step was refused, and is as if it had not been asked for.
+            L2LError: the step was refused. Nothing of it is left with `exact`; with `eager` the updates that were done
+                before stay, and the error names their layers.
         """
         with preserved_generators(self._device.torch_device):
             try:

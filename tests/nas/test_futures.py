@@ -63,6 +63,7 @@ def test_trials_train_the_shared_weights_and_say_what_they_were_scored_with(plac
     assert max(result.provenance["visits"][0] for _, result in found) == place.visits("stem/linear")
 
 
+@pytest.mark.slow
 def test_a_trial_whose_worker_is_killed_is_done_again(place):
     trials = [place.trial("fragile", "tanh"), place.trial("tanh", "tanh"), place.trial("relu", "relu")]
     for trial in trials:
@@ -129,6 +130,7 @@ def test_a_network_that_is_not_finite_or_raises_fails_alone(place):
     assert found[id(segments[2])].metrics["accuracy"] > 0
 
 
+@pytest.mark.slow
 def test_a_stop_lets_running_trials_end_and_drops_the_rest(tmp_path):
     with place_of(tmp_path / "flag", **SHARED) as place:
         place.watch.stop_when = lambda: "stem/linear" in place.server.visited
