@@ -38,8 +38,8 @@ class RunHistory:
     phase: str  # its last one
     sessions: int  # how often the run was started
     finalists: tuple[Network, ...]  # of the last session, in the order they were trained
-    given_up: Mapping[int, str]  # why others were not trained further, or not to the end, by their trials
-    baseline: RandomBaseline | None  # what the last session's random search came to; None where none was played
+    given_up: Mapping[int, str]  # why others were not trained to the end, by their trials
+    baseline: RandomBaseline | None  # the result of the last session's random search; None where there was none
     warmup: Mapping[str, Mapping[str, int]]  # steps by row and candidate, once warm-up is over
     spent: tuple[Spent, ...]  # where the time of all sessions went; parts without any are left out
     versions: Mapping[str, str]  # of what the last session ran on

@@ -23,7 +23,7 @@ def write_pictures(
 ) -> list[Path]:
     """Write `best_so_far.png`, `pareto.png`, `architecture.png`, and those there is something for, into a folder.
 
-    These are `learning_curves.png`, where networks were scored on their way, and `coverage.png`.
+    These are `learning_curves.png`, where networks were scored during their training, and `coverage.png`.
 
     With one goal, `pareto.png` shows it against the number of parameters; with three, it shows the first two. Without a
     complete trial, the pictures say so.

@@ -1,4 +1,4 @@
-"""Learning curves: what finalists scored after each round of their training, and trials on their way."""
+"""Learning curves: scores of finalists after each round of their training, and of trials during theirs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def finalist_curves(results: Results) -> Chart:
 
 
 def trial_curves(results: Results) -> Chart:
-    """The scores of trials on their way; of very many, an even choice and the best."""
+    """The scores of trials during their training; of very many, an even choice and the best."""
     goal = _measured(results.goals, [metrics for one in results.live for metrics in one.rungs.values()])
     best = [record.number for record in ranked(results.live, results.goals)[:1]]
     groups: dict[State, list[Curve]] = {}
