@@ -53,14 +53,19 @@ _ODDS: tuple[tuple[str, Callable[[], Any]], ...] = (
 )
 
 
+def _pool_of(layer: Any) -> Any:
+    import l2l_nas as l2l
+
+    head = l2l.Candidate("head", lambda: nn.Linear(4, 2))
+    positions = [l2l.Position("a", [layer, l2l.skip()]), l2l.Position("b", head)]
+    return l2l.LayerPool(positions, inputs=l2l.TensorSpec((4,)))
+
+
 def _made() -> dict[str, Any]:
     import l2l_nas as l2l
 
     layer = l2l.Candidate("linear", lambda: nn.Linear(4, 4))
-    pool = l2l.LayerPool(
-        [l2l.Position("a", [layer, l2l.skip()]), l2l.Position("b", l2l.Candidate("head", lambda: nn.Linear(4, 2)))],
-        inputs=l2l.TensorSpec((4,)),
-    )
+    pool = _pool_of(layer)
     x, y = torch.rand(40, 4), torch.arange(40) % 2
     data = l2l.Data.from_arrays(x, y)
     server = l2l.ParamServer(pool, optimizer=l2l.AdamW(), seed=0)

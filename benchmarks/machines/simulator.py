@@ -302,6 +302,30 @@ def busy_in(trace: Trace, first: int) -> dict[str, float]:
     return busy
 
 
+def _ends_of_steps(relay: Relay, path: Architecture) -> list[float]:
+    """When each of some steps on one path returned."""
+    inputs, targets = (torch.randn(SAMPLES, WIDTH),), torch.randn(SAMPLES, WIDTH)
+    ends = []
+    for step in range(STEPS):
+        relay.train_step(
+            path, inputs, targets,
+            objective=SquaredError(), micro_batch=SAMPLES, lr=1e-3, step=step, upcoming=path,
+        )  # fmt: skip
+        ends.append(time.perf_counter())
+    return ends
+
+
+def _host_side(relay: Relay, *, has_residents: bool) -> tuple[int, int]:
+    """Bytes of the states that were visited, and of all that the host holds for the relay."""
+    server = relay.server
+    # what lives on this device has its gradients in blocks of the same queue
+    staged = 0 if has_residents else sum(block.memory.numel() for block in server.gradients._blocks)
+    own = [server.state(key) for key in server.visited]
+    states = sum(block.nbytes for state in own for block in (*state.updated_blocks, state.buffers))
+    frames = server.storage.frame_bytes if isinstance(server.storage, SlowFiles) else 0
+    return states, (frames or states) + staged + relay.stash._host.numel()
+
+
 def measured(triple: Triple) -> dict[str, Any]:
     """By the executor."""
     disk = Disk(triple.hardware.disk)
@@ -331,21 +355,7 @@ def measured(triple: Triple) -> dict[str, Any]:
         slow_updates(relay, own_pace)
         server.prepare(pool.states)
         stack.enter_context(disk.beneath())
-        inputs, targets = (torch.randn(SAMPLES, WIDTH),), torch.randn(SAMPLES, WIDTH)
-        path = triple.path(pool)
-        ends = []
-        for step in range(STEPS):
-            relay.train_step(
-                path,
-                inputs,
-                targets,
-                objective=SquaredError(),
-                micro_batch=SAMPLES,
-                lr=1e-3,
-                step=step,
-                upcoming=path,
-            )
-            ends.append(time.perf_counter())
+        ends = _ends_of_steps(relay, triple.path(pool))
         device_bytes = relay.device_bytes
         relay.drain()
         # of all steps but the last, which nothing follows, the two in a row that were disturbed least: what else runs
@@ -362,12 +372,7 @@ def measured(triple: Triple) -> dict[str, Any]:
         else:  # of each lane by itself, where it was disturbed least
             found = [busy_in(trace, step) for step in pairs]
             busy = {lane: min(one[lane] for one in found) for lane in LANES}
-        # what lives on this device has its gradients in blocks of the same queue
-        staged = sum(block.memory.numel() for block in server.gradients._blocks) if not residents else 0
-        own = [server.state(key) for key in server.visited]
-        states = sum(block.nbytes for state in own for block in (*state.updated_blocks, state.buffers))
-        frames = server.storage.frame_bytes if isinstance(server.storage, SlowFiles) else 0
-        host_bytes = (frames or states) + staged + relay.stash._host.numel()
+        states, host_bytes = _host_side(relay, has_residents=bool(residents))
         relay.close()
     return {
         "step_s": (end - begin) / 2,

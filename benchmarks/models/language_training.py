@@ -19,6 +19,7 @@ os.environ.setdefault("MKL_CBWR", "AVX2")  # sums that do not depend on where me
 import argparse
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+def begin_as_gpt2(server: ParamServer, keys: Iterable[str]) -> None:
+    """Draw the weights of all matrices as GPT-2 does."""
+    with torch.no_grad():
+        for key in keys:
+            for name, parameter in server.state(key).parameters().items():
+                if name.endswith("weight") and parameter.dim() == 2:
+                    parameter.normal_(0, 0.02, generator=torch.Generator().manual_seed(parameter.numel()))
+
+
 def run(source: str, objective: str, *, minutes: float, steps: int) -> dict[str, Any]:
     """Train both sides for some time, or all steps, and say what came of it."""
     tokenizer = Bytes()
@@ -57,11 +67,7 @@ def run(source: str, objective: str, *, minutes: float, steps: int) -> dict[str,
     path, task, rule = pool.original, Tokens(), AdamW(weight_decay=0.05)
     server = ParamServer(pool, optimizer=rule, seed=0)
     relay = Relay(server, device="cpu")
-    with torch.no_grad():  # as GPT-2 begins
-        for key in dict.fromkeys(state for layer in pool.path(path) for state in layer.states):
-            for name, parameter in server.state(key).parameters().items():
-                if name.endswith("weight") and parameter.dim() == 2:
-                    parameter.normal_(0, 0.02, generator=torch.Generator().manual_seed(parameter.numel()))
+    begin_as_gpt2(server, dict.fromkeys(state for layer in pool.path(path) for state in layer.states))
     plain = build_network(server, path).train()
     optimizer = torch.optim.AdamW(
         plain.parameters(), lr=0.0, betas=rule.betas, eps=rule.eps, weight_decay=rule.weight_decay, fused=True

@@ -12,7 +12,7 @@ import os
 import shutil
 import statistics
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -205,19 +205,24 @@ def _compared(
         }
         for side in _SIDES
     ]
-    volume = 12 * work.num_parameters
+    busy = _busy(trace, 2 * settings.rounds * steps)
+    from_files = _rounded(_busy(files.trace, settings.rounds * steps))
+    figures = _disk_figures(counters, disk, busy, volume=12 * work.num_parameters, steps=steps)
+    return {"rows": rows, **figures, "busy_seconds_a_step_from_files": from_files}
+
+
+def _disk_figures(
+    counters: _Counters, disk: Sequence[tuple[float, float]], busy: Mapping[str, float], *, volume: int, steps: int
+) -> Result:
+    """What a step reads and writes, what the disk alone does, and what binds."""
     written, read = (statistics.median(pair[index] for pair in disk[1:]) / steps for index in (0, 1))
     asked_read, asked_written, misses, got_read, got_written = (
         counters.median("file", index, steps) for index in range(1, 6)
     )
     # where nobody counts what reached the disk, what was asked for
     reads, writes = (got_read, got_written) if max(got_read, got_written) > 0 else (asked_read, asked_written)
-    seconds_of = {
-        **_busy(trace, 2 * settings.rounds * steps),
-        "disk": (reads * read + writes * written) / volume,
-    }
+    seconds_of = {**busy, "disk": (reads * read + writes * written) / volume}
     return {
-        "rows": rows,
         "bytes_a_step": {
             "read": round(asked_read),
             "written": round(asked_written),
@@ -230,7 +235,6 @@ def _compared(
             "read_bytes_a_second": round(volume / read),
         },
         "openings_that_waited_a_step": round(misses, 2),
-        "busy_seconds_a_step_from_files": _rounded(_busy(files.trace, settings.rounds * steps)),
         "seconds_a_step_of": _rounded(seconds_of),
         "binds": max(seconds_of, key=lambda name: seconds_of[name]),
     }
