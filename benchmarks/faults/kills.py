@@ -155,8 +155,8 @@ def check_search(folder: Path) -> str:
     return whole_weights(folder / "weights") or whole_weights(folder / "best")
 
 
-def check_shared(folder: Path) -> str:
-    """One that takes part in a shared study, in which repeats are not evaluated again."""
+def check_in_database(folder: Path) -> str:
+    """One whose study is in a database."""
     from l2l_nas.runs.build import load_found
 
     trials = trials_in_database(folder.parent / "shared.db")
@@ -210,7 +210,7 @@ def scenarios() -> tuple[Scenario, ...]:
             "search with its study in a database",
             (*search, "search.trial_weights=fork", "search.storage=sqlite:///shared.db"),
             6,
-            check_shared,
+            check_in_database,
         ),
         Scenario(
             "train",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sqlite3
 import struct
 import zipfile
 from collections.abc import Callable
@@ -33,7 +32,7 @@ _OTHER_KINDS = (
 
 def mutate(path: Path, generator: random.Random) -> str:
     """Damage a file in one way; says which."""
-    special = {".json": _json, ".yaml": _yaml, ".db": _sqlite, ".jsonl": _lines, ".log": _lines, ".npz": _npz}
+    special = {".json": _json, ".yaml": _yaml, ".jsonl": _lines, ".log": _lines, ".npz": _npz}
     ways: list[Callable[[Path, random.Random], str]] = [_bytes]
     if path.suffix in special:
         ways += [special[path.suffix]] * 3
@@ -228,52 +227,6 @@ def _yaml(path: Path, generator: random.Random) -> str:
     said = _damage_value(content, generator)
     path.write_bytes(yaml.safe_dump(content).encode(errors="surrogatepass"))
     return said
-
-
-def _sqlite(path: Path, generator: random.Random) -> str:
-    with sqlite3.connect(path) as base:
-        tables = [row[0] for row in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        filled = [table for table in tables if base.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]]
-        table = generator.choice(filled)
-        way = generator.choice(("set", "set", "set", "set", "delete", "drop", "empty"))
-        if way == "drop":
-            base.execute(f"DROP TABLE {generator.choice(tables)}")
-        elif way == "empty":
-            base.execute(f"DELETE FROM {table}")
-        else:
-            rows = base.execute(f"SELECT rowid FROM {table}").fetchall()
-            row = generator.choice(rows)[0]
-            if way == "delete":
-                base.execute(f"DELETE FROM {table} WHERE rowid = ?", (row,))
-            else:
-                column = generator.choice([info[1] for info in base.execute(f"PRAGMA table_info({table})")])
-                value = generator.choice(
-                    (
-                        None,
-                        -1,
-                        7,
-                        2**62,
-                        1e308,
-                        "",
-                        "x",
-                        "COMPLETE",
-                        "{}",
-                        "[]",
-                        "null",
-                        "[" * 20_000,
-                        "NaN",
-                        b"\xff\xfe",
-                        "x" * 5000,
-                        '{"a": 1}',
-                        "7",
-                    )
-                )
-                try:
-                    base.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (value, row))
-                except sqlite3.Error:
-                    return "refused by SQLite"
-                return f"{table}.{column} is {str(value)[:30]!r}"
-        return f"{way} {table}"
 
 
 def _npz(path: Path, generator: random.Random) -> str:

@@ -191,7 +191,8 @@ class SweepStudy:
         """
         ordered = None if values is None else [float(values[goal.name]) for goal in self._plan.goals]
         state = TrialState.FAIL if ordered is None else TrialState.COMPLETE
-        self._study.tell(self._runs[number].number, ordered, state=state)
+        with readable(self._path):
+            self._study.tell(self._runs[number].number, ordered, state=state)
 
     def importances(self) -> dict[str, float]:
         """How much of the first goal's variance each setting explains (fANOVA: Hutter et al., ICML 2014).

@@ -12,7 +12,7 @@ from l2l_nas.arguments import check_kind, check_path
 from l2l_nas.errors import StorageError
 from l2l_nas.files import make_folder, write_atomically
 from l2l_nas.nas.objectives import Goal
-from l2l_nas.nas.study.own_study import read_own_study
+from l2l_nas.nas.study.reading import read_own_study
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import TRIALS, RunHistory, Spent
 from l2l_nas.report.html.view import is_page, render_page

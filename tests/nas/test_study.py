@@ -265,3 +265,11 @@ def test_what_a_sampler_raises_names_it_and_no_trial_that_was_trained_is_lost(tm
     assert len(study.records) == trained
     study.close()
     assert len(reread(tmp_path).trials) == trained
+
+
+def test_a_study_that_is_deleted_while_it_is_written_is_one_error(tmp_path):
+    study = open_study(tmp_path, pool_of("tanh", "relu"))
+    complete(study)
+    optuna.delete_study(study_name="search", storage=JournalStorage(JournalFileBackend(str(tmp_path / "study.log"))))
+    with pytest.raises(StorageError, match=r"study\.log: does not read as a study of this program"):
+        complete(study)

@@ -1,17 +1,25 @@
-"""Reads a saved study: for a report, without the pool that was searched; or for Optuna's own functions."""
+"""Reads studies: a saved one, for a report or for Optuna's own functions, and that of a loop of the user's own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 
 import optuna
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
 
-from l2l_nas.errors import SpaceError, StorageError
-from l2l_nas.nas.objectives import Goal, TrialRecord
+from l2l_nas.arguments import check_kind
+from l2l_nas.errors import SettingError, SpaceError, StorageError
+from l2l_nas.nas.objectives import Goal, State, TrialRecord
 from l2l_nas.nas.study.journal import STUDY_NAME, open_journal, readable
 from l2l_nas.nas.study.study import record_of
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+
+# of trials of a loop of the user's own
+_STATES = {TrialState.COMPLETE: State.COMPLETE, TrialState.PRUNED: State.STOPPED, TrialState.FAIL: State.FAILED}
 
 
 def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
@@ -86,3 +94,61 @@ def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
     if number not in found:
         raise StorageError(f"{path}: has no trial {number}; it has 0 to {max(found, default=-1)}")
     return found[number]
+
+
+def read_own_study(study: optuna.Study, pool: LayerPool) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
+    """Goals and finished trials. Numbers among a trial's user attributes are its metrics.
+
+    Args:
+        study: of one to three objectives.
+        pool: that `suggest` was given.
+
+    Raises:
+        SettingError: it is no study, of more objectives, or of another pool.
+    """
+    check_kind("study", study, optuna.Study, wanted="an optuna.Study")
+    goals = _own_goals(study)
+    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    return goals, tuple(_own_record(trial, pool, goals) for trial in finished)
+
+
+def _own_goals(study: optuna.Study) -> tuple[Goal, ...]:
+    count = len(study.directions)
+    if count > 3 or StudyDirection.NOT_SET in study.directions:
+        raise SettingError(
+            f"write_page: study has {count} objectives; a page shows one to three, each with a direction"
+        )
+    names = study.metric_names or (["value"] if count == 1 else [f"value_{number}" for number in range(count)])
+    return tuple(
+        Goal(name, direction is StudyDirection.MAXIMIZE)
+        for name, direction in zip(names, study.directions, strict=True)
+    )
+
+
+def _own_record(trial: FrozenTrial, pool: LayerPool, goals: Sequence[Goal]) -> TrialRecord:
+    chosen = (trial.params.get(position.name, position.candidates[0].name) for position in pool.positions)
+    try:
+        architecture = pool.architecture(map(str, chosen))
+    except SpaceError as error:
+        raise SettingError(f"trial {trial.number} of the study is not of this pool: {error}") from None
+    values = trial.values if trial.state is TrialState.COMPLETE else None
+    numbers = {name: float(one) for name, one in trial.user_attrs.items() if _is_number(one)}
+    return TrialRecord(
+        number=trial.number,
+        architecture=architecture,
+        state=_STATES[trial.state],
+        values={} if values is None else {goal.name: value for goal, value in zip(goals, values, strict=True)},
+        reason="" if values is not None else "pruned" if trial.state is TrialState.PRUNED else "failed",
+        seconds=trial.duration.total_seconds() if trial.duration is not None else 0.0,
+        metrics=numbers,
+        rungs=_own_rungs(trial, goals[0].name),
+    )
+
+
+def _own_rungs(trial: FrozenTrial, goal: str) -> dict[str, dict[str, float]]:
+    last = max(trial.intermediate_values, default=0)
+    return {f"{step}/{last}": {goal: value} for step, value in sorted(trial.intermediate_values.items())}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

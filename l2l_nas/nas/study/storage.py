@@ -135,18 +135,21 @@ class StudyFile:
     def save(self, ended: FrozenTrial) -> int:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
         assert self._study is not None
-        self._study.add_trial(ended)
-        return self._study.get_trials(deepcopy=False)[-1].number
+        with readable(self._path):
+            self._study.add_trial(ended)
+            return self._study.get_trials(deepcopy=False)[-1].number
 
     def note(self, name: str, content: Any) -> None:
         """See `Store`."""
         assert self._study is not None
-        self._study.set_user_attr(name, content)
+        with readable(self._path):
+            self._study.set_user_attr(name, content)
 
     def noted(self, name: str) -> Any:
         """See `Store`."""
         assert self._study is not None
-        return self._study.user_attrs.get(name)
+        with readable(self._path):
+            return self._study.user_attrs.get(name)
 
     def close(self) -> None:
         """See `Store`: the file is open only while a line is written."""
