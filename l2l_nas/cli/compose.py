@@ -26,7 +26,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, configure_log, env_override
 from hydra.errors import SearchPathException
 from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rich.console import Console
 
 from l2l_nas.cli.names import config_folders
@@ -118,9 +118,10 @@ def _run(command: str, config: DictConfig) -> None:
             done.return_value, done.status = work(command, content), JobStatus.COMPLETED
         except Exception as error:
             done.return_value, done.status = error, JobStatus.FAILED
-    callbacks.on_job_end(config=config, job_return=done)
-    callbacks.on_run_end(config=config, config_name=config.hydra.job.config_name, job_return=done)
-    _ = done.return_value  # raises what the work raised
+            raise
+        finally:
+            callbacks.on_job_end(config=config, job_return=done)
+            callbacks.on_run_end(config=config, config_name=config.hydra.job.config_name, job_return=done)
 
 
 def work(command: str, config: DictConfig) -> float | None:
@@ -128,12 +129,12 @@ def work(command: str, config: DictConfig) -> float | None:
 
     Exits with 2 for bad input, and with 130 where it was stopped.
     """
-    from l2l_nas.cli.launch import reporting_errors, settings_of
+    from l2l_nas.cli.launch import reporting_errors
 
     module = importlib.import_module(f"l2l_nas.cli.{command}")
     about = HydraConfig.get()
     if not hasattr(module, "prepared"):
-        conf = settings_of(config)
+        conf: Any = OmegaConf.to_object(config)
         with reporting_errors():
             check_bounds(conf)
             module.main(conf)
@@ -150,9 +151,9 @@ def work(command: str, config: DictConfig) -> float | None:
             from l2l_nas.cli.sweep import run_of_sweep
 
             return run_of_sweep(
-                command, about, lambda console, again: go(in_sweep(settings_of(config), about), console, again)
+                command, about, lambda console, again: go(in_sweep(OmegaConf.to_object(config), about), console, again)
             )
-        conf = settings_of(config)
+        conf = OmegaConf.to_object(config)
         with reporting_errors(resume_command(command, conf.resume or conf.folder, own_names(asdict(conf)))):
             return go(conf, open_terminal())
     except Stopped:

@@ -20,15 +20,11 @@ from types import FrameType
 from typing import Any
 from urllib.parse import unquote
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 import l2l_nas
-from l2l_nas.cli.hydra_errors import explain_hydra, explain_value, is_of_hydra
+from l2l_nas.cli.hydra_errors import explain_hydra, is_of_hydra
 from l2l_nas.cli.names import check_words, is_sweep
 from l2l_nas.cli.run_folder import RESERVED
 from l2l_nas.cli.schema import register, with_own_choices
@@ -73,8 +69,8 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             if is_program:
                 gc.freeze()
                 gc.enable()
-            overrides = _resumed(command, overrides, is_sweep=is_sweep(flags, overrides))
-            overrides = with_own_choices(command, overrides)
+            sweeps = is_sweep(flags, overrides)
+            overrides = with_own_choices(command, _resumed_sweep(command, overrides) if sweeps else overrides)
         with (
             _logging_as_it_was(),
             plain_warnings(),
@@ -82,7 +78,7 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             _password_aside(overrides),
             _signals(signal.default_int_handler),
         ):
-            if is_sweep(flags, overrides):
+            if sweeps:
                 from l2l_nas.cli.sweep import sweeping  # it prints its errors by means of this module
 
                 with sweeping(command):
@@ -127,19 +123,6 @@ def reporting_errors(again: str = "") -> Iterator[None]:
         if not is_explained(error):
             raise
         sys.exit(report(fill_in(explain(error), again)))
-
-
-def settings_of(config: DictConfig) -> Any:
-    """A command's settings as the dataclass that they are. A value that is missing, or that leads nowhere, ends it.
-
-    In a sweep it raises: the sweep tells which run it was.
-    """
-    try:
-        return OmegaConf.to_object(config)
-    except OmegaConfBaseException as error:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise
-        sys.exit(report(explain_value(error, sys.argv[1:])))
 
 
 def _asked_by(stop: SystemExit) -> str:
@@ -221,20 +204,16 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
-def _resumed(command: str, overrides: list[str], *, is_sweep: bool) -> list[str]:
-    """A run goes on in its own folder; so does a sweep, each run in its own below, with the words of its start."""
+def _resumed_sweep(command: str, overrides: list[str]) -> list[str]:
+    """A sweep goes on in its own folder, each run in its own below, with the words of its start."""
     from l2l_nas.runs.inherit import SWEEP_CONFIG, given_names, is_choice, sweep_flags, sweep_settings, sweep_words
 
     values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
-    if not values.get("resume") or (is_sweep and "," in values["resume"]):
-        return overrides
-    if not is_sweep and {"folder", "hydra.run.dir"} & set(values):
+    if not values.get("resume") or "," in values["resume"]:
         return overrides
     root = Path(str(OverridesParser.create().parse_override(f"resume={values['resume']}").value()))
     if not root.is_dir():
         raise StorageError(f"resume={values['resume']}: no such folder")
-    if not is_sweep:
-        return [*overrides, f"folder={values['resume']}"]
     folder = OverridesParser.create().parse_override(f"folder={values.get('folder', values['resume'])}").value()
     if Path(str(folder)) != root or "hydra.sweep.dir" in values:
         raise SettingError(f"resume={root}: a sweep goes on in its own folder; leave folder= and hydra.sweep.dir= out")

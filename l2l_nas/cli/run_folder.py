@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from l2l_nas.cli.names import two_folders
-from l2l_nas.errors import without_passwords_in
+from l2l_nas.errors import StorageError, without_passwords_in
 from l2l_nas.runs.folder import RunFolder, reserved
 from l2l_nas.runs.settings import SearchConf
 
@@ -36,6 +36,7 @@ def settle_folder(config: DictConfig) -> None:
 
     Raises:
         SettingError: both name one, and not the same.
+        StorageError: the folder of a run that goes on is not there, or a new one cannot be made.
     """
     content: Any = OmegaConf.to_container(config, resolve=False)
     if "resume" not in content:
@@ -46,6 +47,10 @@ def settle_folder(config: DictConfig) -> None:
         if is_named and Path(folder) != Path(config.folder):
             raise two_folders(config.folder, "hydra.run.dir", folder)
         config.folder = folder
+    elif not is_named and config.resume:  # a run goes on in its own folder
+        if not Path(config.resume).is_dir():
+            raise StorageError(f"resume={config.resume}: no such folder")
+        config.folder = config.resume
     elif not is_named:
         config.folder = str(reserve(Path(config.folder)))
 
