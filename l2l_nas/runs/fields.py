@@ -16,41 +16,34 @@ _LONGEST_TEXT = 4096
 
 @dataclass(frozen=True)
 class OnResume:
-    """What happens to another value of a setting when a run goes on.
+    """What happens to another value of a setting when a run goes on: it is refused, or counts from then on.
 
     Args:
-        stays: it is refused, since one study would hold two kinds of scores; else it counts from then on.
-        why: it is refused, or does not matter.
-        is_free: it says where and how fast, and changes a result in the last bits at most; runs of one sweep may
-            differ in it.
+        why: it is refused, since one study would hold two kinds of scores; empty where it may change.
+        is_free: it changes a result in the last bits at most; runs of one sweep may differ in it.
         unless: tells of a run's settings why the value must stay nevertheless; "" where it may change.
     """
 
-    stays: bool
-    why: str
+    why: str = ""
     is_free: bool = False
     unless: Callable[[Mapping[str, Any]], str] | None = None
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is refused, whatever the run's settings are."""
+        return bool(self.why)
+
     def refusal(self, config: Mapping[str, Any]) -> str:
         """Why the setting must stay what it was in a run with these settings; empty if it may change."""
-        if self.stays:
-            return self.why
-        return self.unless(config) if self.unless is not None else ""
+        return self.why or (self.unless(config) if self.unless is not None else "")
+
+
+MAY_CHANGE, FREE = OnResume(), OnResume(is_free=True)
 
 
 def stays(why: str) -> OnResume:
     """Another value is refused."""
-    return OnResume(True, why)
-
-
-def may_change(why: str, *, unless: Callable[[Mapping[str, Any]], str] | None = None) -> OnResume:
-    """Another value counts from then on."""
-    return OnResume(False, why, unless=unless)
-
-
-def free(why: str = "where and how fast") -> OnResume:
-    """Another value changes no result."""
-    return OnResume(False, why, is_free=True)
+    return OnResume(why)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from l2l_nas.runs.fields import UsedIf, free, may_change, setting, stays
+from l2l_nas.runs.fields import FREE, MAY_CHANGE, UsedIf, setting, stays
 
 TRAINED = "earlier trials are scored with layers trained otherwise"
 
@@ -49,9 +49,7 @@ class DataConf:
     validation_fraction: float = setting(0.2, "share of the samples to select on")
     test_fraction: float = setting(0.2, "share that finalists are tested on; 0: none")
     size: list[int] = setting([], "height, width that a folder's images get")
-    workers: int = setting(
-        0, "processes that read a folder's images ahead", least=0, most=4096, resume=free("who reads them")
-    )
+    workers: int = setting(0, "processes that read a folder's images ahead", least=0, most=4096, resume=FREE)
     length: int = setting(128, "of text: tokens of a sequence", least=1)
     tokenizer: str = setting("auto", "of text: bytes, FILE, FOLDER; auto: the model's")
     objective: str = setting("causal", "of text: causal, masked; classify sentences")
@@ -63,18 +61,18 @@ class DataConf:
     text_key: str = setting(
         "text", "of JSON lines: where an object has its text", effect=UsedIf("data.source", _has_json)
     )
-    cache: str = setting("", "folder of token files; '': the user's cache", resume=free("where token files are"))
+    cache: str = setting("", "folder of token files; '': the user's cache", resume=FREE)
 
 
 @dataclass(frozen=True)
 class TrainConf:
     """How layers are trained."""
 
-    batch_size: int = setting(64, "samples a step", least=1, resume=stays(TRAINED))
+    batch_size: int = setting(64, "samples a step", least=1)
     micro_batch: int = setting(
         64, "samples at a time on the device", least=1, resume=stays("BatchNorm sees other samples at a time")
     )
-    learning_rate: float = setting(0.008, "peak, of warm-up, trials and finalists", resume=stays(TRAINED))
+    learning_rate: float = setting(0.008, "peak, of warm-up, trials and finalists")
 
 
 @dataclass(frozen=True)
@@ -88,13 +86,9 @@ class ObjectivesConf:
 class RelayConf:
     """The device side."""
 
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N", resume=free())
-    slots: int = setting(2, "layers on the device at once", most=4096, resume=free(), is_inherited=False)
-    update: str = setting(
-        "eager",
-        "eager; by the whole gradient's norm: exact",
-        resume=may_change("the weights are the same whichever it is"),
-    )
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    slots: int = setting(2, "layers on the device at once", most=4096, is_inherited=False)
+    update: str = setting("eager", "eager; by the whole gradient's norm: exact", resume=MAY_CHANGE)
     clip: float = setting(0.0, "largest gradient norm; 0: no clipping", least=0, resume=stays(TRAINED))
     clip_scope: str = setting(
         "global",
@@ -103,31 +97,20 @@ class RelayConf:
         effect=UsedIf("relay.clip", lambda conf: conf.relay.clip > 0),
     )
     precision: str = setting("fp32", "fp32, bf16 or fp16 on the device", resume=stays(TRAINED))
-    stash: str = setting("device", "where inputs wait: device or host", resume=free())
-    keep: int = setting(1, "last layers retained, not recomputed", most=4096, resume=free(), is_inherited=False)
-    budget: str = setting("auto", "device memory to fill: 4GiB, all, none", resume=free(), is_inherited=False)
+    stash: str = setting("device", "where inputs wait: device or host")
+    keep: int = setting(1, "last layers retained, not recomputed", most=4096, is_inherited=False)
+    budget: str = setting("auto", "device memory to fill: 4GiB, all, none", is_inherited=False)
     resident: str = setting(
-        "auto",
-        "states on the device: 4GiB, all, none",
-        resume=free(),
-        effect=UsedIf("relay.device", _has_link),
-        is_inherited=False,
+        "auto", "states on the device: 4GiB, all, none", effect=UsedIf("relay.device", _has_link), is_inherited=False
     )
     pinned: str = setting(
         "all",
         "keep copies for the link on the host: all, none",
-        resume=free(),
         effect=UsedIf("relay.precision", lambda conf: conf.relay.precision != "fp32" or _has_link(conf)),
         is_inherited=False,
     )
-    lanes: str = setting("auto", "threads, inline, or what suits", resume=free())
-    storage: str = setting("ram", "where the pool lives: ram, file; FILE.py:NAME", resume=free(), is_code=True)
-    layers: str = setting("eager", "how they run: eager, compile, graphs on CUDA", resume=free())
-    trace: bool = setting(False, "write trace.json and timeline.png", resume=free(), is_inherited=False)
-    threads: int = setting(
-        0,
-        "CPU threads; 0: one for small layers",
-        least=0,
-        most=4096,
-        resume=free("how fast; sums of other threads differ in the last bits"),
-    )
+    lanes: str = setting("auto", "threads, inline, or what suits")
+    storage: str = setting("ram", "where the pool lives: ram, file; FILE.py:NAME", is_code=True)
+    layers: str = setting("eager", "how they run: eager, compile, graphs on CUDA")
+    trace: bool = setting(False, "write trace.json and timeline.png", is_inherited=False)
+    threads: int = setting(0, "CPU threads; 0: one for small layers", least=0, most=4096)

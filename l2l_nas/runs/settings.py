@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 from l2l_nas.plugins import is_own
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.fields import OnResume, UsedIf, free, may_change, rules, section, setting, stays
+from l2l_nas.runs.fields import FREE, MAY_CHANGE, OnResume, UsedIf, rules, section, setting, stays
 from l2l_nas.runs.section_settings import (
     TRAINED,
     DataConf,
@@ -36,8 +36,6 @@ def _in_a_race(config: Mapping[str, Any]) -> str:
 
 
 _COMPARED = "what is scored otherwise cannot be compared with the trials so far"
-_FINALISTS = "finalists are trained at the end, all of them by one rule"
-_NAMED = "what it names must be the architecture that is trained"
 _IN_DATABASE = UsedIf("search.storage", lambda conf: bool(conf.search.storage))
 
 
@@ -54,13 +52,7 @@ class SearchSection:
         "of warm-up, trials and finalists together: 10m",
         resume=stays("it was divided when the run began; search.trials says a new total"),
     )
-    trials: Optional[int] = setting(
-        None,
-        "architectures to evaluate; null: as it fits",
-        least=1,
-        resume=may_change("the new total"),
-        read_by="Trials",
-    )
+    trials: Optional[int] = setting(None, "architectures to evaluate; null: as it fits", least=1, read_by="Trials")
     warmup_steps: Optional[int] = setting(
         None, "on random paths; null: as it fits", least=0, resume=stays(TRAINED), read_by="WarmUp"
     )
@@ -74,18 +66,12 @@ class SearchSection:
         None, "steps that a trial trains; null: as it fits", least=0, resume=stays(_COMPARED)
     )
     trial_weights: str = setting("scratch", "what it trains: scratch, shared, fork", resume=stays(_COMPARED))
-    finalists: int = setting(
-        8,
-        "how many of the best are trained further",
-        least=0,
-        resume=may_change("finalists are chosen at the end, from all trials"),
-        read_by="Finalists",
-    )
+    finalists: int = setting(8, "how many of the best are trained further", least=0, read_by="Finalists")
     finalist_steps: Optional[int] = setting(
         None,
         "of one in all rounds; null: as it fits",
         least=0,
-        resume=may_change(_FINALISTS, unless=_in_a_race),
+        resume=OnResume(unless=_in_a_race),
         effect=UsedIf(
             "search.finalists", lambda conf: conf.search.finalists > 0 or conf.search.trial_weights == "scratch"
         ),
@@ -94,29 +80,13 @@ class SearchSection:
         None,
         "rounds, each of half as many; null: up to 3",
         least=1,
-        resume=may_change(_FINALISTS),
         effect=UsedIf("search.finalists", lambda conf: conf.search.finalists > 0),
         read_by="Finalists",
     )
-    finalist_learning_rate: float = setting(
-        0.0,
-        "peak, of theirs; 0: as of trials",
-        resume=may_change("finalists are trained at the end, all of them alike", unless=_in_a_race),
-    )
-    baseline: str = setting(
-        "none",
-        "none, or random: random networks beside it",
-        resume=may_change("it is played at the end, beside the search"),
-        read_by="RandomSearch",
-    )
-    limits: dict[str, Any] = setting(
-        {},
-        "most of a cost: search.limits.flops=2e6",
-        resume=may_change("trials that break a new limit are left out of the result"),
-    )
-    costs: list[str] = setting(
-        [], "of your own: [FILE.py:NAME]", resume=may_change("objectives and limits name them"), is_code=True
-    )
+    finalist_learning_rate: float = setting(0.0, "peak, of theirs; 0: as of trials", resume=OnResume(unless=_in_a_race))
+    baseline: str = setting("none", "none, or random: random networks beside it", read_by="RandomSearch")
+    limits: dict[str, Any] = setting({}, "most of a cost: search.limits.flops=2e6")
+    costs: list[str] = setting([], "of your own: [FILE.py:NAME]", is_code=True)
     latency_batch: int = setting(
         1,
         "samples that latency_ms is measured with",
@@ -139,7 +109,6 @@ class SearchSection:
     keep_fraction: float = setting(
         0.5,
         "of trials, at a quarter and half their steps",
-        resume=may_change("it says how many go on; a score is always that of all steps"),
         effect=UsedIf(
             "search.early_stop", lambda conf: conf.search.early_stop == "halving" or is_own(conf.search.early_stop)
         ),
@@ -149,53 +118,18 @@ class SearchSection:
         "trials in one pass, if they train nothing",
         least=1,
         most=1_000_000,
-        resume=may_change("a score does not depend on its neighbours in a pass"),
         effect=UsedIf("search.steps_per_trial", lambda conf: conf.search.steps_per_trial == 0),
     )
-    workers: int = setting(
-        1, "processes that train and score trials", least=1, most=4096, resume=may_change("who does the work")
-    )
-    checkpoint_seconds: float = setting(
-        15.0, "at most this much shared training is lost", least=0, resume=free("how much a crash may cost")
-    )
-    failures: int = setting(10, "failed trials in a row that end the search", least=1, resume=free("when it gives up"))
-    enqueue: list[str] = setting(
-        [], "tried first: [FILE.json,original]", resume=may_change("what has a trial is not tried again")
-    )
-    retire: list[str] = setting(
-        [],
-        "candidates to leave out: layer_00/mlp, */sep5",
-        resume=may_change("candidates come and go; their trials stay"),
-    )
-    freeze: list[str] = setting(
-        [],
-        "candidates whose weights stay as they are",
-        resume=may_change("candidates are trained no further from here on"),
-    )
-    introduce: float = setting(
-        1.0,
-        "train new ones to so much of the mean first",
-        least=0,
-        resume=may_change("it concerns candidates that join later"),
-    )
-    storage: str = setting(
-        "",
-        "database that keeps the study; empty: the run's folder",
-        resume=may_change("the study is searched for there, and compared"),
-    )
-    study: str = setting(
-        "search",
-        "name of the study in that database",
-        resume=may_change("the study is searched for by this name, and compared"),
-        effect=_IN_DATABASE,
-    )
-    storage_retry_seconds: float = setting(
-        60.0,
-        "wait for a database that is away",
-        least=0,
-        resume=may_change("how patient it is"),
-        effect=_IN_DATABASE,
-    )
+    workers: int = setting(1, "processes that train and score trials", least=1, most=4096)
+    checkpoint_seconds: float = setting(15.0, "at most this much shared training is lost", least=0, resume=FREE)
+    failures: int = setting(10, "failed trials in a row that end the search", least=1, resume=FREE)
+    enqueue: list[str] = setting([], "tried first: [FILE.json,original]")
+    retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5")
+    freeze: list[str] = setting([], "candidates whose weights stay as they are")
+    introduce: float = setting(1.0, "train new ones to so much of the mean first", least=0)
+    storage: str = setting("", "database that keeps the study; empty: the run's folder")
+    study: str = setting("search", "name of the study in that database", effect=_IN_DATABASE)
+    storage_retry_seconds: float = setting(60.0, "wait for a database that is away", least=0, effect=_IN_DATABASE)
 
 
 @dataclass(frozen=True)
@@ -209,15 +143,13 @@ class SearchConf:
         most=2**63 - 1,
         resume=stays("first weights, paths and batches follow from it"),
     )
-    folder: str = setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written", resume=free())
-    resume: str = setting("", "go on with the run in this folder", resume=free())
-    export: bool = setting(
-        True, "the best network as a plain PyTorch program too", resume=free("what is written beside the result")
-    )
+    folder: str = setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written", resume=FREE)
+    resume: str = setting("", "go on with the run in this folder", resume=FREE)
+    export: bool = setting(True, "the best network as a plain PyTorch program too", resume=FREE)
     sampler: Choice = setting(
         {"name": "gp_hamming"},
         "proposes trials; or FILE.py:NAME",
-        resume=may_change("it proposes and chooses finalists, and does not score"),
+        resume=MAY_CHANGE,
         effect=UsedIf("strategy", lambda conf: conf.strategy["name"] != "random_search"),
         is_code=True,
     )
@@ -234,20 +166,15 @@ class SearchConf:
         {"name": "cosine"}, "of the learning rate; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
     )
     executor: Choice = setting(
-        {"name": "inline"},
-        "runs trials; search.workers=N: processes",
-        resume=may_change("who does the work"),
-        is_code=True,
+        {"name": "inline"}, "runs trials; search.workers=N: processes", resume=MAY_CHANGE, is_code=True
     )
-    callbacks: dict[str, Any] = setting({}, "that see it go by: [FILE.py:NAME]", resume=free("they observe"))
-    space: SpaceConf = section(
-        SpaceConf, resume=may_change("layers and data are compared by what they are, and a pool may grow")
-    )
+    callbacks: dict[str, Any] = setting({}, "that see it go by: [FILE.py:NAME]", resume=FREE)
+    space: SpaceConf = section(SpaceConf, resume=MAY_CHANGE)
     data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
     objectives: ObjectivesConf = section(ObjectivesConf, resume=stays("a study has its objectives for good"))
-    search: SearchSection = section(SearchSection)
-    train: TrainConf = section(TrainConf)
-    relay: RelayConf = section(RelayConf)
+    search: SearchSection = section(SearchSection, resume=MAY_CHANGE)
+    train: TrainConf = section(TrainConf, resume=stays(TRAINED))
+    relay: RelayConf = section(RelayConf, resume=FREE)
 
 
 @dataclass(frozen=True)
@@ -255,15 +182,9 @@ class RetrainSection(TrainConf):
     """How the network is trained."""
 
     learning_rate: float = setting(0.008, "peak of the schedule", resume=stays(TRAINED), is_inherited=False)
-    steps: int = setting(
-        1000, "in all; 0: recalibrate and score only", least=0, resume=may_change("the new total"), is_inherited=False
-    )
+    steps: int = setting(1000, "in all; 0: recalibrate and score only", least=0, resume=MAY_CHANGE, is_inherited=False)
     validation_steps: int = setting(
-        100,
-        "steps from one validation to the next",
-        least=1,
-        resume=may_change("how often, not how, it is scored"),
-        is_inherited=False,
+        100, "steps from one validation to the next", least=1, resume=MAY_CHANGE, is_inherited=False
     )
     recalibrate: int = setting(
         8,
@@ -273,11 +194,7 @@ class RetrainSection(TrainConf):
         is_inherited=False,
     )
     checkpoint_seconds: float = setting(
-        15.0,
-        "at most this much training is lost",
-        least=0,
-        resume=free("how much a crash may cost"),
-        is_inherited=False,
+        15.0, "at most this much training is lost", least=0, resume=FREE, is_inherited=False
     )
 
 
@@ -285,11 +202,11 @@ class RetrainSection(TrainConf):
 class RetrainConf:
     """Train one architecture, as the run named but for rate and steps."""
 
-    run: str = setting("", "a run's folder: its best, its weights", resume=may_change(_NAMED), is_inherited=False)
+    run: str = setting("", "a run's folder: its best, its weights", resume=MAY_CHANGE, is_inherited=False)
     architecture: str = setting(
-        "", "architecture.json or result.json; or original", resume=may_change(_NAMED), is_inherited=False
+        "", "architecture.json or result.json; or original", resume=MAY_CHANGE, is_inherited=False
     )
-    trial: int = setting(-1, "number in that run; -1: its best", resume=may_change(_NAMED), is_inherited=False)
+    trial: int = setting(-1, "number in that run; -1: its best", resume=MAY_CHANGE, is_inherited=False)
     weights: str = setting(
         "scratch",
         "scratch; that run's pool, best; a folder",
@@ -310,27 +227,20 @@ class RetrainConf:
         resume=stays("first weights, paths and batches follow from it"),
     )
     folder: str = setting(
-        "runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written", resume=free(), is_inherited=False
+        "runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written", resume=FREE, is_inherited=False
     )
-    resume: str = setting("", "go on with the training in this folder", resume=free(), is_inherited=False)
-    export: bool = setting(
-        True,
-        "the best network as a plain PyTorch program too",
-        resume=free("what is written beside the result"),
-        is_inherited=False,
-    )
+    resume: str = setting("", "go on with the training in this folder", resume=FREE, is_inherited=False)
+    export: bool = setting(True, "the best network as a plain PyTorch program too", resume=FREE, is_inherited=False)
     optimizer: Choice = setting(
         {"name": "adamw"}, "of the layers' weights; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
     )
     schedule: Choice = setting(
         {"name": "cosine"}, "of the learning rate; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
     )
-    train: RetrainSection = section(RetrainSection)
-    space: SpaceConf = section(
-        SpaceConf, resume=may_change("layers and data are compared by what they are, and a pool may grow")
-    )
+    train: RetrainSection = section(RetrainSection, resume=stays(TRAINED))
+    space: SpaceConf = section(SpaceConf, resume=MAY_CHANGE)
     data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
-    relay: RelayConf = section(RelayConf)
+    relay: RelayConf = section(RelayConf, resume=FREE)
 
 
 @dataclass(frozen=True)
@@ -372,7 +282,7 @@ class PlanConf:
     space: SpaceConf = section(SpaceConf)
     data: DataConf = section(DataConf)
     train: PlanSection = section(PlanSection)
-    relay: RelayConf = section(RelayConf)
+    relay: RelayConf = section(RelayConf, resume=FREE)
 
 
 @dataclass(frozen=True)
