@@ -15,7 +15,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.fields import changed, settings
-from l2l_nas.runs.groups import arguments, completed
+from l2l_nas.runs.groups import completed
 from l2l_nas.runs.numbers import budget_of
 from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
 from l2l_nas.runs.study_address import COMPARED, scoring
@@ -307,44 +307,6 @@ def test_a_run_of_a_version_with_fewer_settings_goes_on(finished, refused):
     assert "the run in run has strategy=default and must keep it" in line
     assert main(["search", OWN, "resume=run", "search.trials=14"]) == 0
     assert result_of("run")["trials"]["complete"] == 14
-
-
-def as_before(folder: str) -> None:
-    """Settings by the names that they had."""
-    config = config_of(folder)
-    optimizer = config.pop("optimizer")
-    config["train"]["optimizer"] = optimizer.pop("name")
-    config |= {"adamw": {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "weight_decay": 0.05}, "sgd": {"momentum": 0.9}}
-    config[config["train"]["optimizer"]] = optimizer
-    if "search" in config:
-        config["search"] |= {name: config.pop(name)["name"] for name in ("sampler", "strategy")}
-        config["search"] |= {
-            "objectives": config.pop("objectives")["names"],
-            "callbacks": list(config.pop("callbacks")),
-        }
-    Path(folder, "config.yaml").write_text(yaml.safe_dump(config))
-
-
-@pytest.mark.slow
-def test_folders_with_the_names_of_before_go_on(finished, refused, capsys):
-    as_before("run")
-    assert main(["evaluate", OWN, "run=run"]) == 0
-    assert main(["report", "run=run"]) == 0
-    line = refused("search", OWN, "resume=run", "optimizer=sgd", "search.trials=13")
-    assert line.startswith("error: optimizer=sgd: the run in run has optimizer=adamw and must keep it")
-    capsys.readouterr()
-    assert main(["search", OWN, "resume=run"]) == 0
-    assert "finished: 12 of 12 trials are evaluated" in capsys.readouterr().out
-    assert main(["search", OWN, "resume=run", "search.trials=13", "sampler=tpe", "sampler.n_startup_trials=3"]) == 0
-    config = config_of("run")
-    assert (config["sampler"]["n_startup_trials"], config["optimizer"]["beta2"]) == (3, 0.98)
-    assert config["objectives"] == {"names": ["accuracy", "parameters"]}
-    as_before("run")
-    words = ["train.steps=4", "optimizer=sgd", "optimizer.momentum=0.4", "export=false", "folder=out"]
-    assert main(["train", OWN, "run=run", *words]) == 0
-    as_before("out")
-    assert main(["train", OWN, "resume=out", "train.steps=6"]) == 0
-    assert config_of("out")["optimizer"] == {"name": "sgd", **arguments("optimizer", "sgd"), "momentum": 0.4}
 
 
 @pytest.mark.slow
