@@ -52,9 +52,10 @@ COMMON = (
 ARMS = {
     "search": "strategy=blockwise strategy.samples=32 strategy.steps=20 strategy.learning_rate=0.0003 "
     "space.args.widths=[0.85,0.7,0.5] search.trials=6 search.finalists=1 search.limits.parameters=116680000",
-    "random": "strategy=benchmarks/prune.py:random_blocks search.trials=20 search.finalists=2",
-    "effect": "strategy=benchmarks/prune.py:least_effect search.trials=1 search.finalists=1",
-    "uniform": "strategy=benchmarks/prune.py:uniform space.args.widths=[0.776] search.trials=1 search.finalists=1",
+    "random": "strategy=benchmarks/models/prune.py:random_blocks search.trials=20 search.finalists=2",
+    "effect": "strategy=benchmarks/models/prune.py:least_effect search.trials=1 search.finalists=1",
+    "uniform": "strategy=benchmarks/models/prune.py:uniform space.args.widths=[0.776] search.trials=1 "
+    "search.finalists=1",
 }
 
 

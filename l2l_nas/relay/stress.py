@@ -1,6 +1,6 @@
 """Stress: delays in the lanes and poison in free slots, so that a missing wait shows as a wrong number.
 
-Or a pace: each piece of work takes as long as on a machine of known rates, as `benchmarks/simulator.py` asks.
+Or a pace: each piece of work takes as long as on a machine of known rates, as the benchmark `simulator` asks.
 """
 
 from __future__ import annotations
