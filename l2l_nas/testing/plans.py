@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from l2l_nas.errors import PlanError
 from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill
@@ -43,6 +44,27 @@ def check_plan(
     """
     checker = _Checker(plan, path, slots=slots, update=update, spill=spill, carry=carry, upcoming=upcoming)
     checker.check(trains=trains)
+
+
+@dataclass
+class _Slot:
+    """What a slot holds, and what was done with it; -1 for no step.
+
+    Attributes:
+        key: of the layer that it holds.
+        loaded: the step that loaded it.
+        users: steps that used it since.
+        unsent: the visit whose gradients were not sent.
+        unsaved: the visit whose buffers were not saved.
+        is_used: whether anything but the load used it.
+    """
+
+    key: Name | None = None
+    loaded: int = -1
+    users: list[int] = field(default_factory=list)
+    unsent: int = -1
+    unsaved: int = -1
+    is_used: bool = False
 
 
 class _Checker:
@@ -152,73 +174,83 @@ class _Checker:
 
     def _check_slot(self, slot: int) -> Name | None:
         """Walk one slot's steps; each must wait for those before it that it conflicts with. Returns what it leaves."""
-        key: Name | None = None
-        loaded, unsent, unsaved = -1, -1, -1
-        users: list[int] = []
-        is_used = False
+        found = _Slot()
         if self.carry is not None and not any(s.op is Op.CARRY and s.slot == slot for s in self.steps):
             raise PlanError(f"slot {slot} is used without regard to the last plan")
         for index, step in enumerate(self.steps):
             if step.op in (*_HOST, *_FRAMES) or slot not in (step.slot, *step.tail):
                 continue
             if step.op is Op.CARRY:
-                if self.carry is None or loaded >= 0:
+                if self.carry is None or found.loaded >= 0:
                     self._fail(index, "keeps a slot that no plan left")
                     return None
-                key, loaded, users = self.carry.slot_keys[slot], index, [index]
-                continue
-            if step.op is Op.LOAD:
-                if key is not None:
-                    self._fail(index, "loads a slot that is not free")
-                self._require(index, users, "which used the slot before")
-                key = self.path[step.layer].key
-                saves = [i for i in range(index) if self._is(i, Op.SAVE, key)]
-                self._require(index, saves, "which saves the buffers it loads")
-                if step.layer == self.depth and any(self._is(i, Op.SAVE, key) for i in range(index, len(self.steps))):
-                    self._fail(index, "loads buffers for the next path that are saved later")
-                self._check_fresh(index, step)
-                loaded, users, is_used = index, [index], False
-                continue
-            if key is None:
-                self._fail(index, "uses a slot that holds nothing")
-            if step.op is Op.FREE:
-                self._require(index, users, "which uses the slot")
-                if unsent >= 0:
-                    self._fail(index, f"frees gradients of visit {unsent} that were not sent")
-                if unsaved >= 0:
-                    self._fail(index, f"frees buffers of visit {unsaved} that were not saved")
-                key, users = None, [index]
-                continue
-            is_used = True
-            runs = self._runs(step, slot) if step.op in VISITS else [step.layer]
-            if any(self.path[layer].key != key for layer in runs):
-                self._fail(index, f"the slot holds '{key}'")
-            self._require(index, [loaded], "which loads what it reads")
-            about = self.path[runs[0]]
-            if step.op is Op.SEND:
-                self._take(index, unsent, "sends gradients that no visit made")
-                unsent = -1
-            elif step.op is Op.SAVE:
-                self._take(index, unsaved, "saves buffers that no forward of it changed")
-                unsaved = -1
+                found = _Slot(self.carry.slot_keys[slot], index, [index])
+            elif step.op is Op.LOAD:
+                self._check_load(index, step, found)
+                found = _Slot(self.path[step.layer].key, index, [index], found.unsent, found.unsaved)
             else:
-                # a visit that changes no buffers may run while they are saved
-                earlier = [i for i in users if step.op is not Op.LEAVE or self.steps[i].op is not Op.SAVE]
-                self._require(index, earlier, "which uses the slot")
-                if step.op in (Op.ENTER, Op.BACKWARD, Op.LEAVE) and about.trainable and unsent >= 0:
-                    self._fail(index, f"overwrites gradients of visit {unsent} that were not sent")
-                if self._completes_gradients(step) and about.trainable:
-                    unsent = index
-                if unsaved >= 0 and step.op is not Op.LEAVE:
-                    self._fail(index, f"overwrites buffers of visit {unsaved} that were not saved")
-                if step.op in (Op.FORWARD, Op.ENTER) and about.has_buffers:
-                    self._refuse_stale_buffers(loaded, index, slot, about.key)
-                if step.op in (Op.FORWARD, Op.TAIL) and about.has_buffers:
-                    unsaved = index
-            users.append(index)
-        if key is not None and (is_used or self.steps[loaded].layer != self.depth or self.steps[loaded].op is Op.CARRY):
+                if found.key is None:
+                    self._fail(index, "uses a slot that holds nothing")
+                if step.op is Op.FREE:
+                    self._check_free(index, found)
+                    found.key, found.users = None, [index]
+                else:
+                    self._check_use(index, step, slot, found)
+        loaded = found.loaded
+        is_left = not found.is_used and self.steps[loaded].layer == self.depth and self.steps[loaded].op is not Op.CARRY
+        if found.key is not None and not is_left:
             self._fail(loaded, "its slot is never freed")
-        return key
+        return found.key
+
+    def _check_load(self, index: int, step: Step, found: _Slot) -> None:
+        if found.key is not None:
+            self._fail(index, "loads a slot that is not free")
+        self._require(index, found.users, "which used the slot before")
+        key = self.path[step.layer].key
+        saves = [i for i in range(index) if self._is(i, Op.SAVE, key)]
+        self._require(index, saves, "which saves the buffers it loads")
+        if step.layer == self.depth and any(self._is(i, Op.SAVE, key) for i in range(index, len(self.steps))):
+            self._fail(index, "loads buffers for the next path that are saved later")
+        self._check_fresh(index, step)
+
+    def _check_free(self, index: int, found: _Slot) -> None:
+        self._require(index, found.users, "which uses the slot")
+        if found.unsent >= 0:
+            self._fail(index, f"frees gradients of visit {found.unsent} that were not sent")
+        if found.unsaved >= 0:
+            self._fail(index, f"frees buffers of visit {found.unsaved} that were not saved")
+
+    def _check_use(self, index: int, step: Step, slot: int, found: _Slot) -> None:
+        """A visit, or a copy of what a visit made."""
+        found.is_used = True
+        runs = self._runs(step, slot) if step.op in VISITS else [step.layer]
+        if any(self.path[layer].key != found.key for layer in runs):
+            self._fail(index, f"the slot holds '{found.key}'")
+        self._require(index, [found.loaded], "which loads what it reads")
+        if step.op is Op.SEND:
+            self._take(index, found.unsent, "sends gradients that no visit made")
+            found.unsent = -1
+        elif step.op is Op.SAVE:
+            self._take(index, found.unsaved, "saves buffers that no forward of it changed")
+            found.unsaved = -1
+        else:
+            self._check_visit(index, step, slot, found, self.path[runs[0]])
+        found.users.append(index)
+
+    def _check_visit(self, index: int, step: Step, slot: int, found: _Slot, layer: PathLayer) -> None:
+        # a visit that changes no buffers may run while they are saved
+        earlier = [i for i in found.users if step.op is not Op.LEAVE or self.steps[i].op is not Op.SAVE]
+        self._require(index, earlier, "which uses the slot")
+        if step.op in (Op.ENTER, Op.BACKWARD, Op.LEAVE) and layer.trainable and found.unsent >= 0:
+            self._fail(index, f"overwrites gradients of visit {found.unsent} that were not sent")
+        if self._completes_gradients(step) and layer.trainable:
+            found.unsent = index
+        if found.unsaved >= 0 and step.op is not Op.LEAVE:
+            self._fail(index, f"overwrites buffers of visit {found.unsaved} that were not saved")
+        if step.op in (Op.FORWARD, Op.ENTER) and layer.has_buffers:
+            self._refuse_stale_buffers(found.loaded, index, slot, layer.key)
+        if step.op in (Op.FORWARD, Op.TAIL) and layer.has_buffers:
+            found.unsaved = index
 
     def _completes_gradients(self, step: Step) -> bool:
         """Whether nothing adds to a layer's gradients after a visit; a repeated one leaves the tail several times."""
