@@ -186,4 +186,4 @@ def search(
                     raise KeyboardInterrupt from None
     finally:
         torch.set_num_threads(threads)
-    return SearchResult(run.folder.root, run.problem, str(said.get("storage") or ""))
+    return SearchResult(run.folder.root, run.components.problem, str(said.get("storage") or ""))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
 
 from l2l_nas.errors import L2LError
 from l2l_nas.nas.strategies.division import described
 from l2l_nas.nas.strategies.phase import Phase
-from l2l_nas.nas.study.study import Study
 from l2l_nas.plugins import name_and_arguments
 from l2l_nas.runs.build import NO_TEST, num_threads, sizes
 from l2l_nas.runs.choice_settings import CHOICES, NoArguments
 from l2l_nas.runs.command_line import spell
+from l2l_nas.runs.components import Components
 from l2l_nas.runs.fields import declared, settings, value_of
 from l2l_nas.runs.locate import is_builtin, load_data
 from l2l_nas.runs.numbers import is_cold
@@ -21,36 +24,34 @@ from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.training.problem import Problem
 
-if TYPE_CHECKING:
-    from l2l_nas.runs.search import SearchRun
 
+def greet(console: Console, components: Components, *, sampler: Any, folder: Path, said: Collection[str]) -> None:
+    """Tell what is searched, where, with what, and which settings change nothing.
 
-def greet(run: SearchRun, study: Study, *, resume: bool) -> None:
-    """Tell what is searched, where, with what, and which settings change nothing."""
-    conf, console, data, pool, bank = run.conf, run.console, run.problem.data, run.problem.pool, run.relay.bank
+    Args:
+        said: names of the settings that somebody said.
+    """
+    conf, problem, relay = components.conf, components.problem, components.training.relay
+    pool, bank = problem.pool, relay.bank
     count = f"{pool.size:,}" if pool.size < 10**9 else f"{pool.size:.1e}"
-    say(console, conf.space.pool, f": {len(pool)} positions, {count} architectures; {sizes(data)} samples")
-    if data.test is None:
+    say(console, conf.space.pool, f": {len(pool)} positions, {count} architectures; {sizes(problem.data)} samples")
+    if problem.data.test is None:
         console.print(NO_TEST, soft_wrap=True)
     console.print(
-        f"{run.relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
-        f"sampler {_shown(run.sampler)}, seed {conf.seed}, into {run.folder.root}",
+        f"{relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
+        f"sampler {_shown(sampler)}, seed {conf.seed}, into {folder}",
         soft_wrap=True,
     )
-    for line in (*without_effect(conf, run.said, run.phases), *data_without_effect(conf, run.said, run.problem)):
+    for line in (*without_effect(conf, said, components.phases), *data_without_effect(conf, said, problem)):
         warn(console, line)
     workers = conf.search.workers
     if workers > 1:
-        threads = num_threads(conf.relay.threads, run.relay, workers=workers)
+        threads = num_threads(conf.relay.threads, relay, workers=workers)
         console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
-    if run.division is not None:
-        console.print(described(run.division), soft_wrap=True)
+    if components.division is not None:
+        console.print(described(components.division), soft_wrap=True)
     if is_cold(conf) and (conf.search.warmup_steps or conf.search.warmup_paths != "uniform"):
         console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
-    if run.address:
-        console.print(f"study in {run.place}: {study.num_evaluated} trials are evaluated", soft_wrap=True)
-    if resume:
-        console.print(f"resumed with {study.num_evaluated} of {run.conf.search.trials} trials evaluated")
 
 
 def _shown(sampler: Any) -> str:

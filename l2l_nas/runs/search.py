@@ -11,68 +11,46 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from l2l_nas.cost.catalogue import build_costs
-from l2l_nas.cost.feasible import check_limits
-from l2l_nas.cost.hardware import Hardware
-from l2l_nas.cost.own import own_costs
-from l2l_nas.cost.profiles import PROFILES, find_hardware
-from l2l_nas.cost.table import PREDICTED, Costs, unmeasured
+from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.optimizers.groups import freeze, without_retired
-from l2l_nas.eps.optimizers.registry import build_optimizer
-from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.storage import own_storage
-from l2l_nas.errors import SettingError, StorageError, of_user, one_line, without_passwords
+from l2l_nas.errors import SettingError, StorageError, one_line, without_passwords
 from l2l_nas.files import make_folder, read_bytes, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
-from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
-from l2l_nas.nas.evaluation.evaluator import Evaluator, population_size
+from l2l_nas.nas.evaluation.evaluator import population_size
 from l2l_nas.nas.evaluation.executor import InlineExecutor, SegmentExecutor
-from l2l_nas.nas.objectives import Goal, counts, num_evaluated, parse_goals
-from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
-from l2l_nas.nas.strategies.build import RANDOM, build_phases
+from l2l_nas.nas.objectives import Goal, counts, num_evaluated
+from l2l_nas.nas.samplers.registry import check_sampler
+from l2l_nas.nas.strategies.build import RANDOM
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
-from l2l_nas.nas.strategies.division import MachineSpeed, measured
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
-from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.nas.study.storage import Store, StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
-from l2l_nas.relay.interface import cut_sizes
-from l2l_nas.relay.trace import Trace
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import (
-    build_relay,
-    build_scorer,
-    decide_memory,
     described,
     hardware,
     locked,
     pool_in_files,
-    set_threads,
     versions,
     write_trace,
 )
-from l2l_nas.runs.chosen import read_enqueued
+from l2l_nas.runs.components import build_components
 from l2l_nas.runs.explain import explain
-from l2l_nas.runs.fields import changed, check_bounds
+from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.greeting import greet
 from l2l_nas.runs.groups import completed
-from l2l_nas.runs.limits import parse_limits
-from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.numbers import budget_of, check_time, decide_numbers
+from l2l_nas.runs.numbers import budget_of, check_time
 from l2l_nas.runs.objects import Objects
-from l2l_nas.runs.output import show, write
+from l2l_nas.runs.output import Output
 from l2l_nas.runs.page import LivePage
-from l2l_nas.runs.plan import check_memory, largest
 from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.saved_best import recall
@@ -80,14 +58,6 @@ from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, scoring, study_address
 from l2l_nas.runs.terminal import warn
 from l2l_nas.runs.workers import ShownWorkers, check_workers, engine_name, worker_executor
-from l2l_nas.space.constraint import Constraint, NonEmpty
-from l2l_nas.space.growth import frozen, retired
-from l2l_nas.space.sampling import build_paths
-from l2l_nas.training.data import Batches
-from l2l_nas.training.export import build_network
-from l2l_nas.training.fit import Trainer
-from l2l_nas.training.problem import Problem
-from l2l_nas.training.schedule import build_schedule
 
 # phases that keep nothing when they are stopped
 _ANEW: Mapping[type[Phase], str] = {Finalists: "the finalists begin anew", RandomSearch: "random search begins anew"}
@@ -102,6 +72,7 @@ class SearchRun:
         again: what goes on with it, as it is typed.
         objects: in place of what the settings name.
         said: names of the settings that somebody said; of those that change nothing a line tells.
+        files: of whoever started it, written beside the settings.
     """
 
     def __init__(
@@ -119,129 +90,20 @@ class SearchRun:
         self.console = console
         self.again = again
         self.said = said
-        self.files = files or {}  # of whoever started it, written beside the settings
+        self.files = files or {}
         self.objects = objects = objects or Objects()
         self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks])
         self.folder = RunFolder(Path(conf.resume or conf.folder))
-        section = conf.search
         budget_of(conf)
         check_time(conf)
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
-        self.phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy)
         check_workers(conf, objects)
         self.address = study_address(conf, self.folder)
+        self.components = build_components(conf, objects, said=said)
+        self.conf = self.components.conf
+        self.output = Output(self.folder, self.components, console, place=self.place)
         self._seen: Callbacks | None = None
         self._display: Display | None = None
-        optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
-        schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
-        self.problem: Problem = objects.problem or load_problem(
-            conf.space.pool,
-            conf.space.args,
-            **asdict(conf.data),
-        )
-        left = retired(self.problem.pool, section.retire)
-        optimizer = without_retired(optimizer, self.problem.pool, left)
-        pool, fixed = frozen(left, section.freeze)
-        pool = freeze(pool, optimizer)
-        self.problem = replace(self.problem, pool=pool)
-        if objects.sampler is None:  # refused here, built when it is known how much is done
-            build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0, size=pool.size)
-        self.task = self.problem.measured_task
-        storage = own_storage(
-            conf.relay.storage if objects.storage is None else objects.storage,
-            pool=pool,
-            optimizer=optimizer,
-        )
-        server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage, frozen=fixed)
-        for phase in self.phases:
-            with of_user(phase, "phase"):
-                phase.check(server, budget_of(conf))
-        self.trace = Trace() if conf.relay.trace else None
-        sharers = section.workers + 1 if section.workers > 1 else 1
-        self.relay = build_relay(server, conf.relay, seed=conf.seed, trace=self.trace, sharers=sharers)
-        set_threads(conf.relay.threads, self.relay)
-        self.problem.check(self.relay.shapes)
-        batches = Batches(self.problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
-        samples = min(conf.train.batch_size, len(self.problem.data.train))
-        memory = decide_memory(self.relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
-        self.conf = conf = replace(conf, relay=memory)
-        step = cut_sizes(samples, conf.train.micro_batch)
-        self._set_goals(step)
-        if not conf.resume:  # what has run may go on: the figures are estimates
-            check_memory(self.relay, step, largest(pool, constraints=self.constraints))
-        self.trainer = Trainer(self.relay, self.task, batches, conf.train.micro_batch)
-        self.scorer = build_scorer(self.trainer, conf.relay, seed=conf.seed)
-        self.conf, self.division = decide_numbers(
-            conf,
-            self.problem,
-            pace=self._pace,
-            is_warmed=any(isinstance(phase, WarmUp) for phase in self.phases),
-        )
-        self.budget = replace(budget_of(self.conf), schedule=schedule)
-        if not conf.resume:  # what has run may go on: a trial that fails is one that failed
-            self.trainer.check(None, steps=self.budget.last_step)
-        is_said = not conf.resume or "search.enqueue" in said
-        self.enqueued = read_enqueued(section.enqueue, pool, is_said=is_said)
-        # files may be gone when it goes on
-        self.conf = changed(self.conf, {"search.enqueue": list(map(str, self.enqueued))})
-
-    def _set_goals(self, sizes: tuple[int, ...]) -> None:
-        """Costs, goals and limits, and paths of warm-up within these."""
-        section, pool = self.conf.search, self.problem.pool
-        self.costs = self._build_costs(sizes)
-        self.goals: tuple[Goal, ...] = parse_goals(self.conf.objectives.names, self.task.metrics, self.costs)
-        own = self.objects.early_stop
-        self.early_stop = own if own is not None else self._rule()
-        limits = parse_limits(section.limits, self.costs)
-        self.constraints: list[Constraint] = [*self.problem.constraints, *limits]
-        check_limits(pool, self.costs, limits, constraints=self.problem.constraints, seed=self.conf.seed)
-        self.paths = build_paths(
-            section.warmup_paths,
-            pool,
-            seed=self.conf.seed,
-            constraints=unmeasured((NonEmpty(pool), *self.constraints)),
-        )
-        self.costs.figures(self.paths.path_at(0))  # refuses costs that cannot be found
-
-    def _pace(self) -> MachineSpeed:
-        """How fast this machine is, with as many threads as each worker will have."""
-        workers, threads = self.conf.search.workers, self.conf.relay.threads
-        set_threads(threads, self.relay, workers=workers)
-        try:
-            return measured(self.trainer, self.relay, self.paths, self.problem.data.validation, workers=workers)
-        finally:
-            set_threads(threads, self.relay)
-
-    def _rule(self) -> EarlyStop:
-        section = self.conf.search
-        return build_early_stop(section.early_stop, self.goals, keep_fraction=section.keep_fraction)
-
-    def _build_costs(self, sizes: tuple[int, ...]) -> Costs:
-        train = self.problem.data.train
-        some = torch.arange(self.conf.search.latency_batch) % len(train)
-        return build_costs(
-            self.relay,
-            sizes,
-            build=lambda architecture: build_network(self.relay.server.fork(()), architecture),
-            inputs=train.batch(some)[0],
-            own=own_costs(
-                self.objects.costs or self.conf.search.costs, pool=self.problem.pool, beside=self.problem.costs
-            ),
-            hardware=self._hardware(),
-        )
-
-    def _hardware(self) -> Hardware | None:
-        """What step times are predicted for, if they are."""
-        section = self.conf.search
-        if section.hardware:
-            return find_hardware(section.hardware)
-        for name in PREDICTED:
-            if name in (*self.conf.objectives.names, *section.limits):
-                raise SettingError(
-                    f"{name} is predicted for a machine; name it: search.hardware={next(iter(PROFILES))}, another "
-                    "profile, or the hardware.json of `plan`"
-                )
-        return None
 
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
@@ -252,7 +114,7 @@ class SearchRun:
             make_folder(self.folder.root)
         with (
             self._at_work(),
-            pool_in_files(self.relay.server, self.folder.root, self.conf.relay),
+            pool_in_files(self.components.server, self.folder.root, self.conf.relay),
             contextlib.ExitStack() as workers,
         ):
             return self._go(started, resume=resume, workers=workers)
@@ -280,13 +142,17 @@ class SearchRun:
             store = self._store(resume=resume)
             study = self._study(store)
             self._refuse_weights_of_another(study, resume=resume)
-            done, asked = study.num_evaluated, self.budget.trials
+            done, asked = study.num_evaluated, self.components.budget.trials
             if done > asked and "search.trials" in self.said and not self.address:
                 raise SettingError(f"search.trials={asked}: {done} trials are evaluated; ask for at least as many")
             if is_bare:
                 self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
             with Display(
-                self.console, log, goals=self.goals, budget=self.budget, workers=self.conf.search.workers
+                self.console,
+                log,
+                goals=self.goals,
+                budget=self.components.budget,
+                workers=self.conf.search.workers,
             ) as display:
                 self._display = display
                 search = self._search(study, display, page, log, workers)
@@ -298,25 +164,18 @@ class SearchRun:
                     self.console.print(over.line, markup=False, soft_wrap=True)
                     return over.value
                 self._write_settings()
-                if not resume and self.address is None and self.conf.search.hardware:
-                    within = replace(self.problem, constraints=unmeasured(self.constraints))
-                    plan_run(self.folder, within, self.conf, self.relay.server.optimizer)
-                about = {"versions": versions(), "device": hardware(self.relay.device.torch_device)}
-                about["data"] = described(self.problem.data)
-                log.write("start", resume=resume, trials=len(study.records), **about)
-                log.write("space", **card_of(self.problem.pool, self.relay.shapes).to_json())
-                greet(self, study, resume=resume)
+                self._begin(study, log, resume=resume)
                 best = search.run()
                 found = search.context
                 if found.baseline is not None:
                     log.write("baseline", **found.baseline.entry())
             seconds = time.monotonic() - started
-            files = write(self, found, best, log, seconds=before + seconds)
-            if self.trace is not None:
-                write_trace(self.folder, self.trace, self.console)
+            files = self.output.write(found, best, log, seconds=before + seconds)
+            if self.components.training.trace is not None:
+                write_trace(self.folder, self.components.training.trace, self.console)
             log.write("done", best=best.record.number)
             page.write(is_running=False)
-            show(self, found, best, files, page, seconds=seconds)
+            self.output.show(found, best, files, page, seconds=seconds)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             self._stop(study, search, log, page, seconds=before + time.monotonic() - started)
             raise Stopped from None
@@ -328,10 +187,27 @@ class SearchRun:
             raise
         finally:
             log.close()
-            self.problem.data.close()
+            self.components.problem.data.close()
             if study is not None:
                 study.close()
         return best.values[self.goals[0].name]
+
+    def _begin(self, study: Study, log: Log, *, resume: bool) -> None:
+        """Write what a search is of, and tell it."""
+        components, training = self.components, self.components.training
+        if not resume and self.address is None and self.conf.search.hardware:
+            within = replace(training.problem, constraints=unmeasured(components.criteria.constraints))
+            plan_run(self.folder, within, self.conf, components.server.optimizer)
+        about = {"versions": versions(), "device": hardware(training.relay.device.torch_device)}
+        about["data"] = described(training.problem.data)
+        log.write("start", resume=resume, trials=len(study.records), **about)
+        log.write("space", **card_of(training.problem.pool, training.relay.shapes).to_json())
+        greet(self.console, components, sampler=self.sampler, folder=self.folder.root, said=self.said)
+        evaluated = study.num_evaluated
+        if self.address:
+            self.console.print(f"study in {self.place}: {evaluated} trials are evaluated", soft_wrap=True)
+        if resume:
+            self.console.print(f"resumed with {evaluated} of {self.conf.search.trials} trials evaluated")
 
     def _stop(self, study: Study | None, search: Search | None, log: Log, page: LivePage, *, seconds: float) -> None:
         """Tell how far a search came that was asked to stop; if a callback asked, write what it has found so far."""
@@ -339,13 +215,17 @@ class SearchRun:
         if search is not None and by:
             best = search.context.best_so_far()
             if best is not None:
-                write(self, search.context, best, log, seconds=seconds)
+                self.output.write(search.context, best, log, seconds=seconds)
         if study is not None:
             if search is not None:  # a warm-up that was cut short has not given it yet
                 log.write("coverage", **search.context.coverage.to_json())
             log.write("stopped", **counts(study.records), **({"by": by} if by else {}))
             page.write(is_running=False)
-        at = f" after {num_evaluated(study.records)} of {self.budget.trials} trials, all saved" if study else ""
+        at = (
+            f" after {num_evaluated(study.records)} of {self.components.budget.trials} trials, all saved"
+            if study
+            else ""
+        )
         phase = None if search is None else search.phase
         at += next((f"; {words}" for kind, words in _ANEW.items() if isinstance(phase, kind)), "")
         at += f"; the best of them is in {self.folder.result}" if best is not None else ""
@@ -398,15 +278,16 @@ class SearchRun:
             )
 
     def _study(self, store: Store) -> Study:
+        problem, budget = self.components.problem, self.components.budget
         return Study(
             store,
-            pool=self.problem.pool,
+            pool=problem.pool,
             goals=self.goals,
             sampler=self.sampler,
             seed=self.conf.seed,
-            num_trials=self.budget.trials,
-            data=self.problem.data.digest,
-            scoring=scoring(self.conf, self.budget) if self.address else None,
+            num_trials=budget.trials,
+            data=problem.data.digest,
+            scoring=scoring(self.conf, budget) if self.address else None,
         )
 
     def _search(
@@ -418,44 +299,32 @@ class SearchRun:
             log.write("callback", problem=one_line(line), traceback=text)
 
         self._seen = seen = Callbacks(display, page, own=self.callbacks, report=report)
-        budget, server, evaluator = self.budget, self.relay.server, self.evaluator()
+        components = self.components
+        budget, server, evaluator = components.budget, components.server, components.evaluator()
         executor: SegmentExecutor = InlineExecutor(evaluator, size=population_size(server, budget), poll=seen.poll)
         if engine_name(self.conf, self.objects) != "inline":
             watch = ShownWorkers(display, seen)
-            executor = workers.enter_context(
-                worker_executor(self.conf, self.objects, server, budget=budget, watch=watch, problem=self.problem)
-            )
+            executor = workers.enter_context(worker_executor(components, self.objects, watch))
+        criteria, training = components.criteria, components.training
         context = SearchContext(
-            self.relay,
-            self.trainer,
+            training.relay,
+            training.trainer,
             evaluator,
             executor,
             study=study,
-            goals=self.goals,
+            goals=criteria.goals,
             budget=budget,
             checkpoint=Checkpoint(self.folder.weights),
-            constraints=self.constraints,
+            constraints=criteria.constraints,
             seed=self.conf.seed,
             callback=seen,
-            paths=self.paths,
-            costs=self.costs,
-            early_stop=self.early_stop,
-            enqueued=self.enqueued,
-            recall=recall(self.conf, self.problem, server, self.folder, self.console),
+            paths=components.paths,
+            costs=criteria.costs,
+            early_stop=criteria.early_stop,
+            enqueued=components.enqueued,
+            recall=recall(self.conf, components.problem, server, self.folder, self.console),
         )
-        return Search(context, self.phases)
-
-    def evaluator(self) -> Evaluator:
-        """What trains and scores networks in this process."""
-        data = self.problem.data
-        return Evaluator(
-            self.relay,
-            self.trainer,
-            validation=data.validation,
-            budget=self.budget,
-            scorer=self.scorer,
-            test=data.test,
-        )
+        return Search(context, components.phases)
 
     def _resumes(self) -> bool:
         """Whether to go on with a run. One that was killed before it had a study is started."""
@@ -471,6 +340,11 @@ class SearchRun:
         if not root.is_dir():
             return False
         return self.folder.is_begun
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """What is searched for."""
+        return self.components.criteria.goals
 
     @property
     def place(self) -> str:

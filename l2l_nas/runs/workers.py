@@ -12,7 +12,6 @@ import cloudpickle
 
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.range_locks import refuse_without_locks
-from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.shared_storage import SharedStorage, join
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.callback import Callback
@@ -20,8 +19,10 @@ from l2l_nas.nas.evaluation.engines import ENGINES, own
 from l2l_nas.nas.evaluation.evaluator import population_size
 from l2l_nas.nas.evaluation.futures import FuturesExecutor
 from l2l_nas.nas.evaluation.remote import Message, Workplace
-from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.plugins import is_own, made
+from l2l_nas.runs.build import set_threads
+from l2l_nas.runs.components import Components, build_components
 from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.progress import Display
 from l2l_nas.runs.settings import SearchConf
@@ -77,19 +78,13 @@ class SearchRecipe:
 
     def build(self) -> Workplace:
         """See `WorkplaceRecipe`."""
-        from l2l_nas.nas.study.study import quiet_optuna
-        from l2l_nas.runs.build import set_threads
-        from l2l_nas.runs.search import SearchRun
-        from l2l_nas.runs.terminal import open_terminal
-
         quiet_optuna()
-        run = SearchRun(self.conf, open_terminal(quiet=True), again="", objects=self.objects)
-        workers = self.conf.search.workers
-        set_threads(self.conf.relay.threads, run.relay, workers=workers)
-        server = run.relay.server
+        components = build_components(self.conf, self.objects)
+        server, workers = components.server, self.conf.search.workers
+        set_threads(self.conf.relay.threads, components.training.relay, workers=workers)
         if self.shared:
             server.move_to(join(self.shared, server.pool, optimizer=server.optimizer, workers=workers + 1))
-        return Workplace(run.evaluator(), server, identity(run.problem))
+        return Workplace(components.evaluator(), server, identity(components.problem))
 
 
 def recipe_of(conf: SearchConf, objects: Objects, shared: str) -> SearchRecipe:
@@ -111,10 +106,9 @@ def recipe_of(conf: SearchConf, objects: Objects, shared: str) -> SearchRecipe:
 
 
 @contextlib.contextmanager
-def worker_executor(
-    conf: SearchConf, objects: Objects, server: ParamServer, *, budget: Budget, watch: ShownWorkers, problem: Problem
-) -> Iterator[FuturesExecutor]:
+def worker_executor(components: Components, objects: Objects, watch: ShownWorkers) -> Iterator[FuturesExecutor]:
     """The executor of a search that has workers; where these train shared weights, the states are shared meanwhile."""
+    conf, server = components.conf, components.server
     name, workers = engine_name(conf, objects), conf.search.workers
     storage: SharedStorage | None = None
     if conf.search.trial_weights == "shared":
@@ -129,9 +123,9 @@ def worker_executor(
         open_engine,
         server,
         workers=workers,
-        group=-(-population_size(server, budget) // workers),
+        group=-(-population_size(server, components.budget) // workers),
         watch=watch,
-        identity=identity(problem),
+        identity=identity(components.problem),
     )
     try:
         yield executor

@@ -1,0 +1,268 @@
+"""The components of a run, built once from its settings, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from l2l_nas.cost.catalogue import build_costs
+from l2l_nas.cost.feasible import check_limits
+from l2l_nas.cost.hardware import Hardware
+from l2l_nas.cost.own import own_costs
+from l2l_nas.cost.profiles import PROFILES, find_hardware
+from l2l_nas.cost.table import PREDICTED, Costs, unmeasured
+from l2l_nas.eps.optimizers.groups import freeze, without_retired
+from l2l_nas.eps.optimizers.registry import build_optimizer
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.storage import own_storage
+from l2l_nas.errors import SettingError, of_user
+from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.objectives import Goal, parse_goals
+from l2l_nas.nas.samplers.registry import build_sampler
+from l2l_nas.nas.strategies.budget import Budget, Division
+from l2l_nas.nas.strategies.build import build_phases
+from l2l_nas.nas.strategies.division import MachineSpeed, measured
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.warm_up import WarmUp
+from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.relay import Relay
+from l2l_nas.relay.trace import Trace
+from l2l_nas.runs.build import build_relay, build_scorer, decide_memory, set_threads
+from l2l_nas.runs.chosen import read_enqueued
+from l2l_nas.runs.fields import changed
+from l2l_nas.runs.limits import parse_limits
+from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.numbers import budget_of, decide_numbers
+from l2l_nas.runs.objects import Objects
+from l2l_nas.runs.plan import check_memory, largest
+from l2l_nas.runs.section_settings import RelayConf
+from l2l_nas.runs.settings import RetrainConf, SearchConf
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.constraint import Constraint, NonEmpty
+from l2l_nas.space.growth import frozen, retired
+from l2l_nas.space.sampling import PathSampler, build_paths
+from l2l_nas.training.data import Batches
+from l2l_nas.training.export import build_network
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.problem import Problem
+from l2l_nas.training.schedule import build_schedule
+from l2l_nas.training.task import Task
+
+
+@dataclass(frozen=True)
+class TrainingComponents:
+    """What trains and measures architectures.
+
+    Args:
+        problem: with its pool as it is trained.
+        relay: with the server of the pool.
+        trainer: on that relay.
+        scorer: measures the metrics that are reported; see `build_scorer`.
+        trace: of what the lanes do, if that is asked for.
+    """
+
+    problem: Problem
+    relay: Relay
+    trainer: Trainer
+    scorer: Trainer
+    trace: Trace | None
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """What architectures are chosen by, and which are allowed."""
+
+    costs: Costs
+    goals: tuple[Goal, ...]
+    constraints: tuple[Constraint, ...]
+    early_stop: EarlyStop
+
+
+@dataclass(frozen=True)
+class Components:
+    """What a search is made of.
+
+    Args:
+        conf: all settings, with what was decided meanwhile in place of what nobody said.
+        training: trains and measures.
+        criteria: of architectures.
+        phases: of the strategy.
+        paths: of warm-up.
+        enqueued: architectures that the user wants tried first.
+        budget: how much of what.
+        division: what numbers that nobody said follow from; None where all were said.
+    """
+
+    conf: SearchConf
+    training: TrainingComponents
+    criteria: Criteria
+    phases: Sequence[Phase]
+    paths: PathSampler
+    enqueued: Sequence[Architecture]
+    budget: Budget
+    division: Division | None
+
+    @property
+    def problem(self) -> Problem:
+        """What is searched."""
+        return self.training.problem
+
+    @property
+    def server(self) -> ParamServer:
+        """The shared weights; the relay itself may be at a copy."""
+        return self.training.relay.server
+
+    def evaluator(self) -> Evaluator:
+        """What trains and scores networks in this process."""
+        training, data = self.training, self.problem.data
+        return Evaluator(
+            training.relay,
+            training.trainer,
+            validation=data.validation,
+            budget=self.budget,
+            scorer=training.scorer,
+            test=data.test,
+        )
+
+
+def build_components(conf: SearchConf, objects: Objects, *, said: Collection[str] = ()) -> Components:
+    """Build a search's components.
+
+    Args:
+        conf: all settings; see `completed`.
+        objects: in place of what the settings name.
+        said: names of the settings that somebody said.
+
+    Raises:
+        L2LError: whatever is wrong with the settings, the objects or the problem.
+    """
+    phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy)
+    schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
+    problem, server = _problem_and_server(conf, objects)
+    pool = problem.pool
+    if objects.sampler is None:  # refused here, built when it is known how much is done
+        build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0, size=pool.size)
+    for phase in phases:
+        with of_user(phase, "phase"):
+            phase.check(server, budget_of(conf))
+    sharers = conf.search.workers + 1 if conf.search.workers > 1 else 1
+    relay, memory = relay_of(problem, server, conf, sharers=sharers)
+    conf = replace(conf, relay=memory)
+    step = cut_sizes(min(conf.train.batch_size, len(problem.data.train)), conf.train.micro_batch)
+    criteria = _criteria(conf, objects, problem, relay, step)
+    paths = build_paths(
+        conf.search.warmup_paths,
+        pool,
+        seed=conf.seed,
+        constraints=unmeasured((NonEmpty(pool), *criteria.constraints)),
+    )
+    criteria.costs.figures(paths.path_at(0))  # refuses costs that cannot be found
+    if not conf.resume:  # what has run may go on: the figures are estimates
+        check_memory(relay, step, largest(pool, constraints=criteria.constraints))
+    training = build_training(problem, relay, conf, task=problem.measured_task)
+    is_warmed = any(isinstance(phase, WarmUp) for phase in phases)
+    conf, division = decide_numbers(conf, problem, pace=lambda: _pace(conf, training, paths), is_warmed=is_warmed)
+    budget = replace(budget_of(conf), schedule=schedule)
+    if not conf.resume:  # what has run may go on: a trial that fails is one that failed
+        training.trainer.check(None, steps=budget.last_step)
+    is_said = not conf.resume or "search.enqueue" in said
+    enqueued = read_enqueued(conf.search.enqueue, pool, is_said=is_said)
+    # files may be gone when it goes on
+    conf = changed(conf, {"search.enqueue": list(map(str, enqueued))})
+    return Components(conf, training, criteria, phases, paths, enqueued, budget, division)
+
+
+def relay_of(
+    problem: Problem, server: ParamServer, conf: SearchConf | RetrainConf, *, sharers: int = 1
+) -> tuple[Relay, RelayConf]:
+    """The relay that a problem is trained on; and its settings with what stays on the device decided.
+
+    Args:
+        sharers: see `build_relay`.
+
+    Raises:
+        SettingError: a setting that makes no sense, or too small a device budget.
+        DataError: data that does not fit the pool or the task.
+    """
+    relay = build_relay(
+        server, conf.relay, seed=conf.seed, trace=Trace() if conf.relay.trace else None, sharers=sharers
+    )
+    set_threads(conf.relay.threads, relay)
+    problem.check(relay.shapes)
+    samples = min(conf.train.batch_size, len(problem.data.train))
+    return relay, decide_memory(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
+
+
+def build_training(problem: Problem, relay: Relay, conf: SearchConf | RetrainConf, *, task: Task) -> TrainingComponents:
+    """What trains and measures architectures of a problem on a relay."""
+    batches = Batches(problem.data.train, batch_size=conf.train.batch_size, seed=conf.seed)
+    trainer = Trainer(relay, task, batches, conf.train.micro_batch)
+    scorer = build_scorer(trainer, conf.relay, seed=conf.seed)
+    return TrainingComponents(problem, relay, trainer, scorer, relay.trace)
+
+
+def _problem_and_server(conf: SearchConf, objects: Objects) -> tuple[Problem, ParamServer]:
+    """What is searched, its pool without what is retired and with what is frozen; and the weights of that pool."""
+    section = conf.search
+    optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
+    problem = objects.problem or load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
+    left = retired(problem.pool, section.retire)
+    optimizer = without_retired(optimizer, problem.pool, left)
+    pool, fixed = frozen(left, section.freeze)
+    pool = freeze(pool, optimizer)
+    kind = conf.relay.storage if objects.storage is None else objects.storage
+    storage = own_storage(kind, pool=pool, optimizer=optimizer)
+    server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage, frozen=fixed)
+    return replace(problem, pool=pool), server
+
+
+def _criteria(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, sizes: tuple[int, ...]) -> Criteria:
+    """Costs, goals and limits.
+
+    Args:
+        sizes: samples of each micro-batch.
+    """
+    section, train = conf.search, problem.data.train
+    some = torch.arange(section.latency_batch) % len(train)
+    costs = build_costs(
+        relay,
+        sizes,
+        build=lambda architecture: build_network(relay.server.fork(()), architecture),
+        inputs=train.batch(some)[0],
+        own=own_costs(objects.costs or section.costs, pool=problem.pool, beside=problem.costs),
+        hardware=_hardware(conf),
+    )
+    goals = parse_goals(conf.objectives.names, problem.measured_task.metrics, costs)
+    rule = objects.early_stop
+    if rule is None:
+        rule = build_early_stop(section.early_stop, goals, keep_fraction=section.keep_fraction)
+    limits = parse_limits(section.limits, costs)
+    check_limits(problem.pool, costs, limits, constraints=problem.constraints, seed=conf.seed)
+    return Criteria(costs, goals, (*problem.constraints, *limits), rule)
+
+
+def _hardware(conf: SearchConf) -> Hardware | None:
+    """What step times are predicted for, if they are."""
+    section = conf.search
+    if section.hardware:
+        return find_hardware(section.hardware)
+    for name in PREDICTED:
+        if name in (*conf.objectives.names, *section.limits):
+            raise SettingError(
+                f"{name} is predicted for a machine; name it: search.hardware={next(iter(PROFILES))}, another "
+                "profile, or the hardware.json of `plan`"
+            )
+    return None
+
+
+def _pace(conf: SearchConf, training: TrainingComponents, paths: PathSampler) -> MachineSpeed:
+    """How fast this machine is, with as many threads as each worker will have."""
+    workers, threads = conf.search.workers, conf.relay.threads
+    set_threads(threads, training.relay, workers=workers)
+    try:
+        return measured(training.trainer, training.relay, paths, training.problem.data.validation, workers=workers)
+    finally:
+        set_threads(threads, training.relay)
