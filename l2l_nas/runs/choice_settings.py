@@ -13,8 +13,8 @@ from l2l_nas.runs.fields import setting
 class OptimizerConf:
     """What every optimizer takes."""
 
-    moments: str = setting("fp32", "stored in fp32 or bf16")
-    no_decay: str = setting("none", "none, or norms_and_biases: no decay on these")
+    moments: str = setting("fp32", "dtype of the moments: fp32 or bf16")
+    no_decay: str = setting("none", "weights without decay: none, norms_and_biases")
     layer_decay: float = setting(1.0, "rate of a position over that of the next one")
     groups: dict[str, Any] = setting({}, "NAME: match, lr_scale, weight_decay, frozen")
 
@@ -42,7 +42,7 @@ class SGDConf(OptimizerConf):
 class LionConf(OptimizerConf):
     """The sign of a momentum."""
 
-    beta1: float = setting(0.9, "of momentum in the update")
+    beta1: float = setting(0.9, "weight of the momentum in the update")
     beta2: float = setting(0.99, "decay of the momentum")
     weight_decay: float = setting(0.0, "decoupled weight decay")
 
@@ -62,14 +62,14 @@ class AdafactorConf(OptimizerConf):
 class MuonConf(OptimizerConf):
     """Orthogonal momentum for hidden matrices, AdamW for the rest."""
 
-    momentum: float = setting(0.95, "of Muon")
+    momentum: float = setting(0.95, "momentum of Muon")
     nesterov: bool = setting(True, "use Nesterov's momentum")
-    scale: str = setting("match_rms_adamw", "of updates by shape; or original")
-    iterations: int = setting(5, "of Newton and Schulz")
-    beta1: float = setting(0.9, "of AdamW")
-    beta2: float = setting(0.98, "of AdamW")
-    eps: float = setting(1e-8, "of AdamW")
-    weight_decay: float = setting(0.05, "decoupled weight decay, of both")
+    scale: str = setting("match_rms_adamw", "scale of updates: match_rms_adamw, original")
+    iterations: int = setting(5, "iterations of Newton and Schulz")
+    beta1: float = setting(0.9, "AdamW: decay of the first moment")
+    beta2: float = setting(0.98, "AdamW: decay of the second moment")
+    eps: float = setting(1e-8, "AdamW: added to the denominator")
+    weight_decay: float = setting(0.05, "decoupled weight decay of both")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class CosineConf:
     """A rise, then half a cosine."""
 
     rise: float = setting(0.05, "share of the steps in which the rate rises")
-    floor: float = setting(0.02, "last rate over peak")
+    floor: float = setting(0.02, "last rate as a share of the peak")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class LinearConf:
     """A rise, then a straight line."""
 
     rise: float = setting(0.05, "share of the steps in which the rate rises")
-    floor: float = setting(0.0, "last rate over peak")
+    floor: float = setting(0.0, "last rate as a share of the peak")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ConstantConf:
 
     rise: float = setting(0.0, "share of the steps in which the rate rises")
     fall: float = setting(0.0, "share of the rest in which it falls")
-    floor: float = setting(0.0, "last rate over peak, if it falls")
+    floor: float = setting(0.0, "last rate as a share of the peak, if it falls")
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class RestartsConf:
     """Half cosines, one after the other."""
 
     rise: float = setting(0.0, "share of the steps in which the rate rises")
-    floor: float = setting(0.0, "last rate of a cycle over peak")
-    cycles: int = setting(3, "how many", least=1)
+    floor: float = setting(0.0, "last rate of a cycle as a share of the peak")
+    cycles: int = setting(3, "number of cycles", least=1)
     growth: float = setting(2.0, "steps of a cycle over those of the one before")
 
 
@@ -123,18 +123,18 @@ class NoArguments:
 class BlockwiseConf:
     """Blocks imitate those of a network."""
 
-    samples: int = setting(64, "of the training part, to imitate on", least=2)
-    steps: int = setting(100, "of each block", least=0)
-    learning_rate: float = setting(0.001, "peak, of these")
-    scores: str = setting("exchange", "exchange: in the original; or error")
-    teacher: float = setting(0.5, "share of its outputs in the loss", least=0.0)
+    samples: int = setting(64, "training samples to imitate on", least=2)
+    steps: int = setting(100, "training steps of each block", least=0)
+    learning_rate: float = setting(0.001, "peak learning rate of the blocks")
+    scores: str = setting("exchange", "score by exchange in the network, or by error")
+    teacher: float = setting(0.5, "share of the teacher's outputs in the loss", least=0.0)
 
 
 @dataclass(frozen=True)
 class FirstDrawsConf:
     """A model of the trials so far."""
 
-    n_startup_trials: Optional[int] = setting(None, "drawn at random; null: a quarter, 5 to 20", least=1)
+    n_startup_trials: Optional[int] = setting(None, "first random trials; null: a quarter, 5 to 20", least=1)
 
 
 @dataclass(frozen=True)
@@ -142,56 +142,56 @@ class TPEConf(FirstDrawsConf):
     """Tree-structured Parzen estimators."""
 
     multivariate: bool = setting(True, "one estimator of all positions together")
-    n_ei_candidates: int = setting(24, "draws that the best is taken of", least=1)
+    n_ei_candidates: int = setting(24, "draws, of which the best is proposed", least=1)
 
 
 @dataclass(frozen=True)
 class GenerationsConf:
     """Generations of architectures."""
 
-    population_size: Optional[int] = setting(None, "of a generation; null: a sixth, 8 to 50", least=2)
+    population_size: Optional[int] = setting(None, "size of a generation; null: a sixth, 8 to 50", least=2)
 
 
 @dataclass(frozen=True)
 class ClimbsConf:
     """Climbs from good architectures to better neighbours."""
 
-    start: Optional[int] = setting(None, "drawn at random; null: as trials allow", least=1)
-    climbs: Optional[int] = setting(None, "side by side; null: 1 of 50 trials, up to 4", least=1)
+    start: Optional[int] = setting(None, "first random trials; null: automatic", least=1)
+    climbs: Optional[int] = setting(None, "climbs at once; null: 1 of 50 trials, up to 4", least=1)
 
 
 @dataclass(frozen=True)
 class EvolutionConf:
     """Regularized evolution."""
 
-    population: Optional[int] = setting(None, "that live; null: a quarter, 5 to 20", least=2)
-    tournament: Optional[int] = setting(None, "one's parent is the best of; null: half", least=1)
+    population: Optional[int] = setting(None, "members alive; null: a quarter, 5 to 20", least=2)
+    tournament: Optional[int] = setting(None, "members drawn, the best is parent; null: half", least=1)
 
 
 @dataclass(frozen=True)
 class RayConf:
     """Ray Core: tasks of a cluster."""
 
-    address: str = setting("", "of the cluster; '': the one Ray finds, or this machine")
-    cpus: float = setting(1.0, "that a trial takes")
-    gpus: float = setting(0.0, "that a trial takes")
-    memory: int = setting(0, "bytes that a trial takes; 0: not said")
+    address: str = setting("", "cluster's; '': one Ray finds, or this machine")
+    cpus: float = setting(1.0, "CPUs that a trial takes")
+    gpus: float = setting(0.0, "GPUs that a trial takes")
+    memory: int = setting(0, "bytes that a trial takes; 0: not stated")
 
 
 @dataclass(frozen=True)
 class DaskConf:
     """Workers of a Dask cluster."""
 
-    address: str = setting("", "of the scheduler; '': a cluster of this machine")
+    address: str = setting("", "scheduler's; '': a cluster on this machine")
 
 
 @dataclass(frozen=True)
 class SubmititConf:
-    """Jobs of a cluster such as Slurm, one for each stretch of training."""
+    """Jobs of a cluster such as Slurm, one for each segment."""
 
-    folder: str = setting("submitit", "that all machines see, for its files")
-    cluster: str = setting("", "slurm, local; '': what submitit finds")
-    parameters: dict[str, Any] = setting({}, "of each job: timeout_min, gpus_per_node ...")
+    folder: str = setting("submitit", "folder that all machines see")
+    cluster: str = setting("", "slurm or local; '': submitit decides")
+    parameters: dict[str, Any] = setting({}, "of a job: timeout_min, gpus_per_node ...")
 
 
 CHOICES: Mapping[str, Mapping[str, type]] = {

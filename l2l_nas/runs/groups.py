@@ -26,7 +26,7 @@ ABOUT: Mapping[str, tuple[str, str, str]] = {
     "schedule": ("The learning rate of each step", "cosine", "FILE.py:NAME"),
     "executor": ("What runs trials", "inline", "FILE.py:NAME"),
     "relay": ("The device side", "default", ""),
-    "callbacks": ("What sees a search go by", "none", "[FILE.py:NAME]"),
+    "callbacks": ("Hooks called during a search", "none", "[FILE.py:NAME]"),
     "experiment": ("Settings for one purpose; your own with --config-dir DIR", "", "DIR/experiment/*.yaml"),
 }
 GROUPS: Mapping[str, tuple[str, ...]] = {

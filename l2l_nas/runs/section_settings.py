@@ -31,7 +31,7 @@ class SpaceConf:
     """What is searched."""
 
     pool: str = setting("image_blocks", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
-    args: dict[str, Any] = setting({}, "its arguments: space.args.channels=32")
+    args: dict[str, Any] = setting({}, "arguments of the pool: space.args.channels=32")
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,19 @@ class DataConf:
     """What is learned, unless the pool brings its own data."""
 
     source: str = setting("cluttered_digits", "or digits, .npz, folder, text file, pydoc")
-    validation_fraction: float = setting(0.2, "share of the samples to select on")
-    test_fraction: float = setting(0.2, "share that finalists are tested on; 0: none")
-    size: list[int] = setting([], "height, width that a folder's images get")
+    validation_fraction: float = setting(0.2, "share of samples that the search selects by")
+    test_fraction: float = setting(0.2, "share of samples for the final test; 0: none")
+    size: list[int] = setting([], "height, width to scale a folder's images to")
     workers: int = setting(0, "processes that read a folder's images ahead", least=0, most=4096, resume=FREE)
-    length: int = setting(128, "of text: tokens of a sequence", least=1)
-    tokenizer: str = setting("auto", "of text: bytes, FILE, FOLDER; auto: the model's")
-    objective: str = setting("causal", "of text: causal, masked; classify sentences")
-    columns: list[str] = setting([], "of classify: one or two of text, one of classes")
-    splits: list[float] = setting([], "of text: shares of documents, as [949,50,1]")
-    documents: str = setting("across", "of text: attention across them, or apart")
-    masked: float = setting(0.15, "of text: share of tokens that are guessed", effect=_WHERE_GUESSED)
-    predictions: int = setting(0, "of text: most of these a sequence; 0: no bound", effect=_WHERE_GUESSED)
-    text_key: str = setting(
-        "text", "of JSON lines: where an object has its text", effect=UsedIf("data.source", _has_json)
-    )
+    length: int = setting(128, "text: tokens of a sequence", least=1)
+    tokenizer: str = setting("auto", "text: bytes, FILE, FOLDER; auto: the model's")
+    objective: str = setting("causal", "text: causal, masked, or classify (sentences)")
+    columns: list[str] = setting([], "classify: one or two of text, one of classes")
+    splits: list[float] = setting([], "text: shares of documents, as [949,50,1]")
+    documents: str = setting("across", "text: attention across documents, or apart")
+    masked: float = setting(0.15, "text: share of tokens to guess", effect=_WHERE_GUESSED)
+    predictions: int = setting(0, "text: most guesses in a sequence; 0: no bound", effect=_WHERE_GUESSED)
+    text_key: str = setting("text", "JSON lines: key of an object's text", effect=UsedIf("data.source", _has_json))
     cache: str = setting("", "folder of token files; '': the user's cache", resume=FREE)
 
 
@@ -72,14 +70,14 @@ class TrainConf:
     micro_batch: int = setting(
         64, "samples at a time on the device", least=1, resume=stays("BatchNorm sees other samples at a time")
     )
-    learning_rate: float = setting(0.008, "peak, of warm-up, trials and finalists")
+    learning_rate: float = setting(0.008, "peak rate of warm-up, trials and finalists")
 
 
 @dataclass(frozen=True)
 class ObjectivesConf:
     """What is optimised."""
 
-    names: list[str] = setting(["accuracy"], "a metric, then metrics or costs")
+    names: list[str] = setting(["accuracy"], "a metric first, then metrics or costs")
 
 
 @dataclass(frozen=True)
@@ -88,29 +86,32 @@ class RelayConf:
 
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     slots: int = setting(2, "layers on the device at once", most=4096, is_inherited=False)
-    update: str = setting("eager", "eager; by the whole gradient's norm: exact", resume=MAY_CHANGE)
+    update: str = setting("eager", "eager: at once; exact: after the global norm", resume=MAY_CHANGE)
     clip: float = setting(0.0, "largest gradient norm; 0: no clipping", least=0, resume=stays(TRAINED))
     clip_scope: str = setting(
         "global",
-        "global, or layer: each by itself",
+        "norm of all layers: global; of each: layer",
         resume=stays(TRAINED),
         effect=UsedIf("relay.clip", lambda conf: conf.relay.clip > 0),
     )
     precision: str = setting("fp32", "fp32, bf16 or fp16 on the device", resume=stays(TRAINED))
-    stash: str = setting("device", "where inputs wait: device or host")
-    keep: int = setting(1, "last layers retained, not recomputed", most=4096, is_inherited=False)
+    stash: str = setting("device", "where saved inputs wait: device or host")
+    keep: int = setting(1, "number of last layers that are not recomputed", most=4096, is_inherited=False)
     budget: str = setting("auto", "device memory to fill: 4GiB, all, none", is_inherited=False)
     resident: str = setting(
-        "auto", "states on the device: 4GiB, all, none", effect=UsedIf("relay.device", _has_link), is_inherited=False
+        "auto",
+        "states kept on the device: 4GiB, all, none",
+        effect=UsedIf("relay.device", _has_link),
+        is_inherited=False,
     )
     pinned: str = setting(
         "all",
-        "keep copies for the link on the host: all, none",
+        "host copies for the link: all, none",
         effect=UsedIf("relay.precision", lambda conf: conf.relay.precision != "fp32" or _has_link(conf)),
         is_inherited=False,
     )
     lanes: str = setting("auto", "threads, inline, or what suits")
-    storage: str = setting("ram", "where the pool lives: ram, file; FILE.py:NAME", is_code=True)
-    layers: str = setting("eager", "how they run: eager, compile, graphs on CUDA")
+    storage: str = setting("ram", "where layer states lie: ram, file, FILE.py:NAME", is_code=True)
+    layers: str = setting("eager", "how layers run: eager, compile, graphs (CUDA)")
     trace: bool = setting(False, "write trace.json and timeline.png", is_inherited=False)
     threads: int = setting(0, "CPU threads; 0: one for small layers", least=0, most=4096)
