@@ -23,6 +23,7 @@ there, in the order in which it was stored.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import queue
@@ -315,7 +316,9 @@ def _hold_number(handle: int, first: int, workers: int) -> int:
         for worker in range(1, workers):
             try:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, first + worker)
-            except OSError:
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):  # POSIX leaves open which of them says "held"
+                    raise
                 continue
             return worker
         if time.monotonic() > end:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
 from functools import partial
-
-import cloudpickle
 
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.range_locks import refuse_without_locks
 from l2l_nas.eps.shared_storage import SharedStorage, join
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import L2LError, SettingError, described
 from l2l_nas.nas.callback import Callback
-from l2l_nas.nas.evaluation.engines import ENGINES, own
+from l2l_nas.nas.evaluation.engines import ENGINES, Engine, check_installed, own
 from l2l_nas.nas.evaluation.evaluator import population_size
 from l2l_nas.nas.evaluation.futures import FuturesExecutor
-from l2l_nas.nas.evaluation.remote import Message, Workplace
+from l2l_nas.nas.evaluation.remote import Message, Workplace, pickled
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.plugins import is_own, made
 from l2l_nas.runs.build import set_threads
@@ -53,6 +52,7 @@ def check_workers(conf: SearchConf, objects: Objects) -> None:
             "search.trial_weights=shared: weights that trials share stay in one machine's memory; take "
             "search.trial_weights=fork or scratch, or executor=processes"
         )
+    check_installed(name)
     if name == "processes" and conf.search.trial_weights == "shared":
         refuse_without_locks()
     if conf.relay.storage != "ram" or objects.storage is not None:
@@ -64,20 +64,26 @@ def check_workers(conf: SearchConf, objects: Objects) -> None:
         raise SettingError("relay.trace tells of one process's lanes; use executor=inline, or relay.trace=false")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SearchRecipe:
     """The search, as a worker builds it: its pool, data, relay and trainer from the same settings and objects.
 
     Args:
         shared: where the shared weights are, if trials train them; see `SharedStorage.address`.
+        folder: that relative paths of the settings begin in, where there is one of that name.
     """
 
     conf: SearchConf
     objects: Objects
     shared: str = ""
+    folder: str = field(default_factory=os.getcwd)
 
     def build(self) -> Workplace:
         """See `WorkplaceRecipe`."""
+        with contextlib.chdir(self.folder if os.path.isdir(self.folder) else os.getcwd()):
+            return self._build()
+
+    def _build(self) -> Workplace:
         quiet_optuna()
         components = build_components(self.conf, self.objects)
         server, workers = components.server, self.conf.search.workers
@@ -89,11 +95,11 @@ class SearchRecipe:
 
 def recipe_of(conf: SearchConf, objects: Objects, shared: str) -> SearchRecipe:
     """What workers need: they propose nothing, and see nothing go by."""
-    section = dataclasses.replace(conf.search, time="")
+    section = replace(conf.search, time="")
     rule = objects.early_stop if objects.early_stop is not None else section.early_stop
     if not isinstance(rule, str) or is_own(rule):  # the rule decides here; a worker needs none
-        section = dataclasses.replace(section, early_stop="none")
-    plain = dataclasses.replace(
+        section = replace(section, early_stop="none")
+    plain = replace(
         conf,
         search=section,
         sampler={"name": "random"},
@@ -114,13 +120,10 @@ def worker_executor(components: Components, objects: Objects, watch: ShownWorker
     if conf.search.trial_weights == "shared":
         storage = SharedStorage(server.pool, optimizer=server.optimizer, workers=workers + 1)
         server.move_to(storage)
-    recipe = cloudpickle.dumps(recipe_of(conf, objects, storage.address if storage is not None else ""))
-    arguments = {key: value for key, value in conf.executor.items() if key != "name"}
-    open_engine = partial(ENGINES[name], recipe, workers, **arguments) if name in ENGINES else None
-    if open_engine is None:
-        open_engine = partial(own, objects.executor or _made(conf), recipe)
+    recipe = pickled(recipe_of(conf, objects, storage.address if storage is not None else ""))
+    own_executor = objects.executor or (None if name in ENGINES else _made(conf))
     executor = FuturesExecutor(
-        open_engine,
+        partial(_opened, conf, name, recipe, own_executor),
         server,
         workers=workers,
         group=-(-population_size(server, components.budget) // workers),
@@ -128,11 +131,30 @@ def worker_executor(components: Components, objects: Objects, watch: ShownWorker
         identity=identity(components.problem),
     )
     try:
+        executor.open()
         yield executor
     finally:
         executor.close()
         if storage is not None:
             storage.close()
+
+
+def _opened(conf: SearchConf, name: str, recipe: bytes, executor: Executor | None) -> Engine:
+    """The engine, opened.
+
+    Raises:
+        SettingError: it cannot be.
+    """
+    if executor is not None:
+        return own(executor, recipe)
+    arguments = {key: value for key, value in conf.executor.items() if key != "name"}
+    try:
+        return ENGINES[name](recipe, conf.search.workers, **arguments)
+    except L2LError:
+        raise
+    except Exception as error:
+        address = f" executor.address={arguments['address']}" if arguments.get("address") else ""
+        raise SettingError(f"executor={name}{address}: {described(error)}") from error
 
 
 def _made(conf: SearchConf) -> Executor:
@@ -147,7 +169,7 @@ def _made(conf: SearchConf) -> Executor:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ShownWorkers:
     """What becomes of workers is shown; all that see the search may stop it."""
 
@@ -157,6 +179,10 @@ class ShownWorkers:
     def poll(self) -> None:
         """See `WorkerWatch`."""
         self.seen.poll()
+
+    def waiting(self, text: str) -> None:
+        """See `WorkerWatch`."""
+        self.display.waiting(text)
 
     def lost(self, *, ended: str, task: str, again: bool) -> None:
         """See `WorkerWatch`."""

@@ -116,10 +116,14 @@ class Watcher:
 
     stop_when: Callable[[], bool] = lambda: False
     losses: list[dict[str, Any]] = field(default_factory=list)
+    waited: list[str] = field(default_factory=list)
 
     def poll(self) -> None:
         if self.stop_when():
             raise InterruptedError
+
+    def waiting(self, text: str) -> None:
+        self.waited.append(text)
 
     def lost(self, **about: Any) -> None:
         self.losses.append(about)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
+import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -15,12 +16,18 @@ import torch
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
 from l2l_nas.nas.evaluation.engines import dask, own, ray
-from l2l_nas.nas.evaluation.remote import error_content, error_of
+from l2l_nas.nas.evaluation.remote import error_content, error_of, unpicklable
 from l2l_nas.nas.evaluation.segment import ScoredOn, Segment
 from l2l_nas.nas.retries import ATTEMPTS
 from tests.nas.executors import all_done, place_of
 
+LOCK = threading.Lock()
 SHARED = {"warmup_steps": 30, "trials": 8, "steps_per_trial": 3}
+
+
+@dataclass(slots=True)
+class Slotted:
+    lock: threading.Lock
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +168,67 @@ def test_a_worker_that_builds_another_problem_is_refused(tmp_path):
 def test_workers_that_cannot_even_start_end_the_search_with_a_line(tmp_path):
     class Broken(concurrent.futures.Executor):
         def submit(self, fn, /, *args, **kwargs):
-            raise concurrent.futures.BrokenExecutor("no worker")
+            future = concurrent.futures.Future()
+            future.set_exception(concurrent.futures.BrokenExecutor("no worker"))
+            return future
 
     with place_of(tmp_path / "flag", engine=lambda recipe, workers: own(Broken(), recipe), **SHARED) as place:
         place.executor.submit(place.trial("tanh", "tanh"))
         with pytest.raises(WorkerError, match=r"end before they are ready \(no worker\); try executor=inline"):
             place.executor.finished()
+
+
+def test_an_executor_that_was_shut_down_ends_the_search_with_a_line(tmp_path):
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    pool.shutdown()
+    with place_of(tmp_path / "flag", engine=lambda recipe, workers: own(pool, recipe), trial_weights="fork") as place:
+        place.executor.submit(place.trial("tanh", "tanh"))
+        with pytest.raises(WorkerError, match=r"takes no more work \(RuntimeError: .*\); go on with a new one"):
+            place.executor.finished()
+
+
+@pytest.mark.slow
+def test_an_own_pool_that_breaks_ends_the_search_and_no_trial_has_failed(tmp_path):
+    pool = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    engine = lambda recipe, workers: own(pool, recipe)  # noqa: E731
+    with place_of(tmp_path / "flag", workers=1, engine=engine, trial_weights="scratch") as place:
+        place.executor.submit(place.trial("tanh", "deadly"))
+        with pytest.raises(WorkerError, match=r"takes no more work \(BrokenProcessPool"):
+            place.executor.finished()
+    assert [loss["again"] for loss in place.watch.losses] == [True]
+
+
+def test_a_stop_ends_the_wait_for_workers_and_what_waits_in_an_own_executor_is_cancelled(tmp_path, monkeypatch):
+    monkeypatch.setattr("l2l_nas.nas.evaluation.futures._PATIENCE_S", 0.2)
+    futures = []
+
+    class Busy(concurrent.futures.Executor):
+        def submit(self, fn, /, *args, **kwargs):
+            futures.append(concurrent.futures.Future())
+            return futures[-1]
+
+    with place_of(tmp_path / "flag", engine=lambda recipe, workers: own(Busy(), recipe), trial_weights="fork") as place:
+        place.watch.stop_when = lambda: len(place.watch.waited) == 2
+        place.executor.submit(place.trial("tanh", "tanh"))
+        with pytest.raises(InterruptedError):
+            place.executor.finished()
+    assert place.watch.waited == ["0 of 2 workers are ready"] * 2
+    assert all(future.cancelled() for future in futures)
+
+
+@pytest.mark.parametrize(
+    ("whole", "name"),
+    [
+        ({"data": [1, threading.Lock()]}, "data.1"),
+        (partial(print, {"file": threading.Lock()}), "args.0.file"),
+        (lambda lock=LOCK: lock, "__defaults__.0"),
+        ((lambda lock: lambda: lock)(threading.Lock()), "lock"),
+        (Slotted(threading.Lock()), "lock"),
+        (threading.Lock(), "lock"),
+    ],
+)
+def test_what_cannot_be_sent_to_workers_is_named(whole, name):
+    assert unpicklable(whole) == name
 
 
 @pytest.mark.slow

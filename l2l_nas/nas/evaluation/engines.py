@@ -5,19 +5,22 @@ Any `concurrent.futures.Executor` is one as it is.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
 import os
 import re
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, WorkerError, described
 from l2l_nas.nas.evaluation.remote import keep_recipe
 
 Function = Callable[..., Any]
@@ -34,6 +37,7 @@ class Engine:
         recipe: a pickled recipe; None where workers have it.
         lost: errors which tell that a worker ended, not that a function failed.
         breaks: whether the executor is of no use after such an error, and is opened anew.
+        cancel: has what a future stands for not be done any more, as far as that is possible.
         end: ends the workers.
     """
 
@@ -41,11 +45,23 @@ class Engine:
     recipe: Any
     lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
     breaks: bool = False
+    cancel: Callable[[Future[Any]], object] = Future.cancel
     end: Callable[[], None] = lambda: None
 
     def submit(self, function: Function, *args: Any) -> Future[Any]:
-        """Have a worker call a function with the recipe and arguments."""
-        return self.executor.submit(function, self.recipe, *args)
+        """Have a worker call a function with the recipe and arguments.
+
+        Raises:
+            WorkerError: the executor is shut down or broken, and is not opened anew.
+        """
+        try:
+            return self.executor.submit(function, self.recipe, *args)
+        except Exception as error:
+            if self.breaks and isinstance(error, self.lost):
+                raise
+            raise WorkerError(
+                f"the executor takes no more work ({type(error).__name__}: {described(error)}); go on with a new one"
+            ) from error
 
     @staticmethod
     def ended(error: BaseException) -> str:
@@ -72,9 +88,13 @@ def own(executor: Executor, recipe: bytes) -> Engine:
 
 def processes(recipe: bytes, workers: int) -> Engine:
     """Processes of this machine, by loky."""
-    loky = _imported("loky", "executor=processes", "loky")
+    loky = _imported("processes")
     pool = loky.process_executor.ProcessPoolExecutor(
-        workers, context=loky.backend.get_context("loky"), initializer=_begin, initargs=(recipe, os.getpid())
+        workers,
+        context=loky.backend.get_context("loky"),
+        initializer=_begin,
+        initargs=(recipe, os.getpid()),
+        env={"LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"},  # else a worker that holds 300 MB of weights is replaced for it
     )
     return Engine(pool, None, breaks=True, end=lambda: pool.shutdown(wait=True, kill_workers=True))
 
@@ -86,16 +106,28 @@ def ray(recipe: bytes, workers: int, *, address: str, cpus: float, gpus: float, 
         address: of the cluster; empty: the one that Ray finds, or one of this machine alone.
         cpus, gpus, memory: what a segment takes; memory in bytes, 0: unsaid.
     """
-    module = _imported("ray", "executor=ray", "ray")
-    if not module.is_initialized():
+    module = _imported("ray")
+    is_ours = not module.is_initialized()
+    if is_ours:
         module.init(address=address or None, log_to_driver=False, configure_logging=False)
     options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0, **({"memory": memory} if memory else {})}
+    remote = functools.cache(module.remote(**options))
+    references: weakref.WeakKeyDictionary[Future[Any], Any] = weakref.WeakKeyDictionary()
 
     def submit(function: Function, *args: Any) -> Future[Any]:
-        future: Future[Any] = module.remote(**options)(function).remote(*args).future()
+        reference = remote(function).remote(*args)
+        future: Future[Any] = reference.future()
+        references[future] = reference
         return future
 
-    return Engine(Submitting(submit), module.put(recipe), (module.exceptions.RayError,), end=module.shutdown)
+    errors = module.exceptions
+    return Engine(
+        Submitting(submit),
+        module.put(recipe),
+        (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError, errors.OutOfMemoryError),
+        cancel=lambda future: module.cancel(references[future], force=True),
+        end=module.shutdown if is_ours else lambda: None,
+    )
 
 
 def dask(recipe: bytes, workers: int, *, address: str) -> Engine:
@@ -104,9 +136,13 @@ def dask(recipe: bytes, workers: int, *, address: str) -> Engine:
     Args:
         address: of the scheduler; empty: a cluster of this machine.
     """
-    distributed = _imported("distributed", "executor=dask", "distributed")
+    distributed = _imported("dask")
     cluster = (
-        None if address else distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+        None
+        if address
+        else distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=1, dashboard_address=None, scheduler_kwargs={"allowed_failures": 0}
+        )
     )
     client = distributed.Client(cluster or address)
 
@@ -127,7 +163,7 @@ def submitit(recipe: bytes, workers: int, *, folder: str, cluster: str, paramete
         cluster: "slurm", "local", or empty for what submitit finds.
         parameters: of each job, as `AutoExecutor.update_parameters` takes them.
     """
-    module = _imported("submitit", "executor=submitit", "submitit")
+    module = _imported("submitit")
     executor = module.AutoExecutor(folder, cluster=cluster or None)
     executor.update_parameters(**parameters)
 
@@ -152,6 +188,7 @@ ENGINES: Mapping[str, Callable[..., Engine]] = {
     "dask": dask,
     "submitit": submitit,
 }
+PACKAGES: Mapping[str, str] = {"processes": "loky", "ray": "ray", "dask": "distributed", "submitit": "submitit"}
 
 
 def _begin(recipe: bytes, search: int) -> None:
@@ -167,8 +204,17 @@ def _begin(recipe: bytes, search: int) -> None:
     threading.Thread(target=watch, name="l2l_nas watch", daemon=True).start()
 
 
-def _imported(module: str, setting: str, package: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise SettingError(f"{setting} needs the package {package}: pip install {package}") from error
+def check_installed(name: str) -> None:
+    """Refuse an engine whose package is missing.
+
+    Raises:
+        SettingError: names it.
+    """
+    package = PACKAGES.get(name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise SettingError(f"executor={name} needs the package {package}: pip install {package}")
+
+
+def _imported(name: str) -> ModuleType:
+    check_installed(name)
+    return importlib.import_module(PACKAGES[name])

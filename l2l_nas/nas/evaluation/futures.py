@@ -10,11 +10,12 @@ else is dropped.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import WorkerError
@@ -26,6 +27,7 @@ from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
 from l2l_nas.nas.retries import ATTEMPTS, is_given_up, why_given_up
 
 _TICK_S = 0.1  # how often it is asked whether to stop
+_PATIENCE_S = 20.0  # after so long without workers that is said
 
 
 class WorkerWatch(Protocol):
@@ -33,6 +35,9 @@ class WorkerWatch(Protocol):
 
     def poll(self) -> None:
         """May raise `Stopped`."""
+
+    def waiting(self, text: str) -> None:
+        """Nothing goes on, because of this. May raise `Stopped`."""
 
     def lost(self, *, ended: str, task: str, again: bool) -> None:
         """A worker ended.
@@ -86,6 +91,7 @@ class FuturesExecutor:
         self._open, self._server, self._workers, self._group = open_engine, server, workers, group
         self._watch, self._identity = watch, identity
         self._engine: Engine | None = None
+        self._is_ready = False
         self._single: deque[tuple[Segment, AfterStep]] = deque()
         self._tasks: deque[_Task] = deque()
         self._running: list[_Task] = []
@@ -112,11 +118,23 @@ class FuturesExecutor:
             raise self._stop
         return found
 
+    def open(self) -> Engine:
+        """Open the engine, or raise what is wrong with it."""
+        if self._engine is None:
+            self._engine, self._is_ready = self._open(), False
+        return self._engine
+
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and what they do."""
         if self._engine is not None:
+            self._cancel(task.future for task in self._running)
             self._engine.end()
             self._engine = None
+
+    def _cancel(self, futures: Iterable[Future[Any] | None]) -> None:
+        for future in futures:
+            if self._engine is not None and future is not None and not future.done():
+                self._engine.cancel(future)
 
     def _gather(self) -> None:
         """Make tasks of what was submitted."""
@@ -144,22 +162,33 @@ class FuturesExecutor:
 
     def _ready_engine(self) -> Engine:
         """The engine, once its workers have built the same pool and data as here."""
-        if self._engine is not None:
-            return self._engine
         last: BaseException | None = None
         for _ in range(ATTEMPTS):
-            engine = self._open()
+            engine = self.open()
             try:
-                answers = [one.result() for one in [engine.submit(greet) for _ in range(self._workers)]]
+                if not self._is_ready:
+                    for answer in self._greet(engine):
+                        self._check(answer)
+                    self._is_ready = True
+                return engine
             except engine.lost as error:
                 last = error
-                engine.end()
-                continue
-            for answer in answers:
-                self._check(answer)
-            self._engine = engine
-            return engine
+                if engine.breaks:
+                    self.close()
         raise WorkerError(f"worker processes end before they are ready ({last}); try executor=inline")
+
+    def _greet(self, engine: Engine) -> list[Message]:
+        """What each worker says of what it has built; waits for all of them, and may be stopped meanwhile."""
+        futures = [engine.submit(greet) for _ in range(self._workers)]
+        began = time.monotonic()
+        try:
+            while left := wait(futures, timeout=_TICK_S).not_done:
+                self._watch.poll()
+                if time.monotonic() - began > _PATIENCE_S:
+                    self._watch.waiting(f"{len(futures) - len(left)} of {len(futures)} workers are ready")
+        finally:
+            self._cancel(futures)
+        return [future.result() for future in futures]
 
     def _check(self, answer: Message) -> None:
         if "failure" in answer:
@@ -204,7 +233,7 @@ class FuturesExecutor:
         found, ended = [], Engine.ended(error)
         for task in list(tasks):
             self._running.remove(task)
-            task.deaths += 1
+            task.deaths += 1 + getattr(error, "allowed_failures", 0)  # Dask's scheduler has tried so often itself
             given_up = is_given_up(task.deaths)
             again = not given_up and self._stop is None
             self._watch.lost(ended=ended, task=str(task), again=again)
@@ -225,6 +254,7 @@ class FuturesExecutor:
             self._stop = stop
             self._tasks.clear()
             dropped = [task for task in self._running if not all(segment.is_shared for segment, _ in task.parts)]
+            self._cancel(task.future for task in dropped)
             self._running = [task for task in self._running if task not in dropped]
             if dropped and not self._running:
                 self.close()

@@ -6,11 +6,13 @@ lambdas work. Weights travel as safetensors; nothing that is read from a folder 
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import cloudpickle
@@ -20,7 +22,7 @@ from safetensors.torch import save as serialize
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
-from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
+from l2l_nas.errors import L2LError, NonFiniteError, SettingError, WorkerError, described
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.segment import ScoredOn, Segment, SegmentResult
 from l2l_nas.training.score import Score
@@ -52,6 +54,58 @@ class WorkplaceRecipe(Protocol):
 
 _KEPT: list[bytes] = []  # the recipe that this process was started with
 _BUILT: list[tuple[bytes, Workplace]] = []  # of the last recipe
+
+
+def pickled(recipe: WorkplaceRecipe) -> bytes:
+    """A recipe to send.
+
+    Raises:
+        SettingError: names what in it cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(recipe)
+    except Exception as error:
+        raise SettingError(
+            f"{unpicklable(recipe)} cannot be sent to workers ({described(error)}); make it where it is used, in a "
+            "function that workers call, or use executor=inline"
+        ) from error
+
+
+def unpicklable(whole: object) -> str:
+    """Where in an object the innermost thing is that cannot be pickled: "objects.problem.data.train.file"."""
+    name = ""
+    for _ in range(20):
+        for part, value in _parts(whole):
+            if not _is_picklable(value):
+                name, whole = f"{name}.{part}", value
+                break
+        else:
+            break
+    return name.removeprefix(".").removeprefix("objects.") or type(whole).__name__
+
+
+def _is_picklable(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(whole: object) -> list[tuple[str, object]]:
+    """What an object is made of, by name."""
+    if isinstance(whole, Mapping):
+        return [(str(key), value) for key, value in whole.items()]
+    if isinstance(whole, list | tuple):
+        return [(str(index), value) for index, value in enumerate(whole)]
+    if isinstance(whole, partial):
+        return [("func", whole.func), ("args", whole.args), ("keywords", whole.keywords)]
+    if inspect.isfunction(whole):
+        found = inspect.getclosurevars(whole)
+        return [*found.nonlocals.items(), *found.globals.items(), ("__defaults__", whole.__defaults__)]
+    if is_dataclass(whole):
+        return [(one.name, getattr(whole, one.name, None)) for one in fields(whole)]
+    return list(getattr(whole, "__dict__", {}).items())
 
 
 def keep_recipe(recipe: bytes) -> None:
@@ -184,6 +238,11 @@ def error_content(error: Exception) -> Message:
         return {"kind": type(error).__name__, "what": error.what, "layer": error.layer, "step": error.step}
     if isinstance(error, L2LError):
         return {"kind": "L2LError", "text": str(error)}
+    if isinstance(error, ImportError):
+        return {
+            "kind": "L2LError",
+            "text": f"a worker cannot import what it needs ({error}): it must be installed there",
+        }
     text = "".join(traceback.format_exception(error))
     return {"kind": "", "text": f"{type(error).__name__}: {error}", "traceback": text}
 
