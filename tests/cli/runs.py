@@ -59,7 +59,11 @@ def write_pool(folder: Path) -> Path:
 
 def environment() -> dict[str, str]:
     """Of a subprocess: this checkout, one thread."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
