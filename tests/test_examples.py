@@ -93,3 +93,15 @@ def test_a_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch, 
     assert names["network"](torch.zeros(3, 2)).shape == (3, 2)
     assert len(names["result"].study.trials) >= 16
     assert "standard error" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_executor(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["search.trials=2", "search.steps_per_trial=3", "search.finalist_steps=6", "search.finalists=1"]
+    words += ["export=false", "search.workers=2", f"executor={FOLDER}/executor.py:Command"]
+    assert main(["search", SPACE, *words, "folder=run"]) == 0
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    trials = [event for event in log if event["event"] == "trial" and not event["cached"]]
+    assert len({trial["worker"] for trial in trials}) == 2  # a process each
+    assert all(trial["state"] == "complete" for trial in trials)

@@ -15,6 +15,7 @@ import torch
 
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError
+from l2l_nas.nas.evaluation.engines import PACKAGES
 from tests.cli.runs import POOL, TINY, events, start
 from tests.studies import saved_study
 
@@ -164,6 +165,21 @@ def test_settings_that_do_not_go_with_workers_are_refused(pool, tmp_path, refuse
     assert not (tmp_path / "run").exists()
 
 
+def test_an_executor_whose_package_is_missing_is_refused(pool, tmp_path, refused, monkeypatch):
+    monkeypatch.setitem(PACKAGES, "ray", "no_such_package")
+    said = refused(*WORDS, "executor=ray", "executor.cpus=2", "search.trial_weights=fork", "search.workers=2")
+    assert said == "error: executor=ray needs the package no_such_package: pip install no_such_package"
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_executor_that_cannot_be_reached_is_told_of_before_anything_is_trained(pool, tmp_path, capsys):
+    words = ["executor=dask", "executor.address=nowhere", "search.trial_weights=fork", "search.workers=2"]
+    assert main([*WORDS, *words]) == 2
+    said = capsys.readouterr()
+    assert said.err == "error: executor=dask executor.address=nowhere: missing port number in address 'nowhere'\n"
+    assert "warm-up" not in said.out
+
+
 BAD = """\
 class Bad(nn.Tanh):
     def forward(self, x):
@@ -221,7 +237,7 @@ def test_a_time_is_divided_by_the_pace_of_a_worker_with_a_worker_s_threads(pool,
         seen.append((workers, torch.get_num_threads()))
         raise SettingError("enough")
 
-    monkeypatch.setattr("l2l_nas.runs.search.measured", measured)
+    monkeypatch.setattr("l2l_nas.runs.components.measured", measured)
     monkeypatch.setattr("l2l_nas.runs.build._TORCH_THREADS", 4)
     monkeypatch.setattr("l2l_nas.runs.build._SMALL_LAYER_BYTES", 0)
     before = torch.get_num_threads()
