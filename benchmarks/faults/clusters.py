@@ -222,6 +222,7 @@ class Killer:
         self.drivers = []
         driver = self._started(words)
         began = time.monotonic()
+        code = None
         for _ in range(kills):
             code = wait(driver, self.generator.uniform(0, self.seconds))
             if code is not None:
@@ -229,7 +230,7 @@ class Killer:
             if self.kill(driver) == "driver":
                 time.sleep(1)
                 driver = self._resumed(words, folder)
-        code = wait(driver, PATIENCE_S)
+        code = wait(driver, PATIENCE_S) if code is None else code
         if code is None:  # it hangs
             said = driver.output[-400:]
             kill_tree(driver.number)
