@@ -13,10 +13,11 @@ from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.own import own_costs
 from l2l_nas.cost.profiles import PROFILES, find_hardware
 from l2l_nas.cost.table import PREDICTED, Costs, unmeasured
+from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.storage import own_storage
+from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, of_user
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
@@ -175,6 +176,23 @@ def build_components(conf: SearchConf, objects: Objects, *, said: Collection[str
     return Components(conf, training, criteria, phases, paths, enqueued, budget, division)
 
 
+def build_server(
+    problem: Problem, optimizer: Optimizer, *, seed: int, storage: str | Storage, keys: frozenset[str] = frozenset()
+) -> tuple[Problem, ParamServer]:
+    """The weights of a problem's pool; and the problem with what groups of the optimizer freeze not trainable.
+
+    Args:
+        keys: of the states that are frozen.
+
+    Raises:
+        SettingError: a group, or the storage, does not go with the pool.
+    """
+    pool = freeze(problem.pool, optimizer)
+    opened = own_storage(storage, pool=pool, optimizer=optimizer)
+    server = ParamServer(pool, optimizer=optimizer, seed=seed, storage=opened, frozen=keys)
+    return replace(problem, pool=pool), server
+
+
 def relay_of(
     problem: Problem, server: ParamServer, conf: SearchConf | RetrainConf, *, sharers: int = 1
 ) -> tuple[Relay, RelayConf]:
@@ -205,18 +223,14 @@ def build_training(problem: Problem, relay: Relay, conf: SearchConf | RetrainCon
 
 
 def _problem_and_server(conf: SearchConf, objects: Objects) -> tuple[Problem, ParamServer]:
-    """What is searched, its pool without what is retired and with what is frozen; and the weights of that pool."""
-    section = conf.search
+    """What is searched, without candidates that are retired; and the weights of its pool, some of them frozen."""
     optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
     problem = objects.problem or load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
-    left = retired(problem.pool, section.retire)
+    left = retired(problem.pool, conf.search.retire)
     optimizer = without_retired(optimizer, problem.pool, left)
-    pool, fixed = frozen(left, section.freeze)
-    pool = freeze(pool, optimizer)
-    kind = conf.relay.storage if objects.storage is None else objects.storage
-    storage = own_storage(kind, pool=pool, optimizer=optimizer)
-    server = ParamServer(pool, optimizer=optimizer, seed=conf.seed, storage=storage, frozen=fixed)
-    return replace(problem, pool=pool), server
+    pool, keys = frozen(left, conf.search.freeze)
+    storage = conf.relay.storage if objects.storage is None else objects.storage
+    return build_server(replace(problem, pool=pool), optimizer, seed=conf.seed, storage=storage, keys=keys)
 
 
 def _criteria(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, sizes: tuple[int, ...]) -> Criteria:
