@@ -89,12 +89,14 @@ def _composed(command: str, flags: Sequence[str], overrides: Sequence[str]) -> I
             raise SearchPathException(f"Additional config directory '{folder.absolute()}' not found")
         places.prepend("command-line", f"file://{folder.absolute()}", SearchPathQuery(provider="schema"))
     named = config_folders(flags, ("--config-name", "-cn"))
+    before = HydraConfig.instance().cfg
     GlobalHydra.instance().clear()
     Hydra.create_main_hydra2(command, places)
     try:
         yield compose(str(named[-1]) if named else command, list(overrides), return_hydra_config=True)
     finally:
         GlobalHydra.instance().clear()
+        HydraConfig.instance().cfg = before
 
 
 def _run(command: str, config: DictConfig) -> None:

@@ -28,7 +28,7 @@ from l2l_nas.cli.launch import report
 from l2l_nas.cli.ranges import distribution_of, refuse_places
 from l2l_nas.cli.sweep import SWEEP_FILE, failure_of, write_failure
 from l2l_nas.cost.table import UNITS
-from l2l_nas.errors import L2LError, SettingError, StorageError, without_passwords_in
+from l2l_nas.errors import L2LError, StorageError, without_passwords_in
 from l2l_nas.errors import described as described_error
 from l2l_nas.files import is_temporary, make_folder, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.nas.objectives import Goal, parse_goals
@@ -37,7 +37,7 @@ from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.nas.sweep_study import SweepPlan, SweepRecord, SweepStudy, Values, check_sweep, described, ends_of
 from l2l_nas.report.table import run_line, settings_text, swept_table
 from l2l_nas.runs.build import locked
-from l2l_nas.runs.fields import declared, settings
+from l2l_nas.runs.fields import check_bounds, declared, settings
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
 from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
 from l2l_nas.runs.locate import load_problem
@@ -76,8 +76,7 @@ class SamplerSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
         """See `Sweeper.sweep`: of each batch what its launcher returned; exits with 2 where a run failed."""
         quiet_optuna()
-        if self._conf.jobs < 1:
-            raise SettingError(f"hydra.sweeper.jobs must be at least 1, got {self._conf.jobs}")
+        check_bounds(self._conf, "hydra.sweeper.")
         parser = OverridesParser.create(config_loader=self._hydra_context.config_loader)
         words = [*(f"{name}={value}" for name, value in self._conf.params.items()), *arguments]
         by_name = {override.key_or_group: override for override in parser.parse_overrides(words)}
@@ -115,7 +114,7 @@ class SamplerSweeper(Sweeper):
             if override.is_sweep_override()
         }
         plan = SweepPlan(distributions, (), _fixed(base, distributions))
-        check_sweep(self._conf.sampler, plan, num_runs=self._conf.trials)
+        check_sweep(self._conf.sampler, plan)
         return SweepPlan(distributions, self._goals(distributions), plan.fixed)
 
     def _goals(self, distributions: Mapping[str, Any]) -> tuple[Goal, ...]:

@@ -113,7 +113,7 @@ class SweepStudy:
     """
 
     def __init__(self, path: Path, plan: SweepPlan, *, sampler: str, seed: int, num_runs: int, resume: bool) -> None:
-        check_sweep(sampler, plan, num_runs=num_runs)
+        check_sweep(sampler, plan)
         self._path = path
         self._plan = plan
         self._num_runs = num_runs
@@ -248,14 +248,12 @@ class SweepStudy:
                 )
 
 
-def check_sweep(sampler: str, plan: SweepPlan, *, num_runs: int) -> None:
+def check_sweep(sampler: str, plan: SweepPlan) -> None:
     """Refuse a sweep that makes no sense, before anything is written.
 
     Raises:
-        SettingError: no such sampler, one that cannot sweep these settings, or no runs.
+        SettingError: no such sampler, one that cannot sweep these settings, or no settings.
     """
-    if num_runs < 1:
-        raise SettingError(f"hydra.sweeper.trials must be at least 1, got {num_runs}")
     if sampler not in SAMPLERS:
         raise SettingError(f"hydra.sweeper.sampler: no sampler '{sampler}'{did_you_mean(sampler, SAMPLERS)}")
     if not plan.distributions:

@@ -123,14 +123,14 @@ def rules(schema: type) -> dict[str, OnResume]:
     return {name: rule for name, rule in found.items() if rule is not None}
 
 
-def check_bounds(conf: Any) -> None:
+def check_bounds(conf: Any, prefix: str = "") -> None:
     """Refuse numbers that are out of their bounds, or too large for any machine, and odd texts.
 
     Raises:
         SettingError: with the setting's name.
     """
-    for one in declared(type(conf)):
-        value = value_of(conf, one.name)
+    for one in declared(type(conf), prefix):
+        value = value_of(conf, one.name.removeprefix(prefix))
         if isinstance(value, Mapping) and "name" in value:
             for key, argument in value.items():
                 _check(Declared(f"{one.name}.{key}", None, ""), argument)

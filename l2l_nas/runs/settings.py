@@ -255,8 +255,8 @@ class SweeperConf:
     choice(A,B), range(1,9,2), interval(0.1,0.5) or tag(log,interval(0.001,0.1)).
     """
 
-    trials: int = setting(20, "number of runs, earlier ones included")
-    jobs: int = setting(1, "runs of a batch, at once if hydra/launcher can")
+    trials: int = setting(20, "number of runs, earlier ones included", least=1)
+    jobs: int = setting(1, "runs of a batch, at once if hydra/launcher can", least=1)
     sampler: str = setting("tpe", "tpe, random, nsga2, gp, grid, evolution ...")
     objectives: list[str] = setting([], "one or two; []: the first objective of the runs")
     seed: int = setting(0, "seed of the sampler", most=2**63 - 1)

@@ -130,7 +130,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
     assert "train.batch_size: " in refused(*WORDS, "train.batch_size=8,x")
     assert "no sampler 'tp'" in refused(*WORDS, "hydra.sweeper.sampler=tp")
     assert "hydra.sweeper.objectives: no objective 'acuracy'" in refused(*WORDS, "hydra.sweeper.objectives=[acuracy]")
-    assert "hydra.sweeper.jobs must be at least 1" in refused(*WORDS, "hydra.sweeper.jobs=0")
+    for name in ("jobs", "trials"):
+        assert f"hydra.sweeper.{name} must be at least 1" in refused(*WORDS, f"hydra.sweeper.{name}=0")
     assert "space.pool: no file 'tinny.py'" in refused(*WORDS, "space.pool=tinny.py:build")
     assert "resume=nowhere: no such folder" in refused(*WORDS, "resume=nowhere")
     assert contents(tmp_path).keys() == {"tiny.py"}
