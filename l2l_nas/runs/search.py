@@ -28,7 +28,6 @@ from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
-from l2l_nas.nas.study.storage import Store, StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
@@ -55,7 +54,7 @@ from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.saved_best import recall
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
-from l2l_nas.runs.study_address import public, scoring, study_address
+from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
 from l2l_nas.runs.terminal import warn
 from l2l_nas.runs.workers import ShownWorkers, check_workers, engine_name, worker_executor
 
@@ -139,9 +138,9 @@ class SearchRun:
             is_bare = self.conf.resume and not self.folder.config.exists()
             if not resume and self.address is None:
                 self._write_settings()  # a folder knows its settings from the first moment on
-            store = self._store(resume=resume)
-            study = self._study(store)
-            self._refuse_weights_of_another(study, resume=resume)
+            study = self._study(resume=resume)
+            if not resume:
+                refuse_weights_of_another(self.conf, study)
             done, asked = study.num_evaluated, self.components.budget.trials
             if done > asked and "search.trials" in self.said and not self.address:
                 raise SettingError(f"search.trials={asked}: {done} trials are evaluated; ask for at least as many")
@@ -252,32 +251,15 @@ class SearchRun:
             return self.objects.sampler
         return self.conf.sampler
 
-    def _store(self, *, resume: bool) -> Store:
-        """Where the study is kept; nothing is opened yet."""
-        if self.address is None:
-            return StudyFile(self.folder.study, resume=resume)
-        from l2l_nas.nas.study.database_study import DatabaseStudy  # SQLAlchemy: only where needed
-
-        section = self.conf.search
-        return DatabaseStudy(
+    def _study(self, *, resume: bool) -> Study:
+        store = study_store(
+            self.conf,
             self.address,
-            name=section.study,
-            folder=self.folder.root,
-            is_known=resume and self.folder.config.exists(),
-            retry_seconds=section.storage_retry_seconds,
-            waiting=lambda line: self._display.waiting(line) if self._display is not None else None,
+            self.folder,
+            resume=resume,
             say=partial(self.console.print, soft_wrap=True),
+            waiting=lambda line: self._display.waiting(line) if self._display is not None else None,
         )
-
-    def _refuse_weights_of_another(self, study: Study, *, resume: bool) -> None:
-        """Trials that train the shared weights go on where these are."""
-        if self.address and not resume and study.records and self.conf.search.trial_weights == "shared":
-            raise SettingError(
-                f"{self.place}: its {len(study.records)} trials have trained weights that lie in another folder; go on "
-                "there by resume=FOLDER, or take another search.study"
-            )
-
-    def _study(self, store: Store) -> Study:
         problem, budget = self.components.problem, self.components.budget
         return Study(
             store,

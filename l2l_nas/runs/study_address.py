@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.study.storage import Store, StudyFile
+from l2l_nas.nas.study.study import Study
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import deviating, deviations
@@ -37,6 +40,50 @@ def study_address(conf: SearchConf, folder: RunFolder) -> Address | None:
     from l2l_nas.nas.study.database import parse_address  # SQLAlchemy: only where needed
 
     return parse_address(section.storage, password=os.environ.get(PASSWORD_VARIABLE, ""))
+
+
+def study_store(
+    conf: SearchConf,
+    address: Address | None,
+    folder: RunFolder,
+    *,
+    resume: bool,
+    say: Callable[[str], None],
+    waiting: Callable[[str], None],
+) -> Store:
+    """Where the study is kept; nothing is opened yet.
+
+    Args:
+        address: None: in the folder.
+        resume: whether the run goes on.
+        say, waiting: see `DatabaseStudy`.
+    """
+    if address is None:
+        return StudyFile(folder.study, resume=resume)
+    from l2l_nas.nas.study.database_study import DatabaseStudy  # SQLAlchemy: only where needed
+
+    return DatabaseStudy(
+        address,
+        name=conf.search.study,
+        folder=folder.root,
+        is_known=resume and folder.config.exists(),
+        retry_seconds=conf.search.storage_retry_seconds,
+        waiting=waiting,
+        say=say,
+    )
+
+
+def refuse_weights_of_another(conf: SearchConf, study: Study) -> None:
+    """Refuse to go on in a new folder with trials that trained shared weights: these lie in another.
+
+    Raises:
+        SettingError: with what to do.
+    """
+    if study.records and conf.search.trial_weights == "shared":
+        raise SettingError(
+            f"{study.place}: its trials have trained weights that lie in another folder; go on there by "
+            "resume=FOLDER, or take another search.study"
+        )
 
 
 # sections that a study compares by what they come to: digests of its samples, and its goals

@@ -88,27 +88,30 @@ class DatabaseStudy:
         """See `Store`."""
         if self._is_known:
             self._address.refuse_missing()
-        storage = open_storage(self._address)
+        self._storage = open_storage(self._address)
         try:
             with readable(self.place):
-                self._study_id = self._find(storage, identity, directions)
-                found = storage.get_study_user_attrs(self._study_id)
-                refuse_other(self.place, found, identity)
-                study = optuna.load_study(study_name=self._name, storage=storage)
-                refuse_directions(study, directions)
-                self._refuse_driven(found.get("driver"))
-                name_metrics(study, [name for name, _ in identity["goals"]])
-                space = joined(found["space"], identity["space"])
-                if space["candidates"] != found["space"]["candidates"]:
-                    self._grow(storage, study, space)
-                elif space != found["space"]:
-                    storage.set_study_user_attr(self._study_id, "space", space)
-                storage.set_study_user_attr(self._study_id, "driver", self._driver)
-                trials = storage.get_all_trials(self._study_id, deepcopy=False)
+                return self._join(self._storage, identity, directions)
         except BaseException:
-            close_storage(storage)
+            self.close()
             raise
-        self._storage = storage
+
+    def _join(self, storage: BaseStorage, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
+        """Be the one that drives the study."""
+        self._study_id = self._find(storage, identity, directions)
+        found = storage.get_study_user_attrs(self._study_id)
+        refuse_other(self.place, found, identity)
+        study = optuna.load_study(study_name=self._name, storage=storage)
+        refuse_directions(study, directions)
+        self._refuse_driven(found.get("driver"))
+        storage.set_study_user_attr(self._study_id, "driver", self._driver)
+        name_metrics(study, [name for name, _ in identity["goals"]])
+        space = joined(found["space"], identity["space"])
+        if space["candidates"] != found["space"]["candidates"]:
+            self._grow(storage, study, space)
+        elif space != found["space"]:
+            storage.set_study_user_attr(self._study_id, "space", space)
+        trials = storage.get_all_trials(self._study_id, deepcopy=False)
         return space, [trial for trial in trials if trial.state.is_finished()]
 
     def save(self, ended: FrozenTrial) -> int:
@@ -141,7 +144,7 @@ class DatabaseStudy:
         """See `Store`: another process may write the study from now on."""
         if self._storage is None:
             return
-        with contextlib.suppress(*failures(), StorageError):
+        with contextlib.suppress(*failures(), StorageError), readable(self.place):
             self._refuse_taken()
             self._storage.set_study_user_attr(self._study_id, "driver", None)
         close_storage(self._storage)
@@ -188,7 +191,7 @@ class DatabaseStudy:
             storage.delete_study(storage.get_study_id_from_name(name))
         study_id = storage.create_new_study(old.directions, name)
         name_metrics(optuna.load_study(study_name=name, storage=storage), old.metric_names or ())
-        for key, value in {**old.user_attrs, "space": space, "driver": None}.items():
+        for key, value in {**old.user_attrs, "space": space}.items():
             storage.set_study_user_attr(study_id, key, value)
         trials = old.get_trials(deepcopy=False)
         follows, order = space.get("follows", {}), list(space["order"])
@@ -197,6 +200,7 @@ class DatabaseStudy:
             is_ours = "architecture" in trial.user_attrs
             storage.create_new_trial(study_id, with_choices(trial, choices, positions=order) if is_ours else trial)
         storage.set_study_user_attr(old_id, "continued_in", name)
+        storage.set_study_user_attr(old_id, "driver", None)
         self._say(f"{self.place}: other candidates than before, so its {len(trials):,} trials go on in '{name}'")
         self._rename(name)
         self._study_id = study_id

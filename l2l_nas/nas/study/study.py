@@ -154,6 +154,11 @@ class Study:
         return self._memory.is_stopped and not self._memory.get_trials(deepcopy=False, states=(TrialState.WAITING,))
 
     @property
+    def place(self) -> str:
+        """Where it is saved, for messages."""
+        return self._store.place
+
+    @property
     def is_in_folder(self) -> bool:
         """Whether it lies beside the weights that its trials trained."""
         return self._store.is_in_folder
