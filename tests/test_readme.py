@@ -130,8 +130,8 @@ def test_python_that_is_shown_compiles(page, code):
     compile(code, page, "exec")
 
 
-def test_the_readme_has_at_most_200_lines():
-    assert len(README.splitlines()) <= 200
+def test_the_readme_has_at_most_180_lines():
+    assert len(README.splitlines()) <= 180
 
 
 def test_ten_lines_of_python_are_ten():
