@@ -7,7 +7,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-import optuna
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,6 +15,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.next_commands import changed_settings, next_commands
 from tests.cli.runs import TINY
+from tests.studies import saved_study
 
 AWKWARD = [
     "a b",
@@ -119,9 +119,8 @@ def test_the_commands_work_as_they_stand_in_a_folder_with_an_awkward_name(finish
     (run / "report.html").unlink()
     assert main(commands["Make this page again"][3:]) == 0
     assert (run / "report.html").exists()
-    program, address = commands["Look at all trials in optuna-dashboard"]
-    assert program == "optuna-dashboard"
-    assert len(optuna.load_study(study_name="search", storage=address).trials) >= 24
+    assert commands["Look at all trials in optuna-dashboard"] == ["optuna-dashboard", str(run / "study.log")]
+    assert len(saved_study(run).trials) >= 24
 
 
 def test_without_a_result_there_is_nothing_to_export_or_to_train(finished) -> None:
@@ -139,7 +138,7 @@ def test_training_and_scoring_name_the_run_and_the_pool_alike(finished) -> None:
     assert found["Score the best network again"] == ["python", "-m", "l2l_nas", "evaluate", *named]
 
 
-def test_the_study_of_a_shared_run_is_looked_at_where_it_is(finished) -> None:
+def test_a_study_in_a_database_is_looked_at_where_it_is(finished) -> None:
     config = config_of(finished)
     for storage, shown in (
         ("postgresql+psycopg://me@h/x", "postgresql+psycopg://me@h/x"),

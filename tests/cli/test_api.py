@@ -492,7 +492,7 @@ def test_a_folder_without_a_study_says_so(problem, tmp_path):
         l2l_nas.SearchResult(tmp_path, problem).study  # noqa: B018
 
 
-def test_the_study_of_a_run_that_shares_one_is_read_from_its_database(problem, tmp_path):
+def test_a_study_in_a_database_is_read_from_there(problem, tmp_path):
     storage = f"sqlite:///{tmp_path / 'shared.db'}"
     optuna.create_study(study_name="ours", storage=storage)
     conf = changed(SearchConf(), {"search.storage": storage, "search.study": "ours"})

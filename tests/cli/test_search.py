@@ -183,9 +183,6 @@ def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
     said = ["search.finalists=0", "search.trials=9", "search.steps_per_trial=9"]
     assert "or without effect" in refused(*words[:3], "folder=other", *said)
     assert "measures a few steps in memory" in refused(*words[:3], "folder=other", "relay.storage=file")
-    assert "would divide it otherwise on each machine" in refused(
-        *words[:3], "folder=other", "search.storage=journal:///study.log"
-    )
     assert not (tmp_path / "other").exists()
 
 
