@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from l2l_nas.__main__ import main
 from l2l_nas.testing.problems import searched
 from tests.cli.runs import ROOT
 
 PACKAGE = str(ROOT / "l2l_nas")
+SAVE = ("StudyFile.save", "nas/study/storage.py")
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
@@ -27,14 +29,14 @@ def frames_from(frame):
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    """Names of all that is called in a search of three trials, and the calls under way when a trial is saved."""
-    called, saves = set(), []
+    """All that is called in a search of three trials, in order, and the calls under way when each trial is saved."""
+    called, saves = [], []
 
     def profile(frame, event, argument):
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE):
-            called.add((code.co_qualname, Path(code.co_filename).relative_to(PACKAGE).as_posix()))
-            if code.co_qualname == "StudyFile.save":
+            called.append((code.co_qualname, Path(code.co_filename).relative_to(PACKAGE).as_posix()))
+            if called[-1] == SAVE:
                 saves.append(frames_from(frame))
 
     sys.setprofile(profile)
@@ -73,10 +75,54 @@ def test_all_that_the_page_names_of_a_trial_s_path_is_called(traced):
 
 
 @pytest.mark.slow
-def test_a_trial_is_saved_after_at_most_twenty_calls_through_at_most_ten_files(traced):
+def test_a_trial_is_saved_after_at_most_thirteen_calls_through_at_most_six_files(traced):
     _, saves = traced
     assert len(saves) >= 3
     for stack in saves:
         path = stack[stack.index(("search", "runs/api.py")) :]
-        assert len(path) <= 20, path
-        assert len({file for _, file in path}) <= 10, path
+        assert len(path) <= 13, path
+        assert len({file for _, file in path}) <= 6, path
+
+
+@pytest.mark.slow
+def test_a_trial_goes_through_few_functions_above_the_relay(traced):
+    called, _ = traced
+    first, second, *_ = [number for number, call in enumerate(called) if call == SAVE]
+    above = {
+        (name, file)
+        for name, file in called[first + 1 : second + 1]
+        if file.partition("/")[0] in ("nas", "report", "runs") and not name.endswith(">")
+    }
+    assert len(above) <= 105, sorted(above)
+    assert len({file for _, file in above}) <= 19, sorted(above)
+
+
+def names_it(code, setting):
+    """Whether a function reads or passes on a setting by its name."""
+    texts = {one for value in code.co_consts for one in (value if isinstance(value, tuple) else (value,))}
+    return bool({setting, f"search.{setting}"} & {*code.co_names, *code.co_varnames, *texts})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["steps_per_trial", "learning_rate", "finalist_steps"])
+def test_a_setting_is_named_in_at_most_eight_files_from_the_command_line_to_its_use(setting, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    codes, used = set(), []
+
+    def profile(frame, event, argument):
+        code = frame.f_code
+        if event == "call" and not used and code.co_filename.startswith(PACKAGE):
+            codes.add(code)
+            if code.co_qualname == "Evaluator.run":
+                used.extend(frames_from(frame))
+
+    words = ["trials=2", "trial_weights=scratch", "steps_per_trial=4", "finalist_steps=8", "finalists=1"]
+    sys.setprofile(profile)
+    try:
+        assert main(["search", "data.source=digits", "export=false", *[f"search.{word}" for word in words]]) == 0
+    finally:
+        sys.setprofile(None)
+    functions = [code for code in codes if not code.co_name.startswith("<")]
+    files = {code.co_filename for code in functions if names_it(code, setting)}
+    assert 2 <= len(files) <= 7, files  # and `runs/settings.py`, which declares it
+    assert len({file for _, file in used}) <= 8, used
