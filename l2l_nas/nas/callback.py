@@ -1,4 +1,4 @@
-"""What sees a search go by: progress lines, the log, the page, and callbacks of your own.
+"""Hooks called during a search: progress lines, the log, the page, and callbacks of your own.
 
 Derive from `Callback` and write the methods that you need. They are called in the search's own process, one after the
 other, while nothing else goes on; a slow one makes the search slow. What one raises becomes a warning, and the search
@@ -31,7 +31,7 @@ _MOST = 20  # lines about what callbacks raised
 
 
 class Callback:
-    """Sees a search go by. Each method does nothing until you write it."""
+    """Hooks called during a search. Each method does nothing until you write it."""
 
     def phase(self, name: str, *, total: int, done: int) -> None:
         """A phase begins.

@@ -58,7 +58,7 @@ def read_enqueued(named: Sequence[str], pool: LayerPool, *, is_said: bool) -> li
     Args:
         named: each a file as `read_choice` takes it, "original", or the candidates as `str(architecture)` gives them.
         pool: whose they are.
-        is_said: whether somebody said so now. Of those that a run's folder tells, some may have left the pool.
+        is_said: whether it was given explicitly now. Of those that a run's folder tells, some may have left the pool.
 
     Raises:
         SettingError, StorageError: one is said that is none of this pool.

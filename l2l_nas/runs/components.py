@@ -135,7 +135,7 @@ def build_components(conf: SearchConf, objects: Objects, *, said: Collection[str
     Args:
         conf: all settings; see `completed`.
         objects: in place of what the settings name.
-        said: names of the settings that somebody said.
+        said: names of settings that were given explicitly.
 
     Raises:
         L2LError: whatever is wrong with the settings, the objects or the problem.

@@ -1,4 +1,4 @@
-"""What a search tells of itself before its first step."""
+"""What a search prints before its first step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def greet(console: Console, components: Components, *, sampler: Any, folder: Pat
     if components.division is not None:
         console.print(described(components.division), soft_wrap=True)
     if is_cold(conf) and (conf.search.warmup_steps or conf.search.warmup_paths != "uniform"):
-        console.print("no warm-up: with search.trial_weights=scratch nothing would use its weights")
+        console.print("no warm-up: search.trial_weights=scratch would not use its weights")
 
 
 def _shown(sampler: Any) -> str:

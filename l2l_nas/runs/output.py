@@ -134,7 +134,7 @@ class Output:
         *,
         seconds: float,
     ) -> None:
-        """Tables, charts, values of the best, and where everything lies."""
+        """Tables, charts, values of the best, and the places of files."""
         console, conf, problem = self.console, self.components.conf, self.components.problem
         records, results = search.study.records, self._results(search, best)
         trials = tables.best_table(results, metrics=problem.measured_task.metrics)
@@ -145,7 +145,7 @@ class Output:
         if results.finalists:
             trained = tables.finalist_table(results, winner=best.record.number, is_narrow=True)
             networks = counted(len(results.finalists), "network")
-            console.print(terminal_table(f"Finalists, after training of their own: {networks}", trained))
+            console.print(terminal_table(f"Finalists after their own training: {networks}", trained))
         if not (self.folder.root.parent / SWEEP_CONFIG).exists():  # a sweep has a table and a picture of its own
             for chart in charts_text(results, columns=console.width):
                 console.print(chart, end="\n\n")
@@ -173,7 +173,9 @@ class Output:
         found = search.suspects()
         if found:
             retire = to_retire(one.pattern for one in found)
-            console.print(f"failed trials have in common {in_words(found)}; leave it out by {retire}", soft_wrap=True)
+            console.print(
+                f"failed trials have {in_words(found)} in common; leave that out with {retire}", soft_wrap=True
+            )
         asked = conf.search.trials
         assert asked is not None  # decided before
         if num_evaluated(records) < asked:

@@ -25,9 +25,9 @@ from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.runs.terminal import warn
 
-# how often a log file or a pipe gets a line
-# what a phase counts, where that is no step
+# what a phase counts, if not steps
 _NOUNS = {"search": "trial", "blocks": "block", "scores": "block"}
+# how often a log file or a pipe gets a line
 _PLAIN_SECONDS = 5.0
 
 
@@ -205,7 +205,7 @@ class Display(Callback):
     def given_up(self, record: TrialRecord, reason: str) -> None:
         """See `Callback.given_up`."""
         self._log.write("given_up", number=record.number, reason=reason)
-        warn(self._console, f"trial {record.number} could not be trained further, or not to its end: {reason}")
+        warn(self._console, f"trial {record.number} could not be trained to the end: {reason}")
 
     def waiting(self, text: str) -> None:
         """Nothing goes on, because of this. May raise `Stopped`."""
@@ -222,7 +222,7 @@ class Display(Callback):
     def lost(self, *, ended: str, task: str, again: bool) -> None:
         """See `Watch.lost`."""
         self._log.write("worker_lost", ended=ended, task=task, again=again)
-        warn(self._console, f"a worker {ended} in {task}; " + ("it is done again" if again else "it is given up"))
+        warn(self._console, f"a worker {ended} in {task}, which " + ("runs again" if again else "is given up"))
 
     def _measure_step(self) -> None:
         done = self._done - self._began_at
@@ -266,7 +266,7 @@ class Display(Callback):
         parts = [f"{noun} {self._done}/{self._total}", self._pace(), self._trouble or self._best or self._detail, eta]
         text = "  ".join(filter(None, parts))
         if self._signals.is_asked:
-            text = "stopping after this step or trial; again: at once"
+            text = "stopping after this step or trial; Ctrl-C again stops at once"
         if self._console.is_terminal:
             self._progress.update(
                 self._task, description=self._phase, total=max(1, self._total), completed=self._done, text=text

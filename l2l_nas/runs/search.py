@@ -68,9 +68,9 @@ class SearchRun:
     Args:
         conf: all settings, those of the folder among them if it goes on.
         console: where it tells how far it is.
-        again: what goes on with it, as it is typed.
+        again: the command that resumes this run.
         objects: in place of what the settings name.
-        said: names of the settings that somebody said; of those that change nothing a line tells.
+        said: names of settings that were given explicitly; one without effect produces a warning.
         files: of whoever started it, written beside the settings.
     """
 

@@ -193,7 +193,7 @@ class _TrainingDisplay:
 
     def step(self, done: int, loss: float) -> None:
         """See `Watch.step`."""
-        stopping = "stopping after this step; again: at once" if self._signals.is_asked else ""
+        stopping = "stopping after this step; Ctrl-C again stops at once" if self._signals.is_asked else ""
         text = f"step {done}/{self._conf.train.steps}  loss {loss:.4f}  {self._seen}"
         self._meter.advance(1, stopping or text)
 

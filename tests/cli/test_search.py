@@ -76,7 +76,7 @@ def test_every_trial_in_the_study_tells_with_which_weights_it_was_scored(pool, t
 def test_from_scratch_there_is_no_warm_up_and_no_coverage_and_it_says_so(pool, tmp_path, capsys, pictures):
     assert main([*WORDS, "search.trial_weights=scratch", "folder=run"]) == 0
     said = capsys.readouterr().out
-    assert "no warm-up: with search.trial_weights=scratch nothing would use its weights" in said
+    assert "no warm-up: search.trial_weights=scratch would not use its weights" in said
     assert "coverage.png" not in said
     assert not (tmp_path / "run" / "coverage.png").exists()
     assert events(tmp_path / "run", "phase")[0]["total"] == 0

@@ -115,7 +115,7 @@ class Division:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Division):
-    """The same with all that a search must know of it.
+    """A division plus learning rates, checkpoints and early stopping.
 
     Args:
         learning_rate: peak, of warm-up and trials.

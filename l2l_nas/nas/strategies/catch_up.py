@@ -29,7 +29,7 @@ class Introduction:
     Args:
         pool: with the newcomers.
         coverage: what was trained so far.
-        targets: steps of warm-up that each newcomer should have had, by row and candidate.
+        targets: target warm-up steps of each new candidate, by row and candidate.
         seed: of the paths.
         constraints: what is allowed.
     """

@@ -62,7 +62,7 @@ class SearchContext:
         coverage: how often each candidate was trained on the shared weights.
         warm_steps: steps of warm-up on random paths.
         introduced: steps of warm-ups of candidates that joined later.
-        newcomers: steps of warm-up that each of these should have had, by row and candidate.
+        newcomers: target warm-up steps of each new candidate, by row and candidate.
         weights_of_trials: those that finalists may go on with.
         best: what is returned; None until a phase has chosen it.
         finalists: those trained further, in the order in which they were chosen; without weights.

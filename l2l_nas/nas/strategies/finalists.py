@@ -201,7 +201,7 @@ def _promising(
 def order(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist]:
     """Those trained longest first; best first by the first goal on the validation part, ties by the others, by size.
 
-    What was trained less was behind when it was compared, and its score says nothing beside that of a longer training.
+    Finalists dropped in earlier rounds rank below those trained longer; their scores cannot be compared.
     The order in which they were trained does not matter: workers finish in any order.
     """
     places = {record.number: place for place, record in enumerate(ranked([one.record for one in finalists], goals))}
