@@ -26,6 +26,7 @@ from l2l_nas.nas.strategies.build import RANDOM
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.finalist_phase import Finalists
+from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.study.study import Study, quiet_optuna
@@ -165,16 +166,9 @@ class SearchRun:
                 self._write_settings()
                 self._begin(study, log, resume=resume)
                 best = search.run()
-                found = search.context
-                if found.baseline is not None:
-                    log.write("baseline", **found.baseline.entry())
-            seconds = time.monotonic() - started
-            files = self.output.write(found, best, log, seconds=before + seconds)
-            if self.components.training.trace is not None:
-                write_trace(self.folder, self.components.training.trace, self.console)
-            log.write("done", best=best.record.number)
-            page.write(is_running=False)
-            self.output.show(found, best, files, page, seconds=seconds)
+                if search.context.baseline is not None:
+                    log.write("baseline", **search.context.baseline.entry())
+            self._end(search.context, best, log, page, before=before, seconds=time.monotonic() - started)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             self._stop(study, search, log, page, seconds=before + time.monotonic() - started)
             raise Stopped from None
@@ -207,6 +201,22 @@ class SearchRun:
             self.console.print(f"study in {self.place}: {evaluated} trials are evaluated", soft_wrap=True)
         if resume:
             self.console.print(f"resumed with {evaluated} of {self.conf.search.trials} trials evaluated")
+
+    def _end(
+        self, search: SearchContext, best: Finalist, log: Log, page: LivePage, *, before: float, seconds: float
+    ) -> None:
+        """Write what was found, and show it.
+
+        Args:
+            before: seconds of earlier sessions.
+            seconds: of this one.
+        """
+        files = self.output.write(search, best, log, seconds=before + seconds)
+        if self.components.training.trace is not None:
+            write_trace(self.folder, self.components.training.trace, self.console)
+        log.write("done", best=best.record.number)
+        page.write(is_running=False)
+        self.output.show(search, best, files, page, seconds=seconds)
 
     def _stop(self, study: Study | None, search: Search | None, log: Log, page: LivePage, *, seconds: float) -> None:
         """Tell how far a search came that was asked to stop; if a callback asked, write what it has found so far."""
