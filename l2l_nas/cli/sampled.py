@@ -36,11 +36,11 @@ from l2l_nas.nas.study.journal import draft_of
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.nas.sweep_study import SweepPlan, SweepRecord, SweepStudy, Values, check_sweep, described, ends_of
 from l2l_nas.report.table import run_line, settings_text, swept_table
-from l2l_nas.runs.build import locked
 from l2l_nas.runs.fields import check_bounds, declared, settings
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
 from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.lock import locked
 from l2l_nas.runs.progress import time_to_go
 from l2l_nas.runs.settings import SearchConf, SweeperConf
 from l2l_nas.runs.terminal import open_terminal

@@ -48,11 +48,11 @@ from l2l_nas.errors import (
 from l2l_nas.files import read_bytes, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.report.table import sweep_table
-from l2l_nas.runs.build import locked
 from l2l_nas.runs.command_line import fill_in, spell
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
 from l2l_nas.runs.inherit import SWEEP_CONFIG, given_names, resume_sweep
+from l2l_nas.runs.lock import locked
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, PLACES, SearchConf
 from l2l_nas.runs.terminal import open_terminal
 

@@ -35,7 +35,6 @@ from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import (
     described,
     hardware,
-    locked,
     pool_in_files,
     versions,
     write_trace,
@@ -47,6 +46,7 @@ from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.greeting import greet
 from l2l_nas.runs.groups import completed
+from l2l_nas.runs.lock import locked
 from l2l_nas.runs.numbers import budget_of, check_time
 from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.output import Output

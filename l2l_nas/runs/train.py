@@ -19,7 +19,6 @@ from l2l_nas.nas.callback import Stopped
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.runs.build import (
     data_warning,
-    locked,
     pool_in_files,
     sizes,
     versions,
@@ -34,6 +33,7 @@ from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder, tidy
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.lock import locked
 from l2l_nas.runs.plan import check_memory
 from l2l_nas.runs.progress import Log, Meter, StopSignals
 from l2l_nas.runs.saved_config import own_names

@@ -14,8 +14,8 @@ import pytest
 from l2l_nas import search
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.runs.build import is_locked, locked
 from l2l_nas.runs.folder import RUN_NAMES, RunFolder, refuse_taken, reserved, tidy
+from l2l_nas.runs.lock import is_locked, locked
 from tests.cli.runs import TINY, contents
 
 JOURNAL = "search.storage=journal:///run/journal"
