@@ -118,9 +118,15 @@ class Cluster:
             self._node = [f"{dask[0]}.dask_worker", f"tcp://127.0.0.1:{self.port}", "--nthreads=1", "--no-dashboard"]
         if engine != "processes":
             self.head = self._start(head)
-            time.sleep(8)
+            self._wait(b"Ray runtime started" if engine == "ray" else b"Scheduler at:", 1)
             self.nodes = [self._start(self._node) for _ in range(2)]
-            time.sleep(8)
+            self._wait(*((b"Ray runtime started", 3) if engine == "ray" else (b"Registered to:", 2)))
+
+    def _wait(self, line: bytes, times: int) -> None:
+        end, said = time.monotonic() + PATIENCE_S, self.place / "cluster.txt"
+        while said.read_bytes().count(line) < times:
+            assert time.monotonic() < end, said.read_text()[-2000:]
+            time.sleep(0.2)
 
     def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
         with (self.place / "cluster.txt").open("ab") as said:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import signal
@@ -137,14 +138,19 @@ def dask(recipe: bytes, workers: int, *, address: str) -> Engine:
         address: of the scheduler; empty: a cluster of this machine.
     """
     distributed = _imported("dask")
-    cluster = (
-        None
-        if address
-        else distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, dashboard_address=None, scheduler_kwargs={"allowed_failures": 0}
+    cluster = None
+    if not address:
+        cluster = distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            dashboard_address=None,
+            scheduler_kwargs={"allowed_failures": 0},
+            silence_logs=logging.CRITICAL,
         )
-    )
     client = distributed.Client(cluster or address)
+    if cluster is not None:  # Ctrl-C is for the search alone
+        ignoring = {"setup": lambda self, worker: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+        client.register_plugin(type("Ignoring", (distributed.WorkerPlugin,), ignoring)(), name="ignoring Ctrl-C")
 
     def end() -> None:
         client.close()
