@@ -119,8 +119,10 @@ class Cluster:
         if engine != "processes":
             self.head = self._start(head)
             self._wait(b"Ray runtime started" if engine == "ray" else b"Scheduler at:", 1)
-            self.nodes = [self._start(self._node) for _ in range(2)]
-            self._wait(*((b"Ray runtime started", 3) if engine == "ray" else (b"Registered to:", 2)))
+            ready = b"Ray runtime started" if engine == "ray" else b"Registered to:"
+            for joined in (1, 2):  # one after the other: Ray's nodes on one machine get in each other's way
+                self.nodes.append(self._start(self._node))
+                self._wait(ready, joined + (engine == "ray"))
 
     def _wait(self, line: bytes, times: int) -> None:
         end, said = time.monotonic() + PATIENCE_S, self.place / "cluster.txt"
@@ -178,7 +180,7 @@ def scores(folder: Path) -> dict[tuple[str, ...], str]:
 
 def wrong_in(folder: Path, alone: dict[tuple[str, ...], str]) -> str:
     """What is wrong with a finished search; see the head of this file."""
-    trials, saved = events(folder), trials_of(folder / "study.db")
+    trials, saved = events(folder), trials_of(folder / "study.log")
     numbers = [event["number"] for event in trials]
     if numbers != list(range(len(numbers))) or saved.keys() != set(numbers):
         return f"trials {numbers} in the log, {sorted(saved)} in the study"
@@ -249,7 +251,7 @@ class Killer:
         return wrong_in(folder, self.alone) or self._left()
 
     def _resumed(self, words: list[str], folder: Path) -> forks.Process:
-        is_begun = (folder / "config.yaml").exists() and (folder / "study.db").exists()
+        is_begun = (folder / "config.yaml").exists() and (folder / "study.log").exists()
         if not is_begun:
             shutil.rmtree(folder, ignore_errors=True)
         return self._started([*words, *(["resume=out"] if is_begun else [])])
