@@ -380,7 +380,7 @@ def test_a_callback_stops_a_search_which_returns_what_it_has_and_goes_on(problem
         result.network()
     before = result.content["seconds"]
     page = (result.folder / "report.html").read_text()
-    assert "Callback _Third stopped it" in page
+    assert "Callback _Third stopped the search" in page
     assert "run before it went on" not in page
     result = l2l_nas.search(problem, resume="run", progress=False)
     assert sum(not t.user_attrs["cached"] for t in result.study.trials) == 12
