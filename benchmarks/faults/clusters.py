@@ -232,7 +232,7 @@ class Killer:
         began = time.monotonic()
         code = None
         for _ in range(kills):
-            code = wait(driver, self.generator.uniform(0, self.seconds))
+            code = wait(driver, self.generator.uniform(0, self.seconds / 2))
             if code is not None:
                 break
             if self.kill(driver) == "driver":
