@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -268,6 +269,19 @@ def test_any_executor_runs_what_this_process_does(tmp_path, name):
             alone = place.evaluator.run(segment)
             assert found[id(segment)].scores == alone.scores
             assert found[id(segment)].provenance == alone.provenance
+
+
+@pytest.mark.slow
+def test_a_recipe_whose_only_dask_worker_was_killed_is_sent_again():
+    distributed = pytest.importorskip("distributed")
+    about = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    with distributed.LocalCluster(**about) as cluster:
+        engine = dask(b"recipe", 1, address=cluster.scheduler_address)
+        pid = engine.submit(lambda recipe: os.getpid()).result()
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(4)  # the scheduler notices
+        assert engine.submit(lambda recipe: recipe).result(timeout=60) == b"recipe"
+        engine.end()
 
 
 def test_a_mistake_of_ours_in_a_worker_says_how_to_look_for_it():

@@ -158,7 +158,15 @@ def dask(recipe: bytes, workers: int, *, address: str) -> Engine:
             cluster.close()
 
     lost = (distributed.KilledWorker, distributed.CancelledError, distributed.comm.CommClosedError)
-    return Engine(client.get_executor(pure=False), client.scatter(recipe, broadcast=True), lost, end=end)
+    executor, held = client.get_executor(pure=False), [client.scatter(recipe, broadcast=True)]
+
+    def submit(function: Function, _: None, *args: Any) -> Future[Any]:
+        if held[0].status != "finished":  # all workers that had it are gone
+            held[:] = [client.scatter(recipe, broadcast=True)]
+        future: Future[Any] = executor.submit(function, held[0], *args)
+        return future
+
+    return Engine(Submitting(submit), None, lost, end=end)
 
 
 def submitit(recipe: bytes, workers: int, *, folder: str, cluster: str, parameters: Mapping[str, Any]) -> Engine:
