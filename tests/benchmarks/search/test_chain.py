@@ -101,8 +101,10 @@ def test_stages_are_scored_as_a_search_scores_them(tmp_path):
     trial = evaluator.run(Segment.of_trial(one, 5, budget, done=0, server=None))
     server, done, found = trial.server, budget.steps_per_trial, [trial.metrics["accuracy"]]
     for spend in budget.rounds:
-        result = evaluator.run(replace(Segment.of_finalist(one, 3, budget, spend=spend, done=done), server=server))
-        server, scores = result.server, result.scores
+        round_result = evaluator.run(
+            replace(Segment.of_finalist(one, 3, budget, spend=spend, done=done), server=server)
+        )
+        server, scores = round_result.server, round_result.scores
         done += spend.steps
         found.append(scores["validation"].values["accuracy"])
     names = ["trial", "after 4", "after 8", "validation"]

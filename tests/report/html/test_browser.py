@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 from l2l_nas.report.html.view import render_page
 from tests.debian import install
@@ -133,7 +134,7 @@ def test_a_dot_shows_its_trial_and_a_click_its_row(browser, tmp_path) -> None:
     number = dot.get_attribute("data-trial")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", dot)
     webdriver.ActionChains(browser).move_to_element(dot).perform()
-    assert tip.is_displayed()
+    WebDriverWait(browser, 20).until(lambda _: tip.is_displayed())
     assert f"trial {number}" in tip.text.lower()
     webdriver.ActionChains(browser).click(dot).perform()
     row = browser.find_element(By.CSS_SELECTOR, "#trials tr.picked")
