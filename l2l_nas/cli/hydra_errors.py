@@ -17,7 +17,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from l2l_nas.cli.names import CONFIG_PATH, config_folders, is_sweep, nearest, no_setting
 from l2l_nas.cli.schema import named_choices
@@ -89,13 +89,21 @@ def explain_value(error: Exception, overrides: Sequence[str] = ()) -> str:
             return f"folder: no folder can have this name ({text}); choose another"
         text = f"{type(cause).__name__}: {text}".rstrip(": ")
     key = getattr(cause, "full_key", None)
-    name = str(key) if key else _offender(text, overrides)
+    name = str(key) if key else _offender(text, overrides) or _interpolated(cause, overrides)
     if name and name not in text:
         return f"{name}: {text}"
     if isinstance(cause, HydraException | OmegaConfBaseException) or not overrides:
         return text
     about = [word for word in overrides if word.lstrip("+~").startswith("hydra")] or overrides
     return f"Hydra cannot take {' '.join(about)} ({text})"
+
+
+def _interpolated(error: BaseException, overrides: Sequence[str]) -> str:
+    """The setting whose interpolation leads nowhere, if the words have one alone."""
+    if not isinstance(error, InterpolationResolutionError):
+        return ""
+    names = [word.lstrip("+~").partition("=")[0] for word in overrides if "${" in word]
+    return names[0] if len(names) == 1 else ""
 
 
 def _joined(text: str) -> str:

@@ -85,7 +85,10 @@ def _probed_on(device: str, pool: LayerPool, layer: Layer, inputs: Specs) -> Pro
     with preserved_generators(device):
         torch.default_generator.manual_seed(0)
         recorder = _Recorder(on_meta=device == "meta")
-        with recorder, _Constants(recorder):
+        with contextlib.ExitStack() as recording:
+            if device != "meta":  # a recorder holds tensors, which keeps torch from swapping them in a parametrization
+                recording.enter_context(recorder)
+                recording.enter_context(_Constants(recorder))
             module = pool.build_module(layer, device=device)
         _refuse_hidden_tensors(module)
         try:

@@ -386,7 +386,7 @@ def test_bad_input_is_one_line_in_a_process_of_its_own(tmp_path):
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_space(small_disk, pool, tmp_path, capsys):
     fill = small_disk / "fill"
-    fill.write_bytes(bytes(730_000))
+    fill.write_bytes(bytes(930_000))
     words = ["search", f"space.pool={pool}", *TINY, "search.trials=30", f"folder={small_disk / 'run'}"]
     assert main(words) == 2
     said = capsys.readouterr().err
@@ -403,8 +403,8 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_space(small_d
 
 
 @pytest.mark.slow
-def test_a_limit_on_file_sizes_is_one_line_and_the_run_goes_on_without_it(pool, tmp_path, capsys):
-    words = ["search", f"space.pool={pool}", *TINY, "search.trials=24", "folder=run"]
+def test_a_limit_on_file_sizes_is_one_line_and_the_run_goes_on_without_it(pool, tmp_path, capsys, page_may_fail):
+    words = ["search", f"space.pool={pool}", *TINY, "search.trials=120", "folder=run"]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (131_072, hard))  # some trials fit, not all
     try:
@@ -415,7 +415,7 @@ def test_a_limit_on_file_sizes_is_one_line_and_the_run_goes_on_without_it(pool, 
     assert said.count("\n") == 1, said
     assert "then go on with: python -m l2l_nas search resume=run space.pool=tiny.py:build" in said
     reported = [event["number"] for event in events(tmp_path / "run")]
-    assert 0 < len(reported) < 24
+    assert 0 < len(reported) < 120
     assert main([*words, "resume=run"]) == 0
     numbers = [event["number"] for event in events(tmp_path / "run")]
     assert numbers[: len(reported)] == reported

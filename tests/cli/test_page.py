@@ -110,7 +110,7 @@ def test_without_finalists_the_page_says_that_its_score_is_a_trial_s(pool, tmp_p
     assert main([*WORDS, "folder=run", "search.finalists=0"]) == 0
     text = text_of(tmp_path / "run")
     best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
-    assert f"Best network: accuracy {best['values']['accuracy']:.4f} (trial score), with" in text
+    assert f"Best network: accuracy {best['values']['accuracy']:.4f} trial score, with" in text
     assert "No finalists were trained" in text
 
 

@@ -40,7 +40,7 @@ def test_a_name_stands_for_one_layout_for_ever():
     assert difference(gone, space_of(pool("a", "b", width=5))) != ""
     later = joined(space_of(pool("a")), space_of(pool("a", "b")))
     assert difference(later, space_of(pool("b", width=5))) == "another layer by the name p0/b and 1 more"
-    assert later["candidates"] == {"p0": ["a"], "p1": ["a"]}  # those that the study began with
+    assert later["candidates"] == {"p0": ["a", "b"], "p1": ["a", "b"]}
     a_skip = LayerPool([Position("p0", [skip("a")])], inputs=TensorSpec((4,)))
     assert between(pool("a", depth=1), a_skip) == "another layer by the name p0/a"
 

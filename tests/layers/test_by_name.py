@@ -137,7 +137,7 @@ def trained_in_bf16(block):
     with closing(relay):
         for step in range(2):
             relay.train_step(path, (x, mask), targets, objective=Classification(), micro_batch=4, step=step, lr=0.01)
-        return {one.module.table.dtype for _, one in relay.bank.templates if isinstance(one.module, Table)}
+        return {one.module.table.dtype for one in relay.bank.templates if isinstance(one.module, Table)}
 
 
 def test_a_buffer_stays_in_the_dtype_that_it_was_made_in_unless_its_module_asks_otherwise():
