@@ -45,7 +45,6 @@ class StateAccess:
     """A relay's way to the states of one server.
 
     Args:
-        device: where layers compute.
         dtype: of weights on the device.
         wire: host memory for weights as they cross the link.
         on_device: states that live on the device, if any may.
@@ -100,12 +99,11 @@ class StateAccess:
 
     def _copy(self, state: LayerState, layout: Layout, slot: Tensor, is_lasting: bool) -> None:
         """See [Note: what crosses]. States on disk are rounded when they are read."""
-        wire = self._wire
         source = self._source(state, layout, is_lasting)
         if source is not None:
             slot.copy_(source, non_blocking=is_lasting)
-        elif wire.is_pinned:
-            block = wire.stage(layout.parameter_bytes)
+        elif self._wire.is_pinned:
+            block = self._wire.stage(layout.parameter_bytes)
             state.copy_to_wire(layout, block)
             slot.copy_(block, non_blocking=True)
         else:
@@ -113,13 +111,12 @@ class StateAccess:
 
     def _source(self, state: LayerState, layout: Layout, is_lasting: bool) -> Tensor | None:
         """What is copied as it is; None where weights must be rounded, or moved to pinned memory, first."""
-        wire = self._wire
-        if self._dtype == torch.float32 and (state.is_pinned or not wire.is_pinned):
+        if self._dtype == torch.float32 and (state.is_pinned or not self._wire.is_pinned):
             return state.weights
         if not is_lasting:
             return None
         if state.wire is None or state.wire.numel() != layout.parameter_bytes or state.wire_dtype != self._dtype:
-            block = wire.allocate(layout.parameter_bytes)
+            block = self._wire.allocate(layout.parameter_bytes)
             if block is None:
                 return None
             state.keep_wire(layout, block, self._dtype)

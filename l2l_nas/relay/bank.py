@@ -9,7 +9,7 @@ from torch import Tensor
 
 from l2l_nas.eps.layout import align, layout_of, wire_layout_of
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.slots import CallFactory, EagerCalls, OwnSlot, Slot, Template, slot_bytes
+from l2l_nas.relay.slots import CallFactory, Slot, Template, slot_bytes
 from l2l_nas.space.pool import Layer, LayerPool
 
 _MOST_SEPARATE = 512  # templates of single layers that are stored
@@ -21,9 +21,8 @@ class SlotBank:
     Args:
         pool: decides the size of a slot: that of its largest layer.
         slots: how many.
-        device: where.
         dtype: of the weights on the device.
-        calls: says how templates run.
+        calls: says how templates run; None: as they are.
     """
 
     def __init__(
@@ -38,22 +37,28 @@ class SlotBank:
         self.pool = pool
         self._device = device
         self._dtype = dtype
-        self._calls = calls or EagerCalls()
-        self._layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
-        states = [layer.states for layer in self._layers]
-        wires = (sum(wire_layout_of(pool, key, dtype).parameter_bytes for key in keys) for keys in states)
-        gradients = (sum(slot_bytes(layout_of(pool, key)) for key in keys) for keys in states)
-        buffers = (wire_layout_of(pool, layer.key, dtype).buffer_bytes for layer in self._layers)
-        self._sizes = (max(wires, default=0), max(gradients, default=0), max(buffers, default=0))
+        self._calls = calls
+        layers = [layer for layer in pool.layers if not layer.candidate.is_skip]
+        sizes = [self._layer_bytes(layer, dtype) for layer in layers]
+        weights, gradients, buffers = (max(column) for column in zip((0, 0, 0), *sizes, strict=True))
+        self._sizes = (weights, gradients, buffers)
         self.slots: tuple[Slot, ...] = ()
         self._templates: dict[tuple[object, int], Template] = {}  # by kind and number of the slot
         self._separate: dict[str, Template] = {}  # by layer, the latest last
         self._has_warned = False  # of a memory format that is not kept
         self._kinds: dict[tuple[str, int], object] = {
             (layer.key, layer.position): (layer.candidate.kind, tuple(sorted(layer.candidate.tied.items())))
-            for layer in self._layers
+            for layer in layers
         }
-        self.grow(slots)
+        self.resize(slots)
+
+    def _layer_bytes(self, layer: Layer, dtype: torch.dtype) -> tuple[int, int, int]:
+        """Of weights, of gradients with their norms, and of buffers."""
+        return (
+            sum(wire_layout_of(self.pool, key, dtype).parameter_bytes for key in layer.states),
+            sum(slot_bytes(layout_of(self.pool, key)) for key in layer.states),
+            wire_layout_of(self.pool, layer.key, dtype).buffer_bytes,
+        )
 
     @property
     def weights_bytes(self) -> int:
@@ -65,13 +70,10 @@ class SlotBank:
         """Device memory of one slot."""
         return sum(align(size) for size in self._sizes)
 
-    def grow(self, slots: int) -> None:
-        """Have at least so many slots."""
-        self.slots += tuple(Slot(self._device, self._sizes) for _ in range(len(self.slots), slots))
-
-    def shrink(self, slots: int) -> None:
-        """Give back the slots beyond so many. Nothing may be under way in them."""
-        self.slots = self.slots[:slots]
+    def resize(self, slots: int) -> None:
+        """Have so many slots. Nothing may be under way in those that are given back."""
+        more = (Slot(self._device, self._sizes) for _ in range(len(self.slots), slots))
+        self.slots = (*self.slots[:slots], *more)
         self._templates = {key: template for key, template in self._templates.items() if key[1] < slots}
 
     def build(self, layer: Layer, slot: int) -> None:
@@ -82,7 +84,8 @@ class SlotBank:
         kind = self.kind(layer)
         if (kind, slot) not in self._templates:
             template = self._new_template(layer, self.slots[slot])
-            self._calls(kind, template, slot)
+            if self._calls is not None:
+                self._calls(kind, template, slot)
             self._templates[kind, slot] = template
 
     def _new_template(self, layer: Layer, slot: Slot) -> Template:
@@ -98,16 +101,11 @@ class SlotBank:
         return template
 
     def separate(self, layer: Layer) -> Template:
-        """A template of this layer alone, for as long as it is among the latest that were asked for; see `OwnSlot`."""
+        """A template of this layer alone, which is held, for as long as it is among the latest that were asked for."""
         template = self._separate.pop(layer.key, None)
         if template is None:
-            layouts = [layout_of(self.pool, key) for key in layer.states]
-            sizes = (
-                sum(layout.parameter_bytes for layout in layouts),
-                sum(map(slot_bytes, layouts)),
-                layouts[0].buffer_bytes,
-            )
-            template = self._new_template(layer, OwnSlot(self._device, sizes))
+            sizes = self._layer_bytes(layer, torch.float32)
+            template = self._new_template(layer, Slot(self._device, sizes, is_held=True))
             if len(self._separate) >= _MOST_SEPARATE:
                 self._separate.pop(next(iter(self._separate)))
         self._separate[layer.key] = template
@@ -159,4 +157,4 @@ class SlotBank:
     @property
     def num_bytes(self) -> int:
         """Device memory of all slots once they are used, and of what runs the layers in them."""
-        return self._calls.num_bytes + len(self.slots) * self.slot_bytes
+        return (self._calls.num_bytes if self._calls else 0) + len(self.slots) * self.slot_bytes

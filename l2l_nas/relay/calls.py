@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.relay.compiled import Backend, Compiled, what_lacks
+from l2l_nas.relay.compiled import Compiled, what_lacks
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.graphs import Graphs
-from l2l_nas.relay.slots import CallFactory, EagerCalls
+from l2l_nas.relay.slots import CallFactory
 
 LAYERS = ("eager", "compile", "graphs")
 Layers = str | Callable[..., object]
 
 
-def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory:
-    """What gives templates the way they run.
+def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory | None:
+    """What gives templates the way they run; None where they run as they are.
 
     Args:
         layers: one of `LAYERS`, or a backend of `torch.compile`.
@@ -40,9 +40,8 @@ def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory:
             raise SettingError(f"layers=graphs needs a CUDA device, device={kind} has no graphs; use layers=eager")
         return Graphs(device, device.capture, is_chain=is_chain)
     if layers == "compile" and not what_lacks(device):
-        inductor: Backend = "inductor"
-        return Compiled(inductor)
-    return EagerCalls()
+        return Compiled("inductor")
+    return None
 
 
 def alone(method: Callable[..., Any]) -> Callable[..., Any]:

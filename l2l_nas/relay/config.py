@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -89,12 +90,10 @@ class PrecisionConfig:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
         return PRECISIONS[self.precision]
 
     @property
-    def is_scaled(self) -> bool:
-        """Whether the loss is scaled, so that small gradients do not vanish."""
+    def is_scaled(self) -> bool:  # of the loss, so that small gradients do not vanish
         return self.dtype == torch.float16
 
 
@@ -103,8 +102,8 @@ class UpdateConfig:
     """What updates go by.
 
     Args:
-        update: what updates go by: "eager", each layer's own gradient; or "exact", the whole gradient, which a clip by
-            global norm and fp16 need. Tests say the `UpdateOrder` instead.
+        update: "eager", each layer's own gradient; or "exact", the whole gradient, which a clip by global norm and fp16
+            need. Tests say the `UpdateOrder` instead.
         clip: scales gradients down; by global norm not with "eager".
 
     Raises:
@@ -119,7 +118,7 @@ class UpdateConfig:
             if self.update in ("ahead", "serial"):
                 raise SettingError(f"update: '{self.update}' is now 'exact', which chooses how it runs")
             object.__setattr__(self, "update", UpdatePolicy(_one_of("update", self.update, tuple(UpdatePolicy))))
-        _of_kind("clip", self.clip, Clip, "None or an l2l_nas.Clip, such as Clip(1.0)")
+        check_kind("clip", self.clip, (Clip, NoneType), wanted="None or an l2l_nas.Clip, such as Clip(1.0)")
         if self.policy is UpdatePolicy.EAGER and self.clip is not None and self.clip.scope == "global":
             raise SettingError(
                 "eager updates cannot wait for the norm of all gradients; use update=exact, or clip per layer"
@@ -127,7 +126,6 @@ class UpdateConfig:
 
     @property
     def policy(self) -> UpdatePolicy:
-        """What updates go by."""
         if isinstance(self.update, UpdateOrder):
             return UpdatePolicy.EAGER if self.update is UpdateOrder.EAGER else UpdatePolicy.EXACT
         return UpdatePolicy(self.update)
@@ -161,8 +159,8 @@ class ExecutionConfig:
 
     def __post_init__(self) -> None:
         _one_of("lanes", self.lanes, LANES)
-        _of_kind("stress", self.stress, Stress, "None or a Stress")
-        _of_kind("trace", self.trace, Trace, "None or a Trace")
+        check_kind("stress", self.stress, (Stress, NoneType), wanted="None or a Stress")
+        check_kind("trace", self.trace, (Trace, NoneType), wanted="None or a Trace")
 
 
 @dataclass(frozen=True)
@@ -188,33 +186,19 @@ class RelayConfig:
         Raises:
             SettingError: a name that there is not, or a value that makes no sense.
         """
-        left = dict(given)
-        configs = {}
-        for section in fields(cls):
-            kind = _KINDS[section.name]
-            base = left.pop(section.name) if isinstance(left.get(section.name), kind) else kind()
+        left, configs = dict(given), {}
+        kinds: dict[str, Any] = {section.name: section.default_factory for section in fields(cls)}
+        for section, kind in kinds.items():
+            base = left.pop(section) if isinstance(left.get(section), kind) else kind()
             chosen = {entry.name: left.pop(entry.name) for entry in fields(kind) if entry.name in left}
-            configs[section.name] = replace(base, **chosen)
+            configs[section] = replace(base, **chosen)
         if left:
             name, value = next(iter(left.items()))
-            known = [*_KINDS, *(entry.name for kind in _KINDS.values() for entry in fields(kind))]
-            if name in _KINDS:
-                raise SettingError(f"{name} takes a {_KINDS[name].__name__}, got {shown(value)}")
+            known = [*kinds, *(entry.name for kind in kinds.values() for entry in fields(kind))]
+            if name in kinds:
+                raise SettingError(f"{name} takes a {kinds[name].__name__}, got {shown(value)}")
             raise SettingError(f"Relay: no argument {name!r}{did_you_mean(name, known)}")
         return cls(**configs)
-
-
-_KINDS: dict[str, type[Any]] = {
-    "memory": MemoryConfig,
-    "precision": PrecisionConfig,
-    "update": UpdateConfig,
-    "execution": ExecutionConfig,
-}
-
-
-def _of_kind(name: str, value: object, kind: type[object], wanted: str) -> None:
-    if value is not None:
-        check_kind(name, value, kind, wanted=wanted)
 
 
 def _check_budget(name: str, value: object) -> None:

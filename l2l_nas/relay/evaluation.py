@@ -14,13 +14,10 @@ from l2l_nas.eps.state import Part
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import SettingError, of_user
 from l2l_nas.relay.access import StateAccess
-from l2l_nas.relay.bank import SlotBank
-from l2l_nas.relay.device import Device
-from l2l_nas.relay.executor import PlanExecutor
+from l2l_nas.relay.executor import ForwardJob, PlanExecutor
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.held import HeldSteps, is_plain
 from l2l_nas.relay.interface import Batch, Reduce, reduced
-from l2l_nas.relay.job import ForwardJob
 from l2l_nas.relay.path import NumberedPath, PathLayer, numbered
 from l2l_nas.relay.plan import Op, Plan
 from l2l_nas.relay.planner import plan_forward
@@ -29,8 +26,10 @@ from l2l_nas.relay.slots import Template
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.visits import StepContext, full, written
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import Layer
 from l2l_nas.space.values import Flow, as_tuple
+
+Passes = list[tuple[list[int], PopulationPass]]  # each with the numbers of its members
 
 _MOST_POPULATIONS = 8  # whose passes are remembered: a population is scored on one batch after the other
 
@@ -39,34 +38,20 @@ class Evaluation:
     """Streams layers through a relay's slots without gradients.
 
     Args:
-        pool: of the layers.
-        bank, stash, executor, device: the relay's.
         held: visits layers where they lie, if they can be; see [Note: held].
     """
 
-    def __init__(
-        self,
-        pool: LayerPool,
-        *,
-        bank: SlotBank,
-        stash: Stash,
-        executor: PlanExecutor,
-        device: Device,
-        held: HeldSteps | None,
-    ) -> None:
-        self._pool = pool
-        self._bank = bank
-        self._stash = stash
+    def __init__(self, executor: PlanExecutor, stash: Stash, *, held: HeldSteps | None) -> None:
         self._executor = executor
-        self._device = device
+        self._stash = stash
         self._held = held
-        self._inputs = pool.flow(())
-        self._groups: dict[tuple[tuple[tuple[str, ...], ...], int | None], list[tuple[list[int], PopulationPass]]] = {}
+        self._bank = executor.bank
+        self._pool = executor.bank.pool
+        self._device = executor.device
+        self._groups: dict[tuple[tuple[tuple[str, ...], ...], int | None], Passes] = {}
 
-    def groups(
-        self, architectures: Sequence[Architecture], *, most: int | None
-    ) -> list[tuple[list[int], PopulationPass]]:
-        """Passes for a population, each with the numbers of its members; the latest are remembered. See `group`.
+    def groups(self, architectures: Sequence[Architecture], *, most: int | None) -> Passes:
+        """Passes for a population; the latest are remembered. See `group`.
 
         Raises:
             SettingError: an architecture without layers.
@@ -77,8 +62,8 @@ class Evaluation:
             paths = [self._pool.path(architecture) for architecture in architectures]
             if not all(paths):
                 raise SettingError("the architecture has no layers: every position is skipped")
-            members = group(self._pool, paths, most=most)
-            found = [(own, prefixes(self._pool, [paths[member] for member in own])) for own in members]
+            groups = group(self._pool, paths, most=most)
+            found = [(members, prefixes(self._pool, [paths[member] for member in members])) for members in groups]
             while len(self._groups) >= _MOST_POPULATIONS:
                 self._groups.pop(next(iter(self._groups)))
         self._groups[key] = found
@@ -102,7 +87,7 @@ class Evaluation:
         """
         values = self._moved(cut_batch(inputs, sizes))
         on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
-        finished: set[tuple[str, ...]] = set()
+        reduced_ends: set[tuple[str, ...]] = set()
 
         def visit(place: int, template: Template) -> None:
             module = template.module
@@ -110,11 +95,11 @@ class Evaluation:
                 module.eval()
             call = caches.caller(place, module, count(), self._device) if caches is not None else template.call
             for reads, writes in tree.visits[place]:
-                is_end = reduce is not None and writes in tree.ends and set(writes) <= set(tree.over[place])
-                finished.update([writes] if is_end else [])
-                values.update(
-                    self._run(tree.layers[place], call, values, reads, writes, reduce=reduce if is_end else None)
-                )
+                is_reduced = reduce is not None and writes in tree.ends and set(writes) <= set(tree.over[place])
+                if is_reduced:
+                    reduced_ends.add(writes)
+                made = self._run(tree.layers[place], call, values, reads, writes, reduce=reduce if is_reduced else None)
+                values.update(made)
             for name in tree.over[place]:
                 keep(name, values.pop(name))
 
@@ -129,7 +114,7 @@ class Evaluation:
         found = []
         for own, names in zip(on_host, tree.ends, strict=True):
             outputs = tuple(tensor for name in names for tensor in own[name])
-            if reduce is not None and names not in finished:
+            if reduce is not None and names not in reduced_ends:
                 with torch.no_grad():
                     parts = [reduced(reduce, number, batch) for number, batch in enumerate(cut_batch(outputs, sizes))]
                 outputs = _on_host(parts)
@@ -183,10 +168,8 @@ class Evaluation:
         for index in range(len(values[reads[0]])):
             outputs = self._stored(layer, call(*(tensor for name in reads for tensor in values[name][index])))
             if reduce is not None:
-                outputs = [
-                    reduced(reduce, index, full([t for tensors in outputs for t in tensors])),
-                    *[()] * (len(writes) - 1),
-                ]
+                whole = reduced(reduce, index, full([t for tensors in outputs for t in tensors]))
+                outputs = [whole, *[()] * (len(writes) - 1)]
             for name, tensors in zip(writes, outputs, strict=True):
                 given[name].append(tensors)
         return given
@@ -200,7 +183,6 @@ class Evaluation:
         tree: PopulationPass | None = None,
         saves_buffers: bool = False,
     ) -> None:
-        """Stream layers through the slots, and do something with each."""
         if self._held is not None and tree is not None and isinstance(states.storage, RamStorage):
             self._held.visit(states.server, self._held.layers(tree), visit)
             return
@@ -208,9 +190,8 @@ class Evaluation:
         path = numbered([about(states.server, layer) for layer in layers])
         plan = plan_forward(path.layers, slots=len(self._bank.slots), saves_buffers=saves_buffers)
         expect(states, plan, layers, path)
-        context = StepContext(
-            tuple(layers), len(layers), Flow({}, (), (), ()), self._stash.specs, lambda position, batch: 0
-        )
+        no_values = Flow({}, (), (), ())
+        context = StepContext(tuple(layers), len(layers), no_values, self._stash.specs, lambda position, batch: 0)
         try:
             self._executor.carry_out(ForwardJob(plan=plan, context=context, states=states, path=path, visit=visit))
         finally:
@@ -218,13 +199,13 @@ class Evaluation:
 
     def _moved(self, batches: Iterable[Batch]) -> dict[str, Sequence[Batch]]:
         """Batches of inputs on the device, in its precision, by value."""
-        found: dict[str, list[Batch]] = {name: [] for name in self._pool.sources}
+        flow, found = self._pool.flow(()), {name: list[Batch]() for name in self._pool.sources}
         for batch in batches:
             put = tuple(
                 self._device.put(tensor).to(spec.dtype).contiguous()
                 for tensor, spec in zip(batch, self._stash.inputs, strict=True)
             )
-            for name, tensors in self._inputs.by_input(put).items():
+            for name, tensors in flow.by_input(put).items():
                 found[name].append(tensors)
         return dict(found)
 
@@ -234,13 +215,14 @@ class Evaluation:
         They outlive their slot: a layer may return a view of a weight or buffer, such as a mask.
         """
         names = self._pool.wiring.writes[layer.position]
-        if self._held is not None:  # what is a view of a master stays as it is until outputs are on the host
-            specs = self._stash.specs[names[0]]
-            if len(names) == 1 and len(specs) == 1 and is_plain(outputs, specs[0].dtype):
-                return [(outputs,)]
-            return list(written(names, as_tuple(outputs), self._stash.specs).values())
-        values = written(names, as_tuple(outputs), self._stash.specs)
-        return [tuple(t.clone() if self._bank.holds(t) else t for t in batch) for batch in values.values()]
+        specs = self._stash.specs[names[0]]
+        is_held = self._held is not None  # what is a view of a master stays as it is until outputs are on the host
+        if is_held and len(names) == 1 and len(specs) == 1 and is_plain(outputs, specs[0].dtype):
+            return [(outputs,)]
+        values = list(written(names, as_tuple(outputs), self._stash.specs).values())
+        return (
+            values if is_held else [tuple(t.clone() if self._bank.holds(t) else t for t in batch) for batch in values]
+        )
 
 
 def measured_norms(module: nn.Module) -> list[_BatchNorm]:

@@ -2,53 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.host import free_memory_bytes
-from l2l_nas.eps.inbox import GradientMessage
+from l2l_nas.eps.inbox import GradientCheck, GradientMessage
+from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.job import ForwardJob, PlanJob, TrainJob
-from l2l_nas.relay.lanes import Future, Label, Lanes
-from l2l_nas.relay.plan import VISITS, Op, Step, UpdateOrder
+from l2l_nas.relay.interface import MiniBatch
+from l2l_nas.relay.lanes import CancelToken, Future, Label, Lanes
+from l2l_nas.relay.losses import Losses
+from l2l_nas.relay.path import NumberedPath
+from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
 from l2l_nas.relay.refusals import raise_named, refuse_changes, refuse_replaced_buffers, where
 from l2l_nas.relay.schedule import LANE, PlanSchedule, rank, update_ranks
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.staging import Staging
-from l2l_nas.relay.stash import Frames
+from l2l_nas.relay.stash import ArenaLayout, Frames
 from l2l_nas.relay.stress import Stress
-from l2l_nas.relay.visits import Visits
-from l2l_nas.space.pool import Layer
+from l2l_nas.relay.visits import StepContext, Visits
 
 _STAGING_SHARE = 0.25  # of free host memory, for gradients that wait for updates
+
+
+@dataclass(kw_only=True)
+class PlanJob:
+    """A plan to carry out, and what its steps need to know.
+
+    Attributes:
+        states: where layers come from.
+        path: says what the plan's numbers are.
+        number: of the training step, for messages; -1 where nothing is trained.
+    """
+
+    plan: Plan
+    context: StepContext
+    states: StateAccess
+    path: NumberedPath
+    number: int = -1
+    cancel: CancelToken = field(default_factory=CancelToken)
+
+
+@dataclass(kw_only=True)
+class ForwardJob(PlanJob):
+    """Forward visits alone: what is done with the template of each place."""
+
+    visit: Callable[[int, Template], None]
+
+
+@dataclass(kw_only=True)
+class TrainJob(PlanJob):
+    """A training step.
+
+    Attributes:
+        batch: what is learned from, its targets on the device.
+        arena: where values lie.
+        losses: once they came from the device.
+        check: of all gradients, once CHECK is done.
+        updated: states that were updated.
+    """
+
+    batch: MiniBatch
+    arena: ArenaLayout
+    lr: float
+    update: UpdateOrder
+    clip: Clip | None = None
+    losses: Losses | None = None
+    check: GradientCheck | None = None
+    updated: list[str] = field(default_factory=list)
+
+    def require_finite_loss(self) -> Losses:
+        """Raise NonFiniteError unless the losses are finite, or may become so with a lower scale.
+
+        Asked before any gradient is used.
+        """
+        self.losses = self.losses or self.context.losses.read(self.context.layers)
+        if self.context.scale == 1.0:
+            self.losses.require_finite(self.number)
+        return self.losses
 
 
 class PlanExecutor:
     """Carries out plans, one after the other, in the same slots.
 
     Args:
-        bank: the slots.
         lanes: where copies and updates run.
         dtype: of weights on the device.
         stress: poisons slots that are free.
     """
 
     def __init__(
-        self,
-        device: Device,
-        bank: SlotBank,
-        lanes: Lanes,
-        *,
-        dtype: torch.dtype,
-        stress: Stress | None = None,
+        self, device: Device, bank: SlotBank, lanes: Lanes, *, dtype: torch.dtype, stress: Stress | None = None
     ) -> None:
         self.bank = bank
         self.lanes = lanes
@@ -113,9 +168,8 @@ class PlanExecutor:
             L2LError: an update failed.
         """
         last, self._schedule = self._schedule, PlanSchedule()
-        futures = [*last.updates.values(), *(future for used in last.slots.values() for future in used)]
         self.staging.clear()
-        self.lanes.wait(futures)
+        self.lanes.wait([*last.updates.values(), *(future for used in last.slots.values() for future in used)])
         self.lanes.flush_trace()
 
     def _back_pressure(self, step: Step, job: PlanJob, *, newest_first: bool) -> tuple[Future, ...]:
@@ -139,43 +193,23 @@ class PlanExecutor:
         if step.op is Op.UPDATE:
             name = job.path.state(step.state)
         label = Label(step.op.value, name, job.number)
+        work = partial(self._WORK[step.op], self, step, job)
         if step.op in VISITS:
-            return self.lanes.compute(lambda: self._visit(step, job), after=after, label=label, cancel=job.cancel)
+            return self.lanes.compute(work, after=after, label=label, cancel=job.cancel)
+        if step.op is Op.FETCH:  # visits are in this thread, behind it
+            value = job.path.value(step.value)
+            job.context.values[value] = self._frame(step, job)
         lane = LANE.get(step.op, "up")  # FREE: a slot is poisoned before it is loaded
-        work = self._work(step, job)
         return self.lanes.submit(lane, work, after=after, label=label, cancel=job.cancel, rank=rank)
 
-    def _work(self, step: Step, job: PlanJob) -> Callable[[], None]:
-        """What a lane has to do for a step."""
-        context = job.context
-        match step.op:
-            case Op.LOAD:
-                layer = context.layers[step.layer]
-                return lambda: self._load(layer, step.slot, job.states)
-            case Op.FREE:
-                assert self._stress is not None
-                slot, stress = self.bank.slots[step.slot], self._stress
-                return lambda: stress.poison(slot.weights, slot.gradients, slot.buffers)
-            case Op.SAVE:
-                return lambda: self._save(step, job)
-            case _:
-                assert isinstance(job, TrainJob)
-                return self._training_work(step, job)
+    def _poison(self, step: Step, job: PlanJob) -> None:
+        assert self._stress is not None
+        slot = self.bank.slots[step.slot]
+        self._stress.poison(slot.weights, slot.gradients, slot.buffers)
 
-    def _training_work(self, step: Step, job: TrainJob) -> Callable[[], None]:
-        match step.op:
-            case Op.SEND:
-                return lambda: self._send(step, job)
-            case Op.STORE | Op.FETCH:
-                return self._move(step, job)
-            case Op.CHECK:
-                return lambda: self._check_gradients(job)
-            case _:
-                assert step.op is Op.UPDATE
-                return lambda: self._update(job.path.state(step.state), job)
-
-    def _load(self, layer: Layer, slot: int, states: StateAccess) -> None:
-        template = self.bank.template(layer, slot)
+    def _load(self, step: Step, job: PlanJob) -> None:
+        layer, states = job.context.layers[step.layer], job.states
+        template = self.bank.template(layer, step.slot)
         template.opened = tuple(
             states.open(key, block) for key, block in zip(layer.states, template.weights, strict=True)
         )
@@ -196,7 +230,9 @@ class PlanExecutor:
                 is_other = states.storage.is_shared and state.version != template.buffers_version
                 return None if is_other else state.buffers.clone()
 
-        if not self._watch(layer).has_changed(template, stored, where(layer, self.bank.pool)):
+        if layer.key not in self._watches:
+            self._watches[layer.key] = BufferWatch(may_change(self.bank.pool, layer))
+        if not self._watches[layer.key].has_changed(template, stored, where(layer, self.bank.pool)):
             return
         with states.storage.reading(layer.key, Part.BUFFERS) as before:
             entry = self._staged(before.buffers)
@@ -211,11 +247,6 @@ class PlanExecutor:
         """A copy of buffers on the host, where the device copies from without a detour."""
         return self.device.allocate_host(buffers.numel())[: buffers.numel()].copy_(buffers)
 
-    def _watch(self, layer: Layer) -> BufferWatch:
-        if layer.key not in self._watches:
-            self._watches[layer.key] = BufferWatch(may_change(self.bank.pool, layer))
-        return self._watches[layer.key]
-
     def _send(self, step: Step, job: TrainJob) -> None:
         job.require_finite_loss()
         layer = job.context.layers[step.layer]
@@ -227,37 +258,42 @@ class PlanExecutor:
                 server.gradients.add(state, message, lr=job.lr, step=job.number, allocate=self.device.host_allocator)
         template.bind((), [None] * len(layer.states))  # so that blocks of the inbox can be freed
 
-    def _move(self, step: Step, job: TrainJob) -> Callable[[], None]:
-        """Copy a spilled value between its frame and the host."""
-        value = job.path.value(step.value)
-        frame, away = job.arena.ring[step.frames[0]][value], job.arena.host[value]
-        if step.op is Op.STORE:
-            return lambda: _copy(frame, away)
-        job.context.values[value] = frame
-        return lambda: _copy(away, frame)
+    def _frame(self, step: Step, job: PlanJob) -> Frames:
+        """The frame of a spilled value that is moved."""
+        assert isinstance(job, TrainJob)
+        return job.arena.ring[step.frames[0]][job.path.value(step.value)]
 
-    def _check_gradients(self, job: TrainJob) -> None:
+    def _move(self, step: Step, job: TrainJob) -> None:
+        """Copy a spilled value between its frame and the host."""
+        source, target = self._frame(step, job), job.arena.host[job.path.value(step.value)]
+        if step.op is Op.FETCH:
+            source, target = target, source
+        for from_batch, to_batch in zip(source, target, strict=True):
+            for from_tensor, to_tensor in zip(from_batch, to_batch, strict=True):
+                to_tensor.copy_(from_tensor, non_blocking=True)
+
+    def _check(self, step: Step, job: TrainJob) -> None:
         losses = job.require_finite_loss()
         order: dict[tuple[str, int], None] = {}
         for layer in job.context.layers[: job.context.depth]:
             for number, index in self.bank.parameter_order(layer):
                 order[layer.states[number], index] = None
-        server, states = job.states.server, job.states.storage
-        job.check = server.gradients.check(
+        inbox, states = job.states.server.gradients, job.states.storage
+        job.check = inbox.check(
             list(order),
             states,
             clip=job.clip,
             is_scaled=self._dtype == torch.float16,
-            is_loss_finite=losses.is_finite,
+            is_loss_finite=not losses.bad,
         )
         if not job.check.is_refused:
             job.cancel.has_passed = True
-            server.gradients.confirm(states)
+            inbox.confirm(states)
 
-    def _update(self, state: str, job: TrainJob) -> None:
+    def _update(self, step: Step, job: TrainJob) -> None:
         if job.check is not None and job.check.is_refused:
             return
-        inbox, states = job.states.server.gradients, job.states.storage
+        state, inbox, states = job.path.state(step.state), job.states.server.gradients, job.states.storage
         if job.update is UpdateOrder.AHEAD and job.check is None:
             inbox.update_ahead(state, states, scale=job.context.scale)
             return
@@ -279,7 +315,7 @@ class PlanExecutor:
         try:
             # the caller may be within `no_grad`, and a training would leave all weights as they are
             with torch.set_grad_enabled(isinstance(job, TrainJob)):
-                self._compute(step, job, templates)
+                self._compute(step, job, templates[0])
         except BaseException as error:
             raise_named(error, context.layers[: context.depth], context.at, self.bank.pool, self._dtype)
         for layer, template, version in zip(layers, templates, versions, strict=True):
@@ -294,22 +330,23 @@ class PlanExecutor:
         gradients = [job.states.allocate_gradients(state) for state in template.opened] if begins else None
         template.bind([state.weights for state in template.opened], gradients)
 
-    def _compute(self, step: Step, job: PlanJob, templates: Sequence[Template]) -> None:
-        context, template = job.context, templates[0]
+    def _compute(self, step: Step, job: PlanJob, template: Template) -> None:
+        context, place = job.context, step.layer
         if isinstance(job, ForwardJob):
-            job.visit(step.layer, template)
+            job.visit(place, template)
             return
         assert isinstance(job, TrainJob)
-        if step.op is Op.FORWARD:
-            self._visits.forward(context, step.layer, template, self._frames(step, job))
-        elif step.op is Op.BACKWARD:
-            self._visits.backward(context, step.layer, template)
-        elif step.op is Op.ENTER:
-            self._visits.enter(context, step.layer, template)
-        elif step.op is Op.LEAVE:
-            self._visits.leave(context, step.layer, template)
-        else:
-            self._visits.tail(context, job.batch.objective, job.batch.targets, job.batch.count)
+        match step.op:
+            case Op.FORWARD:
+                self._visits.forward(context, place, template, self._frames(step, job))
+            case Op.TAIL:
+                self._visits.tail(context, job.batch.objective, job.batch.targets, job.batch.count)
+            case Op.ENTER:
+                self._visits.enter(context, place, template)
+            case Op.LEAVE:
+                self._visits.leave(context, place, template)
+            case _:
+                self._visits.backward(context, place, template)
 
     def _frames(self, step: Step, job: TrainJob) -> dict[str, Frames]:
         """Where a forward visit writes its values."""
@@ -317,8 +354,14 @@ class PlanExecutor:
         names = job.context.flow.writes[step.layer]
         return {n: job.arena.ring[next(ring)][n] if n in job.context.spilled else job.arena.own[n] for n in names}
 
-
-def _copy(source: Frames, target: Frames) -> None:
-    for from_batch, to_batch in zip(source, target, strict=True):
-        for from_tensor, to_tensor in zip(from_batch, to_batch, strict=True):
-            to_tensor.copy_(from_tensor, non_blocking=True)
+    _WORK: ClassVar[Mapping[Op, Callable[[PlanExecutor, Step, Any], None]]] = {
+        Op.LOAD: _load,
+        Op.FREE: _poison,
+        Op.SAVE: _save,
+        Op.SEND: _send,
+        Op.STORE: _move,
+        Op.FETCH: _move,
+        Op.CHECK: _check,
+        Op.UPDATE: _update,
+        **dict.fromkeys(VISITS, _visit),
+    }

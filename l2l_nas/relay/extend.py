@@ -40,12 +40,7 @@ class Caches:
     entries: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
 
     def caller(self, place: int, module: nn.Module, numbers: Iterator[int], device: Device) -> Callable[..., object]:
-        """Runs a layer of the path on the next places of one micro-batch after the other.
-
-        Args:
-            place: the layer's index.
-            numbers: of micro-batches, as they come.
-        """
+        """Runs a layer, by its index in the path, on the next places of one micro-batch after the other."""
         extend = extend_of(module)
         if extend is None:
             return module

@@ -1,10 +1,8 @@
 """Lanes: what runs beside the layers. Copies up and down and host updates, each lane in a thread.
 
-Copies are done in the order of the plan. Of the updates whose gradients are there, the one is done first whose layer
-comes first in the path: the next step waits for it first. A check of all gradients goes before them.
-
-A step of a plan is submitted with the futures of the steps it must wait for. On a CPU a future is done when the work is
-done; on CUDA when the work is issued, and then carries a mark that streams and threads can wait for.
+Which work of a lane is done first: see [Note: order] in `schedule.py`. A step of a plan is submitted with the futures
+of the steps it must wait for. On a CPU a future is done when the work is done; on CUDA when the work is issued, and
+then carries a mark that streams and threads can wait for.
 
 [Note: no hang] A worker finishes every future, whatever happens: with the error of its work, or with that of a step it
 waited for. So an exception in a lane reaches the caller as soon as it waits for anything that depends on it.
@@ -16,11 +14,11 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -69,22 +67,7 @@ class Future:
         return self.error is None
 
 
-def _marks(after: Iterable[Future], lane: str) -> list[Any]:
-    """The marks that the stream of a lane is to wait for: of each other stream the last, as it works in order.
-
-    The caller's stream may be another one than in the last step, so that it waits for itself too.
-    """
-    last: dict[str, Future] = {}
-    for future in after:
-        if future.mark is not None and (future.lane != lane or lane == "compute"):
-            latest = last.setdefault(future.lane, future)
-            if latest.number < future.number:
-                last[future.lane] = future
-    return [future.mark for future in last.values()]
-
-
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     """What a piece of work is: for errors, traces and stress."""
 
     op: str
@@ -136,10 +119,15 @@ class Lanes:
     def __init__(
         self, device: Device, *, threads: bool, stress: Stress | None = None, trace: Trace | None = None
     ) -> None:
-        self._runner = _Runner(device, stress, trace)
-        self._threads: dict[str, _LaneThread] = {}
         self.is_beside = threads
+        self._device = device
+        self._stress = stress
+        self._trace = trace
+        # by lane, its thread, which ends with this or with the process, and the work that waits for it
+        self._threads: dict[str, tuple[ThreadPoolExecutor, list[_Work]]] = {}
         self._numbers = itertools.count()
+        self._timed: list[tuple[str, Label, Any, Any]] = []  # work, and the marks around it
+        self._origin: tuple[Any, float] | None = None  # a mark, and the host's time at it
 
     def submit(
         self,
@@ -157,12 +145,14 @@ class Lanes:
             rank: of works of the host's lane that may begin, the least goes first.
         """
         work = _Work(lane, do, tuple(after), label, cancel, Future(lane, next(self._numbers)), rank)
-        if not self.is_beside:
-            self._runner.run(work)
-            return work.future
-        if lane not in self._threads:
-            self._threads[lane] = _LaneThread(lane, self._runner)
-        self._threads[lane].submit(work)
+        if self.is_beside:
+            if lane not in self._threads:
+                self._threads[lane] = _new_thread(lane, self._device.host_threads), []
+            thread, waiting = self._threads[lane]
+            waiting.append(work)
+            thread.submit(self._run_next, waiting)
+        else:
+            self._run(work)
         return work.future
 
     def compute(self, do: Callable[[], None], *, after: Iterable[Future], label: Label, cancel: CancelToken) -> Future:
@@ -172,7 +162,7 @@ class Lanes:
             BaseException: what it, or something it waits for, raised.
         """
         work = _Work("compute", do, tuple(after), label, cancel, Future("compute", next(self._numbers)))
-        self._runner.run(work)
+        self._run(work)
         if work.future.error is not None:
             raise work.future.error
         return work.future
@@ -182,75 +172,36 @@ class Lanes:
         error = None
         for future in futures:
             future.wait()
-            self._runner.device.wait(future.mark)
+            self._device.wait(future.mark)
             error = error or future.error
         if error is not None:
             raise error
 
-    def flush_trace(self) -> None:
-        """Read the device's clocks. Call it when all work is done."""
-        self._runner.flush()
-
     def close(self) -> None:
         """End the threads, after the work they have."""
         while self._threads:
-            self._threads.popitem()[1].close()
+            self._threads.popitem()[1][0].shutdown()
 
-
-class _LaneThread:
-    """A thread for the work of one lane. It ends with the lane, or with the process, after the work it has."""
-
-    def __init__(self, lane: str, runner: _Runner) -> None:
-        self._runner = runner
-        self._waiting: list[_Work] = []
-        self._thread = ThreadPoolExecutor(1, f"l2l_nas {lane}")
-        threads = torch.get_num_threads()
-        self._thread.submit(_set_up_thread, runner.device.host_threads).result()
-        torch.set_num_threads(threads)  # the thread's own setting stays: OpenMP keeps one for each thread
-
-    def submit(self, work: _Work) -> None:
-        self._waiting.append(work)
-        self._thread.submit(self._run_next)
-
-    def _run_next(self) -> None:
+    def _run_next(self, waiting: list[_Work]) -> None:
         try:
-            index = _first(self._waiting, self._runner.device)
+            index = self._first(waiting)
         except Exception:
             index = 0  # a device that failed says so again when it is waited for, and then the future has the error
-        self._runner.run(self._waiting.pop(index))
+        self._run(waiting.pop(index))
 
-    def close(self) -> None:
-        self._thread.shutdown()
+    def _first(self, works: list[_Work]) -> int:
+        """Which work is next: in order, but of the host's those that may begin, by rank."""
+        if len(works) == 1 or works[0].lane != "host":
+            return 0
+        ready = [
+            (work.rank, index)
+            for index, work in enumerate(works)
+            if all(future.is_done and self._device.is_over(future.mark) for future in work.after)
+        ]
+        return min(ready, default=(0, 0))[1]
 
-
-def _set_up_thread(threads: int | None) -> None:
-    torch.set_grad_enabled(False)
-    if threads is not None:
-        torch.set_num_threads(threads)
-
-
-def _first(works: Sequence[_Work], device: Device) -> int:
-    """Which work is next: in order, but of the host's those that may begin, by rank."""
-    if len(works) == 1 or works[0].lane != "host":
-        return 0
-    return min(((work.rank, index) for index, work in enumerate(works) if _may_begin(work, device)), default=(0, 0))[1]
-
-
-def _may_begin(work: _Work, device: Device) -> bool:
-    return all(future.is_done and device.is_over(future.mark) for future in work.after)
-
-
-class _Runner:
-    """Does one piece of work: wait, run, mark."""
-
-    def __init__(self, device: Device, stress: Stress | None, trace: Trace | None) -> None:
-        self.device = device
-        self._stress = stress
-        self._trace = trace
-        self._timed: list[tuple[str, Label, Any, Any]] = []
-        self._origin: tuple[Any, float] | None = None
-
-    def run(self, work: _Work) -> None:
+    def _run(self, work: _Work) -> None:
+        """Do one piece of work: wait, run, mark."""
         try:
             error = self._await(work)
             if error is not None:
@@ -275,48 +226,74 @@ class _Runner:
             if future.error is not None:
                 return future.error
             if work.lane == "host":
-                self.device.wait(future.mark)
+                self._device.wait(future.mark)
         return work.cancel.error
 
     def _do(self, work: _Work) -> Any:
         started = time.perf_counter()
-        with self.device.stream(work.lane):
+        with self._device.stream(work.lane):
             if work.lane != "host":
                 for awaited in _marks(work.after, work.lane):
-                    self.device.stream_wait(awaited)
+                    self._device.stream_wait(awaited)
             if self._stress is not None:  # behind the waits: on the device too, what is late is the work itself
-                seconds = self._stress.delay_s(work.label.op)
-                if work.lane == "host":
-                    time.sleep(seconds)  # what it does is done in this thread, on no stream
-                else:
-                    self.device.delay(seconds)
+                # what the host's lane does is done in this thread, on no stream
+                delay = time.sleep if work.lane == "host" else self._device.delay
+                delay(self._stress.delay_s(work.label.op))
             begun = self._timed_mark() if self._trace is not None else None
             with work.label.profiled():
                 work.do()
             if self._stress is not None and self._stress.pace is not None:
                 least_s = self._stress.pace(work.label.op, work.label.layer)
                 time.sleep(max(0.0, least_s - (time.perf_counter() - started)))
-            mark = None if work.lane == "host" else self.device.mark(timed=self._trace is not None)
+            mark = None if work.lane == "host" else self._device.mark(timed=self._trace is not None)
         if self._trace is not None:
             if mark is None or begun is None:
-                label = work.label
-                self._trace.add(work.lane, label.op, label.layer, label.step, started, time.perf_counter())
+                self._trace.add(work.lane, *work.label, started, time.perf_counter())
             else:
                 self._timed.append((work.lane, work.label, begun, mark))
         return mark
 
     def _timed_mark(self) -> Any:
-        mark = self.device.mark(timed=True)
+        mark = self._device.mark(timed=True)
         if mark is not None and self._origin is None:
-            self.device.wait(mark)
+            self._device.wait(mark)
             self._origin = (mark, time.perf_counter())
         return mark
 
-    def flush(self) -> None:
+    def flush_trace(self) -> None:
+        """Read the device's clocks. Call it when all work is done."""
         timed, self._timed = self._timed, []
         if self._trace is None or self._origin is None:
             return
         mark, zero = self._origin
         for lane, label, begun, ended in timed:
-            start, end = (zero + self.device.elapsed_s(mark, point) for point in (begun, ended))
-            self._trace.add(lane, label.op, label.layer, label.step, start, end)
+            start, end = (zero + self._device.elapsed_s(mark, point) for point in (begun, ended))
+            self._trace.add(lane, *label, start, end)
+
+
+def _new_thread(lane: str, host_threads: int | None) -> ThreadPoolExecutor:
+    thread = ThreadPoolExecutor(1, f"l2l_nas {lane}")
+    threads = torch.get_num_threads()
+    thread.submit(_set_up_thread, host_threads).result()
+    torch.set_num_threads(threads)  # the thread's own setting stays: OpenMP keeps one for each thread
+    return thread
+
+
+def _set_up_thread(threads: int | None) -> None:
+    torch.set_grad_enabled(False)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _marks(after: Iterable[Future], lane: str) -> list[Any]:
+    """The marks that the stream of a lane is to wait for: of each other stream the last, as it works in order.
+
+    The caller's stream may be another one than in the last step, so that it waits for itself too.
+    """
+    last: dict[str, Future] = {}
+    for future in after:
+        if future.mark is not None and (future.lane != lane or lane == "compute"):
+            latest = last.setdefault(future.lane, future)
+            if latest.number < future.number:
+                last[future.lane] = future
+    return [future.mark for future in last.values()]

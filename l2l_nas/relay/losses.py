@@ -15,19 +15,15 @@ from l2l_nas.space.pool import Layer
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a step, on the host.
+    """The losses of a step, on the host: the task's own, and the sum of all others.
 
     Args:
-        task: the task's own.
-        auxiliary: the sum of all others.
-        is_finite: whether all are.
-        bad: the layer whose auxiliary loss is not finite; None where the task's own is not, or all are.
+        bad: of those that are not finite, the layer that added it; None for the task's.
     """
 
     task: float
     auxiliary: float
-    is_finite: bool
-    bad: str | None
+    bad: tuple[str | None, ...]
 
     def require_finite(self, step: int) -> None:
         """Refuse a step whose losses are not finite.
@@ -35,8 +31,8 @@ class Losses:
         Raises:
             NonFiniteError: it names the layer of an auxiliary loss.
         """
-        if not self.is_finite:
-            raise NonFiniteError("auxiliary loss" if self.bad else "loss", layer=self.bad, step=step)
+        if self.bad:
+            raise NonFiniteError("auxiliary loss" if self.bad[0] else "loss", layer=self.bad[0], step=step)
 
 
 @dataclass
@@ -62,17 +58,13 @@ class LossSums:
             self.auxiliary[place] = self.auxiliary[place] + part if place in self.auxiliary else part
 
     def read(self, layers: Sequence[Layer]) -> Losses:
-        """Copy all of them to the host at once.
-
-        Args:
-            layers: of the path.
-        """
-        keys: list[str | None] = [] if self.task is None else [None]
-        keys += [layers[place].key for place in self.auxiliary]
-        tensors = [*([] if self.task is None else [self.task]), *self.auxiliary.values()]
-        if len(tensors) == 1:
-            values = [tensors[0].item()]
+        """Copy all of them to the host at once."""
+        if self.task is None:
+            return Losses(0.0, 0.0, ())
+        keys = (None, *(layers[place].key for place in self.auxiliary))
+        if self.auxiliary:
+            values = torch.stack([loss.reshape(()) for loss in (self.task, *self.auxiliary.values())]).tolist()
         else:
-            values = torch.stack([loss.reshape(()) for loss in tensors]).tolist() if tensors else []
-        bad = [key for key, value in zip(keys, values, strict=True) if not math.isfinite(value)]
-        return Losses(values[0] if values else 0.0, sum(values[1:]), not bad, bad[0] if bad else None)
+            values = [self.task.item()]
+        bad = tuple(key for key, value in zip(keys, values, strict=True) if not math.isfinite(value))
+        return Losses(values[0], sum(values[1:]), bad)

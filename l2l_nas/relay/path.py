@@ -31,12 +31,7 @@ class PathLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class Spill:
-    """What waits on the host.
-
-    Args:
-        values: their names.
-        frames: how many there are on the device for them.
-    """
+    """Values that wait on the host, and how many frames there are on the device for them."""
 
     values: frozenset[Name] = frozenset()
     frames: int = RING
@@ -68,11 +63,9 @@ class NumberedPath:
     learning: frozenset[str]
 
     def state(self, number: Name) -> str:
-        """Its name."""
         return self.states[int(number)]
 
     def value(self, number: Name) -> str:
-        """Its name."""
         return self.values[int(number)]
 
     def numbers_of(self, values: frozenset[str]) -> frozenset[Name]:

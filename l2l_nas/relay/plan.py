@@ -96,13 +96,11 @@ class UpdateOrder(enum.Enum):
 
 
 class Step(NamedTuple):
-    """One step.
+    """One step. States and values go by the names that the path gives them; -1 where there is none.
 
     Args:
-        op: what to do.
-        layer: index in the path, or its length for the first layer of the next path; -1 where there is none.
-        slot: the slot it works on, or -1.
-        state: the state to update or wait for, or -1. States and values go by the names that the path gives them.
+        layer: index in the path, or its length for the first layer of the next path.
+        state: to update or wait for.
         value: what STORE and FETCH move.
         frames: the frame that STORE reads or FETCH fills; those that a FORWARD writes its spilled values to, in order.
         tail: for TAIL, the slots of the layers after `layer`.

@@ -5,16 +5,17 @@ Which slot a load overwrites stands in `replacement.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill, last_to_learn, learns_from, tail_start, taken_by
 from l2l_nas.relay.plan import TAIL_VISITS, Carry, Op, Plan, Step, UpdateOrder
-from l2l_nas.relay.replacement import SlotContent, SlotTable, VisitList
+from l2l_nas.relay.replacement import SlotTable, VisitList
 
 _PLANS = 128  # that are kept; most steps of a search have the plan of another one
+_FRESH = Carry()
 
 
 def plan_training(
@@ -30,7 +31,6 @@ def plan_training(
     """Forward through all layers before the tail, the tail, and back through all that learn or have one before them.
 
     Args:
-        path: the layers, first to last.
         slots: number of slots; with 2 or more, the next load is placed before the visit it may overlap.
         update: when states are updated.
         keep: length of the tail, at least 1; it is shorter where the path, the slots or the frames are.
@@ -41,7 +41,7 @@ def plan_training(
     Raises:
         SettingError: no slots, no tail, or an empty path.
     """
-    return _training(tuple(path), slots, update, keep, spill, carry, upcoming)
+    return _training(tuple(path), slots, update, keep, spill, carry or _FRESH, upcoming)
 
 
 def plan_forward(path: Sequence[PathLayer], *, slots: int, saves_buffers: bool = False) -> Plan:
@@ -53,7 +53,7 @@ def plan_forward(path: Sequence[PathLayer], *, slots: int, saves_buffers: bool =
     Raises:
         SettingError: no slots, or an empty path.
     """
-    return _forward(tuple((layer.key, layer.has_buffers and saves_buffers) for layer in path), slots)
+    return _forward(tuple(PathLayer(one.key, has_buffers=one.has_buffers and saves_buffers) for one in path), slots)
 
 
 @lru_cache(_PLANS)
@@ -63,7 +63,7 @@ def _training(
     update: UpdateOrder,
     keep: int,
     spill: Spill,
-    carry: Carry | None,
+    carry: Carry,
     upcoming: PathLayer | None,
 ) -> Plan:
     if keep < 1:
@@ -79,10 +79,8 @@ def _training(
 
 
 @lru_cache(_PLANS)
-def _forward(path: tuple[tuple[Name, bool], ...], slots: int) -> Plan:
-    layers = [PathLayer(key, has_buffers=has_buffers) for key, has_buffers in path]
-    visits = [(Op.FORWARD, index) for index in range(len(path))]
-    return _Builder(layers, visits, slots=slots, update=UpdateOrder.EAGER).build()
+def _forward(path: tuple[PathLayer, ...], slots: int) -> Plan:
+    return _Builder(path, [(Op.FORWARD, index) for index in range(len(path))], slots=slots).build()
 
 
 @dataclass
@@ -95,10 +93,7 @@ class _Frame:
 
 
 class _Builder:
-    """Builds one plan, visit by visit.
-
-    Its tables say which earlier steps a new one must wait for.
-    """
+    """Builds one plan, visit by visit. Its tables say which earlier steps a new one must wait for."""
 
     def __init__(
         self,
@@ -106,9 +101,9 @@ class _Builder:
         visits: Sequence[tuple[Op, int]],
         *,
         slots: int,
-        update: UpdateOrder,
+        update: UpdateOrder = UpdateOrder.EAGER,
         spill: Spill = NOTHING_SPILLED,
-        carry: Carry | None = None,
+        carry: Carry = _FRESH,
         upcoming: PathLayer | None = None,
     ) -> None:
         if slots < 1:
@@ -117,7 +112,7 @@ class _Builder:
             raise SettingError("the architecture has no layers: every position is skipped")
         self._path = path
         self._visits = VisitList(path, visits)
-        self._carry = carry or Carry()
+        self._carry = carry
         self._upcoming = upcoming
         self._upcoming_slot = -1  # that holds the next path's first layer
         self._steps: list[Step] = []
@@ -162,7 +157,7 @@ class _Builder:
         left: list[Name | None] = []
         for index, content in enumerate(self._slots.contents):
             left.append(content.key if index == self._upcoming_slot else None)
-            if content.key is not None and index != self._upcoming_slot:
+            if index != self._upcoming_slot:
                 self._free(index, len(self._visits))
         updating = [state for state in self._carry.updating if state not in self._changes]
         return Plan(tuple(self._steps), Carry(tuple(left), (*updating, *self._updated)))
@@ -171,11 +166,10 @@ class _Builder:
         """Begin with what the last plan left."""
         for index, key in enumerate(self._carry.slot_keys):
             kept = self._add(Op.CARRY, slot=index)
-            self._slots.put(index, SlotContent(freed=kept) if key is None else SlotContent(key, kept, (kept,)))
-        for index in range(len(self._slots)):
-            self._slots.rank(index, 0)
-        for key in self._visits.uses:
-            self._slots.miss(key, 0)
+            if key is None:
+                self._slots.contents[index].freed = kept
+            else:
+                self._slots.put(index, key, kept, number=0)
         needed = {state for layer in self._path for state in layer.trainable}
         needed.update(self._upcoming.trainable if self._upcoming else ())
         for state in self._carry.updating:
@@ -205,7 +199,7 @@ class _Builder:
         """
         if self._spilled and number + 1 < len(self._visits):
             self._prefetch_values(number)
-        while (missing := self._slots.next_missing(number, last=number + len(self._slots))) is not None:
+        while (missing := self._slots.next_missing(last=number + len(self._slots.contents))) is not None:
             use, layer = missing
             victim = self._slots.victim(after=use)
             if victim is None:
@@ -235,7 +229,8 @@ class _Builder:
             return
         visits = self._visits
         if not is_over:
-            if visits.slots_needed(number) >= len(self._slots) or visits.next_use(layer.key, number) < len(visits):
+            is_needed = visits.next_use(layer.key, number) < len(visits)
+            if is_needed or visits.slots_needed(number) >= len(self._slots.contents):
                 return
             done = self._updated if self._is_eager else ()  # else the check may put it back
             if any(state in visits.gradient_counts and state not in done for state in layer.trainable):
@@ -256,12 +251,9 @@ class _Builder:
         # the newest weights, and the buffers that the layer's previous visit saved
         changes = [change for state in layer.trainable for change in self._changes.get(state, ())]
         after = (self._slots.contents[slot].freed, self._saves.get(layer.key, -1), *changes)
-        load = self._add(Op.LOAD, index, slot, after=after)
-        self._slots.put(slot, SlotContent(layer.key, load, (load,)))
-        self._slots.rank(slot, number)
+        self._slots.put(slot, layer.key, self._add(Op.LOAD, index, slot, after=after), number=number)
 
     def _free(self, slot: int, number: int) -> None:
-        """Have a slot hold nothing."""
         content = self._slots.contents[slot]
         if content.key is not None:
             self._slots.clear(slot, freed=self._add(Op.FREE, slot=slot, after=content.users), number=number)
@@ -300,20 +292,19 @@ class _Builder:
     def _save_and_send(self, op: Op, index: int, slot: int, visit: int) -> None:
         """Send to the host what a visit changed: buffers, and gradients that are complete."""
         layer = self._path[index]
-        after_visit = [visit]
+        users = [visit]
         if layer.has_buffers and op in (Op.FORWARD, Op.TAIL):
             self._saves[layer.key] = self._add(Op.SAVE, index, slot, after=(visit,))
-            after_visit.append(self._saves[layer.key])
+            users.append(self._saves[layer.key])
         if layer.trainable and self._visits.completes_gradients(op, index):
-            send = self._add(Op.SEND, index, slot, after=(visit,))
-            after_visit.append(send)
+            users.append(self._add(Op.SEND, index, slot, after=(visit,)))
             for state in layer.trainable:
                 sends = self._sends.setdefault(state, [])
-                sends.append(send)
+                sends.append(users[-1])
                 if state in self._updated_at_once and len(sends) == self._visits.gradient_counts[state]:
                     self._add_update(state, after=sends)
         content = self._slots.contents[slot]
-        content.users = (*content.users, *after_visit)
+        content.users = (*content.users, *users)
 
     def _add_update(self, state: Name, *, after: Sequence[int]) -> None:
         update = self._add(Op.UPDATE, state=state, after=(*after, *self._changes.get(state, ())))
@@ -336,7 +327,6 @@ class _Builder:
         return tuple(value for value in dict.fromkeys(values) if value in self._spilled)
 
     def _spilled_reads(self, number: int) -> tuple[Name, ...]:
-        """The spilled values that a visit reads."""
         if not self._spilled:
             return ()
         op, layer = self._visits[number]
@@ -373,9 +363,9 @@ class _Builder:
         value: Name = -1,
         frames: tuple[int, ...] = (),
         tail: tuple[int, ...] = (),
-        after: Sequence[int] = (),
+        after: Iterable[int] = (),
     ) -> int:
         """Add a step; returns its index."""
-        known = {index for index in after if index >= 0}
-        self._steps.append(Step(op, layer, slot, state, value, frames, tail, tuple(sorted(known))))
+        known = sorted({index for index in after if index >= 0})
+        self._steps.append(Step(op, layer, slot, state, value, frames, tail, tuple(known)))
         return len(self._steps) - 1

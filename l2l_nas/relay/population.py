@@ -53,10 +53,9 @@ def prefixes(pool: LayerPool, paths: Sequence[Path]) -> PopulationPass:
             values.update(zip(writes, made[where, taken], strict=True))
         ends.append(tuple(values[name] for name in flow.outputs))
     order = sorted(known)
-    last: dict[str, int] = {}
-    for place, where in enumerate(order):
-        for taken, given in steps[where]:
-            last.update(dict.fromkeys((*taken, *given), place))
+    last = {
+        name: place for place, where in enumerate(order) for taken, given in steps[where] for name in (*taken, *given)
+    }
     over: list[list[str]] = [[] for _ in order]
     for name, place in last.items():
         over[place].append(name)

@@ -42,7 +42,6 @@ from l2l_nas.relay.memory import MemoryPlan, decide
 from l2l_nas.relay.path import NumberedPath, PathLayer, numbered
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
 from l2l_nas.relay.population import prefixes
-from l2l_nas.relay.slots import EagerCalls
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.step import TrainingStep
 from l2l_nas.space.architecture import Architecture
@@ -83,8 +82,8 @@ class Relay:
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        own = "ParamServer(pool, optimizer=AdamW(), seed=0)"
-        check_kind("server", server, ParamServer, wanted=f"a param-server, such as {own}")
+        wanted = "a param-server, such as ParamServer(pool, optimizer=AdamW(), seed=0)"
+        check_kind("server", server, ParamServer, wanted=wanted)
         given = {"memory": memory, "execution": execution}
         settings |= {name: config for name, config in given.items() if config is not None}
         self.config = config = RelayConfig.of({"precision": precision, "update": update, **settings})
@@ -100,7 +99,6 @@ class Relay:
         self._build(server)
 
     def _build(self, server: ParamServer) -> None:
-        """Slots, stash and lanes, and what works with them."""
         config, device, dtype = self.config, self.device, self.config.precision.dtype
         calls = calls_of(config.execution.layers, device, is_chain=self.pool.wiring.is_chain)
         # of the longest path; behind it comes the first layer of the next one
@@ -117,16 +115,13 @@ class Relay:
         if config.memory.state_bytes and not device.shares_memory:
             self._device_states = DeviceStates(server, device, dtype, budget=config.memory.state_bytes)
         held: HeldSteps | None = None
-        is_plain = isinstance(calls, EagerCalls) and stress is None and not is_beside
+        is_plain = calls is None and stress is None and not is_beside
         if is_plain and device.shares_memory and dtype == torch.float32:
             held = HeldSteps(self.pool, self.bank, self.stash.specs, device, seed=self.seed, trace=self.trace)
-        self._evaluation = Evaluation(
-            self.pool, bank=self.bank, stash=self.stash, executor=executor, device=device, held=held
-        )
+        self._evaluation = Evaluation(executor, self.stash, held=held)
         self._training = TrainingStep(executor, self.stash, self._access(server), config, seed=self.seed, held=held)
 
     def _access(self, server: ParamServer) -> StateAccess:
-        """The way to the states of a server."""
         self.server = server
         if self.config.precision.precision == "fp32" and self.wire.is_pinned:
             server.pin_masters(self.wire)
@@ -147,12 +142,10 @@ class Relay:
 
     @property
     def precision(self) -> str:
-        """Of weights and activations on the device."""
         return self.config.precision.precision
 
     @property
     def update(self) -> UpdatePolicy:
-        """What updates go by."""
         return self.config.update.policy
 
     @property
@@ -246,7 +239,11 @@ class Relay:
             self._memory_plans[sizes] = decide(
                 self.pool, self.bank, self.stash, sizes, self._memory, self.device.free_bytes
             )
-            self._have_slots(min(plan.slots for plan in self._memory_plans.values()))
+            # as many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need
+            slots = min(plan.slots for plan in self._memory_plans.values())
+            if slots != len(self.bank.slots):
+                self.drain()
+                self.bank.resize(slots)
         return self._memory_plans[sizes]
 
     def states_on_device(self, architecture: Architecture) -> tuple[str, ...]:
@@ -254,14 +251,6 @@ class Relay:
         states = dict.fromkeys(state for layer in self.pool.path(architecture) for state in layer.states)
         budget = self.config.memory.state_bytes
         return fitting(self.server, states, self.config.precision.dtype, budget) if budget else ()
-
-    def _have_slots(self, count: int) -> None:
-        """As many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need."""
-        if count == len(self.bank.slots):
-            return
-        self.drain()
-        self.bank.shrink(count)
-        self.bank.grow(count)
 
     @alone
     def train_step(
@@ -289,14 +278,8 @@ class Relay:
             return self._training.run_held(held, batch, lr=lr, step=step)
         layers = self.pool.path(architecture)
         following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
-        job = self._training.prepare(
-            batch,
-            self.numbered(architecture, following),
-            (*layers, *following),
-            memory=memory,
-            lr=lr,
-            step=step,
-        )
+        path = self.numbered(architecture, following)
+        job = self._training.prepare(batch, path, (*layers, *following), memory=memory, lr=lr, step=step)
         self._training.run(job)
         return self._training.settle(job)
 
@@ -321,18 +304,16 @@ class Relay:
 
         Args:
             max_bytes: of activations that wait on the device; more architectures than that go in several passes.
-            reduce: see `Executor.predict_population`.
         """
         inputs = as_batch(inputs)
         sizes = checked_sizes(self.pool.inputs, inputs, micro_batch)
         kinds = (Architecture, tuple, list)
         architectures = check_list("architectures", architectures, of=kinds, wanted="architectures")
+        most = None
         if max_bytes is not None:
-            check_count("max_bytes", max_bytes)
+            largest = max(self.stash.size_bytes(name, sizes) for name in self.stash.places)
+            most = check_count("max_bytes", max_bytes) // largest
         self._pause()
-        most = (
-            None if max_bytes is None else max_bytes // max(self.stash.size_bytes(n, sizes) for n in self.stash.places)
-        )
         results: list[Batch] = [()] * len(architectures)
         for members, tree in self._evaluation.groups(architectures, most=most):
             outputs = self._evaluation.predict(self._training.states, tree, inputs, sizes, reduce=reduce)

@@ -1,28 +1,17 @@
-"""Which slot a planned load overwrites: the one whose content the visits to come need latest (Belady's rule).
-
-What is needed latest, and what is missing next, stand at the head of a heap each. An entry of a heap is not changed:
-a new one is added, and outdated ones are dropped when they come up. So the work of a plan grows with its path and its
-slots, however long layers stay in them.
-"""
+"""Which slot a planned load overwrites: the one whose content the visits to come need latest (Belady's rule)."""
 
 from __future__ import annotations
 
 import bisect
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from l2l_nas.relay.path import Name, PathLayer
 from l2l_nas.relay.plan import Op
 
 
 class VisitList:
-    """The visits of a plan in their order, and which layers they need.
-
-    Args:
-        path: the layers that they run.
-        visits: what each does, and with which layer of the path.
+    """The visits of a plan in their order, and which layers of the path they need.
 
     Attributes:
         tail_start: index of the first layer of the tail; the path's length where no visit is of a tail.
@@ -31,7 +20,7 @@ class VisitList:
     """
 
     def __init__(self, path: Sequence[PathLayer], visits: Sequence[tuple[Op, int]]) -> None:
-        self.path = path
+        self._path = path
         self._visits = visits
         self.tail_start = next((layer for op, layer in visits if op is Op.TAIL), len(path))
         self._first_in_tail: dict[Name, int] = {}  # by key, its first index in the tail, in ascending order
@@ -54,7 +43,7 @@ class VisitList:
 
     def completes_gradients(self, op: Op, layer: int) -> bool:
         """Whether the gradients of a layer are complete after a visit: a repeated layer leaves at its first place."""
-        return op is Op.BACKWARD or (op is Op.LEAVE and self._first_in_tail[self.path[layer].key] == layer)
+        return op is Op.BACKWARD or (op is Op.LEAVE and self._first_in_tail[self._path[layer].key] == layer)
 
     def next_use(self, key: Name | None, number: int) -> int:
         """Number of the first visit from `number` on that needs a key; the number of visits if none does."""
@@ -98,15 +87,6 @@ class SlotContent:
     freed: int = -1
 
 
-class _Candidate(NamedTuple):
-    """A slot that may be overwritten; the least of these is overwritten first."""
-
-    minus_use: int  # the visit that needs its content next; negative, so that the latest comes first
-    is_full: bool  # of slots that are needed equally late, an empty one comes first
-    last_user: int  # then the one that was used longest ago
-    slot: int
-
-
 class SlotTable:
     """What each slot holds while a plan is built.
 
@@ -119,19 +99,21 @@ class SlotTable:
         self._visits = visits
         self.contents = [SlotContent() for _ in range(num_slots)]
         self.slot_of: dict[Name, int] = {}
-        self._candidates: list[_Candidate] = []  # a heap
-        self._newest: list[_Candidate | None] = [None] * num_slots  # by slot, its entry that is not outdated
-        # a heap: of each key in no slot, the visit that needs it next and the layer there
-        self._missing: list[tuple[int, int]] = []
+        # of each slot that may be overwritten; the least is overwritten first: its content is needed latest, it is
+        # empty, it was used longest ago
+        self._order: dict[int, tuple[int, bool, int, int]] = {}
+        self._missing: dict[Name, tuple[int, int]] = {}  # of keys in no slot, the visit that needs it next, the layer
+        for index in range(num_slots):
+            self.rank(index, 0)
+        for key in visits.uses:
+            self._miss(key, 0)
 
-    def __len__(self) -> int:
-        return len(self.contents)
-
-    def put(self, index: int, content: SlotContent) -> None:
-        """Have a slot hold something; `rank` says when it is needed."""
-        self.contents[index] = content
-        if content.key is not None:
-            self.slot_of[content.key] = index
+    def put(self, index: int, key: Name, load: int, *, number: int) -> None:
+        """Have a slot hold a layer that a step loaded, before visit `number`."""
+        self.contents[index] = SlotContent(key, load, (load,))
+        self.slot_of[key] = index
+        self._missing.pop(key, None)
+        self.rank(index, number)
 
     def clear(self, index: int, *, freed: int, number: int) -> None:
         """Have a slot hold nothing, before visit `number`."""
@@ -139,42 +121,34 @@ class SlotTable:
         self.contents[index] = SlotContent(freed=freed)
         if key is not None and self.slot_of[key] == index:  # else it was loaded for the next path, too
             del self.slot_of[key]
-            self.miss(key, number)
+            self._miss(key, number)
+
+    def _miss(self, key: Name, number: int) -> None:
+        use = self._visits.next_use(key, number)
+        if use < len(self._visits):
+            self._missing[key] = use, self._visits.layer_of(key, use)
 
     def rank(self, index: int, number: int) -> None:
         """Note when a slot's content is needed, from visit `number` on."""
         content = self.contents[index]
-        use, last_user = self._visits.next_use(content.key, number), content.users[-1] if content.users else -1
-        self._newest[index] = entry = _Candidate(-use, content.key is not None, last_user, index)
-        heapq.heappush(self._candidates, entry)
+        last_user = content.users[-1] if content.users else -1
+        self._order[index] = -self._visits.next_use(content.key, number), content.key is not None, last_user, index
 
     def pin(self, index: int) -> None:
         """Have a slot be overwritten no more."""
-        self._newest[index] = None
+        del self._order[index]
 
     def victim(self, *, after: int) -> int | None:
         """The slot that is overwritten first; None where visit `after`, or one before it, needs what every slot holds.
 
         What a visit needs is needed no later than by itself, so that no slot of it is overwritten for it.
         """
-        while self._candidates:
-            entry = self._candidates[0]
-            if self._newest[entry.slot] == entry:
-                return entry.slot if -entry.minus_use > after else None
-            heapq.heappop(self._candidates)
-        return None
+        if not self._order:
+            return None
+        minus_use, _, _, slot = min(self._order.values())
+        return slot if -minus_use > after else None
 
-    def miss(self, key: Name, number: int) -> None:
-        """Note when a key is needed, from visit `number` on, that may be in no slot."""
-        use = self._visits.next_use(key, number)
-        if key not in self.slot_of and use < len(self._visits):
-            heapq.heappush(self._missing, (use, self._visits.layer_of(key, use)))
-
-    def next_missing(self, number: int, *, last: int) -> tuple[int, int] | None:
-        """The first visit behind `number`, up to `last`, whose layer is in no slot; and the layer's index."""
-        while self._missing and self._missing[0][0] <= last:
-            use, layer = self._missing[0]
-            if use > number and self._visits.path[layer].key not in self.slot_of:
-                return use, layer
-            heapq.heappop(self._missing)
-        return None
+    def next_missing(self, *, last: int) -> tuple[int, int] | None:
+        """The first visit, up to `last`, whose layer is in no slot; and the layer's index."""
+        first = min(self._missing.values(), default=None)
+        return first if first is not None and first[0] <= last else None

@@ -18,14 +18,10 @@ from l2l_nas.relay.plan import VISITS, Op, Plan, Step
 LANES = ("up", "compute", "down", "host")
 # the lane of each step that is work; the others stand for what they wait for
 LANE: Mapping[Op, str] = {
-    Op.LOAD: "up",
-    Op.FETCH: "up",
+    **dict.fromkeys((Op.LOAD, Op.FETCH), "up"),
     **dict.fromkeys(VISITS, "compute"),
-    Op.SAVE: "down",
-    Op.STORE: "down",
-    Op.SEND: "down",
-    Op.CHECK: "host",
-    Op.UPDATE: "host",
+    **dict.fromkeys((Op.SAVE, Op.STORE, Op.SEND), "down"),
+    **dict.fromkeys((Op.CHECK, Op.UPDATE), "host"),
 }
 _LAST = 1 << 30
 
@@ -78,27 +74,26 @@ class PlanSchedule(Generic[Work]):
             submit: has a step done after others.
             frees: whether there is something to do for a slot that is free.
         """
-        found: list[tuple[Work, ...]] = []  # by step, what those wait for that wait for it
+        works_of: list[tuple[Work, ...]] = []  # by step, what those wait for that wait for it
         awaited: dict[Work, None] = {}
-        slots: dict[int, tuple[Work, ...]] = {}
+        self.slots, before = {}, self.slots
         has_sent = False
         for step in plan.steps:
             op = step.op
-            works = tuple(dict.fromkeys(work for other in step.after for work in found[other]))
+            works = tuple(dict.fromkeys(work for other in step.after for work in works_of[other]))
             if op in LANE or (op is Op.FREE and frees):
                 works = (submit(step, works),)
             elif op is Op.CARRY:
-                works = self.slots.get(step.slot, ())
+                works = before.get(step.slot, ())
             elif op is Op.AWAIT:
                 update = self.updates.get(name(step.state))
                 works = () if update is None else (update,)
-            found.append(works)
+            works_of.append(works)
             if op is Op.UPDATE:
                 self.updates[name(step.state)] = works[0]
             if op in (Op.CARRY, Op.LOAD, Op.FREE):  # each slot ends with one of these; FREE is behind all that used it
-                slots[step.slot] = works
+                self.slots[step.slot] = works
             if op in (Op.SAVE, Op.CHECK) or (op is Op.SEND and not has_sent):
                 awaited.update(dict.fromkeys(works))
             has_sent = has_sent or op is Op.SEND
-        self.slots = slots
         return list(awaited)

@@ -20,7 +20,7 @@ from l2l_nas.space.pool import Layer, LayerPool
 
 
 class CallFactory(Protocol):
-    """Says how templates run."""
+    """Says how templates run, where they do not run as they are."""
 
     @property
     def num_bytes(self) -> int:
@@ -35,34 +35,29 @@ class CallFactory(Protocol):
         """
 
 
-class EagerCalls:
-    """Layers run as they are."""
-
-    num_bytes = 0
-
-    def __call__(self, kind: object, template: Template, slot: int) -> None:
-        """See `CallFactory`: a template's calls are its module already."""
-
-
 class Slot:
     """Three blocks on the device, each as large as the largest layer needs, allocated when first used.
 
     Args:
-        device: where.
         sizes: bytes of weights in the wire dtype, of gradients in float32 with their norms, and of buffers.
+        is_held: of one layer that is held: only its buffers are ever used, so that nothing else takes device memory.
     """
 
-    def __init__(self, device: Device, sizes: tuple[int, int, int]) -> None:
+    def __init__(self, device: Device, sizes: tuple[int, int, int], *, is_held: bool = False) -> None:
         self._device = device
         self._sizes = sizes
+        self._is_held = is_held
+
+    def _allocate(self, num_bytes: int) -> Tensor:
+        return host_block(num_bytes) if self._is_held else self._device.allocate(num_bytes)
 
     @cached_property
     def weights(self) -> Tensor:
-        return self._device.allocate(self._sizes[0])
+        return self._allocate(self._sizes[0])
 
     @cached_property
     def gradients(self) -> Tensor:
-        return self._device.allocate(self._sizes[1])
+        return self._allocate(self._sizes[1])
 
     @cached_property
     def buffers(self) -> Tensor:
@@ -72,18 +67,6 @@ class Slot:
     def blocks(self) -> tuple[Tensor, ...]:
         """Those that were used."""
         return tuple(block for block in vars(self).values() if isinstance(block, Tensor))
-
-
-class OwnSlot(Slot):
-    """A slot of one layer that is held: only its buffers are ever used, so that nothing else takes memory."""
-
-    @cached_property
-    def weights(self) -> Tensor:
-        return host_block(self._sizes[0])
-
-    @cached_property
-    def gradients(self) -> Tensor:
-        return host_block(self._sizes[1])
 
 
 class _BoundBuffer(NamedTuple):
@@ -109,14 +92,10 @@ class Template:
     Attributes:
         name: of the first candidate that it was built for, for messages.
         is_channels_last: whether its factory made a weight so.
-        module: the layer.
         weights: by state, the part of the slot's weights that it uses.
         gradients: by state, the block that its gradients lie in.
-        parameters: by state, those that are bound to it.
-        places: where the module has them.
+        parameters: by state, those that are bound to it; `places` is where the module has them.
         parameter_order: number of the state and index of each parameter, as the module lists them.
-        buffers: the part of the slot's buffers that it uses.
-        learns: whether anything of it is trainable.
         call: runs the layer; the module itself, its compiled form, or a graph.
         call_again: runs it where an earlier run still waits for its backward.
         opened: the states that its slot was loaded with.
@@ -133,13 +112,13 @@ class Template:
         self.opened: tuple[OpenState, ...] = ()
         self.buffers_version: int | None = None
         self.compared = 0
-        self.parameters: list[list[nn.Parameter]] = []
-        self.places: list[tuple[nn.Module, str, nn.Parameter]] = []
         self._layouts = layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
         self.weights = tuple(_cut(slot.weights, [wire.parameter_bytes for wire in wires]))
         self._in_slot = [GradientBlock(memory) for memory in _cut(slot.gradients, map(slot_bytes, layouts))]
         self.gradients = list(self._in_slot)
+        self.parameters: list[list[nn.Parameter]] = []
+        self.places: list[tuple[nn.Module, str, nn.Parameter]] = []
         owners: dict[int, tuple[int, int]] = {}
         for number, (key, wire) in enumerate(zip(layer.states, wires, strict=True)):
             self.parameters.append(self._bind_state(layer, key, wire, self.weights[number]))
@@ -148,18 +127,10 @@ class Template:
         self._slot_weights = [[parameter.data for parameter in parameters] for parameters in self.parameters]
         self._bound: list[Sequence[Tensor]] = list(self._slot_weights)
         self.parameter_order = tuple(owners[id(p)] for p in self.module.parameters())
-        self.buffer_layout, self._master_layout = wires[0], layouts[0]
         self.learns = any(layout.is_trainable for layout in layouts)
+        self.buffer_layout, self._master_layout = wires[0], layouts[0]
         self.buffers = slot.buffers[: wires[0].buffer_bytes]
-        self._bound_buffers = []
-        for entry in wires[0].buffers:
-            # `.data`: a layer with two BatchNorms changes one buffer while autograd keeps another for the backward
-            memory = entry.view(self.buffers)
-            buffer = memory.data
-            for name in (entry.name, *(alias for alias, other in wires[0].aliases if other == entry.name)):
-                owner, leaf = owner_of(self.module, name)
-                owner._buffers[leaf] = buffer
-                self._bound_buffers.append(_BoundBuffer(name, owner, leaf, buffer, memory))
+        self._bound_buffers = list(self._bind_buffers(wires[0]))
         self._loaded_versions = self._buffer_versions()
         for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
@@ -180,6 +151,16 @@ class Template:
                 put_parameter(self.module, name, parameter)
                 self.places.append((*owner_of(self.module, name), parameter))
         return parameters
+
+    def _bind_buffers(self, layout: Layout) -> Iterator[_BoundBuffer]:
+        for entry in layout.buffers:
+            # `.data`: a layer with two BatchNorms changes one buffer while autograd keeps another for the backward
+            memory = entry.view(self.buffers)
+            buffer = memory.data
+            for name in (entry.name, *(alias for alias, other in layout.aliases if other == entry.name)):
+                owner, leaf = owner_of(self.module, name)
+                owner._buffers[leaf] = buffer
+                yield _BoundBuffer(name, owner, leaf, buffer, memory)
 
     def bind(
         self, weights: Sequence[Sequence[Tensor] | None], gradients: Sequence[GradientBlock | None] | None = None
@@ -208,10 +189,12 @@ class Template:
         self.bind([None] * len(self.weights), [None] * len(self.weights))
 
     def _bind_gradients(self, number: int) -> None:
-        views = self.gradients[number].views(self._layouts[number])
-        for parameter, gradient in zip(self.parameters[number], views.gradients, strict=True):
+        for parameter, gradient in zip(self.parameters[number], self._views(number).gradients, strict=True):
             if parameter.requires_grad:
                 parameter.grad = gradient
+
+    def _views(self, number: int) -> GradientViews:
+        return self.gradients[number].views(self._layouts[number])
 
     def has_gradients_in_slot(self, number: int) -> bool:
         return self.gradients[number] is self._in_slot[number]
@@ -249,26 +232,24 @@ class Template:
         Each gradient's version tells afterwards whether autograd wrote to it: filling the whole block changes the
         block's version, not theirs.
         """
-        all_views = self._gradient_views
-        for views in all_views:
+        self._versions = []
+        for number in range(len(self.gradients)):
+            views = self._views(number)
             views.values.zero_()
-        self._versions = [[gradient._version for gradient in views.gradients] for views in all_views]
-
-    @property
-    def _gradient_views(self) -> list[GradientViews]:
-        return [block.views(layout) for block, layout in zip(self.gradients, self._layouts, strict=True)]
+            self._versions.append([gradient._version for gradient in views.gradients])
 
     def has_grad(self, number: int) -> list[bool]:
         """For each parameter of a state, whether it got a gradient since `zero_gradients`.
 
         A parameter without one must be left alone by the optimizer, which differs from a gradient of zero.
         """
-        gradients = self.gradients[number].views(self._layouts[number]).gradients
-        return [g._version != old for g, old in zip(gradients, self._versions[number], strict=True)]
+        pairs = zip(self._views(number).gradients, self._versions[number], strict=True)
+        return [gradient._version != old for gradient, old in pairs]
 
     def measure(self) -> None:
         """Put the norm of each gradient, float32, behind them: memory that is there until they are sent."""
-        for views in self._gradient_views:
+        for number in range(len(self.gradients)):
+            views = self._views(number)
             if views.gradients:
                 norms_of(views.gradients, out=views.norms)
 
@@ -336,7 +317,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def slot_bytes(layout: Layout) -> int:
-    """Bytes of a state's gradients and their norms in a slot."""
+    """Of a state, for its gradients and their norms."""
     return align(gradient_bytes(layout))
 
 

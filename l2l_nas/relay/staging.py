@@ -39,8 +39,8 @@ class Staging:
             future, size = self._updates.pop(-1 if newest_first else 0)
             total -= size
             awaited.append(future)
-        for state, own in sizes.items():
-            self._sent[state] = self._sent.get(state, 0) + own
+        for state, size in sizes.items():
+            self._sent[state] = self._sent.get(state, 0) + size
         return tuple(awaited)
 
     def update(self, state: str, future: Future) -> None:

@@ -48,8 +48,6 @@ class Stash:
     """Frames for the values of a pool.
 
     Args:
-        pool: whose values.
-        device: where.
         dtype: of floating values on the device.
 
     Attributes:
@@ -57,34 +55,30 @@ class Stash:
         places: the values that have a place: all but what the last position writes, which goes to the loss.
         spillable: those of them that may wait on the host, in the order in which they are written.
         frames: how many of them must be on the device at a time.
+        arena: the block of device memory.
     """
 
     def __init__(self, pool: LayerPool, device: Device, dtype: torch.dtype = torch.float32) -> None:
         wiring = pool.wiring
-        shapes = check_shapes(pool)
-        self.specs: dict[str, Specs] = {name: on_device(specs, dtype) for name, specs in shapes.values.items()}
+        self.specs = {name: on_device(specs, dtype) for name, specs in check_shapes(pool).values.items()}
         self.inputs = on_device(pool.inputs, dtype)
         self.dtype = dtype
         self.places = (*wiring.inputs, *(name for names in wiring.writes[:-1] for name in names))
-        self.spillable = tuple(name for name in self.places if name in _spillable(pool))
-        spilled = [(set(reads), set(writes)) for reads, writes in zip(wiring.reads, wiring.writes, strict=True)]
-        spilled = [
-            (reads.intersection(self.spillable), writes.intersection(self.spillable)) for reads, writes in spilled
-        ]
+        spillable = _spillable(pool)
+        self.spillable = tuple(name for name in self.places if name in spillable)
+        spillable.intersection_update(self.places)
         # where the last position is skipped, what it would write comes from layers before it
         at_the_end = len(set(wiring.outputs).intersection((*self.spillable, *wiring.writes[-1]))) - 1
-        most = max(len(reads) + max(len(writes), at_the_end) for reads, writes in spilled)
+        most = max(
+            len(spillable.intersection(reads)) + max(len(spillable.intersection(writes)), at_the_end)
+            for reads, writes in zip(wiring.reads, wiring.writes, strict=True)
+        )
         self.frames = max(RING, most + 1)
         self._wiring = wiring
         self._device = device
-        self._arena = device.allocate(0)
+        self.arena = device.allocate(0)
         self._host = device.allocate_host(0)
         self._layouts: dict[tuple[tuple[int, ...], frozenset[str]], ArenaLayout] = {}
-
-    @property
-    def arena(self) -> Tensor:
-        """The block of device memory."""
-        return self._arena
 
     def inputs_of(self, layer: Layer) -> Specs:
         """What a layer takes at its position, on the device."""
@@ -95,7 +89,6 @@ class Stash:
         return Spill(values, self.frames)
 
     def size_bytes(self, value: str, sizes: tuple[int, ...]) -> int:
-        """Of a value."""
         return _end(self._entries(value, sizes, 0), 0)
 
     @cached_property
@@ -125,10 +118,9 @@ class Stash:
         return own + self.frames * max((self.size_bytes(name, sizes) for name in spilled), default=0)
 
     def lay_out(self, sizes: tuple[int, ...], spilled: frozenset[str] = frozenset()) -> ArenaLayout:
-        """Frames for these sizes; an arena grows if they need more than any before.
+        """Frames for micro-batches of these sizes; an arena grows if they need more than any before.
 
         Args:
-            sizes: samples of each micro-batch.
             spilled: values that wait on the host.
         """
         if (sizes, spilled) not in self._layouts:
@@ -149,16 +141,16 @@ class Stash:
             ]
             self._grow(device + self.frames * frame, host)
             self._layouts[sizes, spilled] = ArenaLayout(
-                _views(own, self._arena), tuple(_views(one, self._arena) for one in ring), _views(away, self._host)
+                _views(own, self.arena), tuple(_views(one, self.arena) for one in ring), _views(away, self._host)
             )
         return self._layouts[sizes, spilled]
 
     def _grow(self, device: int, host: int) -> None:
-        if device > self._arena.numel() or host > self._host.numel():
+        if device > self.arena.numel() or host > self._host.numel():
             self._layouts.clear()  # before the new arena: the old one goes first
-        if device > self._arena.numel():
-            self._arena = self._device.allocate(0)
-            self._arena = self._device.allocate(device)
+        if device > self.arena.numel():
+            self.arena = self._device.allocate(0)
+            self.arena = self._device.allocate(device)
         if host > self._host.numel():
             self._host = self._device.allocate_host(0)
             self._host = self._device.allocate_host(host)

@@ -2,7 +2,7 @@
 
 [Note: many devices] One device trains here. Where several share a step, each of these places has to agree with the
 others, and nothing else: the count of targets over all of them (`MiniBatch.of`), the numbers of this device's
-micro-batches and their shares of the whole batch (`TrainingStep._values`), the least of all budgets
+micro-batches and their shares of the whole batch (`TrainingStep._context`), the least of all budgets
 (`Relay.memory_plan`), weights gathered after a load (`StateAccess.open`), gradients summed before they are sent
 (`PlanExecutor._send`), whether the loss is finite (`TrainJob.require_finite_loss`), norms and the overflow of all
 gradients (`GradientInbox.check`).
@@ -21,12 +21,11 @@ from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.evaluation import cut_batch, expect
-from l2l_nas.relay.executor import PlanExecutor
+from l2l_nas.relay.executor import PlanExecutor, TrainJob
 from l2l_nas.relay.held import HeldSteps
 from l2l_nas.relay.held_path import HeldPath
 from l2l_nas.relay.held_update import HeldStep
-from l2l_nas.relay.interface import Batch, MiniBatch, StepResult, each, shares
-from l2l_nas.relay.job import TrainJob
+from l2l_nas.relay.interface import MiniBatch, StepResult, each, shares
 from l2l_nas.relay.memory import MemoryPlan
 from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
@@ -44,10 +43,10 @@ class TrainingStep:
     """Training steps of a relay, one after the other, and what each leaves to the next: updates under way, full slots.
 
     Args:
-        states: of the server that is trained.
         held: steps of paths that are held as a whole, where that is possible. See `relay/held.py`.
 
     Attributes:
+        states: of the server that is trained.
         put_back: steps whose updates ahead were put back.
     """
 
@@ -80,21 +79,12 @@ class TrainingStep:
         self.states = states
 
     def prepare(
-        self,
-        batch: MiniBatch,
-        path: NumberedPath,
-        layers: Sequence[Layer],
-        *,
-        memory: MemoryPlan,
-        lr: float,
-        step: int,
+        self, batch: MiniBatch, path: NumberedPath, layers: Sequence[Layer], *, memory: MemoryPlan, lr: float, step: int
     ) -> TrainJob:
         """Plan a step; have its states and its inputs where it needs them.
 
         Args:
-            path: the architecture's, as plans see it.
-            layers: its layers, and behind them the first one of the next path, if it is known.
-            memory: what stays on the device.
+            layers: those of the path, and behind them the first one of the next path, if it is known.
         """
         states = self.states
         if self._executor.has_failed:
@@ -102,7 +92,9 @@ class TrainingStep:
         keys = [state for layer in layers for state in layer.states]
         states.server.prepare(keys)
         self._admit(keys)
-        order = self._next_order()
+        order = self.usual_order
+        if order is UpdateOrder.AHEAD and self._calm < _CALM:
+            order = UpdateOrder.CHECKED
         plan = plan_training(
             path.layers,
             slots=len(self._bank.slots),
@@ -116,7 +108,7 @@ class TrainingStep:
         arena = self._stash.lay_out(batch.sizes, memory.spilled)
         return TrainJob(
             plan=plan,
-            context=self._values(batch, path, layers, arena, step=step, spilled=memory.spilled),
+            context=self._context(batch, path, layers, arena, step=step, spilled=memory.spilled),
             states=states,
             path=path,
             number=step,
@@ -127,7 +119,7 @@ class TrainingStep:
             clip=self.config.update.clip,
         )
 
-    def _values(
+    def _context(
         self,
         batch: MiniBatch,
         path: NumberedPath,
@@ -152,7 +144,10 @@ class TrainingStep:
             shares=shares(batch.sizes),
         )
         for name, tensors in context.flow.by_input(batch.inputs).items():
-            _fill(context.values[name], each(tensors, self._device.put), batch.sizes)
+            parts = cut_batch(each(tensors, self._device.put), batch.sizes)
+            for frame, part in zip(context.values[name], parts, strict=True):
+                for target, tensor in zip(frame, part, strict=True):
+                    target.copy_(tensor)
         return context
 
     def run(self, job: TrainJob) -> None:
@@ -174,17 +169,17 @@ class TrainingStep:
         self._note(job.check, job.update)
         is_skipped = job.check is not None and job.check.is_refused
         # a layer loaded ahead may have buffers that are put back now
-        held = job.plan.leaves.slot_keys
-        self._left = tuple(None if key is None or is_skipped else job.path.state(key) for key in held)
+        slot_keys = job.plan.leaves.slot_keys
+        self._left = tuple(None if key is None or is_skipped else job.path.state(key) for key in slot_keys)
         job.states.server.begin_updates(self)
         losses = job.require_finite_loss()
-        if is_skipped and not losses.is_finite:
+        if is_skipped and losses.bad:
             self._put_buffers_back(job.context)  # they have seen what overflowed
         norm = job.check.norm if job.check else None
         return StepResult(losses.task, job.batch.count, norm, is_skipped, losses.auxiliary)
 
     def held_path(self, architecture: Architecture, memory: MemoryPlan) -> HeldPath | None:
-        """A path whose step waits for nothing, as all is held; None for others. See [Note: held]."""
+        """A path whose step waits for nothing, as all is held, see [Note: held]; None for others."""
         if self._held is None or memory.spilled or not isinstance(self.states.server.storage, RamStorage):
             return None
         pool = self._bank.pool
@@ -199,7 +194,7 @@ class TrainingStep:
         assert steps is not None
         if self._left is not None:
             self.finish()  # what a step of another kind left
-        is_eager = self.config.update.policy is UpdatePolicy.EAGER
+        has_norm = self.config.update.policy is UpdatePolicy.EXACT
         held = HeldStep(
             path,
             self.states.server,
@@ -211,12 +206,12 @@ class TrainingStep:
             lr=lr,
             step=step,
             clip=self.config.update.clip,
-            has_norm=not is_eager,
+            has_norm=has_norm,
         )
         losses, check = steps.run(held)
-        if not is_eager:
+        if has_norm:
             self._note(check, UpdateOrder.CHECKED)
-        norm = check.norm if check is not None and not is_eager else None
+        norm = check.norm if check is not None and has_norm else None
         return StepResult(losses.task, batch.count, norm, auxiliary=losses.auxiliary)
 
     @property
@@ -230,12 +225,7 @@ class TrainingStep:
         # to put back would undo what other processes did to a state meanwhile
         return UpdateOrder.CHECKED if order is UpdateOrder.AHEAD and storage.is_shared else order
 
-    def _next_order(self) -> UpdateOrder:
-        order = self.usual_order
-        return UpdateOrder.CHECKED if order is UpdateOrder.AHEAD and self._calm < _CALM else order
-
     def _note(self, check: GradientCheck | None, order: UpdateOrder) -> None:
-        """Remember whether running ahead pays."""
         if check is not None:
             was_needed = check.is_clipped or check.is_refused
             self.put_back += was_needed and order is UpdateOrder.AHEAD
@@ -245,8 +235,8 @@ class TrainingStep:
         """What the last plan left. Where an update may be running, all are waited for, so that few plans differ."""
         if self._left is None:
             return None
-        held = path.slot_keys(self._left[: len(self._bank.slots)])
-        return Carry(held, path.trainable if self._executor.is_updating else ())
+        slot_keys = path.slot_keys(self._left[: len(self._bank.slots)])
+        return Carry(slot_keys, path.trainable if self._executor.is_updating else ())
 
     def _abandon(self, context: StepContext) -> None:
         """After a refused step: forget gradients that were not applied, and put buffers back."""
@@ -302,23 +292,18 @@ class TrainingStep:
 
     def refresh(self) -> None:
         """Have what was changed on the host come to the device again."""
-        stale = [] if self.states.on_device is None else self.states.on_device.stale()
-        if self.states.on_device is not None and stale:
+        on_device = self.states.on_device
+        if on_device is not None and (stale := on_device.stale()):
             self.finish()  # an update may be on its way to it
-            self.states.on_device.forget(stale)
+            on_device.forget(stale)
 
     def _admit(self, states: Sequence[str]) -> None:
         """Have states live on the device that fit its budget; those of this step are used now."""
-        if self.states.on_device is None or self.states.server.storage.is_shared:
+        on_device = self.states.on_device
+        if on_device is None or self.states.server.storage.is_shared:
             return
         self.refresh()
-        coming, leaving = self.states.on_device.next_step(states)
+        coming, leaving = on_device.next_step(states)
         if coming or leaving:
             self.finish()
-            self.states.on_device.move(coming, leaving)
-
-
-def _fill(frames: Sequence[Batch], inputs: Batch, sizes: Sequence[int]) -> None:
-    for frame, batch in zip(frames, cut_batch(inputs, sizes), strict=True):
-        for target, tensor in zip(frame, batch, strict=True):
-            target.copy_(tensor)
+            on_device.move(coming, leaving)

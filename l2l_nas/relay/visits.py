@@ -26,7 +26,7 @@ from l2l_nas.space.pool import Layer
 from l2l_nas.space.tolerance import is_near
 from l2l_nas.space.values import Flow, as_tuple, by_value, learns
 
-Gradients = Batch | tuple[None, ...]
+Ends = list[tuple[Tensor, Tensor | None]]  # where a backward begins, each with its gradient; None: 1, of a loss
 
 # how many micro-batches of a template's first backwards are compared with its forward
 _COMPARISONS = 4
@@ -40,13 +40,13 @@ class GraphSegment:
         leaves: what it takes.
         values: what its layers find: its leaves, and what they gave each other.
         outputs: what they gave.
-        ends: losses that the way back begins with, each with its gradient; None: 1.
+        ends: losses that the way back begins with.
     """
 
     leaves: dict[str, Batch]
     values: dict[str, Batch]
     outputs: dict[str, Batch] = field(default_factory=dict)
-    ends: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    ends: Ends = field(default_factory=list)
 
 
 @dataclass
@@ -59,7 +59,6 @@ class Tail:
 
     Attributes:
         first: place of its first layer.
-        has_repeats: whether it has a layer twice.
         templates: by place.
         segments: parts of the present micro-batch's graph, each by the place of its first layer.
         values: what its layers gave for the present micro-batch.
@@ -81,16 +80,16 @@ class StepContext:
         depth: how many of them are the path.
         flow: the values of the path.
         specs: of values on the device.
-        values: by name, where a value is on the device, by micro-batch.
         seeds: of a position and a micro-batch.
+        values: by name, where a value is on the device, by micro-batch.
         learning: values whose gradient is of use.
         tracked: by value that a forward visit wrote, by micro-batch, which of its tensors have a gradient in plain
             PyTorch: masks and tables have none. Kernels may depend on it.
-        gradients: by value, what has come of its gradient so far, by micro-batch.
-        entry_buffers: for each layer, its buffers on the host as a forward that changes them found them; from SAVE on.
-        loaded: for each layer whose inputs are stored, the age of the weights that its forward ran with.
         scale: what the loss is multiplied by for the backward.
         shares: of each micro-batch, which part of the step's samples it has.
+        gradients: by value and micro-batch, what has come of its gradient so far.
+        entry_buffers: for each layer, its buffers on the host as a forward that changes them found them; from SAVE on.
+        loaded: for each layer whose inputs are stored, the age of the weights that its forward ran with.
         spilled: values that are not on the device all the time.
         tail: from its first visit on.
         at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
@@ -107,12 +106,16 @@ class StepContext:
     scale: float = 1.0
     shares: Sequence[float] = ()
     losses: LossSums = field(default_factory=LossSums)
-    gradients: dict[str, list[Gradients]] = field(default_factory=dict)
+    gradients: dict[tuple[str, int], tuple[Tensor | None, ...]] = field(default_factory=dict)
     entry_buffers: dict[int, Tensor] = field(default_factory=dict)
     loaded: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
     spilled: frozenset[str] = frozenset()
     tail: Tail | None = None
     at: int | None = None
+
+    @property
+    def num_batches(self) -> int:
+        return len(next(iter(self.values.values())))
 
     def leaves(self, names: Sequence[str], index: int) -> dict[str, Batch]:
         """Values of a micro-batch as leaves of a new graph; integers such as token numbers have no gradient."""
@@ -126,46 +129,20 @@ class StepContext:
             for name in names
         }
 
-    def taken(self, place: int, values: Mapping[str, Batch]) -> Batch:
-        """What a layer of the path takes."""
-        return tuple(tensor for name in self.flow.reads[place] for tensor in values[name])
-
-    def given(self, place: int, taken: Batch, outputs: object) -> dict[str, Batch]:
-        """What a layer of the path gave for what it took, by value, in the dtypes in which it is stored."""
-        return given_by(self.flow.writes[place], taken, outputs, self.specs)
-
-    def weigh(self, losses: Batch, index: int) -> list[tuple[Tensor, Tensor | None]]:
-        """The auxiliary losses of a micro-batch, each with its gradient."""
-        return weighted(losses, self.shares[index] * self.scale)
-
     def waiting(self, values: Mapping[str, Batch], index: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Tensors of a micro-batch whose gradient has come, at least in part, with it."""
         for name, tensors in values.items():
-            for tensor, gradient in zip(tensors, self._came(name, index, len(tensors)), strict=True):
-                if gradient is not None and tensor.requires_grad:
-                    yield tensor, gradient
-
-    def _came(self, name: str, index: int, count: int) -> Gradients:
-        return self.gradients[name][index] if name in self.gradients else (None,) * count
-
-    def note(self, leaves: Mapping[str, Batch], index: int) -> None:
-        """Keep the gradients of these values, which hold what came before."""
-        for name, tensors in leaves.items():
-            if name in self.learning:
-                found = self.gradients.setdefault(name, [(None,) * len(tensors)] * self.num_batches)
-                found[index] = tuple(leaf.grad for leaf in tensors)  # type: ignore[assignment]
-
-    @property
-    def num_batches(self) -> int:
-        """Micro-batches of the step."""
-        return len(next(iter(self.values.values())))
+            if (name, index) in self.gradients:
+                for tensor, gradient in zip(tensors, self.gradients[name, index], strict=True):
+                    if gradient is not None and tensor.requires_grad:
+                        yield tensor, gradient
 
     def entered(self, first: int, end: int) -> tuple[str, ...]:
         """The values that layers from `first` to before `end`, and behind the last one the loss, take from others."""
-        own = {name for names in self.flow.writes[first:end] for name in names}
-        taken = [name for names in self.flow.reads[first:end] for name in names]
-        taken += self.flow.outputs if end == self.depth else ()
-        return tuple(dict.fromkeys(name for name in taken if name not in own))
+        written = {name for names in self.flow.writes[first:end] for name in names}
+        read = [name for names in self.flow.reads[first:end] for name in names]
+        read += self.flow.outputs if end == self.depth else ()
+        return tuple(dict.fromkeys(name for name in read if name not in written))
 
 
 @dataclass(frozen=True)
@@ -245,29 +222,6 @@ class Visits:
         if tail.templates.index(template) == place - tail.first:  # a repeated layer leaves once, at its first place
             template.measure()
 
-    def _go_on(self, context: StepContext, tail: Tail, place: int, index: int) -> None:
-        """A micro-batch through one layer of the tail."""
-        is_cut = index == context.num_batches - 1 and not tail.has_repeats
-        if place == tail.first or is_cut:
-            names = context.entered(place, place + 1 if is_cut else context.depth)
-            leaves = context.leaves([name for name in names if name not in tail.values], index)
-            leaves |= {name: _leaves_of(tail.values[name]) for name in names if name in tail.values}
-            tail.segments[place] = GraphSegment(leaves, dict(leaves))
-        segment = tail.segments[place if is_cut else tail.first]
-        context.at = place
-        template = tail.templates[place - tail.first]
-        # a repeated layer waits for its backward more than once
-        call = template.call_again if tail.has_repeats else template.call
-        outputs, losses = self._through(context, place, call, segment.values, index)
-        context.losses.add_auxiliary(place, losses, context.shares[index])
-        segment.ends += context.weigh(losses, index)
-        segment.values |= outputs
-        segment.outputs |= outputs
-        tail.values |= outputs
-        if not is_cut:
-            for tensors in outputs.values():
-                with_plain_gradients(tensors)
-
     def backward(self, context: StepContext, place: int, template: Template) -> None:
         """Run the layer again on each micro-batch, now for its graph, and go back through it."""
         template.module.train()
@@ -286,9 +240,35 @@ class Visits:
                 for name, tensors in outputs.items():
                     _refuse_others(tensors, context.values[name][index])
             # the forward's auxiliary losses went with its graph, so that each counts once
-            self._go_back(context, GraphSegment(leaves, {}, outputs, context.weigh(losses, index)), index)
-            del leaves, outputs, losses  # before the next micro-batch makes its own
+            ends = weighted(losses, context.shares[index] * context.scale)
+            self._go_back(context, GraphSegment(leaves, {}, outputs, ends), index)
+            del leaves, outputs, losses, ends  # before the next micro-batch makes its own
         template.measure()
+
+    def _go_on(self, context: StepContext, tail: Tail, place: int, index: int) -> None:
+        """A micro-batch through one layer of the tail."""
+        is_cut = index == context.num_batches - 1 and not tail.has_repeats
+        if place == tail.first or is_cut:
+            names = context.entered(place, place + 1 if is_cut else context.depth)
+            leaves = context.leaves([name for name in names if name not in tail.values], index)
+            for name in names:
+                if name in tail.values:
+                    leaves[name] = tuple(t.detach().requires_grad_(t.requires_grad) for t in tail.values[name])
+            tail.segments[place] = GraphSegment(leaves, dict(leaves))
+        segment = tail.segments[place if is_cut else tail.first]
+        context.at = place
+        template = tail.templates[place - tail.first]
+        # a repeated layer waits for its backward more than once
+        call = template.call_again if tail.has_repeats else template.call
+        outputs, losses = self._through(context, place, call, segment.values, index)
+        context.losses.add_auxiliary(place, losses, context.shares[index])
+        segment.ends += weighted(losses, context.shares[index] * context.scale)
+        segment.values |= outputs
+        segment.outputs |= outputs
+        tail.values |= outputs
+        if not is_cut:
+            for tensors in outputs.values():
+                with_plain_gradients(tensors)
 
     def _load_buffers(self, template: Template, buffers: Tensor) -> None:
         """Load buffers behind all that was issued until now, before what is issued next.
@@ -305,33 +285,28 @@ class Visits:
     @staticmethod
     def _go_back(context: StepContext, segment: GraphSegment, index: int) -> None:
         """A micro-batch back through a part of the graph, from the gradients of what it gave and from its losses."""
-        pairs: list[tuple[Tensor, Tensor | None]] = [*context.waiting(segment.outputs, index), *segment.ends]
-        if pairs:
-            pairs += context.waiting(segment.leaves, index)  # see [Note: sums of gradients]
-            back_from(pairs)
-            context.note(segment.leaves, index)
+        ends: Ends = [*context.waiting(segment.outputs, index), *segment.ends]
+        if ends:
+            back_from([*ends, *context.waiting(segment.leaves, index)])  # see [Note: sums of gradients]
+            for name, tensors in segment.leaves.items():
+                if name in context.learning:
+                    context.gradients[name, index] = tuple(leaf.grad for leaf in tensors)
         for name in segment.outputs:
-            if name in context.gradients:
-                context.gradients[name][index] = (None,) * len(context.gradients[name][index])
+            context.gradients.pop((name, index), None)
 
     def _through(
         self, context: StepContext, place: int, call: Callable[..., object], values: Mapping[str, Batch], index: int
     ) -> tuple[dict[str, Batch], Batch]:
         """One micro-batch through one layer: what it gives, by value, and its auxiliary losses."""
         self.device.seed(context.seeds(context.layers[place].position, index))
-        taken = context.taken(place, values)
+        taken = tuple(tensor for name in context.flow.reads[place] for tensor in values[name])
         with collect_losses() as losses:
             outputs = call(*taken)
-        return context.given(place, taken, outputs), full(losses)
-
-
-def _leaves_of(tensors: Batch) -> Batch:
-    """What another part of the graph gave, as leaves."""
-    return tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors)
+        return given_by(context.flow.writes[place], taken, outputs, context.specs), full(losses)
 
 
 def back_from(ends: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-    """Autograd from all of these at once, each with its gradient; None: 1, of a loss."""
+    """Autograd from all of these at once."""
     if ends:
         torch.autograd.backward([tensor for tensor, _ in ends], [gradient for _, gradient in ends])
 
@@ -353,8 +328,11 @@ def given_by(names: Sequence[str], taken: Batch, outputs: object, specs: Mapping
 
 
 def written(names: Sequence[str], outputs: Batch, specs: Mapping[str, Specs]) -> dict[str, Batch]:
-    """What a layer gave, by value, in the dtypes of the specs."""
-    return {name: as_dtypes(specs[name], tensors) for name, tensors in by_value(names, outputs).items()}
+    """What a layer gave, by value, in the dtypes in which the next layer takes it."""
+    return {
+        name: tuple(tensor.to(spec.dtype) for tensor, spec in zip(tensors, specs[name], strict=True))
+        for name, tensors in by_value(names, outputs).items()
+    }
 
 
 def with_plain_gradients(values: Batch) -> None:
@@ -367,6 +345,12 @@ def with_plain_gradients(values: Batch) -> None:
             tensor.register_hook(Tensor.contiguous)
 
 
+def full(values: Sequence[Tensor]) -> Batch:
+    """Outputs as the objective takes them, and auxiliary losses: low precision becomes float32."""
+    low = (torch.bfloat16, torch.float16)
+    return tuple(tensor.float() if tensor.dtype in low else tensor for tensor in values)
+
+
 def _refuse_others(again: Batch, before: Batch) -> None:
     """Refuse a recompute that gives clearly other outputs than the forward; rounding may differ on some devices."""
     if not all(is_near(one.detach(), other.detach()) for one, other in zip(again, before, strict=True)):
@@ -374,16 +358,3 @@ def _refuse_others(again: Batch, before: Batch) -> None:
             "gives other outputs when the backward runs it again on the same input: it draws random numbers from "
             "elsewhere than torch, or keeps something between calls that is no buffer"
         )
-
-
-def as_dtypes(specs: Specs, outputs: Batch) -> Batch:
-    """Outputs in the dtype in which the next layer takes them."""
-    if all(tensor.dtype == spec.dtype for tensor, spec in zip(outputs, specs, strict=True)):
-        return outputs
-    return tuple(tensor.to(spec.dtype) for tensor, spec in zip(outputs, specs, strict=True))
-
-
-def full(values: Sequence[Tensor]) -> Batch:
-    """Outputs as the objective takes them, and auxiliary losses: low precision becomes float32."""
-    low = (torch.bfloat16, torch.float16)
-    return tuple(tensor.float() if tensor.dtype in low else tensor for tensor in values)

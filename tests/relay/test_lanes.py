@@ -220,7 +220,7 @@ INTERRUPTED = """
         for one in (relay, other):
             train(one, PATH)
             before = tensors(one.server)
-        relay.lanes._runner._stress = Stress(0, 0.0, {slow: 0.15})
+        relay.lanes._stress = Stress(0, 0.0, {slow: 0.15})
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             train(relay, PATH, step=1)
@@ -230,7 +230,7 @@ INTERRUPTED = """
         else:
             sys.exit("it was not interrupted")
         assert not relay.server.gradients.waiting, relay.server.gradients.waiting
-        relay.lanes._runner._stress = None
+        relay.lanes._stress = None
         if update != "eager":  # the step was refused as a whole
             assert is_same(relay.server, before)
             for step in (2, 3):

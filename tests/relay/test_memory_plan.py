@@ -162,7 +162,7 @@ def test_a_change_of_slots_between_steps_changes_no_result():
 def loads_of(relay, steps=2):
     """How often each layer is loaded in the last of some steps."""
     relay.trace = trace = Trace()
-    relay.lanes._runner._trace = trace
+    relay.lanes._trace = trace
     step = stepper(relay)
     for _ in range(steps):
         seen = len(trace.spans)
