@@ -92,9 +92,7 @@ class TrainingStep:
         keys = [state for layer in layers for state in layer.states]
         states.server.prepare(keys)
         self._admit(keys)
-        order = self.usual_order
-        if order is UpdateOrder.AHEAD and self._calm < _CALM:
-            order = UpdateOrder.CHECKED
+        order = self._next_order()
         plan = plan_training(
             path.layers,
             slots=len(self._bank.slots),
@@ -224,6 +222,10 @@ class TrainingStep:
         order = update.order or UpdateOrder.of(update.policy, overlaps=overlaps)
         # to put back would undo what other processes did to a state meanwhile
         return UpdateOrder.CHECKED if order is UpdateOrder.AHEAD and storage.is_shared else order
+
+    def _next_order(self) -> UpdateOrder:
+        order = self.usual_order
+        return UpdateOrder.CHECKED if order is UpdateOrder.AHEAD and self._calm < _CALM else order
 
     def _note(self, check: GradientCheck | None, order: UpdateOrder) -> None:
         if check is not None:

@@ -102,19 +102,20 @@ class _WatchedWork(lanes._Work):
     passed: bytes = field(default_factory=library.passed_on)
 
 
-class _WatchedRunner(lanes._Runner):
-    """The checker learns which work a thread does."""
+_run = lanes.Lanes._run
 
-    def run(self, work: lanes._Work) -> None:
-        assert isinstance(work, _WatchedWork)
-        if threading.current_thread().name.startswith("l2l_nas "):
-            library.enter_thread()
-        before = library.name_work(f"{work.lane}: {work.label.op}")
-        library.follows(work.passed)
-        try:
-            super().run(work)
-        finally:
-            library.name_work(before)
+
+def _watched_run(owner: lanes.Lanes, work: lanes._Work) -> None:
+    """The checker learns which work a thread does."""
+    assert isinstance(work, _WatchedWork)
+    if threading.current_thread().name.startswith("l2l_nas "):
+        library.enter_thread()
+    before = library.name_work(f"{work.lane}: {work.label.op}")
+    library.follows(work.passed)
+    try:
+        _run(owner, work)
+    finally:
+        library.name_work(before)
 
 
 class _Meeting:
@@ -166,7 +167,8 @@ def use() -> None:
 
     for module in (relay_module, reference):
         module.open_device = open_device  # type: ignore[attr-defined]
-    lanes.Future, lanes._Work, lanes._Runner = _WatchedFuture, _WatchedWork, _WatchedRunner  # type: ignore[misc]
+    lanes.Future, lanes._Work = _WatchedFuture, _WatchedWork  # type: ignore[misc]
+    lanes.Lanes._run = _watched_run  # type: ignore[method-assign]
     give, allocate = GradientInbox.give_back, GradientInbox.allocate
     met = _Meeting()  # blocks for gradients go from thread to thread under the inbox's lock
 
