@@ -31,7 +31,7 @@ LATENESS_US = 200
 
 
 def _load() -> Any:
-    torch.utils.rename_privateuse1_backend(DEVICE)
+    torch.utils.rename_privateuse1_backend(DEVICE)  # type: ignore[attr-defined]
     spec = importlib.util.spec_from_file_location(NAME, build())
     assert spec is not None
     assert spec.loader is not None
@@ -168,7 +168,7 @@ def use() -> None:
     for module in (relay_module, reference):
         module.open_device = open_device  # type: ignore[attr-defined]
     lanes.Future, lanes._Work = _WatchedFuture, _WatchedWork  # type: ignore[misc]
-    lanes.Lanes._run = _watched_run  # type: ignore[method-assign]
+    lanes.Lanes._run = _watched_run  # type: ignore[assignment, method-assign]
     give, allocate = GradientInbox.give_back, GradientInbox.allocate
     met = _Meeting()  # blocks for gradients go from thread to thread under the inbox's lock
 
@@ -181,4 +181,4 @@ def use() -> None:
         met()
         return block
 
-    GradientInbox.give_back, GradientInbox.allocate = given, allocated  # type: ignore[method-assign]
+    GradientInbox.give_back, GradientInbox.allocate = given, allocated  # type: ignore[assignment, method-assign]

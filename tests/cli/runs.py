@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +79,7 @@ def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def events(folder: Path, name: str = "trial") -> list[dict]:
+def events(folder: Path, name: str = "trial") -> list[dict[str, Any]]:
     """Whole lines of the log of one kind; a kill may cut the last one off."""
     log = folder / "log.jsonl"
     if not log.is_file():
