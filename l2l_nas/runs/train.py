@@ -41,7 +41,7 @@ from l2l_nas.runs.settings import RetrainConf
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.runs.train_output import TrainingOutput
 from l2l_nas.runs.train_start import training_start
-from l2l_nas.training.retrain import Pace, Retraining, Validation
+from l2l_nas.training.retrain import Pace, Retraining, TrainingSaves, Validating, Validation
 from l2l_nas.training.schedule import build_schedule
 
 
@@ -124,15 +124,13 @@ class TrainRun:
     def _training(self, watch: _TrainingDisplay) -> Retraining:
         return Retraining(
             self.components.trainer,
-            self.components.scorer,
             self.architecture,
-            data=self.components.problem.data,
-            metric=self.conf.metric,
             pace=self.pace,
             schedule=self.schedule,
-            last=Checkpoint(self.folder.weights),
-            best=Checkpoint(self.folder.best, keep=2),
-            identity=self.output.identity,
+            validating=Validating(self.components.scorer, self.components.problem.data, self.conf.metric),
+            saves=TrainingSaves(
+                Checkpoint(self.folder.weights), Checkpoint(self.folder.best, keep=2), self.output.identity
+            ),
             watch=watch,
         )
 

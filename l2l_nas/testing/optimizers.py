@@ -17,7 +17,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.testing.problems import small_data, small_pool
+from l2l_nas.testing.problems import losses_of, small_data, small_pool
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import MakeSchedule, build_schedule
@@ -90,15 +90,8 @@ def _check_training(build: Callable[[], Optimizer], *, lr: float, steps: int) ->
     batches = Batches(small_data().train, batch_size=16, seed=0)
 
     def fit(trainer: Trainer, start: int, end: int) -> list[float]:
-        losses: list[float] = []
-        trainer.fit(
-            lambda step: path,
-            start=start,
-            steps=end - start,
-            schedule=build_schedule("constant")(lr, steps),
-            after_step=lambda step, loss: losses.append(loss),
-        )
-        return losses
+        schedule = build_schedule("constant")(lr, steps)
+        return losses_of(trainer, lambda step: path, schedule, start=start, steps=end - start)
 
     with contextlib.ExitStack() as stack:
 

@@ -42,54 +42,38 @@ def check_plan(
     Raises:
         PlanError: a rule is broken; the message names the step.
     """
-    checker = _Checker(plan, path, slots=slots, update=update, spill=spill, carry=carry, upcoming=upcoming)
-    checker.check(trains=trains)
+    _Checker(plan, path, slots, update, spill, carry, upcoming).check(trains=trains)
 
 
 @dataclass
 class _Slot:
-    """What a slot holds, and what was done with it; -1 for no step.
+    """What a slot holds, and what was done with it; -1 for no step."""
 
-    Attributes:
-        key: of the layer that it holds.
-        loaded: the step that loaded it.
-        users: steps that used it since.
-        unsent: the visit whose gradients were not sent.
-        unsaved: the visit whose buffers were not saved.
-        is_used: whether anything but the load used it.
-    """
-
-    key: Name | None = None
-    loaded: int = -1
-    users: list[int] = field(default_factory=list)
-    unsent: int = -1
-    unsaved: int = -1
-    is_used: bool = False
+    key: Name | None = None  # of the layer that it holds
+    loaded: int = -1  # the step that loaded it
+    users: list[int] = field(default_factory=list)  # steps that used it since
+    unsent: int = -1  # the visit whose gradients were not sent
+    unsaved: int = -1  # the visit whose buffers were not saved
+    is_used: bool = False  # whether anything but the load used it
 
 
+@dataclass
 class _Checker:
-    def __init__(
-        self,
-        plan: Plan,
-        path: Sequence[PathLayer],
-        *,
-        slots: int,
-        update: UpdateOrder,
-        spill: Spill,
-        carry: Carry | None,
-        upcoming: PathLayer | None,
-    ) -> None:
-        self.steps = plan.steps
-        self.leaves = plan.leaves
-        self.path = [*path, *([upcoming] if upcoming else [])]
-        self.depth = len(path)
-        self.slots = slots
-        self.update = update
-        self.spill = spill
-        self.carry = carry
+    plan: Plan
+    layers: Sequence[PathLayer]
+    slots: int
+    update: UpdateOrder
+    spill: Spill
+    carry: Carry | None
+    upcoming: PathLayer | None
+
+    def __post_init__(self) -> None:
+        self.steps = self.plan.steps
+        self.path = [*self.layers, *([self.upcoming] if self.upcoming else [])]
+        self.depth = len(self.layers)
         self.before = self._ancestors()
-        self.checks = [index for index, step in enumerate(plan.steps) if step.op is Op.CHECK]
-        self.tail = next((step.layer for step in plan.steps if step.op is Op.TAIL), self.depth)
+        self.checks = [index for index, step in enumerate(self.steps) if step.op is Op.CHECK]
+        self.tail = next((step.layer for step in self.steps if step.op is Op.TAIL), self.depth)
 
     def check(self, *, trains: bool) -> None:
         for index, step in enumerate(self.steps):
@@ -101,8 +85,8 @@ class _Checker:
                 self._fail(index, f"has {len(step.frames)} frames, it needs {self._num_frames(step)}")
         self._check_visits(trains=trains)
         held = tuple(self._check_slot(slot) for slot in range(self.slots))
-        if self.leaves.slot_keys != held:
-            raise PlanError(f"the plan says it leaves {self.leaves.slot_keys} in its slots, but it leaves {held}")
+        if self.plan.leaves.slot_keys != held:
+            raise PlanError(f"the plan says it leaves {self.plan.leaves.slot_keys} in its slots, but it leaves {held}")
         self._check_frames()
         if trains:
             self._check_updates()
@@ -111,11 +95,9 @@ class _Checker:
         return len(self._written(step)) if step.op is Op.FORWARD else int(step.op in _FRAMES)
 
     def _written(self, step: Step) -> list[Name]:
-        """The spilled values that a forward visit writes."""
         return [name for name in self.path[step.layer].writes if name in self.spill.values]
 
     def _taken(self, step: Step) -> set[Name]:
-        """The spilled values that a visit reads."""
         layers = self.path[self.tail : self.depth] if step.op in TAIL_VISITS else [self.path[step.layer]]
         written: set[Name] = set()
         taken: set[Name] = set()
@@ -164,16 +146,16 @@ class _Checker:
 
     def _is_learning(self, place: int) -> bool:
         """Whether a layer learns, or one that it reads from, at whatever distance."""
-        if self.path[place].trainable:
-            return True
-        return any(self._is_learning(i) for i in range(place) if set(self.path[i].writes) & set(self.path[place].reads))
+        own = self.path[place]
+        sources = (i for i in range(place) if set(self.path[i].writes) & set(own.reads))
+        return bool(own.trainable) or any(map(self._is_learning, sources))
 
     def _runs(self, step: Step, slot: int) -> list[int]:
         """Layers that a visit runs in a slot; more than one where a repeated layer is in the tail twice."""
         return [step.layer + place for place, used in enumerate((step.slot, *step.tail)) if used == slot]
 
     def _check_slot(self, slot: int) -> Name | None:
-        """Walk one slot's steps; each must wait for those before it that it conflicts with. Returns what it leaves."""
+        """Walk a slot's steps; each must wait for those before it that it conflicts with. Returns what it holds."""
         found = _Slot()
         if self.carry is not None and not any(s.op is Op.CARRY and s.slot == slot for s in self.steps):
             raise PlanError(f"slot {slot} is used without regard to the last plan")
@@ -221,7 +203,6 @@ class _Checker:
             self._fail(index, f"frees buffers of visit {found.unsaved} that were not saved")
 
     def _check_use(self, index: int, step: Step, slot: int, found: _Slot) -> None:
-        """A visit, or a copy of what a visit made."""
         found.is_used = True
         runs = self._runs(step, slot) if step.op in VISITS else [step.layer]
         if any(self.path[layer].key != found.key for layer in runs):
@@ -379,8 +360,8 @@ class _Checker:
                 self._fail(index, "updates a state without a gradient")
         carry = self.carry or Carry()
         left = {*own, *(s for s in carry.updating if not any(s == step.state for step in self.steps))}
-        if set(self.leaves.updating) != left:
-            raise PlanError(f"the plan says it leaves updates of {self.leaves.updating}, but it leaves {left}")
+        if set(self.plan.leaves.updating) != left:
+            raise PlanError(f"the plan says it leaves updates of {self.plan.leaves.updating}, but it leaves {left}")
 
     def _require_loads_done(self, index: int, state: Name) -> None:
         for load, step in enumerate(self.steps):

@@ -14,6 +14,7 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.space.shapes import check_shapes
+from l2l_nas.testing.problems import losses_of
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
@@ -59,12 +60,4 @@ def check_space(build: Callable[[], Problem], *, steps: int = 12) -> None:
 def _losses(problem: Problem, executor: Relay | ReferenceTrainer, steps: int) -> list[float]:
     trainer = Trainer(executor, problem.task, Batches(problem.data.train, batch_size=_BATCH, seed=0), _BATCH)
     paths = UniformPaths(problem.pool, seed=0, constraints=(NonEmpty(problem.pool), *problem.constraints))
-    losses: list[float] = []
-    trainer.fit(
-        paths.path_at,
-        start=0,
-        steps=steps,
-        schedule=Cosine(0.01, steps),
-        after_step=lambda step, loss: losses.append(loss),
-    )
-    return losses
+    return losses_of(trainer, paths.path_at, Cosine(0.01, steps), steps=steps)

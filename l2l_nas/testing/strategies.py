@@ -40,8 +40,6 @@ def check_strategy(build: Callable[[], Sequence[Phase]], **said: Any) -> None:
 
 
 class _Stopper(Callback):
-    """Stops a search at one of its polls."""
-
     def __init__(self, place: int) -> None:
         self.left, self.is_over = place, False
 
@@ -53,7 +51,6 @@ class _Stopper(Callback):
 
 
 def _checked(result: SearchResult, when: str) -> int:
-    """How many trials were evaluated."""
     pool = small_pool()
     pool.path(pool.architecture(result.best.architecture.choices))  # raises if the pool has no such network
     assert result.network() is not None

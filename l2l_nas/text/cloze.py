@@ -19,16 +19,11 @@ from l2l_nas.training.task import Tokens
 
 @dataclass(frozen=True)
 class Passage:
-    """A text without its last word, and that word.
+    """A text without its last word, and that word."""
 
-    Args:
-        context: what stands before.
-        target: the last word.
-        between: a space, which belongs to the word behind it; empty where the context ends with other white space.
-    """
-
-    context: str
-    target: str
+    context: str  # what stands before
+    target: str  # the last word
+    # a space, which belongs to the word behind it; empty where the context ends with other white space
     between: str = " "
 
 
@@ -53,7 +48,6 @@ class Cloze(Tokens):
         return torch.stack((torch.ones_like(hits), hits, last_hits, losses.sum(dim=1, dtype=torch.float64)), dim=1)
 
     def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
-        """Two shares, and a perplexity."""
         samples = int(totals["samples"])
         return {
             "accuracy": int(totals["hits"]) / samples,
@@ -64,9 +58,6 @@ class Cloze(Tokens):
 
 def read_passages(lines: Iterable[str], *, name: str) -> list[Passage]:
     """The passages of a file of JSON objects, one a line: {"context", "target"}, or {"text"} with its last word.
-
-    Args:
-        name: of the file, for errors.
 
     Raises:
         DataError: a line that is none, or no line.
@@ -105,10 +96,6 @@ def lambada(
 
     A passage's tokens are those of the whole; its last word's are those that the context alone does not begin with. Of
     a context that is too long, the end is taken.
-
-    Args:
-        length: of the network's input.
-        begin: the token that stands before a text.
 
     Raises:
         DataError: a last word of more tokens than the network takes.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import numpy as np
 from l2l_nas.errors import DataError, SettingError, did_you_mean
 from l2l_nas.text.documents import text_files
 from l2l_nas.text.samples import Masked, Masking, Packed, TokenSpan
-from l2l_nas.text.token_file import TokenFile, build, cache_folder, make_cache, read_token_file, token_file
+from l2l_nas.text.token_file import TokenFile, cache_folder, cached, token_file
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.cut import shares_of
 from l2l_nas.training.data import Data
@@ -28,25 +27,19 @@ _PARTS = ("training", "validation", "test")
 class TextForm:
     """How text becomes samples.
 
-    Args:
-        length: tokens of a sequence.
-        objective: "causal": each token is guessed from those before it; "masked": some words from all others.
-        splits: shares of the documents in training, validation and test, in the order of the files, such as
-            `(949, 50, 1)`. Where there is one document, its text is cut in these shares.
-        is_apart: whether attention stays within documents; see `Packed`.
-        masking: of "masked".
-        text_key: of JSON; see `read_documents`.
-
     Raises:
         SettingError: a value that cannot be.
     """
 
-    length: int = 128
+    length: int = 128  # tokens of a sequence
+    # "causal": each token is guessed from those before it; "masked": some words from all others
     objective: str = "causal"
+    # shares of the documents in training, validation and test, in the order of the files, such as `(949, 50, 1)`.
+    # Where there is one document, its text is cut in these shares.
     splits: Sequence[float] = (90, 5, 5)
-    is_apart: bool = False
-    masking: Masking = field(default_factory=Masking)
-    text_key: str = "text"
+    is_apart: bool = False  # whether attention stays within documents; see `Packed`
+    masking: Masking = field(default_factory=Masking)  # of "masked"
+    text_key: str = "text"  # of JSON; see `read_documents`
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -65,8 +58,6 @@ def text_data(source: str, tokenizer: Tokenizer, form: TextForm | None = None, *
 
     Args:
         source: a file or a folder of text (see `read_documents`), or "pydoc": Python's own language reference.
-        tokenizer: what makes tokens.
-        form: how these become samples.
         cache: folder of token files; by default the user's cache.
 
     Raises:
@@ -87,27 +78,21 @@ def text_data(source: str, tokenizer: Tokenizer, form: TextForm | None = None, *
         file = token_file(paths, tokenizer, text_key=form.text_key, cache=folder)
     parts: dict[str, Samples] = {}
     for name, span in spans(file, form.splits).items():
-        one: Samples = (
-            Packed(span, form.length, is_apart=form.is_apart)
-            if form.objective == "causal"
-            else Masked(span, form.length, tokenizer, form.masking)
-        )
-        if not len(one):
+        if form.objective == "causal":
+            parts[name] = Packed(span, form.length, is_apart=form.is_apart)
+        else:
+            parts[name] = Masked(span, form.length, tokenizer, form.masking)
+        if not len(parts[name]):
             target = " and the target behind it" if form.objective == "causal" else ""
             raise DataError(
-                f"the {name} part has {span.stop - span.start} tokens, less than a sequence of {form.length}{target}; "
+                f"the {name} part has {len(span)} tokens, less than a sequence of {form.length}{target}; "
                 "give it a larger share (data.splits), more text, or shorter sequences (data.length)"
             )
-        parts[name] = one
     return Data(parts["training"], parts["validation"], parts.get("test"))
 
 
 def spans(file: TokenFile, splits: Sequence[float]) -> dict[str, TokenSpan]:
-    """The parts of a token file, none of which shares a document with another.
-
-    Raises:
-        DataError: too few documents.
-    """
+    """The parts of a token file, none of which shares a document with another; a DataError where there are too few."""
     shares = {name: share for name, share in zip(_PARTS, shares_of(splits), strict=False) if share}
     count = len(file.documents) - 1
     ends = np.cumsum(list(shares.values())) / sum(shares.values())
@@ -130,10 +115,6 @@ def _pydoc(tokenizer: Tokenizer, cache: Path) -> TokenFile:
     from pydoc_data.topics import topics  # 700 kB of text
 
     texts = [topics[name] for name in sorted(topics)]
-    content = hashlib.sha256("\0".join([tokenizer.fingerprint, *texts]).encode()).hexdigest()
-    folder = cache / content[:16]
-    if not folder.exists():
-        make_cache(cache)
-        documents: Iterator[Iterator[str]] = (iter((text,)) for text in texts)
-        build(folder, documents, tokenizer, {"sources": [PYDOC]})
-    return read_token_file(folder, tokenizer)
+    documents: Iterator[Iterator[str]] = (iter((text,)) for text in texts)
+    made_of = "\0".join([tokenizer.fingerprint, *texts])
+    return cached(cache, made_of, documents, tokenizer, {"sources": [PYDOC]})

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from l2l_nas.errors import DataError, StorageError
 from l2l_nas.files import open_file
@@ -62,10 +63,7 @@ def _json_lines(path: Path, text_key: str) -> Iterator[str]:
             place += len(line)
             if not text.strip():
                 continue
-            try:
-                entry = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}, line {number}: no JSON ({error}); mend or remove the line") from None
+            entry = parsed_line(text, path, number)
             if not isinstance(entry, dict) or not isinstance(entry.get(text_key), str):
                 keys = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
                 raise DataError(
@@ -78,6 +76,14 @@ def _json_lines(path: Path, text_key: str) -> Iterator[str]:
                     f"{path}, line {number}: half of a surrogate pair, which is no character; mend or remove the line"
                 ) from None
             yield entry[text_key]
+
+
+def parsed_line(line: str, path: Path, number: int) -> Any:
+    """A line of JSON; a DataError names one that is none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}, line {number}: no JSON ({error}); mend or remove the line") from None
 
 
 def _pieces(path: Path) -> Iterator[str]:

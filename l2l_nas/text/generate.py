@@ -31,20 +31,14 @@ _PLACEWISE = (nn.Linear, nn.RMSNorm, nn.Embedding, nn.Dropout, nn.Identity)
 class Sampling:
     """How the next token is chosen.
 
-    Args:
-        temperature: logits are divided by it; 0: always the most likely token.
-        top_k: only of so many most likely tokens; 0: of all.
-        top_p: only of the fewest tokens that have this probability together (arXiv 1904.09751, section 3.1).
-        seed: of the choice. What a prompt gets does not depend on those beside it.
-
     Raises:
         SettingError: a value that makes no sense.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
+    temperature: float = 1.0  # logits are divided by it; 0: always the most likely token
+    top_k: int = 0  # only of so many most likely tokens; 0: of all
+    top_p: float = 1.0  # only of the fewest tokens that have this probability together (arXiv 1904.09751, section 3.1)
+    seed: int = 0  # of the choice. What a prompt gets does not depend on those beside it.
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -55,21 +49,15 @@ class Sampling:
             raise SettingError(f"top_p must be above 0 and at most 1, got {self.top_p}")
 
     def generator(self, row: int) -> torch.Generator:
-        """The random numbers of a prompt."""
         return torch.Generator().manual_seed(stream_seed(self.seed, row, 0, 0))
 
     def pick(self, logits: Tensor, generator: torch.Generator) -> int:
-        """One token.
-
-        Args:
-            logits: [vocabulary].
-        """
+        """One token, of logits [vocabulary]."""
         if self.temperature == 0:
             return int(logits.argmax())
         return int(torch.multinomial(self.probabilities(logits), 1, generator=generator))
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What is drawn from, [vocabulary], float64."""
         values = (logits.double() - logits.max()) / self.temperature  # no temperature is too small then
         if 0 < self.top_k < len(values):
             values = values.masked_fill(values < values.topk(self.top_k).values[-1], -torch.inf)
@@ -115,35 +103,8 @@ def generate(
     for prompt in prompts:
         if not prompt or not all(0 <= token < vocabulary for token in prompt):
             raise DataError(f"a prompt needs at least 1 token, and tokens below {vocabulary}; got {list(prompt)[:9]}")
-    context = _Context(executor, architecture, length, recomputed(executor, architecture) is None)
-    return _generated(context, prompts, tokens=tokens, vocabulary=vocabulary, sampling=sampling, ends=ends)
-
-
-def _generated(
-    context: _Context,
-    prompts: Sequence[Sequence[int]],
-    *,
-    tokens: int,
-    vocabulary: int,
-    sampling: Sampling,
-    ends: Collection[int],
-) -> Iterator[tuple[int, int]]:
-    rows = [list(prompt) for prompt in prompts]
-    generators = [sampling.generator(row) for row in range(len(rows))]
-    going = set(range(len(rows)))
-    for place in range(min(map(len, rows), default=0), max(map(len, rows), default=0) + tokens):
-        logits = context.next([row[:place] for row in rows])
-        for index, row in enumerate(rows):
-            if len(row) > place:  # a prompt that is longer than others
-                continue
-            row.append(0)
-            if index in going:
-                row[place] = sampling.pick(logits[index, :vocabulary], generators[index])
-                if row[place] in ends or len(row) == len(prompts[index]) + tokens:
-                    going.remove(index)
-                yield index, row[place]
-        if not going:
-            return
+    context = _Context(executor, architecture, length, vocabulary)
+    return context.write(prompts, tokens=tokens, sampling=sampling, ends=ends)
 
 
 def recomputed(executor: Executor, architecture: Architecture) -> str | None:
@@ -173,15 +134,35 @@ def is_placewise(module: nn.Module) -> bool:
 class _Context:
     """What the network sees of texts, and says of their next tokens."""
 
-    def __init__(self, executor: Executor, architecture: Architecture, length: int, extends: bool) -> None:
+    def __init__(self, executor: Executor, architecture: Architecture, length: int, vocabulary: int) -> None:
         self._executor = executor
         self._architecture = architecture
-        self._length = length
-        self._extends = extends
+        self._length, self._vocabulary = length, vocabulary
+        self._extends = recomputed(executor, architecture) is None
         self._start = self._seen = 0
         self._caches = self._fresh()
-        if not extends:
+        if not self._extends:
             refuse_foresight(executor, architecture, length)
+
+    def write(
+        self, prompts: Sequence[Sequence[int]], *, tokens: int, sampling: Sampling, ends: Collection[int]
+    ) -> Iterator[tuple[int, int]]:
+        rows = [list(prompt) for prompt in prompts]
+        generators = [sampling.generator(row) for row in range(len(rows))]
+        going = set(range(len(rows)))
+        for place in range(min(map(len, rows), default=0), max(map(len, rows), default=0) + tokens):
+            logits = self._next([row[:place] for row in rows])
+            for index, row in enumerate(rows):
+                if len(row) > place:  # a prompt that is longer than others
+                    continue
+                row.append(0)
+                if index in going:
+                    row[place] = sampling.pick(logits[index, : self._vocabulary], generators[index])
+                    if row[place] in ends or len(row) == len(prompts[index]) + tokens:
+                        going.remove(index)
+                    yield index, row[place]
+            if not going:
+                return
 
     def _fresh(self) -> Caches:
         pool = self._executor.server.pool
@@ -190,7 +171,7 @@ class _Context:
         is_chain = all(len(set(reads) - {"documents"}) == 1 for reads in pool.flow(path).reads)
         return Caches(last[-1] if last and is_chain else None)
 
-    def next(self, rows: Sequence[Sequence[int]]) -> Tensor:
+    def _next(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Logits [rows, vocabulary] of what comes next; all rows are of one length, and go on with those before."""
         place = len(rows[0])
         step = self._length // 2 + 1
@@ -203,15 +184,12 @@ class _Context:
             self._seen = place
             inputs = inputs_of(self._executor.server.pool, new)
             (outputs,) = self._executor.extend(self._architecture, inputs, self._caches, micro_batch=len(rows))
-            return _logits(outputs[:, -1])
-        seen = torch.zeros(len(rows), self._length, dtype=torch.int64)
-        seen[:, : place - self._start] = torch.tensor([row[self._start :] for row in rows])
-        inputs = inputs_of(self._executor.server.pool, seen)
-        (outputs,) = self._executor.predict(self._architecture, inputs, micro_batch=len(rows))
-        return _logits(outputs[:, place - self._start - 1])
-
-
-def _logits(outputs: Tensor) -> Tensor:
-    logits = outputs.float()
-    refuse_no_numbers(logits)
-    return logits
+            logits = outputs[:, -1].float()
+        else:
+            seen = torch.zeros(len(rows), self._length, dtype=torch.int64)
+            seen[:, : place - self._start] = torch.tensor([row[self._start :] for row in rows])
+            inputs = inputs_of(self._executor.server.pool, seen)
+            (outputs,) = self._executor.predict(self._architecture, inputs, micro_batch=len(rows))
+            logits = outputs[:, place - self._start - 1].float()
+        refuse_no_numbers(logits)
+        return logits

@@ -21,11 +21,8 @@ def length_of(pool: LayerPool, vocabulary: int) -> int:
 
     A second input may be `documents`, the number of the document that each token belongs to.
 
-    Args:
-        vocabulary: tokens that there are; a network may have more.
-
     Raises:
-        DataError: the pool is none of a language model, or has fewer tokens.
+        DataError: the pool is none of a language model, or has fewer tokens than there are.
     """
     outputs = check_shapes(pool).outputs
     length = pool.inputs[0].shape[0] if pool.inputs and pool.inputs[0].shape else 0
@@ -63,17 +60,12 @@ class OfOneDocument(Samples):
         return len(self.tokens)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
-        """See `Samples.batch`."""
         (tokens,), targets = self.tokens.batch(rows, key=key)
         return (tokens, torch.zeros_like(tokens)), targets
 
 
 def refuse_no_numbers(logits: Tensor) -> None:
-    """Refuse logits [..., vocabulary] that name no next token; some of them may be minus infinity.
-
-    Raises:
-        DataError: they are NaN or infinity.
-    """
+    """Refuse logits [..., vocabulary] that are NaN or infinity with a DataError; some may be minus infinity."""
     if not logits.amax(-1).isfinite().all():
         raise DataError(
             "the network's outputs are NaN or infinity: its weights are damaged or too large, or its layers need more "
@@ -82,11 +74,7 @@ def refuse_no_numbers(logits: Tensor) -> None:
 
 
 def refuse_foresight(executor: Executor, architecture: Architecture, length: int) -> None:
-    """Refuse a network that sees the tokens that it predicts, as a masked language model does.
-
-    Raises:
-        DataError: an output depends on a later token.
-    """
+    """Refuse a network that sees the tokens that it predicts, as a masked language model does, with a DataError."""
     tokens = torch.zeros(2, length, dtype=torch.int64)
     tokens[1, -1] = 1
     one, other = executor.predict(architecture, inputs_of(executor.server.pool, tokens), micro_batch=2)[0][:, :-1]

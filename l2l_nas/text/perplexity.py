@@ -21,12 +21,7 @@ from l2l_nas.training.task import Tokens
 
 
 class Windows(Samples):
-    """A text in windows. What stands behind its end are zeros, and does not count.
-
-    Args:
-        tokens: int64 [tokens].
-        length: of a window.
-        stride: new tokens of each window but the first; 0: a whole window.
+    """A text, int64 [tokens], in windows. What stands behind its end are zeros, and does not count.
 
     Raises:
         DataError: fewer than 2 tokens.
@@ -41,12 +36,10 @@ class Windows(Samples):
         self.tokens, self.length, self.stride = tokens, length, stride or length
 
     def __len__(self) -> int:
-        """Windows."""
         return 1 + max(0, math.ceil((len(self.tokens) - 1 - self.length) / self.stride))
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`: tokens, and the next one at each place, or -1 where an earlier window counts it."""
-        del key
         places = (rows * self.stride)[:, None] + torch.arange(self.length + 1)
         is_there = places < len(self.tokens)
         found = self.tokens[places.clamp(max=len(self.tokens) - 1)].where(is_there, 0)
@@ -62,20 +55,14 @@ class Perplexity(Tokens):
     `word_perplexity` is exp(loss / words), whatever the tokens are (arXiv 1909.08053, appendix E). `token_perplexity`
     is exp(loss / tokens). `bits_per_byte` is loss / log 2 / bytes (arXiv 2101.00027, section 3.1). The loss is the
     negative log likelihood of all tokens but the first, which nothing predicts; that is the begin, if there is one.
-
-    Args:
-        tokens: of the text, without the first.
-        words: of the text, however they are counted.
-        num_bytes: of the text in UTF-8, without the first token's.
     """
 
-    tokens: int
-    words: int
-    num_bytes: int
+    tokens: int  # of the text, without the first
+    words: int  # of the text, however they are counted
+    num_bytes: int  # of the text in UTF-8, without the first token's
     metrics = dict.fromkeys(("word_perplexity", "token_perplexity", "bits_per_byte"), False)
 
     def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
-        """The figures, from the mean over some of the text's tokens."""
         mean = float(totals["loss"]) / int(totals["samples"])
         return {
             "word_perplexity": exponential(mean * self.tokens / self.words),
@@ -96,7 +83,6 @@ def perplexity_of(
 
     Args:
         words: of the text, however they are counted.
-        length: of the network's input.
         stride: new tokens of each window but the first; 0: a whole window. Megatron-LM has 32 for a length of 1024.
         begin: the token that stands before a text; the text's first token is then predicted, too.
 

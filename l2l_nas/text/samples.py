@@ -24,43 +24,34 @@ IGNORED = -1  # as a target
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """A part of a token file: whole documents, or a piece of the one that there is.
-
-    Args:
-        file: the tokens.
-        start, stop: places of the first token and behind the last one.
-    """
+    """A part of a token file: whole documents, or a piece of the one that there is."""
 
     file: TokenFile
-    start: int
-    stop: int
+    start: int  # place of the first token
+    stop: int  # place behind the last one
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
     def read(self, places: np.ndarray) -> np.ndarray:
-        """Tokens at places from the begin of the span, int64."""
         return np.asarray(self.file.tokens[self.start + places]).astype(np.int64)
 
     def documents(self, places: np.ndarray) -> np.ndarray:
-        """The numbers of the documents that tokens belong to."""
         return np.searchsorted(self.file.documents, self.start + places, side="right") - 1
 
 
 class Packed(Samples):
     """Sequences of so many tokens, cut from the documents one behind the other; the target of each is the next one.
 
-    A sequence may hold the end of one document and the begin of the next.
-
-    Args:
-        span: of the token file.
-        length: of a sequence.
-        is_apart: whether there is a second input, the number of each token's document, so that attention stays within
-            it. The first token of a document is then no target.
+    A sequence may hold the end of one document and the begin of the next. If `is_apart`, there is a second input, the
+    number of each token's document, so that attention stays within it. The first token of a document is then no target.
     """
 
     def __init__(self, span: TokenSpan, length: int, *, is_apart: bool = False) -> None:
         self._span, self._length, self._is_apart = span, length, is_apart
 
     def __len__(self) -> int:
-        return max(0, (self._span.stop - self._span.start - 1) // self._length)
+        return max(0, (len(self._span) - 1) // self._length)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`: tokens, int64 [batch, length], and targets of this shape."""
@@ -76,15 +67,10 @@ class Packed(Samples):
 
 @dataclass(frozen=True)
 class Masking:
-    """How words are masked (BERT, arXiv 1810.04805; whole words: google-research/bert, README).
+    """How words are masked (BERT, arXiv 1810.04805; whole words: google-research/bert, README)."""
 
-    Args:
-        share: of the tokens of a sequence, that are to be guessed.
-        most: predictions a sequence; None: no bound but the share.
-    """
-
-    share: float = 0.15
-    most: int | None = None
+    share: float = 0.15  # of the tokens of a sequence, that are to be guessed
+    most: int | None = None  # predictions a sequence; None: no bound but the share
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
@@ -98,12 +84,6 @@ class Masked(Samples):
 
     Targets are the tokens at the places that were chosen, -1 elsewhere. Each sequence is framed by the tokenizer's
     first and last token, where it has them; special tokens are never chosen.
-
-    Args:
-        span: of the token file.
-        length: of a sequence.
-        tokenizer: with a mask.
-        masking: how much.
 
     Raises:
         DataError: the tokenizer has no mask.
@@ -122,7 +102,7 @@ class Masked(Samples):
         self._begins = np.array([tokenizer.begins_word(token) for token in range(tokenizer.size)])
 
     def __len__(self) -> int:
-        return (self._span.stop - self._span.start) // self._inner
+        return len(self._span) // self._inner
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`: tokens, int64 [batch, length], and targets of this shape."""
@@ -140,13 +120,9 @@ class Masked(Samples):
         others = generator.integers(self._tokenizer.size, size=len(chosen))
         tokens[chosen] = np.where(draws < 0.8, self._mask, np.where(draws < 0.9, others, tokens[chosen]))
         first, last = self._tokenizer.first, self._tokenizer.last
-        before = [] if first is None else [first]
-        behind = [] if last is None else [last]
-        ignored = [IGNORED]
-        return (
-            np.concatenate([before, tokens, behind]).astype(np.int64),
-            np.concatenate([ignored * len(before), targets, ignored * len(behind)]).astype(np.int64),
-        )
+        frame = int(first is not None), int(last is not None)
+        framed = np.pad(tokens, frame, constant_values=(first or 0, last or 0))
+        return framed, np.pad(targets, frame, constant_values=IGNORED)
 
     def _chosen(self, tokens: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Places of whole words: drawn one after the other, without those that would be too many.

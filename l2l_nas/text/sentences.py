@@ -14,7 +14,7 @@ from torch import Tensor
 
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.files import read_bytes
-from l2l_nas.text.documents import JSON
+from l2l_nas.text.documents import JSON, parsed_line
 from l2l_nas.text.tokenizer import Bytes, Tokenizer
 from l2l_nas.training.cut import cut, shares_of
 from l2l_nas.training.data import Data
@@ -41,21 +41,17 @@ _PAD = 0
 class SentenceForm:
     """How rows of a table become samples.
 
-    Args:
-        tokenizer: what makes tokens.
-        length: tokens of a sample. A longer one loses tokens at the end of its sentence, or of the longer one of a
-            pair; a shorter one is padded.
-        columns: names of the one or two columns of text and of the one of the class; empty: known names.
-        classes: their names, in the order of their numbers; empty: those that there are, sorted.
-
     Raises:
         SettingError: a length that has no space for a sentence, or not two or three columns.
     """
 
-    tokenizer: Tokenizer = field(default_factory=Bytes)
+    tokenizer: Tokenizer = field(default_factory=Bytes)  # what makes tokens
+    # tokens of a sample. A longer one loses tokens at the end of its sentence, or of the longer one of a pair; a
+    # shorter one is padded.
     length: int = 128
+    # names of the one or two columns of text and of the one of the class; empty: known names
     columns: Sequence[str] = ()
-    classes: Sequence[str] = ()
+    classes: Sequence[str] = ()  # their names, in the order of their numbers; empty: those that there are, sorted
 
     def __post_init__(self) -> None:
         if self.columns and not 2 <= len(self.columns) <= 3:
@@ -69,15 +65,12 @@ class SentenceForm:
         Where a tokenizer has no tokens for the frame, the one that ends a document stands there.
         """
         own = self.tokenizer
-        first, last = ([] if one is None else [one] for one in (_or(own.first, own.end), _or(own.last, own.end)))
+        frame = [own.end if one is None else one for one in (own.first, own.last)]
+        first, last = ([] if one is None else [one] for one in frame)
         parts = [own.encode(text) for text in texts]
         _truncate(parts, self.length - len(first) - len(parts) * len(last))
         begin = [*first, *parts[0], *last]
         return [*begin, *(token for part in parts[1:] for token in (*part, *last))], len(begin)
-
-
-def _or(token: int | None, other: int | None) -> int | None:
-    return other if token is None else token
 
 
 def _truncate(parts: list[list[int]], most: int) -> None:
@@ -99,10 +92,7 @@ class Sentences(Samples):
     Inputs are tokens, the kind of each (0 in the first sentence, 1 in the second one), and 0 for a token and 1 for
     padding, all int64 [batch, length]. The target is the number of the class.
 
-    Args:
-        rows: texts of each row.
-        classes: of each row.
-        form: how they become samples; its classes are named.
+    `rows` are the texts of each row; the classes of the form are named.
     """
 
     def __init__(self, rows: Sequence[Sequence[str]], classes: Sequence[str], form: SentenceForm) -> None:
@@ -118,7 +108,6 @@ class Sentences(Samples):
         return len(self._targets)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
-        """See `Samples.batch`."""
         tokens = np.full((len(rows), self.form.length), _PAD, dtype=np.int64)
         kinds, padding = np.zeros_like(tokens), np.ones_like(tokens)
         for place, row in enumerate(rows.tolist()):
@@ -152,7 +141,7 @@ def sentence_data(source: str, form: SentenceForm, splits: Sequence[float]) -> D
     path = Path(source).expanduser()
     if path.is_file() and path.suffix.lower() in TABLES:
         rows, classes = read_table(path, form.columns)
-        named = replace(form, classes=in_order(classes))
+        named = replace(form, classes=_in_order(classes))
         shares = [share / sum(shares_of(splits)) for share in (*shares_of(splits), 0.0)]
         numbers = np.array([named.classes.index(name) for name in classes])
         cuts = cut(len(rows), validation_fraction=shares[1], test_fraction=shares[2], classes=numbers)
@@ -165,30 +154,22 @@ def sentence_data(source: str, form: SentenceForm, splits: Sequence[float]) -> D
             "train and a dev file"
         )
     tables = {name: read_table(file, form.columns) for name, file in found.items()}
-    named = replace(form, classes=in_order(tables["training"][1]))
+    named = replace(form, classes=_in_order(tables["training"][1]))
     for name, (_, classes) in tables.items():
-        refuse_unknown(classes, named.classes, found[name])
+        _refuse_unknown(classes, named.classes, found[name])
     parts = {name: Sentences(rows, classes, named) for name, (rows, classes) in tables.items()}
     return Data(parts["training"], parts["validation"], parts.get("test"))
 
 
 def sentences_of(file: Path, form: SentenceForm) -> Sentences:
-    """A further table for a network that is trained already, whose form it is.
-
-    Raises:
-        StorageError, DataError: as `sentence_data`.
-    """
+    """A further table for a network that is trained already, whose form it is; raises as `sentence_data`."""
     rows, classes = read_table(file, form.columns)
-    refuse_unknown(classes, form.classes, file)
+    _refuse_unknown(classes, form.classes, file)
     return Sentences(rows, classes, form)
 
 
-def refuse_unknown(classes: Sequence[str], known: Sequence[str], file: Path) -> None:
-    """Refuse a class that training has not.
-
-    Raises:
-        DataError: there is one.
-    """
+def _refuse_unknown(classes: Sequence[str], known: Sequence[str], file: Path) -> None:
+    """Refuse a class that training has not, with a DataError."""
     unknown = next((number for number, name in enumerate(classes, start=1) if name not in set(known)), None)
     if unknown is not None:
         raise DataError(
@@ -197,7 +178,7 @@ def refuse_unknown(classes: Sequence[str], known: Sequence[str], file: Path) -> 
         )
 
 
-def in_order(classes: Sequence[str]) -> tuple[str, ...]:
+def _in_order(classes: Sequence[str]) -> tuple[str, ...]:
     """The different ones: numbers by their size, all else by its letters."""
     names = set(classes)
     if all(name.isdecimal() for name in names):
@@ -228,7 +209,6 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> tuple[list[tuple[str,
         StorageError: it cannot be read.
         DataError: no UTF-8, no such columns, a row that lacks one, or no row at all.
     """
-    is_json = path.suffix.lower() in JSON
     rows: list[tuple[str, ...]] = []
     classes: list[str] = []
     content = read_bytes(path)
@@ -236,7 +216,7 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> tuple[list[tuple[str,
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}, byte {error.start}: no UTF-8; save the table as UTF-8") from None
-    lines = _objects(path, text) if is_json else _lines(path, text)
+    lines = _objects(path, text) if path.suffix.lower() in JSON else _lines(path, text)
     header = next(lines, (0, []))[1]
     names = _chosen(list(header), columns, path)
     for number, row in lines:
@@ -267,10 +247,7 @@ def _objects(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: no JSON ({error}); mend or remove the line") from None
+        entry = parsed_line(line, path, number)
         if not isinstance(entry, dict):
             raise DataError(f"{path}, line {number}: {type(entry).__name__}, where an object is expected")
         if not header:

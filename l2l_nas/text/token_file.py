@@ -42,19 +42,12 @@ _TOKENS, _DOCUMENTS, _MANIFEST = "tokens.bin", "documents.npy", "manifest.json"
 
 @dataclass(frozen=True)
 class TokenFile:
-    """Tokens of documents.
+    """Tokens of documents."""
 
-    Args:
-        tokens: of all documents, one behind the other, each with the tokenizer's end.
-        documents: int64 [documents + 1], where each begins; the last is where all end.
-        tokenizer: the fingerprint of what made them.
-        digest: 16 hex digits of the tokens.
-    """
-
-    tokens: np.ndarray
-    documents: np.ndarray
-    tokenizer: str
-    digest: str
+    tokens: np.ndarray  # of all documents, one behind the other, each with the tokenizer's end
+    documents: np.ndarray  # int64 [documents + 1], where each begins; the last is where all end
+    tokenizer: str  # the fingerprint of what made them
+    digest: str  # 16 hex digits of the tokens
 
 
 def cache_folder(name: str = "") -> Path:
@@ -65,15 +58,9 @@ def cache_folder(name: str = "") -> Path:
 
 
 def token_file(paths: Sequence[Path], tokenizer: Tokenizer, *, text_key: str = "text", cache: Path) -> TokenFile:
-    """The tokens of text files: those of the cache, or made now.
+    """The tokens of text files (see `read_documents`): those of the cache, or made now.
 
     They are made anew where a file has another name, size or time than before, for another tokenizer or key.
-
-    Args:
-        paths: see `read_documents`.
-        tokenizer: what makes the tokens.
-        text_key: see `read_documents`.
-        cache: the folder of token files.
 
     Raises:
         StorageError: a file cannot be read or written, or a token file is damaged.
@@ -85,22 +72,22 @@ def token_file(paths: Sequence[Path], tokenizer: Tokenizer, *, text_key: str = "
         "text_key": text_key,
         "sources": [[str(path.absolute()), *_state(path)] for path in paths],
     }
-    name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
-    folder = cache / name
+    return cached(cache, json.dumps(about), read_documents(paths, text_key=text_key), tokenizer, about)
+
+
+def cached(
+    cache: Path, made_of: str, documents: Iterable[Iterator[str]], tokenizer: Tokenizer, about: dict[str, Any]
+) -> TokenFile:
+    """The token file of the cache that was made of this, or one of these documents."""
+    folder = cache / hashlib.sha256(made_of.encode()).hexdigest()[:16]
     if not folder.exists():
-        make_cache(cache)
+        _make_cache(cache)
         remove_leftovers(cache)
-        documents = read_documents(paths, text_key=text_key)
         build(folder, documents, tokenizer, about)
     return read_token_file(folder, tokenizer)
 
 
-def make_cache(folder: Path) -> None:
-    """Make the folder of token files, where it is not there.
-
-    Raises:
-        StorageError: nothing can be written there.
-    """
+def _make_cache(folder: Path) -> None:
     try:
         make_folder(folder)
         probe = temporary_name(folder / "probe")
@@ -123,8 +110,7 @@ def build(
     """Write a token file; it gets its name when it is whole.
 
     Raises:
-        StorageError: a file cannot be written.
-        DataError: the documents hold no text.
+        StorageError, DataError: a file cannot be written, or the documents hold no text.
     """
     draft = temporary_name(folder)
     shutil.rmtree(draft, ignore_errors=True)
@@ -184,11 +170,7 @@ def _write(numbers: list[int], kind: np.dtype[Any], *sinks: Callable[[bytes], ob
 
 
 def read_token_file(folder: Path, tokenizer: Tokenizer) -> TokenFile:
-    """A token file, mapped.
-
-    Raises:
-        StorageError: damaged, or of another tokenizer.
-    """
+    """A token file, mapped; raises StorageError where it is damaged, or of another tokenizer."""
     advice = "remove the folder, it is made again"
     manifest = Fields(read_json(folder / _MANIFEST), folder / _MANIFEST, advice=advice)
     if manifest.text("dtype") not in ("<u2", "<u4"):
@@ -208,8 +190,8 @@ def read_token_file(folder: Path, tokenizer: Tokenizer) -> TokenFile:
         places = np.array(map_npy(folder / _DOCUMENTS))
     except StorageError as error:
         raise _damaged(folder, str(error)) from None
-    whole = places.dtype == np.int64 and places.shape == (documents + 1,)
-    if not whole or places[0] != 0 or places[-1] != count or (np.diff(places) <= 0).any():
+    is_whole = places.dtype == np.int64 and places.shape == (documents + 1,)
+    if not is_whole or places[0] != 0 or places[-1] != count or (np.diff(places) <= 0).any():
         raise _damaged(folder, "places of documents")
     if manifest.text("places_sha256", default=None) not in (None, _digest(places)):  # files of before have none
         raise _damaged(folder, "other places of documents than were written")

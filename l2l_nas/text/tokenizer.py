@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from l2l_nas.contents.fields import Fields
 from l2l_nas.errors import SettingError, StorageError
@@ -23,83 +24,59 @@ _LARGEST = 1 << 24
 _ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
-class Tokenizer(Protocol):
-    """What makes numbers of text.
+class Tokenizer(ABC):
+    """What makes numbers of text. Of special tokens, None stands for one that there is not."""
 
-    Attributes:
-        size: numbers are below it.
-        fingerprint: 16 hex digits of all that decides which numbers a text gets.
-        end: the token that ends a document; None: there is none.
-        ends: tokens, each of which ends what a model writes.
-        mask: what stands for a token that is to be guessed; None: there is none.
-        padding: what fills a batch; None: there is none.
-        begin: what stands before a text of a causal language model, where the tokenizer puts it there; None: nothing.
-        first, last: what stands before and behind each sample of a masked language model; None: nothing.
-    """
+    size: int  # numbers are below it
+    fingerprint: str  # 16 hex digits of all that decides which numbers a text gets
+    end: int | None = None  # ends a document
+    ends: frozenset[int] = frozenset()  # each of which ends what a model writes
+    mask: int | None = None  # stands for a token that is to be guessed
+    padding: int | None = None  # fills a batch
+    begin: int | None = None  # stands before a text of a causal language model, where the tokenizer puts it there
+    first: int | None = None  # stands before each sample of a masked language model
+    last: int | None = None  # stands behind each sample of a masked language model
 
-    size: int
-    fingerprint: str
-    end: int | None
-    ends: frozenset[int]
-    mask: int | None
-    padding: int | None
-    begin: int | None
-    first: int | None
-    last: int | None
-
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Numbers of a text, without any that stand for no text."""
 
+    @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of numbers."""
 
     def begins_word(self, token: int) -> bool:
         """Whether a token is not the continuation of a word that the tokenizer took apart."""
+        return True
 
     def divides(self, before: str, behind: str) -> bool:
         """Whether a text that is cut between these has the same numbers in two parts."""
+        return True
 
     @property
     def texts(self) -> Mapping[str, str]:
         """Its files by name, as `transformers` loads them; empty where it has none."""
+        return {}
 
 
-class Bytes:
+class Bytes(Tokenizer):
     """UTF-8 bytes as tokens, and 256, which ends a document; 255, which UTF-8 has not, is a mask."""
 
     size = 257
     fingerprint = hashlib.sha256(b"l2l_nas bytes 1").hexdigest()[:16]
-    end: int | None = 256
+    end = 256
     ends = frozenset([256])
-    mask: int | None = 255
-    padding: int | None = None
-    begin: int | None = None
-    first: int | None = None
-    last: int | None = None
+    mask = 255
 
     def encode(self, text: str) -> list[int]:
-        """See `Tokenizer`."""
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See `Tokenizer`; bytes that are no UTF-8 become U+FFFD."""
+        """The text; bytes that are no UTF-8 become U+FFFD."""
         return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
-    def begins_word(self, token: int) -> bool:
-        """See `Tokenizer`: each byte stands for itself."""
-        return True
 
-    def divides(self, before: str, behind: str) -> bool:
-        """See `Tokenizer`."""
-        return True
-
-    @property
-    def texts(self) -> Mapping[str, str]:
-        """See `Tokenizer`: none."""
-        return {}
-
-
-class Library:
+class Library(Tokenizer):
     """A tokenizer of the `tokenizers` library.
 
     Args:
@@ -114,51 +91,42 @@ class Library:
     def __init__(self, tokenizer: Any, *, end: str | None = None, place: Path | str = "the tokenizer") -> None:
         self._tokenizer, self._place = tokenizer, place
         with self._guarded:
-            self._look(end)
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
+            content = tokenizer.to_str()
+            self.size = max(tokenizer.get_vocab().values(), default=-1) + 1  # numbers may have gaps
+            if self.size > _LARGEST:
+                raise ValueError(f"a token has the number {self.size - 1}, at most {_LARGEST} are known")
+            self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
+            self.end = self._first_of(*((end,) if end else ()), *_ENDS)
+            self.ends = frozenset() if self.end is None else frozenset([self.end])
+            self.mask = self._first_of("[MASK]", "<mask>")
+            self.padding = self._first_of("[PAD]", "<pad>", "<|pad|>")
+            framed: list[int] = tokenizer.encode("").ids
+            # what ends documents may as well stand behind a text (T5)
+            self.begin = framed[0] if len(framed) == 1 and framed[0] != self.end else None
+            self.first, self.last = self._first_of("[CLS]"), self._first_of("[SEP]")
+            model = json.loads(content).get("model") or {}
+            self._continues: str | None = model.get("continuing_subword_prefix") or None
 
     @property
     def _guarded(self) -> AbstractContextManager[None]:
         return parsing(self._place, "a tokenizer that can be used")
 
-    def _look(self, end: str | None) -> None:
-        tokenizer = self._tokenizer
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        content = tokenizer.to_str()
-        self.size = max(tokenizer.get_vocab().values(), default=-1) + 1  # numbers may have gaps
-        if self.size > _LARGEST:
-            raise ValueError(f"a token has the number {self.size - 1}, at most {_LARGEST} are known")
-        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
-        ends = (end, *_ENDS) if end else _ENDS
-        self.end: int | None = next((n for n in map(tokenizer.token_to_id, ends) if n is not None), None)
-        self.ends: frozenset[int] = frozenset() if self.end is None else frozenset([self.end])
-        self.mask: int | None = self._first_of("[MASK]", "<mask>")
-        self.padding: int | None = self._first_of("[PAD]", "<pad>", "<|pad|>")
-        framed: list[int] = tokenizer.encode("").ids
-        # what ends documents may as well stand behind a text (T5)
-        self.begin: int | None = framed[0] if len(framed) == 1 and framed[0] != self.end else None
-        self.first: int | None = self._first_of("[CLS]")
-        self.last: int | None = self._first_of("[SEP]")
-        described = json.loads(content)
-        self._continues: str | None = (described.get("model") or {}).get("continuing_subword_prefix") or None
-
     def _first_of(self, *texts: str) -> int | None:
         return next((n for n in map(self._tokenizer.token_to_id, texts) if n is not None), None)
 
     def encode(self, text: str) -> list[int]:
-        """See `Tokenizer`."""
         with self._guarded:
             numbers: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return numbers
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See `Tokenizer`."""
         with self._guarded:
             text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
     def begins_word(self, token: int) -> bool:
-        """See `Tokenizer`."""
         text = self._tokenizer.id_to_token(token)
         return self._continues is None or text is None or not text.startswith(self._continues)
 
@@ -174,14 +142,8 @@ class Library:
         text = text if made.normalizer is None else made.normalizer.normalize_str(text)
         return [text] if made.pre_tokenizer is None else [one for one, _ in made.pre_tokenizer.pre_tokenize_str(text)]
 
-    def to_str(self) -> str:
-        """As tokenizer.json holds it."""
-        content: str = self._tokenizer.to_str()
-        return content
-
     @property
     def texts(self) -> Mapping[str, str]:
-        """See `Tokenizer`."""
         special = {"bos": self.begin, "eos": self.end, "mask": self.mask, "cls": self.first, "sep": self.last}
         unknown = self._first_of("[UNK]", "<unk>")
         return texts_of(self._tokenizer, {**special, "pad": self.padding, "unk": unknown})
@@ -242,11 +204,7 @@ def _load(name: str) -> Tokenizer:
 
 
 def require_library(name: str) -> None:
-    """Refuse to go on without the `tokenizers` library.
-
-    Raises:
-        SettingError: it is missing.
-    """
+    """Raises SettingError: the `tokenizers` library is missing."""
     if importlib.util.find_spec("tokenizers") is None:
         raise SettingError(f"the tokenizer {name} needs the package tokenizers: pip install 'l2l-nas[text]'")
 

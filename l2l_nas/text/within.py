@@ -9,7 +9,7 @@ from l2l_nas.errors import DataError
 from l2l_nas.text.tokenizer import Tokenizer
 
 
-class Within:
+class Within(Tokenizer):
     """A tokenizer of which a network has only the first tokens; tokens were added to it that no weight belongs to.
 
     Args:
@@ -21,12 +21,10 @@ class Within:
         self._tokenizer = tokenizer
         self.size = size
         self.fingerprint = hashlib.sha256(f"{tokenizer.fingerprint} below {size}".encode()).hexdigest()[:16]
-        self.end, self.mask, self.padding = map(self._known, (tokenizer.end, tokenizer.mask, tokenizer.padding))
-        self.begin, self.first, self.last = map(self._known, (tokenizer.begin, tokenizer.first, tokenizer.last))
+        for name in ("end", "mask", "padding", "begin", "first", "last"):
+            token = getattr(tokenizer, name)
+            setattr(self, name, token if token is not None and token < size else None)
         self.ends = frozenset(token for token in tokenizer.ends if token < size)
-
-    def _known(self, token: int | None) -> int | None:
-        return token if token is not None and token < self.size else None
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`.
@@ -45,18 +43,14 @@ class Within:
         return numbers
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See `Tokenizer`."""
         return self._tokenizer.decode(tokens)
 
     def begins_word(self, token: int) -> bool:
-        """See `Tokenizer`."""
         return self._tokenizer.begins_word(token)
 
     def divides(self, before: str, behind: str) -> bool:
-        """See `Tokenizer`."""
         return self._tokenizer.divides(before, behind)
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """See `Tokenizer`."""
         return self._tokenizer.texts

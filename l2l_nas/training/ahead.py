@@ -45,23 +45,15 @@ class _Refusal:
 
 @dataclass(frozen=True)
 class Workers:
-    """Processes that load, as a `DataLoader` has them.
+    """Processes that load, as a `DataLoader` has them."""
 
-    Args:
-        count: how many; 0: who asks for a batch loads it.
-        begin: called in each with its number: the `worker_init_fn`.
-        context: how they are started: the `multiprocessing_context`.
-        timeout_s: for one batch; 0 waits for ever.
-    """
-
-    count: int = 0
-    begin: Callable[[int], None] | None = None
-    context: Any = None
-    timeout_s: float = 0
+    count: int = 0  # 0: who asks for a batch loads it
+    begin: Callable[[int], None] | None = None  # called in each with its number: the `worker_init_fn`
+    context: Any = None  # how they are started: the `multiprocessing_context`
+    timeout_s: float = 0  # for one batch; 0 waits for ever
 
     @property
     def one(self) -> Workers:
-        """At most one of them."""
         return replace(self, count=min(1, self.count))
 
 
@@ -113,11 +105,7 @@ def _descriptor(file: io.IOBase) -> int | None:
 def _open_anew(held: Collection[int]) -> None:
     """Give this process a place of its own in every file that it inherited for reading. See [Note: who reads].
 
-    Args:
-        held: descriptors of the data set; others may be a log that all processes write to.
-
-    Raises:
-        DataError: a file cannot be opened anew.
+    `held` are the descriptors of the data set; others may be a log that all processes write to.
     """
     for number in map(int, os.listdir("/proc/self/fd")):
         try:
@@ -158,7 +146,6 @@ class Ahead:
     Args:
         load: a batch, as any process computes it; what it holds can be handed to another process.
         dataset: what a process finds as `torch.utils.data.get_worker_info().dataset`.
-        workers: processes.
     """
 
     def __init__(self, load: Callable[[Wanted], Loaded], dataset: object = None, *, workers: Workers) -> None:
@@ -171,17 +158,9 @@ class Ahead:
 
     @property
     def is_begun(self) -> bool:
-        """Whether processes are there."""
         return self._loader is not None
 
     def batch(self, wanted: Wanted) -> Loaded:
-        """One batch.
-
-        Raises:
-            DataError: as `batches`.
-        """
-        if not self._workers.count:
-            return self._load(wanted)
         [found] = self.batches([wanted])
         return found
 
@@ -249,7 +228,6 @@ class Ahead:
                 ) from None
 
     def close(self) -> None:
-        """End the processes."""
         self._loader = None  # the last reference: torch ends them with its iterator
         if self._beside is not None:
             self._beside.close()

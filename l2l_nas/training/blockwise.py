@@ -52,7 +52,6 @@ class Imitation:
         return total
 
     def count(self, targets: Batch) -> int:
-        """Samples."""
         return len(targets[0])
 
 
@@ -60,20 +59,14 @@ class Imitation:
 class BlockSettings:
     """How candidates are trained.
 
-    Args:
-        steps: of each candidate.
-        learning_rate: peak; it rises and falls once.
-        batch_size: samples of a step.
-        micro_batch: samples at a time on the device.
-
     Raises:
         SettingError: one of them is out of range.
     """
 
-    steps: int = 100
-    learning_rate: float = 1e-3
-    batch_size: int = 8
-    micro_batch: int = 8
+    steps: int = 100  # of each candidate
+    learning_rate: float = 1e-3  # peak; it rises and falls once
+    batch_size: int = 8  # samples of a step
+    micro_batch: int = 8  # samples at a time on the device
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 0), ("batch_size", 1), ("micro_batch", 1)):
@@ -87,23 +80,16 @@ class BlockSettings:
 class BlockDistillation:
     """Trains the candidates of a pool, position by position.
 
-    Args:
-        server: with the original's weights, which stay as they are; candidates' weights are left there.
-        original: the network to imitate.
-        relay_of: makes a relay on a server of one position's layers.
-        settings: how much.
-        seed: of batches and dropout.
-
     Raises:
         SpaceError: the original skips a position that has candidates, or layers are shared between positions.
         SettingError: parameters are updated in groups.
     """
 
-    server: ParamServer
-    original: Architecture
-    relay_of: Callable[[ParamServer], Relay]
-    settings: BlockSettings = field(default_factory=BlockSettings)
-    seed: int = 0
+    server: ParamServer  # with the original's weights, which stay as they are; candidates' weights are left there
+    original: Architecture  # the network to imitate
+    relay_of: Callable[[ParamServer], Relay]  # makes a relay on a server of one position's layers
+    settings: BlockSettings = field(default_factory=BlockSettings)  # how much
+    seed: int = 0  # of batches and dropout
 
     def __post_init__(self) -> None:
         pool = self.server.pool
@@ -169,36 +155,33 @@ class BlockDistillation:
     def _on(
         self, relay: Relay, index: int, inputs: Batch, done: Mapping[str, float], poll: Callable[[], None]
     ) -> Generator[tuple[str, float], None, Batch]:
-        """One position, on a relay of its layers."""
         position, name = self.server.pool.positions[index], self.original.choices[index]
-        alone, server = relay.pool, relay.server
-        path = self.server.pool.path(self.original)
+        layers = {layer.candidate.name: layer for layer in relay.pool.layers}
+        original_states = {state for layer in self.server.pool.path(self.original) for state in layer.states}
         block = _PositionTraining(relay, inputs, self.settings, self.seed + index)
         targets = block.outputs(name)
-        teacher = next(layer for layer in alone.layers if layer.candidate.name == name)
         for candidate in position.candidates:
             key = f"{position.name}/{candidate.name}"
             if key in done:
                 continue
             if candidate.name == name:
-                yield key, 0.0
+                error = 0.0
             elif candidate.is_skip:
-                yield key, block.error(inputs[: len(targets)], targets)
+                error = block.error(inputs[: len(targets)], targets)
             else:
-                layer = next(layer for layer in alone.layers if layer.candidate.name == candidate.name)
-                shared = set(layer.states) & {state for one in path for state in one.states}
+                layer = layers[candidate.name]
+                shared = original_states & set(layer.states)
                 if shared:
                     raise SpaceError(
                         f"shares '{shared.pop()}' with the original, which its training would change; untie it",
                         position=position.name,
                         candidate=candidate.name,
                     )
-                if not server.layout(layer.key).is_trainable:
-                    yield key, block.error(block.outputs(candidate.name), targets)
-                    continue
-                begin_as(server, layer, teacher, inputs)
-                block.train(candidate.name, targets, poll)
-                yield key, block.error(block.outputs(candidate.name), targets)
+                if relay.server.layout(layer.key).is_trainable:
+                    _begin_as(relay.server, layer, layers[name], inputs)
+                    block.train(candidate.name, targets, poll)
+                error = block.error(block.outputs(candidate.name), targets)
+            yield key, error
         return targets
 
     def _alone(self, index: int) -> LayerPool:
@@ -225,7 +208,6 @@ class _PositionTraining:
 
     @property
     def _held_out(self) -> int:
-        """The first row that nothing is trained on."""
         count = len(self.inputs[0])
         return max(1, count - int(count * _HELD_OUT)) if count > 1 else 0
 
@@ -239,14 +221,12 @@ class _PositionTraining:
         return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
     def error(self, outputs: Batch, targets: Batch) -> float:
-        """On the samples held out."""
         some = [tuple(tensor[self._held_out :] for tensor in batch) for batch in (outputs, targets)]
-        return float(Imitation(scales_of(some[1])).loss(*some) / len(some[1][0]))
+        return float(Imitation(_scales_of(some[1])).loss(*some) / len(some[1][0]))
 
     def train(self, name: str, targets: Batch, poll: Callable[[], None]) -> None:
-        """A candidate, on the other samples."""
         count, settings = max(1, self._held_out), self.settings
-        objective = Imitation(scales_of(targets))
+        objective = Imitation(_scales_of(targets))
         schedule = Cosine(settings.learning_rate, steps=max(1, settings.steps))
         generator = torch.Generator().manual_seed(self.seed)
         for step in range(settings.steps):
@@ -264,20 +244,17 @@ class _PositionTraining:
         self.relay.drain()
 
 
-def scales_of(targets: Batch) -> list[float]:
+def _scales_of(targets: Batch) -> list[float]:
     """The mean square of each, at least a little."""
     return [max(1e-12, float(tensor.double().square().mean())) if learns(tensor) else 1.0 for tensor in targets]
 
 
-def begin_as(server: ParamServer, layer: Layer, teacher: Layer, inputs: Batch) -> None:
+def _begin_as(server: ParamServer, layer: Layer, teacher: Layer, inputs: Batch) -> None:
     """Give a layer first weights of its original.
 
     A module with a method `begin_as(original, inputs)` takes them over itself: slices them by importance, averages
     heads. Of any other module, parameters and buffers that have the name and the shape of one of the original's are
     copied; the rest keeps its first weights. What was trained before stays as it is.
-
-    Args:
-        inputs: what the original reads in its network.
 
     Raises:
         SpaceError: the method raised.

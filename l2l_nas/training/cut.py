@@ -14,11 +14,8 @@ from l2l_nas.errors import DataError, SettingError
 def shares_of(splits: Sequence[float]) -> list[float]:
     """Shares of training, validation and maybe test, in their ratio; their sum is finite.
 
-    Args:
-        splits: two or three numbers, such as `(949, 50, 1)`.
-
     Raises:
-        SettingError: others.
+        SettingError: not two or three numbers, such as `(949, 50, 1)`.
     """
     shares = list(splits)
     is_share = all(isinstance(share, int | float) and 0 <= share < math.inf for share in shares)
@@ -38,8 +35,6 @@ def cut(
     The test samples are drawn first, so that they stay the same whatever the share of validation.
 
     Args:
-        count: samples in all.
-        validation_fraction, test_fraction: shares of them.
         classes: of each sample, where every class keeps its share.
 
     Raises:
@@ -67,11 +62,7 @@ def cut(
 
 
 def _cut(rest: np.ndarray, size: int, classes: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """The samples without `size` of them, and these: drawn by scikit-learn, every class by its share.
-
-    Raises:
-        DataError: there are too few.
-    """
+    """The samples without `size` of them, and these: drawn by scikit-learn, every class by its share."""
     from sklearn.model_selection import train_test_split  # takes two seconds, and data that comes in parts needs it not
 
     by = None if classes is None else classes[rest]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
@@ -18,10 +18,13 @@ from l2l_nas.contents.arrays import native, read_npz
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.interface import as_samples
 from l2l_nas.training.cut import classes_of, cut
-from l2l_nas.training.dataset import MapSamples, SampleSource
-from l2l_nas.training.folder import array_parts, has_arrays, image_parts, refuse_left_over
+from l2l_nas.training.dataset import DatasetSamples, SampleSource
+from l2l_nas.training.folder import array_parts, has_arrays, image_parts, numbers, refuse_left_over
 from l2l_nas.training.form import Columns, SampleForm
 from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target, read
+
+# `cluttered_digits`: pixels of a side of an image and of a piece, and how many pieces, and images of each digit
+_CANVAS, _PIECE, _PIECES, _COPIES = 10, 3, 2, 4
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,6 @@ class Data:
 
     @property
     def parts(self) -> dict[str, Samples]:
-        """By name: training, validation, and test where there is one."""
         test = {} if self.test is None else {"test": self.test}
         return {"training": self.train, "validation": self.validation, **test}
 
@@ -71,7 +73,6 @@ class Data:
         return "" if self.test is None else self.test.digest
 
     def close(self) -> None:
-        """End the processes that load ahead, where there are any; the next batch starts them again."""
         for part in self.parts.values():
             part.close()
 
@@ -178,7 +179,7 @@ class Data:
         source.samples()
         rows = cut(len(source.dataset), validation_fraction=validation_fraction, test_fraction=test_fraction)
         plain = replace(source, form=replace(source.form, transform=None))
-        return cls._of([MapSamples(one, rows=some) for one, some in zip((source, plain, plain), rows, strict=True)])
+        return cls._of([DatasetSamples(one, rows=some) for one, some in zip((source, plain, plain), rows, strict=True)])
 
     @classmethod
     def from_folder(
@@ -223,7 +224,6 @@ class Data:
 
 
 def _check_form(columns: object, transform: object) -> None:
-    """Refuse what says of no columns, and what transforms nothing."""
     if columns is not None and (not isinstance(columns, tuple | list) or len(columns) != 2):
         raise SettingError(f'columns takes a pair, such as ("image", "label"), got {shown(columns)}')
     if transform is not None:
@@ -268,16 +268,14 @@ def cluttered_digits(*, validation_fraction: float = 0.2, test_fraction: float =
     return Data(parts["training"], parts["validation"], parts.get("test"))
 
 
-def _cluttered(
-    whole: Loaded, *, seed: int, copies: int = 4, canvas: int = 10, pieces: int = 2, piece: int = 3
-) -> Split:
+def _cluttered(whole: Loaded, *, seed: int) -> Split:
     (inputs,), targets = whole
     images, generator = inputs[:, 0].numpy(), np.random.Generator(np.random.PCG64(seed))
-    size, count = images.shape[-1], copies * len(images)
-    made = np.zeros((count, 1, canvas, canvas), dtype=np.float32)
+    size, count = images.shape[-1], _COPIES * len(images)
+    made = np.zeros((count, 1, _CANVAS, _CANVAS), dtype=np.float32)
     # of each image: the pieces' digits; where each piece is cut out, and where it is put; where the digit is put
-    piece_bounds = [size - piece + 1] * 2 + [canvas - piece + 1] * 2
-    bounds = [len(images)] * pieces + piece_bounds * pieces + [canvas - size + 1] * 2
+    piece_bounds = [size - _PIECE + 1] * 2 + [_CANVAS - _PIECE + 1] * 2
+    bounds = [len(images)] * _PIECES + piece_bounds * _PIECES + [_CANVAS - size + 1] * 2
     drawn = generator.integers(np.tile(bounds, (count, 1)))
     every = np.arange(count)[:, None, None]
 
@@ -285,12 +283,12 @@ def _cluttered(
         place = (every, 0, *_square(top, left, squares.shape[-1]))
         made[place] = np.maximum(made[place], squares)
 
-    for number in range(pieces):
-        start = pieces + len(piece_bounds) * number
+    for number in range(_PIECES):
+        start = _PIECES + len(piece_bounds) * number
         from_top, from_left, top, left = drawn[:, start : start + len(piece_bounds)].T
-        put(images[drawn[:, number, None, None], *_square(from_top, from_left, piece)], top, left)
-    put(np.tile(images, (copies, 1, 1)), *drawn[:, -2:].T)
-    return Split((torch.from_numpy(made),), targets.repeat(copies))
+        put(images[drawn[:, number, None, None], *_square(from_top, from_left, _PIECE)], top, left)
+    put(np.tile(images, (_COPIES, 1, 1)), *drawn[:, -2:].T)
+    return Split((torch.from_numpy(made),), targets.repeat(_COPIES))
 
 
 def _square(top: np.ndarray, left: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -311,12 +309,17 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: flo
         StorageError: no such file, or not an npz.
         DataError: arrays are missing, or are there that nothing would use.
     """
-    arrays = read_npz(path)
-    _refuse_unusable(arrays, path)
+    arrays = {name: numbers(array, f"{path}: '{name}'") for name, array in read_npz(path).items()}
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-        pairs = ("train", "test", *(["validation"] if {"x_validation", "y_validation"} <= arrays.keys() else []))
-        refuse_left_over(arrays, {f"{kind}_{part}" for kind in "xy" for part in pairs}, path)
-        return _as_it_is(arrays, validation_fraction)
+        names = ["train", "test", *(["validation"] if {"x_validation", "y_validation"} <= arrays.keys() else [])]
+        refuse_left_over(arrays, {f"{kind}_{part}" for kind in "xy" for part in names}, path)
+        parts = {name: Split((_images(arrays[f"x_{name}"]),), _targets(arrays[f"y_{name}"])) for name in names}
+        train, validation = parts["train"], parts.get("validation")
+        if validation is not None:
+            return Data(train, validation, parts["test"])
+        x, y = train.inputs[0], train.targets
+        cut = Data.from_arrays(x, y, validation_fraction=validation_fraction, test_fraction=0.0)
+        return replace(cut, test=parts["test"])
     if {"x", "y"} <= arrays.keys():
         refuse_left_over(arrays, {"x", "y"}, path)
         x, y = _images(arrays["x"]), _targets(arrays["y"])
@@ -325,26 +328,6 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: flo
         f"{path}: holds {', '.join(sorted(arrays))}; expected x_train y_train x_test y_test (and x_validation "
         "y_validation, if you have them), or x y"
     )
-
-
-def _as_it_is(arrays: Mapping[str, np.ndarray], validation_fraction: float) -> Data:
-    """A file's own parts; without one to select on, it is cut out of the training samples."""
-    parts: dict[str, Split] = {
-        name: Split((_images(arrays[f"x_{name}"]),), _targets(arrays[f"y_{name}"]))
-        for name in ("train", "validation", "test")
-        if {f"x_{name}", f"y_{name}"} <= arrays.keys()
-    }
-    train, test = parts["train"], parts["test"]
-    if "validation" in parts:
-        return Data(train, parts["validation"], test)
-    cut = Data.from_arrays(train.inputs[0], train.targets, validation_fraction=validation_fraction, test_fraction=0.0)
-    return Data(cut.train, cut.validation, test)
-
-
-def _refuse_unusable(arrays: Mapping[str, np.ndarray], path: Path) -> None:
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
-            raise DataError(f"{path}: '{name}' is {array.dtype} {list(array.shape)}; expected numbers [samples, ...]")
 
 
 def _images(array: np.ndarray) -> Tensor:
@@ -395,31 +378,19 @@ class Batches:
         self._order = torch.empty(0, dtype=torch.int64)
 
     def at(self, step: int) -> Loaded:
-        """Inputs and targets of a step.
-
-        Raises:
-            SettingError: a step below 0.
-        """
+        """Inputs and targets of a step."""
         check_count("Batches.at: step", step)
         rows, key = self._wanted(step)
         return read(self._part, rows, key=key)
 
     def ahead(self, start: int, steps: int) -> Iterator[Loaded]:
-        """What `at` gives for so many steps, loaded ahead where the data set has workers.
-
-        Raises:
-            SettingError: a step or number of steps below 0.
-        """
+        """What `at` gives for so many steps, loaded ahead where the data set has workers."""
         check_count("Batches.ahead: start", start)
         check_count("Batches.ahead: steps", steps)
         return self._part.batches(map(self._wanted, range(start, start + steps)))
 
     def sizes(self, start: int, steps: int) -> set[int]:
-        """The numbers of samples that mini-batches have in these steps.
-
-        Raises:
-            SettingError: a step or number of steps below 0.
-        """
+        """The numbers of samples that mini-batches have in these steps."""
         check_count("Batches.sizes: start", start)
         check_count("Batches.sizes: steps", steps)
         short = 0 if self._part.drops_last else len(self._part) % self._size

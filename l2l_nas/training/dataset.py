@@ -36,74 +36,56 @@ _WHOLE = -1
 _READ_TWICE = 8
 
 
-class _Read(Samples):
-    """Samples that a data set makes, read by this process or by those that load ahead. See [Note: who reads]."""
+class DatasetSamples(Samples):
+    """Samples that a data set makes, read by this process or by those that load ahead. See [Note: who reads].
 
-    def __init__(self, read: _Rows | _Pass, source: SampleSource) -> None:
-        self._read = read
-        self._ahead = Ahead(read, source.dataset, workers=source.workers)
-        self.drops_last = source.drops_last
+    Args:
+        source: the data set, and how it is read. Of one that can only be read in its own order, rows of a batch must
+            rise, and its key is that of a pass.
+        rows: its samples that are this part, where it gives each by its number; None: all.
+        targets: of these samples, if they are known without reading them.
+        length: samples of a pass, where it can only be read in its own order.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        *,
+        rows: np.ndarray | None = None,
+        targets: Tensor | None = None,
+        length: int = 0,
+    ) -> None:
+        self.is_sequential, self.drops_last = source.is_stream, source.drops_last
+        self._targets = targets
+        self._read: _Rows | _Pass
+        if source.is_stream:
+            self._read, workers = _Pass(source, length), source.workers.one
+        else:
+            chosen = torch.arange(len(source.dataset)) if rows is None else torch.as_tensor(rows)
+            self._read, workers = _Rows(source, chosen), source.workers
+        self._ahead = Ahead(self._read, source.dataset, workers=workers)
 
     def __len__(self) -> int:
         return len(self._read)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
-        """See `Samples.batch`."""
         return self._ahead.batch((rows, key))
 
     def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
-        """See `Samples.batches`."""
         return self._ahead.batches(wanted)
 
     def preview(self) -> Loaded:
         """See `Samples.preview`; a part that is only looked at keeps no processes."""
         was_begun = self._ahead.is_begun
         try:
-            return super().preview()
+            inputs, targets = super().preview()
+            return inputs, targets if self._targets is None else self._targets
         finally:
             if not was_begun:
                 self.close()
 
     def close(self) -> None:
-        """See `Samples.close`."""
         self._ahead.close()
-
-
-class MapSamples(_Read):
-    """Samples of a data set that gives each by its number.
-
-    Args:
-        source: the data set, and how it is read.
-        rows: its samples that are this part; None: all.
-        targets: of these samples, if they are known without reading them.
-    """
-
-    def __init__(self, source: SampleSource, *, rows: np.ndarray | None = None, targets: Tensor | None = None) -> None:
-        chosen = torch.arange(len(source.dataset)) if rows is None else torch.as_tensor(rows)
-        super().__init__(_Rows(source, chosen), source)
-        self._targets = targets
-
-    def preview(self) -> Loaded:
-        """See `Samples.preview`."""
-        inputs, targets = super().preview()
-        return inputs, targets if self._targets is None else self._targets
-
-
-class StreamSamples(_Read):
-    """Samples of a data set that can only be read in its own order.
-
-    A pass begins it anew; what was seen already is read again and dropped, so that a resume is exact. Rows of a batch
-    must rise, and its key is that of a pass.
-
-    Args:
-        source: the data set, and how it is read.
-        length: samples of a pass.
-    """
-
-    is_sequential = True
-
-    def __init__(self, source: SampleSource, *, length: int) -> None:
-        super().__init__(_Pass(source, length), replace(source, workers=source.workers.one))
 
 
 @dataclass(frozen=True)
@@ -117,20 +99,24 @@ class _Rows:
         return len(self.rows)
 
     def __call__(self, wanted: Wanted) -> Loaded:
-        (rows, key), reader, samples = wanted, self.source.reader, []
+        (rows, key), source, samples = wanted, self.source, []
+        generators = source.generators
         with own_generators():
             for row in self.rows[rows].tolist():
-                seed_generators(key, row, reader.generators)
+                seed_generators(key, row, generators)
                 with user_code("the data set", DataError):
-                    samples.append(reader.dataset[row])
+                    samples.append(source.dataset[row])
                 # a transform goes on with the numbers of its sample
-                samples[-1] = reader.form.sample(samples[-1])
-            seed_generators(key, _WHOLE, reader.generators)
-            return reader.form.batch(samples)
+                samples[-1] = source.form.sample(samples[-1])
+            seed_generators(key, _WHOLE, generators)
+            return source.form.batch(samples)
 
 
 class _Pass:
-    """Batches of a data set that can only be read in its own order, as any process reads them."""
+    """Batches of a data set that can only be read in its own order, as any process reads them.
+
+    A pass begins it anew; what was seen already is read again and dropped, so that a resume is exact.
+    """
 
     def __init__(self, source: SampleSource, length: int) -> None:
         self._source = source
@@ -142,22 +128,22 @@ class _Pass:
         return self._length
 
     def __call__(self, wanted: Wanted) -> Loaded:
-        (rows, key), reader = wanted, self._source.reader
+        rows, key = wanted
+        generators = self._source.generators
         with own_generators():
-            samples = [self._at(row, key) for row in rows.tolist()]
-            seed_generators(key, _WHOLE - self._next, reader.generators)
-            return reader.form.batch(samples)
+            samples = [self._at(row, key, generators) for row in rows.tolist()]
+            seed_generators(key, _WHOLE - self._next, generators)
+            return self._source.form.batch(samples)
 
-    def _at(self, row: int, key: Key) -> object:
-        reader = self._source.reader
+    def _at(self, row: int, key: Key, generators: list[Any]) -> object:
         if self._pass is None or self._pass[0] != key or row < self._next:
-            seed_generators(key, _WHOLE, reader.generators)
+            seed_generators(key, _WHOLE, generators)
             with user_code("the data set", DataError):
-                self._pass = key, iter(reader.dataset)
+                self._pass = key, iter(self._source.dataset)
             self._next = 0
         sample = None
         while self._next <= row:
-            seed_generators(key, self._next, reader.generators)
+            seed_generators(key, self._next, generators)
             with user_code("the data set", DataError):
                 try:
                     sample = next(self._pass[1])
@@ -167,54 +153,39 @@ class _Pass:
                         f"{self._length:,}; correct its __len__, or Data.from_dataset(..., length=)"
                     ) from None
             self._next += 1
-        return reader.form.sample(sample)
-
-
-class Reader:
-    """A data set as one process reads it.
-
-    Whatever it makes at its first sample, it makes here, of the same random numbers in every process; a generator that
-    is made there is seeded from then on.
-
-    Attributes:
-        generators: of random numbers, that the data set and its transform hold.
-    """
-
-    def __init__(self, dataset: Any, form: SampleForm, *, is_stream: bool) -> None:
-        self.dataset, self.form = dataset, form
-        with own_generators():
-            seed_generators(SCORING, _WHOLE, self._held())
-            with user_code("the data set", DataError):
-                first = list(itertools.islice(dataset, 1)) if is_stream else [dataset[0]] if len(dataset) else []
-            if first:
-                form.batch([form.sample(first[0])])
-        self.generators = self._held()
-
-    def _held(self) -> list[Any]:
-        held = itertools.islice(contents((self.dataset, self.form), "", opaque=False), MOST_HELD)
-        return [item for _, item in held if isinstance(item, GENERATORS)]
+        return self._source.form.sample(sample)
 
 
 @dataclass(frozen=True)
 class SampleSource:
-    """A data set and how it is read.
+    """A data set and how it is read."""
 
-    Args:
-        dataset: map-style or iterable.
-        form: of its samples.
-        workers: processes that load ahead.
-        drops_last: see `Samples`.
-    """
-
-    dataset: Any
-    form: SampleForm
-    workers: Workers = Workers()
-    drops_last: bool = True
+    dataset: Any  # map-style or iterable
+    form: SampleForm  # of its samples
+    workers: Workers = Workers()  # processes that load ahead
+    drops_last: bool = True  # see `Samples`
 
     @cached_property
-    def reader(self) -> Reader:
-        """What this process reads; with processes that load, only those have one."""
-        return Reader(self.dataset, self.form, is_stream=self.is_stream)
+    def generators(self) -> list[Any]:
+        """The generators of random numbers that the data set and its transform hold in this process.
+
+        Whatever it makes at its first sample, it makes here, of the same random numbers in every process; a generator
+        that is made there is seeded from then on. With processes that load, only those read.
+        """
+        with own_generators():
+            seed_generators(SCORING, _WHOLE, self._held())
+            with user_code("the data set", DataError):
+                if self.is_stream:
+                    first = list(itertools.islice(self.dataset, 1))
+                else:
+                    first = [self.dataset[0]] if len(self.dataset) else []
+            if first:
+                self.form.batch([self.form.sample(first[0])])
+        return self._held()
+
+    def _held(self) -> list[Any]:
+        held = itertools.islice(contents((self.dataset, self.form), "", opaque=False), MOST_HELD)
+        return [item for _, item in held if isinstance(item, GENERATORS)]
 
     @property
     def is_stream(self) -> bool:
@@ -259,26 +230,23 @@ class SampleSource:
         Raises:
             DataError: their number is not known, or the first one is no sample.
         """
-        if not self.is_stream:
-            part: Samples = MapSamples(self)
-        else:
-            if length is None:
-                try:
-                    length = len(self.dataset)
-                except TypeError:
-                    raise DataError(
-                        f"{type(self.dataset).__name__} does not tell how many samples a pass has; write "
-                        "Data.from_dataset(..., length=NUMBER), or length=(NUMBER, NUMBER, NUMBER) for its parts"
-                    ) from None
-            part = StreamSamples(self, length=length)
+        if self.is_stream and length is None:
+            try:
+                length = len(self.dataset)
+            except TypeError:
+                raise DataError(
+                    f"{type(self.dataset).__name__} does not tell how many samples a pass has; write "
+                    "Data.from_dataset(..., length=NUMBER), or length=(NUMBER, NUMBER, NUMBER) for its parts"
+                ) from None
+        part = DatasetSamples(self, length=length or 0)
         if len(part):
             try:
-                self._refuse_another(part)
+                self._refuse_changing(part)
             finally:
                 part.close()
         return part
 
-    def _refuse_another(self, part: Samples) -> None:
+    def _refuse_changing(self, part: Samples) -> None:
         """Refuse what is no sample, and samples that are not the same again, so that no training could be resumed."""
         rows = rows_to_see(part, _READ_TWICE)
         # every process reads them, and one of them twice
@@ -298,27 +266,21 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _refuse_own_choice(loader: DataLoader[Any]) -> None:
-    """Refuse a loader that chooses samples; say which of its settings have no effect.
-
-    Raises:
-        DataError: it has a sampler of its own.
-    """
+    """Refuse a loader that chooses samples; say which of its settings have no effect."""
+    ignored = [f"batch_size={loader.batch_size}"] * (loader.batch_size not in (None, 1))
     if isinstance(loader.dataset, IterableDataset):
-        sampler, is_shuffled = None, False
+        readers = f"num_workers={loader.num_workers}, of which one reads a data set that has an order of its own,"
+        ignored += ["generator"] * (loader.generator is not None) + [readers] * (loader.num_workers > 1)
     else:
-        sampler = (
-            loader.batch_sampler if type(loader.batch_sampler) not in (BatchSampler, type(None)) else loader.sampler
-        )
-        is_shuffled = isinstance(sampler, RandomSampler)
+        is_own = type(loader.batch_sampler) not in (BatchSampler, type(None))
+        sampler = loader.batch_sampler if is_own else loader.sampler
         if type(sampler) not in (RandomSampler, SequentialSampler):
             raise DataError(
                 f"the DataLoader's {type(sampler).__name__} chooses samples, which a search does itself, so that it "
                 "can be resumed; leave it out, or give a torch.utils.data.Subset of the samples that you want"
             )
-    ignored = [f"batch_size={loader.batch_size}"] * (loader.batch_size not in (None, 1)) + ["shuffle"] * is_shuffled
-    ignored += ["generator"] * (loader.generator is not None)
-    if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
-        ignored.append(f"num_workers={loader.num_workers}, of which one reads a data set that has an order of its own,")
+        ignored += ["shuffle"] * isinstance(sampler, RandomSampler)
+        ignored += ["generator"] * (loader.generator is not None)
     if ignored:
         warnings.warn(
             f"the DataLoader's {' and '.join(ignored)} without effect: batches are drawn anew, shuffled where the data "

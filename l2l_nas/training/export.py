@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,32 +161,21 @@ def _network(
 
 @dataclass(frozen=True)
 class Exported:
-    """A network in one format, as checked.
+    """A network in one format, as checked."""
 
-    Args:
-        path: its file; None for the module in memory.
-        values: metrics of the validation data, measured through it.
-        difference: the largest of any output from the relay's.
-    """
-
-    path: Path | None
-    values: Mapping[str, float]
-    difference: float
+    path: Path | None  # its file; None for the module in memory
+    values: Mapping[str, float]  # metrics of the validation data, measured through it
+    difference: float  # the largest of any output from the relay's
 
 
 @dataclass(frozen=True)
 class Export:
-    """What an export gave.
+    """What an export gave."""
 
-    Args:
-        values: metrics of the validation data, measured through the relay, on the CPU.
-        formats: what was written, by format; "module" first, the network in memory.
-        refused: why a format could not be written.
-    """
-
-    values: Mapping[str, float]
+    values: Mapping[str, float]  # metrics of the validation data, measured through the relay, on the CPU
+    # what was written, by format; "module" first, the network in memory
     formats: dict[str, Exported] = field(default_factory=dict)
-    refused: dict[str, ExportError] = field(default_factory=dict)
+    refused: dict[str, ExportError] = field(default_factory=dict)  # why a format could not be written
 
 
 @own_generators()  # building a module draws, and its weights are replaced
@@ -217,8 +207,8 @@ def export_network(
         StorageError: a file cannot be written.
     """
     check_formats(formats)
-    beside = {name: FORMATS[name].beside(server.pool) for name in formats}
-    _refuse_taken(folder, [file for name in formats for file in (*FORMATS[name].files, *beside[name])])
+    place = _ExportFolder(folder, architecture, {name: FORMATS[name].beside(server.pool) for name in formats})
+    place.refuse_taken()
     check = _Check(problem, Relay(server, device="cpu"), architecture, micro_batch)
     network = build_network(server, architecture)
     try:
@@ -226,29 +216,21 @@ def export_network(
     except ExportError as error:
         raise ExportError(f"the network as a plain module: {error}; are its layers the same in every call?") from None
     export = Export(module.values, {"module": module})  # its outputs are the relay's bit for bit
-    split = problem.data.validation
-    samples = max(2, min(4, len(split)))
-    example = split.batch(torch.arange(samples) % len(split))[0]
-    source = ExportSource(network, example, server.pool, architecture, lambda: plain_module(server.pool, architecture))
-    with _workshop(folder) as workshop:
+    empty = partial(plain_module, server.pool, architecture)
+    source = ExportSource(network, check.example, server.pool, architecture, empty)
+    with place.workshop() as workshop:
         for name in dict.fromkeys(formats):
-            how = FORMATS[name]
             try:
-                main = how.files[-1]
-                with named_failures(folder / main):
-                    how.write(source, workshop / main)
-                call = how.read(workshop / main, source)
-                found = check.measure(call, folder / main, is_exact=how.is_exact)
+                found = check.written(FORMATS[name], source, workshop, folder)
             except ExportError as error:
                 export.refused[name] = error
                 continue
             export.formats[name] = found
             if len(export.formats) == 2:  # the first: from now on the folder says whose files these are
-                _announce(folder, architecture, beside)
-            _publish([*beside[name], *how.files], workshop, folder)
+                place.announce()
+            place.publish(name, workshop)
         if len(export.formats) > 1:
-            more = {"micro_batch": micro_batch, **(about or {})}
-            _write_manifest(export, folder, architecture, beside, more)
+            place.write_manifest(export, {"micro_batch": micro_batch, **(about or {})})
     return export
 
 
@@ -260,6 +242,19 @@ class _Check:
     relay: Relay
     architecture: Architecture
     micro_batch: int
+
+    @property
+    def example(self) -> Batch:
+        split = self.problem.data.validation
+        samples = max(2, min(4, len(split)))
+        return split.batch(torch.arange(samples) % len(split))[0]
+
+    def written(self, how: Format, source: ExportSource, workshop: Path, folder: Path) -> Exported:
+        """Write a format to a workshop, read it back, and measure what was read."""
+        main = how.files[-1]
+        with named_failures(folder / main):
+            how.write(source, workshop / main)
+        return self.measure(how.read(workshop / main, source), folder / main, is_exact=how.is_exact)
 
     def measure(self, call: Call, path: Path | None, *, is_exact: bool) -> Exported:
         """Metrics and the largest difference; raises ExportError where the outputs are others."""
@@ -285,24 +280,79 @@ def _scale(outputs: Batch) -> float:
     return max([1.0, *map(float, largest)])
 
 
-@contextmanager
-def _workshop(folder: Path) -> Iterator[Path]:
-    """A place for what is not checked yet, in the folder; where nothing came of it, neither stays."""
-    make_folder(folder)
-    remove_leftovers(folder)
-    workshop = temporary_name(folder / "export")
-    make_folder(workshop)
-    try:
-        yield workshop
-    finally:
-        remove_files(workshop, lambda name: True)
-        remove_if_empty(folder)
+@dataclass(frozen=True)
+class _ExportFolder:
+    """Where an export goes."""
 
+    root: Path  # the folder, in which others may have files
+    architecture: Architecture  # of the network
+    beside: Mapping[str, Mapping[str, bytes]]  # by format, the files that it copies
 
-def _publish(names: Sequence[str], workshop: Path, folder: Path) -> None:
-    for name in names:
-        if (workshop / name).exists():
-            publish(workshop / name, folder / name)
+    def refuse_taken(self) -> None:
+        owned = _owned(self.root) | ({MANIFEST} if _is_ours(self.root) else set())
+        files = [file for name, copied in self.beside.items() for file in (*FORMATS[name].files, *copied)]
+        for file in (MANIFEST, *files):
+            if file not in owned and os.path.lexists(self.root / file):
+                raise ExportError(
+                    f"{self.root / file} is there already, and no export wrote it; move it, or export to another folder"
+                )
+
+    @contextmanager
+    def workshop(self) -> Iterator[Path]:
+        """A place for what is not checked yet, in the folder; where nothing came of it, neither stays."""
+        make_folder(self.root)
+        remove_leftovers(self.root)
+        workshop = temporary_name(self.root / "export")
+        make_folder(workshop)
+        try:
+            yield workshop
+        finally:
+            remove_files(workshop, lambda name: True)
+            remove_if_empty(self.root)
+
+    def announce(self) -> None:
+        """Say which files will be ours, before the first one gets its name: a kill may come in between."""
+        files = (_owned(self.root) & _names()) | {file for name in self.beside for file in FORMATS[name].files}
+        copied = self._digests(self.beside)
+        for name, digests in _copied(_manifest(self.root)).items():
+            copied[name] = list(dict.fromkeys([*copied.get(name, ()), *digests]))
+        self._write(formats={}, files=sorted(files), copied=copied)
+
+    def publish(self, name: str, workshop: Path) -> None:
+        """Give the files of a format their names; the one that is run is the last."""
+        for file in (*self.beside[name], *FORMATS[name].files):
+            if (workshop / file).exists():
+                publish(workshop / file, self.root / file)
+
+    def write_manifest(self, export: Export, about: Mapping[str, Any]) -> None:
+        """Tell what the folder holds, and remove what an earlier export left there."""
+        done = [name for name in export.formats if name in FORMATS]
+        files, copied = {file for name in done for file in FORMATS[name].files}, self._digests(done)
+        _remove(self.root, _owned(self.root) - files - copied.keys())
+        formats = {
+            name: {
+                "file": one.path.name if one.path else None,
+                "values": dict(one.values),
+                "largest_difference": one.difference,
+            }
+            for name, one in export.formats.items()
+        }
+        self._write(
+            **about,
+            values=dict(export.values),
+            formats=formats,
+            refused={name: str(error) for name, error in export.refused.items()},
+            files=sorted(name for name in files if (self.root / name).exists()),
+            copied=copied,
+        )
+
+    def _digests(self, formats: Iterable[str]) -> dict[str, list[str]]:
+        """By name, of the files that these formats copy."""
+        found = {file: content for name in formats for file, content in self.beside[name].items()}
+        return {file: [hashlib.sha256(content).hexdigest()] for file, content in found.items()}
+
+    def _write(self, **content: Any) -> None:
+        write_json(self.root / MANIFEST, {"architecture": list(self.architecture.choices), **content})
 
 
 def _names() -> set[str]:
@@ -310,26 +360,39 @@ def _names() -> set[str]:
     return {name for how in FORMATS.values() for name in how.files} | EARLIER
 
 
-def _owned(folder: Path) -> set[str]:
-    """Names of the files that an export wrote to a folder, or was about to when it was killed."""
+def _manifest(folder: Path) -> dict[str, Any]:
+    """What a folder's manifest says; nothing where it is damaged or missing."""
     try:
         content = read_json(folder / MANIFEST)
+    except StorageError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is_ours(folder: Path) -> bool:
+    return {"architecture", "formats"} <= _manifest(folder).keys()
+
+
+def _owned(folder: Path) -> set[str]:
+    """Names of the files that an export wrote to a folder, or was about to when it was killed."""
+    content = _manifest(folder)
+    try:
         named = content.get("files") or [about["file"] for about in content["formats"].values()]
         files = {str(name) for name in named if name is not None} & _names()
-    except (StorageError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return set()
-    return files | {name for name, digests in _copied(folder).items() if _digest_of(folder / name) in digests}
+    return files | {name for name, digests in _copied(content).items() if _digest_of(folder / name) in digests}
 
 
-def _copied(folder: Path) -> dict[str, list[str]]:
+def _copied(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
     """Of files that exports copied to a folder, whatever their names, the digests of what they held.
 
     One that holds something else is not ours any more.
     """
     try:
-        content = read_json(folder / MANIFEST).get("copied", {})
+        content = manifest.get("copied", {})
         return {name: list(map(str, digests)) for name, digests in content.items() if Path(name).name == name}
-    except (StorageError, TypeError, AttributeError):
+    except (TypeError, AttributeError):
         return {}
 
 
@@ -340,22 +403,10 @@ def _digest_of(path: Path) -> str | None:
         return None
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder's manifest is one of an export; a damaged one is nobody's."""
-    try:
-        content = read_json(folder / MANIFEST)
-    except StorageError:
-        return False
-    return isinstance(content, dict) and {"architecture", "formats"} <= content.keys()
-
-
-def _refuse_taken(folder: Path, names: Sequence[str]) -> None:
-    owned = {*_owned(folder), *([MANIFEST] if _is_ours(folder) else [])}
-    for name in (MANIFEST, *names):
-        if name not in owned and os.path.lexists(folder / name):
-            raise ExportError(
-                f"{folder / name} is there already, and no export wrote it; move it, or export to another folder"
-            )
+def _remove(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        with named_failures(folder / name):
+            (folder / name).unlink(missing_ok=True)
 
 
 def remove_export(folder: Path) -> None:
@@ -364,58 +415,6 @@ def remove_export(folder: Path) -> None:
     Raises:
         StorageError: a file cannot be removed.
     """
-    if folder.is_symlink() or not _is_ours(folder):
-        return
-    for name in (*_owned(folder), MANIFEST):
-        with named_failures(folder / name):
-            (folder / name).unlink(missing_ok=True)
-    remove_if_empty(folder)
-
-
-def _announce(folder: Path, architecture: Architecture, beside: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Say which files will be ours, before the first one gets its name: a kill may come in between."""
-    files = sorted((_owned(folder) & _names()) | {file for name in beside for file in FORMATS[name].files})
-    copied = _digests(beside)
-    for name, digests in _copied(folder).items():
-        copied[name] = list(dict.fromkeys([*copied.get(name, ()), *digests]))
-    about = {"architecture": list(architecture.choices), "formats": {}, "files": files, "copied": copied}
-    write_json(folder / MANIFEST, about)
-
-
-def _digests(beside: Mapping[str, Mapping[str, bytes]]) -> dict[str, list[str]]:
-    found = {file: content for files in beside.values() for file, content in files.items()}
-    return {file: [hashlib.sha256(content).hexdigest()] for file, content in found.items()}
-
-
-def _write_manifest(
-    export: Export,
-    folder: Path,
-    architecture: Architecture,
-    beside: Mapping[str, Mapping[str, bytes]],
-    about: Mapping[str, Any],
-) -> None:
-    """Tell what the folder holds, and remove what an earlier export left there."""
-    done = [name for name in export.formats if name in FORMATS]
-    files, copied = {file for name in done for file in FORMATS[name].files}, _digests({n: beside[n] for n in done})
-    for name in _owned(folder) - files - copied.keys():
-        with named_failures(folder / name):
-            (folder / name).unlink(missing_ok=True)
-    write_json(
-        folder / MANIFEST,
-        {
-            "architecture": list(architecture.choices),
-            **about,
-            "values": dict(export.values),
-            "formats": {
-                name: {
-                    "file": one.path.name if one.path else None,
-                    "values": dict(one.values),
-                    "largest_difference": one.difference,
-                }
-                for name, one in export.formats.items()
-            },
-            "refused": {name: str(error) for name, error in export.refused.items()},
-            "files": sorted(name for name in files if (folder / name).exists()),
-            "copied": copied,
-        },
-    )
+    if not folder.is_symlink() and _is_ours(folder):
+        _remove(folder, {*_owned(folder), MANIFEST})
+        remove_if_empty(folder)

@@ -37,27 +37,18 @@ class Saves:
     Batches, paths, learning rates and the random numbers of dropout are functions of (seed, step): the states and the
     step to go on with are all there is to keep.
 
-    Args:
-        checkpoint: holds nothing else.
-        every_steps: at most so many steps are lost.
-
     Raises:
         SettingError: fewer than 1 step.
     """
 
-    checkpoint: Checkpoint
-    every_steps: int
+    checkpoint: Checkpoint  # holds nothing else
+    every_steps: int  # at most so many are lost
 
     def __post_init__(self) -> None:
         check_kind("Saves: checkpoint", self.checkpoint, Checkpoint, wanted="a Checkpoint")
         check_count("every_steps", self.every_steps, least=1)
 
     def save(self, server: ParamServer, *, next_step: int) -> None:
-        """Save now.
-
-        Raises:
-            StorageError: a file could not be written; the save before is whole.
-        """
         self.checkpoint.save(server, extra={"step": next_step})
 
     def resume(self, server: ParamServer, *, save: int | None = None) -> int:
@@ -83,20 +74,14 @@ class Saves:
 class Trainer:
     """What all training of a run has in common.
 
-    Args:
-        executor: runs the layers.
-        task: loss and metrics.
-        batches: the training data, by step.
-        micro_batch: samples at a time.
-
     Raises:
         SettingError: one of these is something else.
     """
 
     executor: Executor
     task: Task
-    batches: Batches
-    micro_batch: int
+    batches: Batches  # the training data, by step
+    micro_batch: int  # samples at a time
 
     def __post_init__(self) -> None:
         check_methods("Trainer: executor", self.executor, ["train_step"], wanted="a Relay or ReferenceTrainer")
@@ -144,12 +129,18 @@ class Trainer:
         if saves is not None and isinstance(self.executor, ReferenceTrainer):
             raise SettingError("ReferenceTrainer keeps its weights to itself, which saves nothing; train with Relay")
         end = start + steps
-        if self._leave_one(start, steps):
-            path_at = partial(self._path_for_one_sample, path_at)
-        architecture = path_at(start) if steps > 0 else None
+        leaves_one = self._leaves_one(start, steps)
+
+        def path(step: int) -> Architecture:
+            architecture = path_at(step)
+            if leaves_one:
+                self._refuse_one_sample(architecture)
+            return architecture
+
+        architecture = path(start) if steps > 0 else None
         for step, (inputs, targets) in enumerate(self.batches.ahead(start, steps), start):
             assert architecture is not None
-            upcoming = path_at(step + 1) if step + 1 < end else None
+            upcoming = path(step + 1) if step + 1 < end else None
             result = self.executor.train_step(
                 architecture,
                 inputs,
@@ -174,18 +165,12 @@ class Trainer:
         Raises:
             SpaceError: a micro-batch of one sample comes up, and a layer cannot train on one.
         """
-        if self._leave_one(0, steps):
+        if self._leaves_one(0, steps):
             self._refuse_one_sample(architecture)
 
-    def _leave_one(self, start: int, steps: int) -> bool:
+    def _leaves_one(self, start: int, steps: int) -> bool:
         """Whether a micro-batch of one sample comes up."""
         return any(1 in cut_sizes(samples, self.micro_batch) for samples in self.batches.sizes(start, steps))
-
-    def _path_for_one_sample(self, path_at: Callable[[int], Architecture], step: int) -> Architecture:
-        """The architecture of a step. A layer of it that cannot train on one sample is refused before one comes."""
-        architecture = path_at(step)
-        self._refuse_one_sample(architecture)
-        return architecture
 
     def _refuse_one_sample(self, architecture: Architecture | None) -> None:
         refuse_lone_sample(
@@ -196,32 +181,25 @@ class Trainer:
         )
 
     def has_buffers(self, architecture: Architecture) -> bool:
-        """Whether a layer of this architecture has any, such as BatchNorm's statistics."""
+        """Whether a layer has any, such as BatchNorm's statistics."""
         server = self.executor.server
         return any(server.layout(layer.key).buffers for layer in server.pool.path(architecture))
 
     def recalibrate(self, architecture: Architecture, *, batches: int = 8) -> None:
-        """Measure BatchNorm statistics of one architecture on the first batches; without buffers, do nothing.
-
-        Raises:
-            SettingError: fewer than 1 batch.
-        """
+        """Measure BatchNorm statistics of one architecture on the first batches; without buffers, do nothing."""
         check_count("recalibrate: batches", batches, least=1)
         if self.has_buffers(architecture):
             self.executor.recalibrate(architecture, [self.batches.at(step)[0] for step in range(batches)])
 
     def evaluate(self, architecture: Architecture, split: Samples) -> dict[str, float]:
-        """All metrics of a split, in evaluation mode."""
         return evaluate(self.executor, architecture, split, task=self.task, micro_batch=self.micro_batch)
 
     def score(self, architecture: Architecture, split: Samples) -> Score:
-        """All metrics of a split as `evaluate` finds them, and their standard errors."""
         return score(self.executor, architecture, split, task=self.task, micro_batch=self.micro_batch)
 
     def evaluate_population(
         self, architectures: Sequence[Architecture], split: Samples, *, max_bytes: int | None = None
     ) -> list[dict[str, float]]:
-        """All metrics of a split for each of these architectures, in evaluation mode, in one pass where it fits."""
         return evaluate_population(
             self.executor, architectures, split, task=self.task, micro_batch=self.micro_batch, max_bytes=max_bytes
         )
@@ -268,8 +246,7 @@ def evaluate_population(
         max_bytes: of activations that wait on the device.
 
     Raises:
-        SettingError: an argument of another type.
-        SpaceError: an architecture is none of the pool.
+        SettingError, SpaceError: an argument of another type, or an architecture that is none of the pool.
     """
     check_kind("evaluate: split", split, Samples, wanted="samples, such as Data.validation")
     if max_bytes is not None:
@@ -311,26 +288,20 @@ def _predicted(
 ) -> Iterator[tuple[Targets, list[Batch]]]:
     """Chunk after chunk of the samples: targets, and the outputs of each of these architectures on the host.
 
-    Args:
-        reduced: whose figures of each sample come in the place of outputs. See [Note: outputs].
+    With `reduced`, its figures of each sample come in the place of outputs. See [Note: outputs].
     """
     size = chunk_size(executor, micro_batch)
     if reduced is not None:
         size, micro_batch = _reduced_sizes(executor, micro_batch)
     micro_batch = min(micro_batch, size)
+    predict = partial(executor.predict_population, micro_batch=micro_batch, max_bytes=max_bytes)
     for inputs, targets in chunks(split, size):
         parts = cut_targets(targets, cut_sizes(len(inputs[0]), micro_batch))
         reduce = None if reduced is None else partial(_figures, reduced, parts)
-        yield (
-            targets,
-            executor.predict_population(
-                architectures, inputs, micro_batch=micro_batch, max_bytes=max_bytes, reduce=reduce
-            ),
-        )
+        yield targets, predict(architectures, inputs, reduce=reduce)
 
 
 def _figures(task: SampleMetrics, parts: Sequence[Targets], number: int, outputs: Batch) -> Batch:
-    """Of the samples of a micro-batch, by its number."""
     return (task.figures(outputs, each(parts[number], lambda tensor: tensor.to(outputs[0].device))),)
 
 
@@ -339,8 +310,7 @@ def _reduced_sizes(executor: Executor, micro_batch: int) -> tuple[int, int]:
     most = _most_bytes(executor) // 2
     outputs = 2 * bytes_of(check_shapes(executor.server.pool).outputs)  # and their log likelihoods
     micro_batch = max(1, min(micro_batch, most // outputs))
-    fits = max(1, most // max(1, executor.reduced_bytes))
-    return min(_CHUNK, fits // micro_batch * micro_batch or fits), micro_batch
+    return _fitting(most, executor.reduced_bytes, micro_batch), micro_batch
 
 
 def chunks(split: Samples, size: int) -> Iterator[Loaded]:
@@ -354,7 +324,11 @@ def chunk_size(executor: Executor, micro_batch: int) -> int:
     most = _most_bytes(executor)
     if executor.sample_bytes * _CHUNK <= most:
         return _CHUNK
-    fits = max(1, most // executor.sample_bytes)
+    return _fitting(most, executor.sample_bytes, micro_batch)
+
+
+def _fitting(most_bytes: int, sample_bytes: int, micro_batch: int) -> int:
+    fits = max(1, most_bytes // max(1, sample_bytes))
     return min(_CHUNK, fits // micro_batch * micro_batch or fits)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,31 +15,25 @@ from l2l_nas.contents.arrays import map_npy
 from l2l_nas.errors import DataError, StorageError
 from l2l_nas.training.ahead import Workers
 from l2l_nas.training.cut import classes_of, cut
-from l2l_nas.training.dataset import MapSamples, SampleSource
+from l2l_nas.training.dataset import DatasetSamples, SampleSource
 from l2l_nas.training.form import SampleForm, refuse_deep
 from l2l_nas.training.image_files import folders_in, images_in, opened, roots_of
 from l2l_nas.training.samples import Mapped, Samples, spread
 
 Parts = dict[str, Samples]
+_PARTS = ("train", "validation", "test")
 # images whose size is read before anything else is
 _LOOKS = 512
 
 
 @dataclass(frozen=True)
 class Images:
-    """A map-style data set of image files.
-
-    Args:
-        files: paths.
-        targets: the class of each.
-        mode: of all images as they are read, "L" or "RGB".
-        size: height and width that they are resized to; None: as they are.
-    """
+    """A map-style data set of image files."""
 
     files: list[str]
     targets: list[int]
-    mode: str
-    size: tuple[int, int] | None
+    mode: str  # of all images as they are read, "L" or "RGB"
+    size: tuple[int, int] | None  # height and width that they are resized to; None: as they are
 
     def __len__(self) -> int:
         return len(self.files)
@@ -78,46 +72,41 @@ def image_parts(
     if len(classes) < 2:
         raise DataError(f"{roots['train']}: expected a folder for each class with its images, CLASS/*.jpg")
     found = {part: images_in(root, classes) for part, root in roots.items()}
-    mode = _mode(found["train"][0])
+    mode = "L" if all(image.mode in ("1", "L") for _, image in _looked_at(found["train"][0])) else "RGB"
     for files, _ in found.values():
-        _refuse_sizes(files, size)
+        if size is None:
+            _refuse_sizes(files)
+    files, targets = found.pop("train")
+    if roots["train"] == folder or "validation" not in found:
+        test_fraction = fractions[1] if roots["train"] == folder else 0.0
+        known = np.array(targets)
+        cuts = cut(len(files), validation_fraction=fractions[0], test_fraction=test_fraction, classes=known)
+        for name, rows in zip(_PARTS, cuts, strict=True):
+            if len(rows):
+                found[name] = [files[row] for row in rows], [targets[row] for row in rows]
+    else:
+        found["train"] = files, targets
 
-    def part(files: list[str], targets: list[int], is_training: bool) -> Samples:
-        form = SampleForm(transform=transform if is_training else None)
-        known = torch.tensor(targets, dtype=torch.int64)
-        return MapSamples(SampleSource(Images(files, targets, mode, size), form, Workers(workers)), targets=known)
+    def part(name: str) -> Samples:
+        files, targets = found[name]
+        form = SampleForm(transform=transform if name == "train" else None)
+        source = SampleSource(Images(files, targets, mode, size), form, Workers(workers))
+        return DatasetSamples(source, targets=torch.tensor(targets, dtype=torch.int64))
 
-    files, targets = found["train"]
-    rows: dict[str, np.ndarray] = {"train": np.arange(len(files))}
-    missing = [name for name in ("validation", "test") if name not in found]
-    if roots["train"] == folder:
-        cuts = cut(len(files), validation_fraction=fractions[0], test_fraction=fractions[1], classes=np.array(targets))
-        rows = dict(zip(("train", "validation", "test"), cuts, strict=True))
-    elif "validation" in missing:
-        cuts = cut(len(files), validation_fraction=fractions[0], test_fraction=0.0, classes=np.array(targets))
-        rows = dict(zip(("train", "validation"), cuts, strict=False))
-    parts = {
-        name: part([files[row] for row in some], [targets[row] for row in some], name == "train")
-        for name, some in rows.items()
-        if len(some)
-    }
-    return {**parts, **{name: part(*found[name], False) for name in ("validation", "test") if name in found}}
+    return {name: part(name) for name in _PARTS if name in found}
 
 
-def _mode(files: list[str]) -> str:
-    """Gray if all images are that are opened for it, which are spread over the files; else RGB."""
+def _looked_at(files: list[str]) -> Iterator[tuple[str, Any]]:
+    """Some of the images, which are spread over the files."""
     for row in spread(len(files), _LOOKS).tolist():
         with opened(files[row]) as image:
-            if image.mode not in ("1", "L"):
-                return "RGB"
-    return "L"
+            yield files[row], image
 
 
-def _refuse_sizes(files: list[str], size: tuple[int, int] | None) -> None:
+def _refuse_sizes(files: list[str]) -> None:
     seen: dict[tuple[int, int], str] = {}
-    for row in spread(len(files), _LOOKS).tolist() if size is None else ():
-        with opened(files[row]) as image:
-            seen.setdefault((image.height, image.width), files[row])
+    for file, image in _looked_at(files):
+        seen.setdefault((image.height, image.width), file)
         if len(seen) > 1:
             (one, first), (other, second) = seen.items()
             raise DataError(
@@ -145,9 +134,6 @@ def refuse_left_over(names: Iterable[str], used: Collection[str], place: Path) -
         )
 
 
-_OF_ARRAYS = ("train", "validation", "test")
-
-
 def array_parts(
     folder: Path,
     *,
@@ -166,27 +152,30 @@ def array_parts(
         inputs, targets = (_mapped(folder / f"{name}{end}.npy") for name in "xy")
         return Mapped((inputs,), targets, rows=rows, as_inputs=as_inputs, as_targets=as_targets)
 
+    def parts_of(end: str, test_fraction: float) -> Parts:
+        classes = classes_of(_mapped(folder / f"y{end}.npy"))
+        count = len(mapped(end))
+        cuts = cut(count, validation_fraction=fractions[0], test_fraction=test_fraction, classes=classes)
+        return {name: mapped(end, rows) for name, rows in zip(_PARTS, cuts, strict=True) if len(rows)}
+
     names = [path.stem for path in folder.glob("*.npy")]
     if "x" in names:
         refuse_left_over(names, ("x", "y"), folder)
-        classes = classes_of(_mapped(folder / "y.npy"))
-        cuts = cut(len(mapped("")), validation_fraction=fractions[0], test_fraction=fractions[1], classes=classes)
-        return {name: mapped("", rows) for name, rows in zip(_OF_ARRAYS, cuts, strict=True) if len(rows)}
-    given = [name for name in _OF_ARRAYS if f"x_{name}" in names]
+        return parts_of("", fractions[1])
+    given = [name for name in _PARTS if f"x_{name}" in names]
     if "train" not in given:
         raise StorageError(f"{folder}: expected x.npy and y.npy, or x_train.npy y_train.npy x_test.npy y_test.npy")
     refuse_left_over(names, [f"{kind}_{name}" for kind in "xy" for name in given], folder)
     parts: Parts = {name: mapped(f"_{name}") for name in given}
-    if "validation" not in given:
-        classes = classes_of(_mapped(folder / "y_train.npy"))
-        cuts = cut(len(parts["train"]), validation_fraction=fractions[0], test_fraction=0.0, classes=classes)
-        parts |= {"train": mapped("_train", cuts[0]), "validation": mapped("_train", cuts[1])}
-    return parts
+    return parts if "validation" in given else {**parts, **parts_of("_train", 0.0)}
+
+
+def numbers(array: np.ndarray, place: str) -> np.ndarray:
+    """The array, if it holds numbers of samples."""
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
+        raise DataError(f"{place} is {array.dtype} {list(array.shape)}; expected numbers [samples, ...]")
+    return array
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """An array of numbers in a file, of which only what is used is read."""
-    found = map_npy(path)
-    if found.dtype.kind not in "biuf" or found.dtype.itemsize > 8 or found.ndim == 0:
-        raise DataError(f"{path}: is {found.dtype} {list(found.shape)}; expected numbers [samples, ...]")
-    return found
+    return numbers(map_npy(path), f"{path}:")

@@ -21,25 +21,17 @@ Columns = tuple[Name | tuple[Name, ...], Name | tuple[Name, ...]]
 
 @dataclass(frozen=True)
 class SampleForm:
-    """How samples are read.
+    """How samples are read."""
 
-    Args:
-        columns: names (of a dict) or places (of a tuple) of inputs and targets: `("image", "label")`, or
-            `(("tokens", "mask"), "label")` where there are several. None: samples are pairs.
-        collate: makes a batch of a list of samples, as a `DataLoader`'s; None: tensors are stacked.
-        transform: of the inputs of each sample.
-    """
-
+    # names (of a dict) or places (of a tuple) of inputs and targets: `("image", "label")`, or `(("tokens", "mask"),
+    # "label")` where there are several. None: samples are pairs.
     columns: Columns | None = None
+    # makes a batch of a list of samples, as a `DataLoader`'s; None: tensors are stacked
     collate: Callable[[list[Any]], Any] | None = None
-    transform: Callable[..., Any] | None = None
+    transform: Callable[..., Any] | None = None  # of the inputs of each sample
 
     def sample(self, sample: object) -> object:
-        """One sample as `batch` takes it, its inputs transformed.
-
-        Raises:
-            DataError: it is something else than a pair, or holds something else than tensors.
-        """
+        """One sample as `batch` takes it, its inputs transformed."""
         if self.collate is not None:
             return sample
         inputs, targets = self._pair(sample, "the data set gives")
@@ -51,11 +43,7 @@ class SampleForm:
         return _tensors(inputs), _tensors(targets)
 
     def batch(self, samples: Sequence[Any]) -> Loaded:
-        """Inputs and targets of what `sample` gave.
-
-        Raises:
-            DataError: they are something else, or differ in shape.
-        """
+        """Inputs and targets of what `sample` gave; a DataError where samples differ in shape."""
         if self.collate is not None:
             with user_code("the DataLoader's collate_fn", DataError):
                 made = self.collate(list(samples))
@@ -104,11 +92,6 @@ def _is_numbers(value: object) -> bool:
 
 
 def _tensor(value: Any) -> Tensor:
-    """A tensor, array, number, list of numbers or image as a tensor.
-
-    Raises:
-        DataError: it is something else.
-    """
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, Number | np.generic) or (isinstance(value, list) and _is_numbers(value)):
@@ -117,19 +100,15 @@ def _tensor(value: Any) -> Tensor:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.from_numpy(np.require(value, value.dtype.newbyteorder("="), ["C", "W"]))
     if type(value).__module__.partition(".")[0] == "PIL":
-        return image_tensor(value)
+        return _image_tensor(value)
     raise DataError(
         f"a sample holds {_described(value)}; expected a tensor, array, number or image: make it one in the data "
         "set or its transform"
     )
 
 
-def image_tensor(image: Any) -> Tensor:
-    """An image of PIL as float32 [channels, height, width] from 0 to 1: one channel if it is gray, three if not.
-
-    Raises:
-        DataError: its pixels have more than 8 bits, which a conversion would cut off.
-    """
+def _image_tensor(image: Any) -> Tensor:
+    """An image of PIL as float32 [channels, height, width] from 0 to 1: one channel if it is gray, three if not."""
     refuse_deep(image)
     array = np.array(image if image.mode in ("L", "RGB") else image.convert("L" if image.mode == "1" else "RGB"))
     tensor = torch.from_numpy(array).float().div_(255)
@@ -137,11 +116,7 @@ def image_tensor(image: Any) -> Tensor:
 
 
 def refuse_deep(image: Any) -> None:
-    """Refuse an image of 16-bit or float pixels.
-
-    Raises:
-        DataError: it is one.
-    """
+    """Refuse an image of 16-bit or float pixels with a DataError."""
     if image.mode[:1] in ("I", "F"):
         raise DataError(
             f"an image has the mode {image.mode}, with more than 8 bits a pixel, which would be cut off; give arrays "
@@ -166,7 +141,6 @@ def _stacked(samples: Sequence[Batch]) -> Batch:
 
 
 def _learned(targets: Batch) -> Any:
-    """Targets as tasks take them; the tensor itself if there is one."""
     found = each(targets, as_target)
     return found[0] if len(found) == 1 else found
 

@@ -8,11 +8,12 @@ import io
 import logging
 import re
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -68,7 +69,7 @@ class ExportSource:
             ) from error
 
 
-class Format(Protocol):
+class Format(ABC):
     """One way to write a network.
 
     Attributes:
@@ -77,15 +78,16 @@ class Format(Protocol):
     """
 
     files: tuple[str, ...]
-    is_exact: bool
+    is_exact = True
 
-    def require(self) -> None:
+    def require(self) -> None:  # noqa: B027
         """Raises SettingError: a package is missing."""
 
     def beside(self, pool: LayerPool) -> Mapping[str, bytes]:
         """Files by name that it writes along with each network of a pool, as they are."""
         return {}
 
+    @abstractmethod
     def write(self, source: ExportSource, path: Path) -> None:
         """Write a network.
 
@@ -93,6 +95,7 @@ class Format(Protocol):
             ExportError: this format cannot hold it.
         """
 
+    @abstractmethod
     def read(self, path: Path, source: ExportSource) -> Call:
         """The file as a function of a batch, without gradients.
 
@@ -101,24 +104,21 @@ class Format(Protocol):
         """
 
 
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
+    """A file of safetensors; a tied weight is written under each of its names."""
+    copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    path.write_bytes(serialize(copies, metadata=metadata or None))
+
+
 class StateDict(Format):
     """Weights and buffers by name, for `plain_module` or a module of one's own."""
 
-    files: tuple[str, ...] = ("state_dict.safetensors",)
-    is_exact = True
-
-    def require(self) -> None:
-        """Nothing beside what is installed."""
+    files = ("state_dict.safetensors",)
 
     def write(self, source: ExportSource, path: Path) -> None:
-        """See `Format.write`."""
-        # a tied weight is written under each of its names
-        path.write_bytes(
-            serialize({name: value.clone().contiguous() for name, value in source.network.state_dict().items()})
-        )
+        write_tensors(path, source.network.state_dict())
 
     def read(self, path: Path, source: ExportSource) -> Call:
-        """See `Format.read`."""
         network = source.empty()
         network.load_state_dict(load_file(path))
         return module_call(network)
@@ -127,20 +127,15 @@ class StateDict(Format):
 class Program(Format):
     """A `torch.export` program: runs with PyTorch alone."""
 
-    files: tuple[str, ...] = ("model.pt2",)
+    files = ("model.pt2",)
     is_exact = False  # layers with a fused path in evaluation, such as torch's own encoder, are traced without it
 
-    def require(self) -> None:
-        """Nothing beside what is installed."""
-
     def write(self, source: ExportSource, path: Path) -> None:
-        """See `Format.write`."""
         buffer = io.BytesIO()  # of a full disk, torch's own writer says nothing that a user could read
         torch.export.save(source.program, buffer)
         path.write_bytes(buffer.getbuffer())
 
     def read(self, path: Path, source: ExportSource) -> Call:
-        """See `Format.read`."""
         program = module_call(torch.export.load(path).module())
 
         def call(batch: Batch) -> Batch:
@@ -161,11 +156,10 @@ class Onnx(Format):
     Weights beyond 2 GB lie beside it in `model.onnx.data`, as protobuf holds no more.
     """
 
-    files: tuple[str, ...] = ("model.onnx.data", "model.onnx")
+    files = ("model.onnx.data", "model.onnx")
     is_exact = False  # other kernels sum in another order
 
     def require(self) -> None:
-        """See `Format.require`."""
         missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
         if missing:
             raise SettingError(
@@ -173,7 +167,6 @@ class Onnx(Format):
             )
 
     def write(self, source: ExportSource, path: Path) -> None:
-        """See `Format.write`."""
         program = source.program
         outputs = module_call(source.network)(source.example)
         try:
@@ -192,26 +185,29 @@ class Onnx(Format):
         written.save(path)
 
     def read(self, path: Path, source: ExportSource) -> Call:
-        """See `Format.read`."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3  # errors
-        try:
+        with _runs_onnx():
             session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise ExportError(f"ONNX Runtime cannot run this network: {_innermost(error)}") from error
         names = [entry.name for entry in session.get_inputs()]
 
         def call(batch: Batch) -> Batch:
             arrays = {name: tensor.contiguous().numpy() for name, tensor in zip(names, batch, strict=True)}
-            try:
+            with _runs_onnx():
                 return tuple(torch.from_numpy(array) for array in session.run(None, arrays))
-            except Exception as error:
-                raise ExportError(f"ONNX Runtime cannot run this network: {_innermost(error)}") from error
 
         return call
+
+
+@contextlib.contextmanager
+def _runs_onnx() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ExportError(f"ONNX Runtime cannot run this network: {_innermost(error)}") from error
 
 
 def module_call(network: nn.Module) -> Call:

@@ -12,12 +12,11 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import load_file
-from safetensors.torch import save as serialize
 from torch import Tensor
 
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.formats import Call, ExportError, ExportSource, Format, module_call
+from l2l_nas.training.formats import Call, ExportError, ExportSource, Format, module_call, write_tensors
 
 WEIGHTS = "model.safetensors"
 # what 0.2 wrote beside these, whatever the model brought
@@ -27,15 +26,11 @@ EARLIER = frozenset((*_TOKENIZER, "vocab.txt", "generation_config.json"))
 
 @runtime_checkable
 class Publishable(Protocol):
-    """A pool whose networks may be models that others know.
-
-    Attributes:
-        beside: files that go along with each, by name, such as those of its tokenizer.
-    """
+    """A pool whose networks may be models that others know."""
 
     @property
     def beside(self) -> Mapping[str, bytes]:
-        """See above."""
+        """Files that go along with each network, by name, such as those of its tokenizer."""
 
     def hugging_face(self, architecture: Architecture) -> HuggingFaceFiles:
         """What to write for a network.
@@ -46,15 +41,11 @@ class Publishable(Protocol):
 
 
 class HuggingFaceFiles(Protocol):
-    """What is written for a network.
-
-    Attributes:
-        files: small ones by name, config.json among them.
-    """
+    """What is written for a network."""
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """See above."""
+        """Small ones by name, config.json among them."""
 
     def give(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Published tensors, of the network's parameters by name."""
@@ -66,28 +57,20 @@ class HuggingFaceFiles(Protocol):
 class HuggingFace(Format):
     """`config.json`, `model.safetensors`, the tokenizer and what else the model's files bring."""
 
-    files: tuple[str, ...] = ("config.json", WEIGHTS)
-    is_exact = True
+    files = ("config.json", WEIGHTS)
 
     def beside(self, pool: LayerPool) -> Mapping[str, bytes]:
-        """See `Format.beside`."""
         return pool.beside if isinstance(pool, Publishable) else {}
 
-    def require(self) -> None:
-        """Nothing beside what is installed."""
-
     def write(self, source: ExportSource, path: Path) -> None:
-        """See `Format.write`."""
         files = _files(source)
         with torch.no_grad():
             tensors = files.give(dict(source.network.named_parameters(remove_duplicate=False)))
         for name, content in files.files.items():
             path.with_name(name).write_bytes(content)
-        written = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-        path.write_bytes(serialize(written, metadata={"format": "pt"}))
+        write_tensors(path, tensors, format="pt")
 
     def read(self, path: Path, source: ExportSource) -> Call:
-        """See `Format.read`."""
         network = source.empty()
         taken = _files(source).take(load_file(path))
         with torch.no_grad():

@@ -35,8 +35,7 @@ def roots_of(folder: Path) -> dict[str, Path]:
     """By part, its folder; the folder itself as that of training where it has no parts.
 
     Raises:
-        StorageError: no such folder.
-        DataError: two folders of one part.
+        StorageError, DataError: no such folder, or two folders of one part.
     """
     inside = folders_in(folder)
     named: dict[str, Path] = {}
@@ -66,8 +65,7 @@ def images_in(root: Path, classes: list[str]) -> tuple[list[str], list[int]]:
     """Images below a folder, and the class of each. What is there and not used is told by a warning.
 
     Raises:
-        DataError: no images, or a class that is none of these.
-        SettingError: Pillow is missing.
+        SettingError, DataError: Pillow is missing, there are no images, or a class is none of these.
     """
     unknown = [name for name in folders_in(root) if name not in classes]
     if unknown:
@@ -123,24 +121,17 @@ def _tell(text: str) -> None:
 
 
 def _formats() -> list[str]:
-    """Of images that are opened."""
     image = _pillow()
     image.init()
     return [name for name in image.OPEN if name not in _NO_PIXELS]
 
 
 def _openable() -> set[str]:
-    """Suffixes of files that can be opened."""
     formats = _formats()
     return {suffix for suffix, name in _pillow().registered_extensions().items() if name in formats}
 
 
 def _pillow() -> Any:
-    """Pillow's module of images.
-
-    Raises:
-        SettingError: Pillow is missing.
-    """
     try:
         from PIL import Image
     except ImportError:
@@ -153,9 +144,7 @@ def opened(path: str) -> Iterator[Any]:
     """An image; its pixels are read when they are used.
 
     Raises:
-        SettingError: Pillow is missing.
-        StorageError: it is no file.
-        DataError: it cannot be read as an image.
+        SettingError, StorageError, DataError: Pillow is missing, it is no file, or none that can be read as an image.
     """
     advice = "save it again, or leave it out"
     with (

@@ -52,7 +52,6 @@ class Metric:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether it sees the data set part by part."""
         return _is_streaming(self.measure)
 
 
@@ -67,21 +66,13 @@ class Running:
                 getattr(self._meters[name], "reset", bool)()
 
     def update(self, outputs: Batch, targets: Targets) -> None:
-        """The next samples.
-
-        Raises:
-            DataError: a metric raised.
-        """
+        """The next samples; a DataError where a metric raised."""
         given = outputs[0] if len(outputs) == 1 else outputs
         for name, meter in self._meters.items():
             _guarded(f"metric '{name}'", partial(meter.update, given, targets))
 
     def compute(self) -> dict[str, float]:
-        """Each of them, of the samples so far.
-
-        Raises:
-            DataError: a metric raised, or gave something else than one number.
-        """
+        """Each of them, of the samples so far; a DataError where a metric raised, or gave no number."""
         return {name: _number(name, _guarded(f"metric '{name}'", one.compute)) for name, one in self._meters.items()}
 
 
@@ -116,15 +107,12 @@ class MeasuredTask:
         self.metrics: Mapping[str, bool] = {**task.metrics, **{name: one.maximize for name, one in own.items()}}
 
     def of(self, task: Task) -> MeasuredTask:
-        """Another task with the same further metrics."""
         return MeasuredTask(task, self.own)
 
     def loss(self, outputs: Batch, targets: Targets) -> Tensor:
-        """The task's."""
         return self.plain.loss(outputs, targets)
 
     def count(self, targets: Targets) -> float:
-        """The task's."""
         return self.plain.count(targets)
 
     def measure(self, outputs: Batch, targets: Targets) -> dict[str, float]:
@@ -154,11 +142,7 @@ class MeasuredTask:
         return (*(() if self.is_summed else self.plain.metrics), *own)
 
     def measure_gathered(self, outputs: Batch, targets: Targets) -> dict[str, float]:
-        """These, of all outputs.
-
-        Raises:
-            DataError: as `measure`.
-        """
+        """These, of all outputs; raises as `measure`."""
         found: dict[str, float] = {}
         if not self.is_summed:
             found = self._checked(_guarded("the task's measure", partial(self.plain.measure, outputs, targets)))
@@ -169,25 +153,16 @@ class MeasuredTask:
         return found
 
     def totals(self, outputs: Batch, targets: Targets) -> dict[str, Tensor]:
-        """The task's sums over these samples.
-
-        Raises:
-            DataError: the task raised.
-        """
+        """The task's sums over these samples; a DataError where the task raised."""
         assert isinstance(self.plain, SummedMetrics)
         return _guarded("the task's measure", partial(self.plain.totals, outputs, targets))  # type: ignore[return-value]
 
     def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
-        """The task's own metrics, from the sums.
-
-        Raises:
-            DataError: as `measure`.
-        """
+        """The task's own metrics, from the sums; raises as `measure`."""
         assert isinstance(self.plain, SummedMetrics)
         return self._checked(_guarded("the task's measure", partial(self.plain.finish, totals)))
 
     def _checked(self, found: object) -> dict[str, float]:
-        """The task's own metrics, if these are one number for each of them."""
         wanted = list(self.plain.metrics)
         if not isinstance(found, Mapping):
             raise DataError(
@@ -204,15 +179,10 @@ class MeasuredTask:
         return {name: _number(name, found[name]) for name in wanted}
 
     def check(self, targets: Targets, outputs: Specs) -> None:
-        """The task's."""
         self.plain.check(targets, outputs)
 
     def try_out(self, targets: Targets, outputs: Specs) -> None:
-        """Measure random outputs once, so that a metric that does not work is reported before any training.
-
-        Raises:
-            DataError: as `measure`.
-        """
+        """Measure random outputs once, so that a metric that does not work is reported before any training."""
         per_sample = sum(math.prod(spec.shape) for spec in outputs)
         samples = max(1, min(len(as_tuple(targets)[0]), _SAMPLES, _NUMBERS // max(1, per_sample)))
         generator = torch.Generator().manual_seed(0)
@@ -235,7 +205,6 @@ def measured(task: Task) -> MeasuredTask:
 
 
 def _as_metric(given: Any) -> Any:
-    """An object of torchmetrics as a metric, if it says whether more is better."""
     is_known = isinstance(getattr(given, "higher_is_better", None), bool)
     if isinstance(given, Metric) or not (is_known and _is_streaming(given)):
         return given
@@ -253,11 +222,7 @@ def _guarded(what: str, call: Callable[[], object]) -> object:
 
 
 def _number(name: str, value: object) -> float:
-    """The value as a float.
-
-    Raises:
-        DataError: it is not one number.
-    """
+    """The value as a float, if it is one number."""
     if (isinstance(value, Tensor) and value.numel() == 1) or (isinstance(value, np.ndarray) and value.size == 1):
         value = value.item()
     if isinstance(value, Real):

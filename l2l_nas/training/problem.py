@@ -26,6 +26,14 @@ from l2l_nas.training.metrics import MeasuredTask, Metric
 from l2l_nas.training.samples import Loaded, Samples, Split
 from l2l_nas.training.task import Classification, Task, refuse_constant
 
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "pool": (LayerPool, "a LayerPool"),
+    "data": (Data, "Data, a Dataset or a DataLoader; of arrays, Data.from_arrays(x, y)"),
+    "constraints": ((tuple, list), "a tuple of constraints"),
+    "metrics": (Mapping, "a dict of Metric by name"),
+    "costs": (Mapping, "a dict of functions by name"),
+}
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -60,20 +68,9 @@ class Problem:
             object.__setattr__(self, "data", Data.from_dataset(given))
         elif isinstance(given, tuple) and 2 <= len(given) <= 3:
             object.__setattr__(self, "data", Data.from_dataset(*given))
-        parts: tuple[tuple[str, object, type | tuple[type, ...], str], ...] = (
-            ("pool", self.pool, LayerPool, "a LayerPool"),
-            (
-                "data",
-                self.data,
-                Data,
-                "Data, a Dataset or a DataLoader; of arrays, Data.from_arrays(x, y)",
-            ),
-            ("constraints", self.constraints, (tuple, list), "a tuple of constraints"),
-            ("metrics", self.metrics, Mapping, "a dict of Metric by name"),
-            ("costs", self.costs, Mapping, "a dict of functions by name"),
-        )
-        for name, value, kind, wanted in parts:
-            if not isinstance(value, kind):
+        for name, (kinds, wanted) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
                 raise DataError(f"Problem: {name} is {type(value).__name__}; expected {wanted}")
         object.__setattr__(self, "pool", with_objective(self.pool, self.task))
         for part in ("metrics", "loss", "count", "measure", "check"):
@@ -97,22 +94,11 @@ class Problem:
 
     @cached_property
     def measured_task(self) -> MeasuredTask:
-        """The task, with the metrics beside its own.
-
-        Raises:
-            DataError: a metric that cannot be one.
-        """
+        """The task, with the metrics beside its own; a DataError where one cannot be a metric."""
         return MeasuredTask(self.task, self.metrics)
 
     def check(self, shapes: Shapes) -> None:
-        """Refuse data that does not fit the pool or the task, and metrics that do not work.
-
-        Args:
-            shapes: of the pool, as `check_shapes` gives them.
-
-        Raises:
-            DataError: with what is wrong.
-        """
+        """Refuse data that does not fit the pool or the task, and metrics that do not work, with a DataError."""
         seen = {name: check_part(part, self.pool.inputs, name=name)[1] for name, part in self.data.parts.items()}
         train = seen["training"]
         self._check_task(train, shapes.outputs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Protocol
 
 from l2l_nas.cost.closed_form import path_states
@@ -26,19 +26,12 @@ from l2l_nas.training.schedule import Schedule
 
 @dataclass(frozen=True)
 class Validation:
-    """The validation data seen after so many steps.
-
-    Args:
-        step: how many steps were done.
-        values: all metrics.
-        train_loss: mean over the steps since the validation before; None where there were none.
-        lr: learning rate of the last step.
-    """
+    """The validation data seen after so many steps."""
 
     step: int
-    values: Mapping[str, float]
-    train_loss: float | None
-    lr: float | None
+    values: Mapping[str, float]  # all metrics
+    train_loss: float | None  # mean over the steps since the validation before; None where there were none
+    lr: float | None  # learning rate of the last step
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Validation:
@@ -69,20 +62,14 @@ class Watch(Protocol):
 class Pace:
     """How long, and how often.
 
-    Args:
-        steps: of training; with 0, there is one validation.
-        validation_steps: from one validation to the next; there is one before the first step and one after the last.
-        recalibrate: batches on which BatchNorm's statistics are measured for a validation; 0 leaves the running ones.
-        checkpoint_seconds: at most so much training is lost.
-
     Raises:
         SettingError: one is out of range.
     """
 
-    steps: int
-    validation_steps: int
-    recalibrate: int
-    checkpoint_seconds: float
+    steps: int  # of training; with 0, there is one validation
+    validation_steps: int  # from one validation to the next; there is one before the first step and one after the last
+    recalibrate: int  # batches on which BatchNorm's statistics are measured for a validation; 0 leaves the running ones
+    checkpoint_seconds: float  # at most so much training is lost
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 0), ("validation_steps", 1), ("recalibrate", 0), ("checkpoint_seconds", 0)):
@@ -101,9 +88,6 @@ class _TrainingCourse:
     losses: float = 0.0  # their sum since the last validation
     num_losses: int = 0
 
-    def to_json(self, data: Data) -> dict[str, Any]:
-        return {**asdict(self), "data": data.digest}
-
     @classmethod
     def from_json(cls, saved: Mapping[str, Any], data: Data) -> _TrainingCourse:
         other = other_data(saved["data"], data.digest)
@@ -121,63 +105,56 @@ class _TrainingCourse:
         return found
 
 
+@dataclass(frozen=True)
+class Validating:
+    """How the weights of a training are scored."""
+
+    scorer: Trainer  # the trainer itself, unless its executor computes in low precision
+    data: Data  # its validation samples are scored
+    metric: str  # decides which validation is the best
+
+    def is_better(self, values: Mapping[str, float], than: Mapping[str, float]) -> bool:
+        """Whether some values are better than others."""
+        a, b = values[self.metric], than[self.metric]
+        return a > b if self.scorer.task.metrics[self.metric] else a < b
+
+
+@dataclass(frozen=True)
+class TrainingSaves:
+    """Where a training is saved."""
+
+    last: Checkpoint  # the training, to go on with
+    # the best weights. It should keep two saves: a training that is cut off between a best validation and its next
+    # save goes on with the best validation before.
+    best: Checkpoint
+    # what to keep with the best weights, from their values
+    identity: Callable[[Mapping[str, float]], Mapping[str, Any]]
+
+
+@dataclass(eq=False)
 class Retraining:
-    """Trains one architecture.
+    """Trains one architecture."""
 
-    Args:
-        trainer: its executor has the weights to begin with.
-        scorer: for validations; the trainer itself, unless its executor computes in low precision.
-        architecture: what is trained.
-        data: its validation samples are scored.
-        metric: decides which validation is the best.
-        pace: how long, and how often.
-        schedule: of the learning rate.
-        last: where the training is saved, to go on with.
-        best: where the best weights are saved. It should keep two saves: a training that is cut off between a best
-            validation and its next save goes on with the best validation before.
-        identity: what to keep with the best weights, from their values.
-        watch: sees it go by.
-    """
+    trainer: Trainer  # its executor has the weights to begin with
+    architecture: Architecture
+    _: KW_ONLY
+    pace: Pace
+    schedule: Schedule  # of the learning rate
+    validating: Validating
+    saves: TrainingSaves
+    watch: Watch
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        scorer: Trainer,
-        architecture: Architecture,
-        *,
-        data: Data,
-        metric: str,
-        pace: Pace,
-        schedule: Schedule,
-        last: Checkpoint,
-        best: Checkpoint,
-        identity: Callable[[Mapping[str, float]], Mapping[str, Any]],
-        watch: Watch,
-    ) -> None:
-        self._trainer = trainer
-        self._scorer = scorer
-        self._architecture = architecture
-        self._data = data
-        self._metric = metric
-        self._is_more_better = trainer.task.metrics[metric]
-        self._pace = pace
-        self._schedule = schedule
-        self._last = last
-        self._best = best
-        self._identity = identity
-        self._watch = watch
-        self._server = trainer.executor.server
+    def __post_init__(self) -> None:
+        self._server = self.trainer.executor.server
         self._course = _TrainingCourse()
         self._saved_at = time.monotonic()
 
     @property
     def step(self) -> int:
-        """How many steps are done."""
         return self._course.step
 
     @property
     def validations(self) -> tuple[Validation, ...]:
-        """All validations so far."""
         return tuple(self._course.validations)
 
     @property
@@ -195,36 +172,37 @@ class Retraining:
             StorageError: it is damaged, or of another space, optimizer, seed or data, or no training's.
             SettingError: more steps are done than are asked for.
         """
-        if not self._last.exists():
+        last = self.saves.last
+        if not last.exists():
             return True
-        saved = self._last.load(self._server, needs=path_states(self._server.pool, self._architecture))
+        saved = last.load(self._server, needs=path_states(self._server.pool, self.architecture))
         try:
-            self._course = _TrainingCourse.from_json(saved, self._data)
+            self._course = _TrainingCourse.from_json(saved, self.validating.data)
             for validation in self._course.validations:
-                validation.values[self._metric]  # a KeyError where it lacks
+                validation.values[self.validating.metric]  # a KeyError where it lacks
         except StorageError as error:
-            raise StorageError(f"{self._last.folder}: {error}") from None
+            raise StorageError(f"{last.folder}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise StorageError(f"{self._last.folder}: holds weights, but not of a training ({error})") from None
-        if self.step > self._pace.steps:
+            raise StorageError(f"{last.folder}: holds weights, but not of a training ({error})") from None
+        if self.step > self.pace.steps:
             raise SettingError(
-                f"train.steps={self._pace.steps}: {self.step} steps are done; ask for at least as many, or train in "
+                f"train.steps={self.pace.steps}: {self.step} steps are done; ask for at least as many, or train in "
                 "another folder"
             )
         return self._restore_best()
 
     def _restore_best(self) -> bool:
         """Let the newest save of the best weights be that of the best validation known."""
-        wanted = self._identity(self.best.values)
-        for save in reversed(self._best.saves):
+        best, wanted = self.saves.best, self.saves.identity(self.best.values)
+        for save in reversed(best.saves):
             copy = self._server.fork(())
             try:
-                found = self._best.load(copy, save=save, needs=path_states(copy.pool, self._architecture))
+                found = best.load(copy, save=save, needs=path_states(copy.pool, self.architecture))
             except StorageError:
                 continue
             if found == wanted:
-                if save != self._best.saves[-1]:
-                    self._best.save(copy, extra=wanted)
+                if save != best.saves[-1]:
+                    best.save(copy, extra=wanted)
                 return True
         self._course.best = -1
         return False
@@ -240,11 +218,11 @@ class Retraining:
             self._validate()
             self._save()  # from here on, the weights it began with are not needed
         self._poll()
-        self._trainer.fit(
-            lambda step: self._architecture,
+        self.trainer.fit(
+            lambda step: self.architecture,
             start=self.step,
-            steps=self._pace.steps - self.step,
-            schedule=self._schedule,
+            steps=self.pace.steps - self.step,
+            schedule=self.schedule,
             after_step=self._after_step,
         )
         self._save()
@@ -255,9 +233,9 @@ class Retraining:
         course.step = step + 1
         course.losses += loss
         course.num_losses += 1
-        self._watch.step(course.step, loss)
-        is_due = time.monotonic() - self._saved_at >= self._pace.checkpoint_seconds
-        if course.step % self._pace.validation_steps == 0 or course.step == self._pace.steps:
+        self.watch.step(course.step, loss)
+        is_due = time.monotonic() - self._saved_at >= self.pace.checkpoint_seconds
+        if course.step % self.pace.validation_steps == 0 or course.step == self.pace.steps:
             is_due |= self._validate()  # at most one save of the best is ahead of the training's own
         if is_due:
             self._save()
@@ -265,13 +243,13 @@ class Retraining:
 
     def _poll(self) -> None:
         try:
-            self._watch.poll()
+            self.watch.poll()
         except BaseException:
             self._save()
             raise
 
     def _save(self) -> None:
-        self._last.save(self._server, extra=self._course.to_json(self._data))
+        self.saves.last.save(self._server, extra={**asdict(self._course), "data": self.validating.data.digest})
         self._saved_at = time.monotonic()
 
     def _validate(self) -> bool:
@@ -282,33 +260,28 @@ class Retraining:
             if not math.isfinite(value):
                 raise NonFiniteError(f"the {name} on the validation data", layer=None, step=course.step)
         train_loss = course.losses / course.num_losses if course.num_losses else None
-        validation = Validation(
-            course.step, values, train_loss, self._schedule.at(course.step - 1) if course.step else None
-        )
-        is_best = course.best < 0 or self._is_better(values, self.best.values)
+        lr = self.schedule.at(course.step - 1) if course.step else None
+        validation = Validation(course.step, values, train_loss, lr)
+        is_best = course.best < 0 or self.validating.is_better(values, self.best.values)
         if is_best:
-            self._best.save(server, extra=self._identity(values))
+            self.saves.best.save(server, extra=self.saves.identity(values))
             course.best = len(course.validations)
         course.validations.append(validation)
         course.losses, course.num_losses = 0.0, 0
-        self._watch.validation(validation, is_best=is_best)
+        self.watch.validation(validation, is_best=is_best)
         return is_best
-
-    def _is_better(self, values: Mapping[str, float], than: Mapping[str, float]) -> bool:
-        a, b = values[self._metric], than[self._metric]
-        return a > b if self._is_more_better else a < b
 
     def _score(self) -> tuple[ParamServer, dict[str, float]]:
         """The weights that are scored, and all their metrics. See [Note: validations]."""
-        server, executor = self._server, self._scorer.executor
-        if self._pace.recalibrate and self._trainer.has_buffers(self._architecture):
-            keys = path_states(server.pool, self._architecture)
+        server, scorer = self._server, self.validating.scorer
+        if self.pace.recalibrate and self.trainer.has_buffers(self.architecture):
+            keys = path_states(server.pool, self.architecture)
             server.prepare(keys)
             server = server.fork(keys)
         try:
-            executor.use(server)
+            scorer.executor.use(server)
             if server is not self._server:
-                self._scorer.recalibrate(self._architecture, batches=self._pace.recalibrate)
-            return server, self._scorer.evaluate(self._architecture, self._data.validation)
+                scorer.recalibrate(self.architecture, batches=self.pace.recalibrate)
+            return server, scorer.evaluate(self.architecture, self.validating.data.validation)
         finally:
-            executor.use(self._server)
+            scorer.executor.use(self._server)

@@ -62,11 +62,10 @@ class Samples(ABC):
         """
 
     def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
-        """Batch after batch; one that can load ahead does."""
+        """Batch after batch; a part that can load ahead does."""
         return (read(self, rows, key=key) for rows, key in wanted)
 
     def some(self, rows: Tensor) -> Samples:
-        """These samples alone."""
         return _Some(self, rows)
 
     def preview(self) -> Loaded:
@@ -130,8 +129,7 @@ def as_target(tensor: Tensor) -> Tensor:
     return found
 
 
-def each_tensor(name: str, value: object) -> Targets:
-    """`as_samples`, or a tuple of such where a tuple of several is given."""
+def _each_tensor(name: str, value: object) -> Targets:
     if isinstance(value, tuple):
         return tuple(as_samples(name, one) for one in value)
     return value if isinstance(value, Tensor) and value.dim() else as_target(as_samples(name, value))
@@ -163,7 +161,7 @@ class Split(Samples):
         given = self.inputs if isinstance(self.inputs, tuple | list) else (self.inputs,)
         inputs = tuple(as_samples("Split: inputs", one) for one in given)
         object.__setattr__(self, "inputs", inputs)
-        object.__setattr__(self, "targets", each_tensor("Split: targets", self.targets))
+        object.__setattr__(self, "targets", _each_tensor("Split: targets", self.targets))
         for tensor in (*inputs, *as_tuple(self.targets)):
             if tensor.requires_grad:
                 raise DataError("samples that require gradients cannot be learned from; detach them: x.detach()")
@@ -172,15 +170,12 @@ class Split(Samples):
         return len(as_tuple(self.targets)[0])
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
-        """See `Samples.batch`."""
         return tuple(tensor[rows] for tensor in self.inputs), each(self.targets, lambda tensor: tensor[rows])
 
     def some(self, rows: Tensor) -> Split:
-        """See `Samples.some`."""
         return Split(*self.batch(rows))
 
     def preview(self) -> Loaded:
-        """All of them."""
         return self.inputs, self.targets
 
 
@@ -188,8 +183,7 @@ class Mapped(Samples):
     """Samples of memory-mapped arrays: what is read is a batch at a time, so that they may be larger than memory.
 
     Args:
-        inputs: arrays whose first dimension is the sample, as `numpy.load(..., mmap_mode="r")` gives them.
-        targets: likewise.
+        inputs, targets: arrays whose first dimension is the sample, as `numpy.load(..., mmap_mode="r")` gives them.
         rows: the samples of this part; None: all.
         as_inputs, as_targets: make a tensor of what was read of an array.
     """
@@ -215,7 +209,6 @@ class Mapped(Samples):
         return len(self._rows)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
-        """See `Samples.batch`."""
         chosen = self._rows[rows.numpy()]
         return tuple(self._as_inputs(array[chosen].view(np.ndarray)) for array in self._inputs), self._learned(chosen)
 
@@ -231,8 +224,6 @@ class Mapped(Samples):
 
 
 class _Some(Samples):
-    """Some samples of another part."""
-
     def __init__(self, whole: Samples, rows: Tensor) -> None:
         self._whole = whole
         self._rows = rows
@@ -242,9 +233,7 @@ class _Some(Samples):
         return len(self._rows)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
-        """See `Samples.batch`."""
         return read(self._whole, self._rows[rows], key=key)
 
     def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
-        """See `Samples.batches`."""
         return self._whole.batches((self._rows[rows], key) for rows, key in wanted)

@@ -55,7 +55,6 @@ class Shape:
 
     @property
     def rising(self) -> int:
-        """Steps of the rise."""
         return max(1, round(self.rise * self.steps)) if self.rise else 0
 
     def share(self, done: float) -> float:
@@ -63,26 +62,24 @@ class Shape:
         raise NotImplementedError
 
     def at(self, step: int) -> float:
-        """See `Schedule`."""
         if step < self.rising:
             return self.peak * (step + 1) / self.rising
         done = min(1.0, (step - self.rising) / max(1, self.steps - self.rising))
         return self.peak * self.share(done)
 
 
+def _half_cosine(done: float, floor: float) -> float:
+    return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
+
+
 @dataclass(frozen=True)
 class Cosine(Shape):
-    """A linear rise over the first steps, then half a cosine down to `floor` x peak (arXiv 1608.03983, equation 5).
-
-    Args:
-        floor: last learning rate over peak.
-    """
+    """A linear rise over the first steps, then half a cosine down to `floor` x peak (arXiv 1608.03983, equation 5)."""
 
     floor: float = 0.02
 
     def share(self, done: float) -> float:
-        """See `Shape`."""
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2
+        return _half_cosine(done, self.floor)
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,6 @@ class Linear(Shape):
     floor: float = 0.0
 
     def share(self, done: float) -> float:
-        """See `Shape`."""
         return 1 - (1 - self.floor) * done
 
 
@@ -109,7 +105,6 @@ class Constant(Shape):
     floor: float = 0.0
 
     def share(self, done: float) -> float:
-        """See `Shape`."""
         return 1 - (1 - self.floor) * max(0.0, done - (1 - self.fall)) / self.fall if self.fall else 1.0
 
 
@@ -118,12 +113,8 @@ class InverseSqrt(Shape):
     """A linear rise, then one over the root of the step (arXiv 1706.03762, equation 3)."""
 
     def share(self, done: float) -> float:
-        """See `Shape`."""
         rising = max(1, self.rising)
         return math.sqrt(rising / (rising + done * max(1, self.steps - rising)))
-
-
-_LARGEST = 100.0  # logarithm of the last cycle's steps over those of the first
 
 
 @dataclass(frozen=True)
@@ -144,15 +135,14 @@ class Restarts(Shape):
         super().__post_init__()
         check_count("schedule.cycles", self.cycles, least=1)
         check_number("schedule.growth", self.growth, above=0)
-        # beyond that, cycles differ by more than any number of steps has room for
-        if (self.cycles - 1) * abs(math.log(self.growth)) > _LARGEST:
+        # the last cycle over the first, as a logarithm: beyond that, no number of steps has room for both
+        if (self.cycles - 1) * abs(math.log(self.growth)) > 100:
             raise SettingError(
                 f"schedule.cycles={self.cycles} with schedule.growth={self.growth:g} makes cycles of no steps; take "
                 "fewer, or a growth nearer to 1"
             )
 
     def share(self, done: float) -> float:
-        """See `Shape`."""
         sizes = [self.growth**cycle for cycle in range(self.cycles)]
         place = done * sum(sizes)
         for size in sizes[:-1]:
@@ -162,8 +152,7 @@ class Restarts(Shape):
             place -= size
         else:
             size = sizes[-1]
-        within = min(1.0, max(0.0, place / size))
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * within)) / 2
+        return _half_cosine(min(1.0, max(0.0, place / size)), self.floor)
 
 
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
@@ -177,18 +166,10 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
 
 @dataclass(frozen=True)
 class _Own:
-    """A function or an object of the user's own, whose rates are checked."""
-
     name: str
     found: Any
 
     def at(self, step: int) -> float:
-        """See `Schedule`.
-
-        Raises:
-            SettingError: it gives no rate.
-            L2LError: it raised something.
-        """
         with user_code(f"schedule {self.name}", L2LError):
             rate = self.found.at(step) if isinstance(self.found, Schedule) else self.found(step)
         if not is_rate(rate):

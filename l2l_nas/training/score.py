@@ -24,40 +24,31 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Score:
-    """What was measured on one part of the data.
+    """What was measured on one part of the data."""
 
-    Args:
-        values: all metrics, by name; empty if they could not be measured.
-        errors: the standard error of each, by name; of a metric that cannot be measured on a part of the samples, or on
-            one sample alone, there is none.
-        problem: why something is missing.
-    """
-
-    values: Mapping[str, float]
+    values: Mapping[str, float]  # all metrics, by name; empty if they could not be measured
+    # the standard error of each, by name; of a metric that cannot be measured on a part of the samples, or on one
+    # sample alone, there is none
     errors: Mapping[str, float] = field(default_factory=dict)
-    problem: str = ""
+    problem: str = ""  # why something is missing
 
     def to_json(self) -> dict[str, Any]:
-        """As a message to another process holds it."""
         return {"values": dict(self.values), "errors": dict(self.errors), "problem": self.problem}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Score:
-        """The other way round."""
         return cls(dict(content["values"]), dict(content["errors"]), content["problem"])
 
 
 def by_part(scores: Mapping[str, Score]) -> dict[str, Any]:
     """Metrics and standard errors by part of the data, as results and logs hold them; null for what is not known."""
-    found: dict[str, Any] = {}
-    errors: dict[str, Any] = {}
-    for part in PARTS:
-        score = scores.get(part)
-        known = score is not None and bool(score.values)
-        found[part] = dict(score.values) if score is not None and known else None
-        errors[part] = dict(score.errors) if score is not None and known else None
+    known = {part: score for part, score in scores.items() if score.values}
+    values, errors = (
+        {part: dict(getattr(known[part], name)) if part in known else None for part in PARTS}
+        for name in ("values", "errors")
+    )
     problems = {part: score.problem for part, score in scores.items() if score.problem}
-    return {**found, "standard_error": errors, **({"problems": problems} if problems else {})}
+    return {**values, "standard_error": errors, **({"problems": problems} if problems else {})}
 
 
 def tested(trainer: Scorer, architecture: Architecture, test: Samples) -> Score:

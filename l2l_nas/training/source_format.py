@@ -18,11 +18,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors.torch import save as serialize
 
 from l2l_nas.errors import L2LError
 from l2l_nas.space.candidate import Candidate
-from l2l_nas.training.formats import Call, ExportError, ExportSource, Format, module_call
+from l2l_nas.training.formats import Call, ExportError, ExportSource, Format, module_call, write_tensors
 
 _LAYERS = "l2l_nas.layers"
 # what layers may import beside each other, and what it is called beside the network
@@ -72,105 +71,94 @@ def _layer_files() -> list[str]:
 class SourceCode(Format):
     """`network.py` with its weights and the files of its layers; runs with PyTorch and safetensors alone."""
 
-    files: tuple[str, ...] = (*_layer_files(), "network.safetensors", "network.py")
-    is_exact = True
-
-    def require(self) -> None:
-        """Nothing beside what is installed."""
+    files = (*_layer_files(), "network.safetensors", "network.py")
 
     def write(self, source: ExportSource, path: Path) -> None:
-        """See `Format.write`."""
-        layers = source.pool.path(source.architecture)
         if not source.pool.wiring.is_chain:
             raise ExportError("source: the network is no chain of layers; export it as state_dict or program")
-        lines, first, owners = [], dict[str, str](), dict[str, str]()
         modules: dict[str, set[str]] = {}
-        for name, layer in zip(source.network._modules, layers, strict=True):  # `named_children` has each layer once
-            if layer.key in first:
-                lines.append(f'network.add_module("{name}", network.get_submodule("{first[layer.key]}"))')
-                continue
-            first[layer.key] = name
-            made = _Made(layer.candidate)
-            for module, used in made.imports:
-                modules.setdefault(module, set()).add(used)
-            lines.append(f'network.add_module("{name}", {made.text})')
-            for parameter, group in sorted(layer.candidate.tied.items()):
-                place, _, own = f"{name}.{parameter}".rpartition(".")
-                if (owner := owners.setdefault(group, f"{name}.{parameter}")) != f"{name}.{parameter}":
-                    lines.append(f'network.get_submodule("{place}").{own} = network.get_parameter("{owner}")')
+        lines = list(_statements(source, modules))
         imports = [f"from {_flat(module)} import {', '.join(sorted(used))}" for module, used in sorted(modules.items())]
-        text = _HEAD.format(
-            imports="\n".join(imports),
-            layers="\n".join(f"    {line}" for line in lines),
-        )
+        text = _HEAD.format(imports="\n".join(imports), layers="\n".join(f"    {line}" for line in lines))
         inputs = source.pool.inputs
         if len(inputs) == 1 and inputs[0].dtype == torch.int64 and len(inputs[0].shape) == 1:
             text += _GENERATE
         for module in _with_imported({name for name in modules if name.startswith(_LAYERS)}):
             path.with_name(f"{_flat(module)}.py").write_text(_freed(module))
-        state = {name: value.clone().contiguous() for name, value in source.network.state_dict().items()}
-        path.with_name("network.safetensors").write_bytes(serialize(state))
+        write_tensors(path.with_name("network.safetensors"), source.network.state_dict())
         path.write_text(text)
 
     def read(self, path: Path, source: ExportSource) -> Call:
-        """See `Format.read`; what is run was written by `write`."""
         with _importable(path.parent):
             return module_call(importlib.import_module("network").load())
 
 
-class _Made:
-    """How a layer is made, as text.
+def _statements(source: ExportSource, imports: dict[str, set[str]]) -> Iterator[str]:
+    """The body of `build`: a layer used twice is one module, a tied weight one parameter.
 
     Args:
-        candidate: whose factory is a class, or `functools.partial` of one, with arguments that are plain.
+        imports: names by module; what the statements need is added.
+    """
+    first, owners = dict[str, str](), dict[str, str]()
+    layers = source.pool.path(source.architecture)
+    for name, layer in zip(source.network._modules, layers, strict=True):  # `named_children` has each layer once
+        if layer.key in first:
+            yield f'network.add_module("{name}", network.get_submodule("{first[layer.key]}"))'
+            continue
+        first[layer.key] = name
+        yield f'network.add_module("{name}", {_call_of(layer.candidate, imports)})'
+        for parameter, group in sorted(layer.candidate.tied.items()):
+            place, _, own = f"{name}.{parameter}".rpartition(".")
+            if (owner := owners.setdefault(group, f"{name}.{parameter}")) != f"{name}.{parameter}":
+                yield f'network.get_submodule("{place}").{own} = network.get_parameter("{owner}")'
+
+
+def _call_of(candidate: Candidate, imports: dict[str, set[str]]) -> str:
+    """How a layer is made, as text.
 
     Raises:
-        ExportError: another factory.
+        ExportError: its factory is no class or `functools.partial` of one, or has arguments that are not plain.
     """
+    factory = candidate.factory if isinstance(candidate.factory, partial) else partial(candidate.factory)
+    if not inspect.isclass(factory.func):
+        raise ExportError(
+            f"source: candidate '{candidate.name}' is made by {getattr(factory.func, '__name__', factory.func)}; "
+            "layers that are written as source are made by a class, or functools.partial of one"
+        )
+    given = [_text(value, imports) for value in factory.args]
+    given += [f"{name}={_text(value, imports)}" for name, value in factory.keywords.items()]
+    return f"{_named(factory.func, imports)}({', '.join(given)})"
 
-    def __init__(self, candidate: Candidate) -> None:
-        self.imports: set[tuple[str, str]] = set()
-        factory = candidate.factory
-        made = factory.func if isinstance(factory, partial) else factory
-        args = factory.args if isinstance(factory, partial) else ()
-        keywords = factory.keywords if isinstance(factory, partial) else {}
-        if not inspect.isclass(made):
-            raise ExportError(
-                f"source: candidate '{candidate.name}' is made by {getattr(made, '__name__', made)}; layers that are "
-                "written as source are made by a class, or functools.partial of one"
-            )
-        given = [self._text(one) for one in args]
-        given += [f"{name}={self._text(one)}" for name, one in keywords.items()]
-        self.text = f"{self._named(made)}({', '.join(given)})"
 
-    def _named(self, kind: type) -> str:
-        module = "torch.nn" if kind.__module__.startswith("torch.nn.") else kind.__module__
-        if module != "torch.nn" and not module.startswith(f"{_LAYERS}."):
-            raise ExportError(
-                f"source: {kind.__name__} is of {module}; layers of torch.nn and l2l_nas.layers are written as source. "
-                "Export this network as state_dict or program"
-            )
-        self.imports.add((module, kind.__name__))
-        return kind.__name__
+def _named(kind: type, imports: dict[str, set[str]]) -> str:
+    module = "torch.nn" if kind.__module__.startswith("torch.nn.") else kind.__module__
+    if module != "torch.nn" and not module.startswith(f"{_LAYERS}."):
+        raise ExportError(
+            f"source: {kind.__name__} is of {module}; layers of torch.nn and l2l_nas.layers are written as source. "
+            "Export this network as state_dict or program"
+        )
+    imports.setdefault(module, set()).add(kind.__name__)
+    return kind.__name__
 
-    def _text(self, value: Any) -> str:
-        if hasattr(value, "__dataclass_fields__"):
-            fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
-            given = ", ".join(f"{name}={self._text(one)}" for name, one in fields.items())
-            return f"{self._named(type(value))}({given})"
-        if value is None or isinstance(value, bool | int | float | str):
-            return repr(value)
-        raise ExportError(f"source: an argument {value!r} is neither plain nor a dataclass of {_LAYERS}")
+
+def _text(value: Any, imports: dict[str, set[str]]) -> str:
+    if hasattr(value, "__dataclass_fields__"):
+        given = [f"{name}={_text(getattr(value, name), imports)}" for name in value.__dataclass_fields__]
+        return f"{_named(type(value), imports)}({', '.join(given)})"
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    raise ExportError(f"source: an argument {value!r} is neither plain nor a dataclass of {_LAYERS}")
 
 
 def _flat(module: str) -> str:
     return _SHARED.get(module) or module.replace(f"{_LAYERS}.", "layers_")
 
 
-def _imports(module: str) -> Iterator[ast.ImportFrom]:
+def _imports(module: str) -> Iterator[str]:
+    """The modules of l2l_nas that a module imports from."""
     for node in ast.walk(ast.parse(inspect.getsource(importlib.import_module(module)))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("l2l_nas"):
-            yield node
+            yield node.module
 
 
 def _with_imported(modules: set[str]) -> list[str]:
@@ -184,21 +172,19 @@ def _with_imported(modules: set[str]) -> list[str]:
     while waiting:
         module = waiting.pop()
         found.add(module)
-        for node in _imports(module):
-            assert node.module is not None
-            if not node.module.startswith(f"{_LAYERS}.") and node.module not in _SHARED:
-                raise ExportError(f"source: {module} needs {node.module}; export this network as state_dict or program")
-            if node.module not in found:
-                waiting.append(node.module)
+        for other in _imports(module):
+            if not other.startswith(f"{_LAYERS}.") and other not in _SHARED:
+                raise ExportError(f"source: {module} needs {other}; export this network as state_dict or program")
+            if other not in found:
+                waiting.append(other)
     return sorted(found)
 
 
 def _freed(module: str) -> str:
     """The source of a module, with what it imports of `l2l_nas.layers` taken from the files beside it."""
     text = inspect.getsource(importlib.import_module(module))
-    for node in _imports(module):
-        assert node.module is not None
-        text = text.replace(f"from {node.module} import", f"from {_flat(node.module)} import")
+    for other in _imports(module):
+        text = text.replace(f"from {other} import", f"from {_flat(other)} import")
     return text
 
 

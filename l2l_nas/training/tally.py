@@ -73,10 +73,6 @@ class Tally:
     def add(self, outputs: Batch, targets: Targets) -> None:
         """Take the next samples.
 
-        Args:
-            outputs: tensors whose first dimension is the sample.
-            targets: likewise.
-
         Raises:
             DataError: the task raised, or all outputs together would not fit into the host's memory.
         """
@@ -86,23 +82,14 @@ class Tally:
         self._seen += count
 
     def metrics(self) -> dict[str, float]:
-        """All metrics of the samples taken.
-
-        Raises:
-            DataError: as `MeasuredTask.measure`.
-        """
+        """All metrics of the samples taken; raises as `MeasuredTask.measure`."""
         found = {name: value for meter in self._meters for name, value in meter.values().items()}
         return {name: found[name] for name in self._names}
 
     def score(self) -> Score:
-        """All metrics, and their standard errors.
-
-        Raises:
-            DataError: as `MeasuredTask.measure`, on all samples.
-        """
+        """All metrics, and their standard errors; raises as `MeasuredTask.measure` on all samples."""
         values = self.metrics()
-        errors: dict[str, float] = {}
-        problem = ""
+        errors, problem = dict[str, float](), ""
         for meter in self._meters:
             try:
                 errors |= meter.errors()
@@ -112,8 +99,6 @@ class Tally:
 
 
 class _Sums:
-    """Metrics that follow from sums."""
-
     def __init__(self, task: MeasuredTask, groups: int, figures: SampleMetrics | None) -> None:
         self._task = task
         self._figures = figures
@@ -137,7 +122,6 @@ class _Sums:
         return jackknife([self._without(group) for group in range(len(self._by_group))])
 
     def _without(self, group: int) -> dict[str, float]:
-        """Of the samples that are not in a group."""
         rest: Totals = {}
         for other, totals in enumerate(self._by_group):
             if other != group:
@@ -146,8 +130,6 @@ class _Sums:
 
 
 class _Stream:
-    """Metrics that are objects."""
-
     def __init__(self, task: MeasuredTask, groups: int) -> None:
         self._whole = Running(task.streaming)
         self._by_group = [Running(task.streaming) for _ in range(groups)]
@@ -178,8 +160,6 @@ class _Stream:
 
 
 class _Gathered:
-    """Metrics of all outputs at once."""
-
     def __init__(self, task: MeasuredTask, groups: int, samples: int) -> None:
         self._task = task
         self._groups = groups
@@ -187,7 +167,8 @@ class _Gathered:
         self._parts: list[tuple[Batch, Targets, Tensor]] = []
 
     def add(self, outputs: Batch, targets: Targets, groups: Tensor) -> None:
-        self._refuse_too_large(outputs, len(groups))
+        if not self._parts:
+            self._refuse_too_large(outputs, len(groups))
         self._parts.append((outputs, targets, groups))
 
     def values(self) -> dict[str, float]:
@@ -201,19 +182,12 @@ class _Gathered:
     def _whole(self) -> tuple[Batch, Targets, Tensor]:
         if len(self._parts) > 1:
             outputs, targets, groups = zip(*self._parts, strict=True)
-            learned = tuple(map(torch.cat, zip(*map(as_tuple, targets), strict=True)))
-            self._parts = [
-                (
-                    tuple(map(torch.cat, zip(*outputs, strict=True))),
-                    learned[0] if isinstance(targets[0], Tensor) else learned,
-                    torch.cat(groups),
-                )
-            ]
+            wanted = tuple(map(torch.cat, zip(*map(as_tuple, targets), strict=True)))
+            whole = tuple(map(torch.cat, zip(*outputs, strict=True)))
+            self._parts = [(whole, wanted[0] if isinstance(targets[0], Tensor) else wanted, torch.cat(groups))]
         return self._parts[0]
 
     def _refuse_too_large(self, outputs: Batch, samples: int) -> None:
-        if self._parts:
-            return
         wanted = sum(tensor.nbytes for tensor in outputs) * self._samples // samples
         if 2 * wanted > free_memory_bytes():  # chunks are joined into one more copy
             raise DataError(
@@ -224,7 +198,6 @@ class _Gathered:
 
 
 def _of_group(outputs: Batch, targets: Targets, chosen: Tensor) -> tuple[Batch, Targets] | None:
-    """Some of these samples; None if none are chosen."""
     rows = chosen.nonzero().flatten()
     return (tuple(t[rows] for t in outputs), each(targets, lambda tensor: tensor[rows])) if len(rows) else None
 

@@ -59,7 +59,6 @@ class SummedMetrics(ABC):
         """All metrics, from the sums."""
 
     def measure(self, outputs: Batch, targets: Targets) -> dict[str, float]:
-        """All metrics of a data set."""
         return self.finish(self.totals(outputs, targets))
 
 
@@ -84,7 +83,6 @@ class SampleMetrics(SummedMetrics):
         return self.summed(self.figures(outputs, targets))
 
     def summed(self, figures: Tensor) -> dict[str, Tensor]:
-        """Sums over samples, by name."""
         return dict(zip(self.names, figures.sum(dim=0), strict=True))
 
 
@@ -105,15 +103,12 @@ class Classification(SummedMetrics):
     metrics: Mapping[str, bool] = {"accuracy": True, "loss": False}
 
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
-        """Cross entropy, summed."""
         return functional.cross_entropy(outputs[0], targets, reduction="sum", ignore_index=IGNORED)
 
     def count(self, targets: Tensor) -> int:
-        """Samples that count."""
         return int((targets != IGNORED).sum())
 
     def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
-        """Samples, hits, and cross entropy."""
         return {
             "samples": (targets != IGNORED).sum(),
             "hits": (outputs[0].argmax(dim=-1) == targets).sum(),
@@ -126,7 +121,6 @@ class Classification(SummedMetrics):
         return {"accuracy": int(totals["hits"]) / samples, "loss": float(totals["loss"]) / samples}
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
-        """See `Task.check`."""
         if targets.dtype != torch.int64 or targets.dim() != 1:
             raise DataError(f"class targets must be int64 [samples], got {targets.dtype} {list(targets.shape)}")
         if len(outputs) != 1 or len(outputs[0].shape) != 1:
@@ -170,11 +164,7 @@ def _range(targets: Tensor) -> tuple[int, int]:
 
 
 def refuse_constant(targets: Tensor) -> None:
-    """Refuse classes of all samples of a part, where they are one.
-
-    Raises:
-        DataError: they are, or none counts.
-    """
+    """Refuse classes of all samples of a part with a DataError, where they are one, or none counts."""
     classes = torch.unique(targets[targets >= 0])
     if len(classes) == 0:
         raise DataError("no target counts: all are -1 or -100")
@@ -191,16 +181,13 @@ class Tokens(SampleMetrics, Classification):
     names: tuple[str, ...] = ("samples", "hits", "loss")
 
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
-        """Cross entropy, summed."""
         wanted = targets.masked_fill(targets == -1, IGNORED).flatten()
         return functional.cross_entropy(outputs[0].flatten(0, 1), wanted, reduction="sum", ignore_index=IGNORED)
 
     def count(self, targets: Tensor) -> int:
-        """Tokens that count."""
         return int(counting(targets).sum())
 
     def figures(self, outputs: Batch, targets: Tensor) -> Tensor:
-        """Tokens, hits, and cross entropy."""
         counts, is_right, losses = self.places(outputs, targets)
         return torch.stack([part.sum(dim=1, dtype=torch.float64) for part in (counts, is_right, losses)], dim=1)
 
@@ -214,7 +201,6 @@ class Tokens(SampleMetrics, Classification):
         return counts, is_right, torch.zeros_like(targets, dtype=losses.dtype).masked_scatter(counts, losses)
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
-        """See `Task.check`."""
         if targets.dtype != torch.int64 or targets.dim() != 2:
             raise DataError(f"token targets must be int64 [samples, length], got {targets.dtype} {list(targets.shape)}")
         if len(outputs) != 1 or outputs[0].shape[:1] != tuple(targets.shape[1:]) or len(outputs[0].shape) != 2:
@@ -235,11 +221,9 @@ class Regression(SummedMetrics):
     metrics: Mapping[str, bool] = {"loss": False, "r2": True}
 
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
-        """Squared error, summed."""
         return functional.mse_loss(outputs[0], targets, reduction="sum")
 
     def count(self, targets: Tensor) -> int:
-        """Numbers to predict."""
         return targets.numel()
 
     def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
@@ -261,7 +245,6 @@ class Regression(SummedMetrics):
         return {"loss": error / (samples * squares.numel()), "r2": 1 - error / spread if spread else 0.0}
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
-        """See `Task.check`."""
         if not targets.is_floating_point():
             raise DataError(f"regression targets must be float32, got {targets.dtype}")
         if not bool(targets.isfinite().all()):

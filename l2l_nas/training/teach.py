@@ -30,15 +30,12 @@ class TaughtBatches(Batches):
         self._batches, self._teacher = batches, teacher
 
     def at(self, step: int) -> Loaded:
-        """See `Batches.at`."""
         return self._taught(self._batches.at(step))
 
     def ahead(self, start: int, steps: int) -> Iterator[Loaded]:
-        """See `Batches.ahead`."""
         return map(self._taught, self._batches.ahead(start, steps))
 
     def sizes(self, start: int, steps: int) -> set[int]:
-        """See `Batches.sizes`."""
         return self._batches.sizes(start, steps)
 
     def _taught(self, loaded: Loaded) -> Loaded:
@@ -70,7 +67,6 @@ class TaughtTask(MeasuredTask):
         self._share = share
 
     def loss(self, outputs: Batch, targets: Targets) -> Tensor:
-        """The mixture, summed."""
         own, taught = targets
         counts = own.flatten() >= 0
         mine, theirs = (tensor.flatten(0, -2)[counts].log_softmax(dim=-1) for tensor in (outputs[0], taught))
@@ -78,5 +74,4 @@ class TaughtTask(MeasuredTask):
         return (1 - self._share) * super().loss(outputs, own) + self._share * divergence
 
     def count(self, targets: Targets) -> float:
-        """The task's."""
         return super().count(targets[0])

@@ -28,7 +28,7 @@ from l2l_nas import (
 )
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import DataError
-from l2l_nas.training.dataset import MapSamples, SampleSource, StreamSamples
+from l2l_nas.training.dataset import DatasetSamples, SampleSource
 from l2l_nas.training.fit import Saves
 from l2l_nas.training.form import SampleForm
 
@@ -64,6 +64,11 @@ class Stream(IterableDataset):
             yield x + offset, y
 
 
+class InOrder:
+    def __iter__(self):
+        return zip(X, Y, strict=True)
+
+
 def part_of(dataset, **told):
     return SampleSource.of(dataset, SampleForm(**told)).samples()
 
@@ -92,7 +97,7 @@ def test_a_batch_depends_on_seed_and_step_alone_in_whatever_process(dataset):
 
 
 def test_a_stream_s_samples_come_in_its_own_order_and_all_of_them_in_two_passes():
-    part = StreamSamples(SampleSource(list(zip(X, Y, strict=True)), SampleForm()), length=60)
+    part = DatasetSamples(SampleSource(InOrder(), SampleForm()), length=60)
     batches = Batches(part, batch_size=16, seed=0)
     rows = [batches.at(step)[0][0] for step in range(4)]
     assert torch.equal(torch.cat(rows[:3]), X[:48])
@@ -315,7 +320,7 @@ def test_a_subset_and_some_rows_are_the_samples_they_name():
     part = part_of(Subset(TensorDataset(X, Y), [5, 3, 1]))
     assert torch.equal(part.preview()[0][0], X[[5, 3, 1]])
     assert torch.equal(
-        MapSamples(SampleSource(TensorDataset(X, Y), SampleForm())).some(torch.tensor([4, 2])).preview()[0][0],
+        DatasetSamples(SampleSource(TensorDataset(X, Y), SampleForm())).some(torch.tensor([4, 2])).preview()[0][0],
         X[[4, 2]],
     )
 

@@ -15,7 +15,7 @@ from l2l_nas.errors import NonFiniteError, SettingError, StorageError
 from l2l_nas.training.data import Batches, Data
 from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
-from l2l_nas.training.retrain import Pace, Retraining, Validation
+from l2l_nas.training.retrain import Pace, Retraining, TrainingSaves, Validating, Validation
 from l2l_nas.training.schedule import Cosine
 from tests.nas.problems import data, pool_of
 
@@ -68,15 +68,15 @@ def retraining(
     watch = Watcher(stop_at)
     made = Retraining(
         trainer,
-        trainer,
         pool.architecture(choices),
-        data=split,
-        metric=metric,
         pace=Pace(steps, validation_steps, recalibrate, seconds),
         schedule=Cosine(0.05, steps),
-        last=Checkpoint(folder / "weights"),
-        best=Checkpoint(folder / "best", keep=2),
-        identity=lambda values: {"values": dict(values)},
+        validating=Validating(trainer, split, metric),
+        saves=TrainingSaves(
+            Checkpoint(folder / "weights"),
+            Checkpoint(folder / "best", keep=2),
+            identity=lambda values: {"values": dict(values)},
+        ),
         watch=watch,
     )
     return made, trainer, watch
