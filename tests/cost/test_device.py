@@ -16,6 +16,7 @@ from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.space.live_bytes import LiveBytes
 from search_spaces.digits_conv import build as digits_conv
 from search_spaces.encoder_decoder import EncoderBlock
+from tests.products import every_pair
 from tests.relay.counting import peak_bytes
 from tests.relay.steps import copying
 from tests.toys import SquaredError, random_data, unet_pool
@@ -63,9 +64,7 @@ def both(name: str, micro_batch: int, **options) -> tuple[float, int]:
 OPTIONS = [{}, {"stash": "host"}, {"device_budget": "all"}, {"keep": 3}, {"precision": "bf16"}]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("micro_batch", [64, 16])
-@pytest.mark.parametrize("name", ["convolutions", "shallow"])
+@every_pair(name=["convolutions", "shallow"], micro_batch=[64, 16], options=OPTIONS)
 def test_convolutions_need_what_is_told(name, micro_batch, options):
     given, real = both(name, micro_batch, **options)
     assert given == pytest.approx(real, rel=0.02)  # the loss, which is float32, is not in it
@@ -160,9 +159,11 @@ def test_the_counter_counts_what_lives():
     assert (live.now, live.peak) == (4000, 8000)
 
 
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
-@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"device_budget": "all"}], ids=str)
-@pytest.mark.parametrize("resident", [None, 30_000, "all"])
+@every_pair(
+    resident=[None, 30_000, "all"],
+    options=[{}, {"precision": "bf16"}, {"device_budget": "all"}],
+    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+)
 def test_states_that_live_on_the_device_count(resident, options, update):
     pool = digits_conv()
     server = ParamServer(pool, optimizer=AdamW(), seed=0)

@@ -20,6 +20,7 @@ from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import L2LError, StorageError
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
+from tests.products import every_pair
 from tests.eps.disks import make_rough
 from tests.nursery import Nursery
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
@@ -63,9 +64,7 @@ def assert_equal(one, other):
             assert torch.equal(*bits), f"{key} {name}"
 
 
-@pytest.mark.parametrize("frames", [1, 2, 4])
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
-@pytest.mark.parametrize("name", POOLS)
+@every_pair(name=[*POOLS], update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD], frames=[1, 2, 4])
 def test_every_policy_and_pool_in_threads_under_stress_on_a_rough_disk(tmp_path, monkeypatch, name, update, frames):
     pool = POOLS[name]()
     clip = Clip(1.0) if update == "exact" else None
@@ -155,9 +154,7 @@ def test_a_checkpoint_in_the_middle_goes_on_in_either_storage(tmp_path):
     assert names[0] == names[1] == names[2] == names[3]  # files of checkpoints are named by their content
 
 
-@pytest.mark.parametrize("cached_bytes", [0, 4000])
-@pytest.mark.parametrize("update", ["eager", "exact"])
-@pytest.mark.parametrize("name", POOLS)
+@every_pair(name=[*POOLS], update=["eager", "exact"], cached_bytes=[0, 4000])
 def test_states_that_pass_the_page_cache_by_and_some_that_do_not(real_disk, monkeypatch, name, update, cached_bytes):
     pool = POOLS[name]()
     options = {"update": update, "lanes": "threads"}

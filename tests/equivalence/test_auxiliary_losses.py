@@ -28,6 +28,7 @@ from l2l_nas.layers import MixtureOfExperts, Routing
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
+from tests.products import every_pair
 from tests.equivalence.mixed import Mixed
 from tests.equivalence.test_relay_equals_plain import plain_tensors
 from tests.toys import SquaredError, random_data
@@ -222,17 +223,13 @@ def compared(name, *, optimizer=None, micro_batch=3, samples=7, clip=None, round
     relay.close()
 
 
-COMBINATIONS = [
-    (update, stash, budget, slots)
-    for update in ("eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD)
-    for stash in ("device", "host")
-    for budget in (None, "auto", "all")
-    for slots in (2, 4)
-]
-
-
-@pytest.mark.parametrize("name", ["chain", "branched"])
-@pytest.mark.parametrize(("update", "stash", "budget", "slots"), COMBINATIONS)
+@every_pair(
+    name=["chain", "branched"],
+    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    stash=["device", "host"],
+    budget=[None, "auto", "all"],
+    slots=[2, 4],
+)
 def test_every_combination_equals_a_plain_loop_bit_for_bit(name, update, stash, budget, slots):
     clip = None if update == "eager" else Clip(0.5)
     stress = {"lanes": "threads", "stress": Stress(5, 0.0003)}

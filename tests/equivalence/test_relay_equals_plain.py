@@ -23,6 +23,7 @@ from l2l_nas.eps.scale import Clip
 from l2l_nas.relay.path import PathLayer, tail_start
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
+from tests.products import every_pair
 from tests.equivalence.plain import Plain
 from tests.toys import (
     BothHeads,
@@ -290,16 +291,15 @@ def compare_resident(run, server, other, resident):
         assert torch.equal(own, theirs)
 
 
-COMBINATIONS = [
-    (update, stash, budget, slots)
-    for update in ("eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD)
-    for stash in ("device", "host")
-    for budget in (None, 40_000, "all")
-    for slots in (2, 3, 4)
-]
+COMBINATIONS = every_pair(
+    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    stash=["device", "host"],
+    budget=[None, 40_000, "all"],
+    slots=[2, 3, 4],
+)
 
 
-@pytest.mark.parametrize(("update", "stash", "budget", "slots"), COMBINATIONS)
+@COMBINATIONS
 def test_every_combination_equals_plain_in_stress(update, stash, budget, slots):
     # the examples above draw from these at random; here is each of them once, on each kind of pool
     paths = {
@@ -349,7 +349,7 @@ def stressed(name, choices, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("update", "stash", "budget", "slots"), COMBINATIONS)
+@COMBINATIONS
 def test_every_combination_equals_plain_on_graphs_of_values_and_regions(update, stash, budget, slots):
     """A new path each step of a U-Net, of cells, of an encoder and decoder, and of regions of larger weights."""
     options = {"update": update, "stash": stash, "device_budget": budget, "slots": slots}

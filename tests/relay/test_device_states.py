@@ -15,6 +15,7 @@ from l2l_nas.eps.layout import ALIGNMENT_BYTES
 from l2l_nas.errors import LaneError, SettingError, StateLostError
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.plan import UpdateOrder
+from tests.products import every_pair
 from tests.relay.steps import OTHER, PATH, is_same, relay_of, tensors, train
 from tests.toys import dense_pool, language_pool, random_data, repeated_pool
 
@@ -34,9 +35,11 @@ def states_on(relay):
     return {key for key in relay.server.visited if key in relay._device_states}
 
 
-@pytest.mark.parametrize("lanes", ["inline", "threads"])
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
-@pytest.mark.parametrize("options", [{}, {"device_budget": "all"}, {"slots": 4, "keep": 2, "stash": "host"}], ids=str)
+@every_pair(
+    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    lanes=["inline", "threads"],
+    options=[{}, {"device_budget": "all"}, {"slots": 4, "keep": 2, "stash": "host"}],
+)
 def test_training_with_states_on_the_device_equals_training_with_states_on_the_host(update, lanes, options):
     clip = None if update == "eager" else Clip(0.5)
     shared = options | {"update": update, "lanes": lanes, "clip": clip}

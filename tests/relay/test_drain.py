@@ -15,6 +15,7 @@ from l2l_nas.errors import L2LError, LaneError, SettingError
 from l2l_nas.relay import step as step_module
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
+from tests.products import every_pair
 from tests.relay.steps import OTHER, PATH, copying, in_time, is_same, relay_of, tensors, train
 from tests.toys import dense_pool, language_pool, random_data
 
@@ -235,9 +236,11 @@ def _in_visit(own, relay, patch):
     return ["good", "good"]
 
 
-@pytest.mark.parametrize("lanes", ["inline", "threads"])
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
-@pytest.mark.parametrize("fault", [_in_template, _in_state, _in_stash, _in_plan, _in_issue, _in_visit])
+@every_pair(
+    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    fault=[_in_template, _in_state, _in_stash, _in_plan, _in_issue, _in_visit],
+    lanes=["inline", "threads"],
+)
 def test_whatever_refuses_a_step_nothing_of_the_step_before_is_lost(update, fault, lanes):
     servers = []
     for is_hurt in (False, True):

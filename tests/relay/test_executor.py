@@ -13,6 +13,7 @@ from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import LaneError, NonFiniteError, StorageError, UserCodeError
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
+from tests.products import every_pair
 from tests.relay.steps import OTHER, PATH, chain_pool, in_time, is_same, relay_of, tensors, train
 from tests.toys import SquaredError, dense_pool
 
@@ -37,10 +38,9 @@ class FailsOnce:
         return self.real(key, *args, **kwargs)
 
 
-@pytest.mark.parametrize("lanes", ["threads", "inline"])
-@pytest.mark.parametrize("update", [UpdateOrder.CHECKED, UpdateOrder.AHEAD])
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("at", [0, 1])
+@every_pair(
+    name=[*CALLS], at=[0, 1], update=[UpdateOrder.CHECKED, UpdateOrder.AHEAD], lanes=["threads", "inline"]
+)
 def test_a_failed_copy_names_the_layer_and_refuses_the_step_as_if_it_had_not_been_asked_for(name, at, update, lanes):
     relay, other = (relay_of(dense_pool(), update=update, lanes=lanes, slots=2) for _ in range(2))
     for one in (relay, other):

@@ -27,6 +27,7 @@ from l2l_nas import (
 from l2l_nas.errors import LaneError, NonFiniteError, SettingError, SpaceError, StateLostError
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.trace import Trace
+from tests.products import every_pair
 from tests import toys
 from tests.equivalence.plain import Plain
 from tests.relay.steps import PATH, chain_pool, is_same, relay_of, tensors, train
@@ -55,9 +56,11 @@ def random_paths(pool, count, *, seed):
     return found
 
 
-@pytest.mark.parametrize("has_clip", [False, True])
-@pytest.mark.parametrize("update", ["eager", "exact"])
-@pytest.mark.parametrize("name", ["dense", "language", "unet", "cell", "decoder", "repeated", "mixer"])
+@every_pair(
+    name=["dense", "language", "unet", "cell", "decoder", "repeated", "mixer"],
+    update=["eager", "exact"],
+    has_clip=[False, True],
+)
 def test_a_held_step_equals_a_plan_bit_for_bit(name, update, has_clip):
     pool = getattr(toys, f"{name}_pool")()
     options = {"update": update, "clip": CLIPS[update] if has_clip else None}

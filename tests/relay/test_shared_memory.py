@@ -12,6 +12,7 @@ from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.plan import UpdateOrder
+from tests.products import every_pair
 from tests.relay.steps import OTHER, PATH, is_same, relay_of, tensors, train
 from tests.toys import dense_pool, language_pool, repeated_pool
 
@@ -27,9 +28,11 @@ def in_templates(relay):
     return {p.data_ptr() for template in relay.bank.templates for p in template.module.parameters() if p.numel()}
 
 
-@pytest.mark.parametrize("lanes", ["inline", "threads"])
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
-@pytest.mark.parametrize("options", [{}, {"device_budget": "all"}, {"slots": 4, "keep": 2}], ids=str)
+@every_pair(
+    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    lanes=["inline", "threads"],
+    options=[{}, {"device_budget": "all"}, {"slots": 4, "keep": 2}],
+)
 def test_training_on_masters_equals_training_on_copies(update, lanes, options):
     paths = [PATH, OTHER, PATH, OTHER, OTHER]
     relays = [

@@ -1,0 +1,57 @@
+"""Which slow proofs are due: those of the rooms that changed since the last release.
+
+    python -m tests.changed [COMMIT]
+
+Prints paths for pytest, one a line. COMMIT is the last release: by default the newest tag `v*`, or what `.ci/released`
+names. Changes that are not committed count.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+# rooms whose changes could move a result of training, whatever test shows it
+_ENGINE = ("space", "eps", "relay", "layers")
+_SETTINGS = ("conf", "search_spaces", "hydra_plugins")
+
+
+def due(changed: Iterable[str]) -> list[str]:
+    """Tests to run slow proofs of, as paths from the root, when these files changed."""
+    found: set[str] = set()
+    for name in changed:
+        first, *rest = Path(name).parts
+        if first in ("l2l_nas", "tests") and len(rest) > 1:
+            found.add(f"tests/{rest[0]}")
+            if rest[0] in _ENGINE:
+                found.update(("tests/equivalence", "tests/accelerator"))
+        elif first == "benchmarks":
+            found.add("tests/benchmarks")
+        elif first in _SETTINGS:
+            found.update(("tests/cli", "tests/test_spaces.py", "tests/test_language_spaces.py"))
+        else:  # documents, the package's face, what is installed
+            found.update(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("test_*.py"))
+    return sorted(path for path in found if (ROOT / path).exists())
+
+
+def last_release() -> str:
+    """The newest tag `v*` that leads here, or the commit that `.ci/released` names."""
+    tag = subprocess.run(
+        ["git", "describe", "--tags", "--abbrev=0", "--match", "v*"], cwd=ROOT, capture_output=True, text=True
+    )
+    return tag.stdout.strip() or (ROOT / ".ci" / "released").read_text().strip()
+
+
+def changed_since(commit: str) -> list[str]:
+    """Files that differ from this commit, from the root."""
+    difference = subprocess.run(
+        ["git", "diff", "--name-only", commit], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return difference.stdout.splitlines()
+
+
+if __name__ == "__main__":
+    print("\n".join(due(changed_since(sys.argv[1] if len(sys.argv) > 1 else last_release()))))

@@ -1,0 +1,36 @@
+"""Continuous integration runs the slow proofs of what changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.changed import ROOT, changed_since, due, last_release
+
+
+def test_a_room_that_changed_has_its_slow_proofs_run():
+    assert due(["l2l_nas/report/charts/front.py"]) == ["tests/report"]
+    assert due(["tests/text/test_grams.py", "benchmarks/table.py"]) == ["tests/benchmarks", "tests/text"]
+    assert due([]) == []
+
+
+def test_a_change_of_the_engine_has_all_equivalences_proved():
+    assert due(["l2l_nas/relay/planner.py"]) == ["tests/accelerator", "tests/equivalence", "tests/relay"]
+
+
+def test_settings_are_proved_by_the_command_line_and_documents_by_the_tests_that_read_them():
+    assert "tests/cli" in due(["conf/search.yaml"])
+    assert {"tests/test_readme.py", "tests/test_packaging.py"} <= set(due(["README.md"]))
+
+
+def test_every_room_has_tests_to_run():
+    for room in (ROOT / "l2l_nas").iterdir():
+        if room.is_dir() and any(room.glob("*.py")):
+            file = f"l2l_nas/{room.name}/file.py"
+            assert f"tests/{room.name}" in due([file]), f"no tests for {room.name}"
+
+
+def test_the_last_release_is_a_commit_of_this_history():
+    if (ROOT / ".git").exists():
+        assert all(isinstance(name, str) for name in changed_since(last_release()))
+    else:
+        assert Path(ROOT / ".ci" / "released").read_text().strip()
