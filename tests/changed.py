@@ -25,7 +25,7 @@ def due(changed: Iterable[str]) -> list[str]:
     for name in changed:
         first, *rest = Path(name).parts
         if first in ("l2l_nas", "tests") and len(rest) > 1:
-            found.add(f"tests/{rest[0]}")
+            found.update((f"tests/{rest[0]}", f"tests/test_{rest[0]}.py"))
             if rest[0] in _ENGINE:
                 found.update(("tests/equivalence", "tests/accelerator"))
         elif first == "benchmarks":

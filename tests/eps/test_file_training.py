@@ -20,9 +20,9 @@ from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import L2LError, StorageError
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
-from tests.products import every_pair
 from tests.eps.disks import make_rough
 from tests.nursery import Nursery
+from tests.products import every_pair
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
 POOLS = {"dense": dense_pool, "tied": language_pool, "repeated": repeated_pool}

@@ -28,9 +28,9 @@ from l2l_nas.layers import MixtureOfExperts, Routing
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
-from tests.products import every_pair
 from tests.equivalence.mixed import Mixed
 from tests.equivalence.test_relay_equals_plain import plain_tensors
+from tests.products import every_pair
 from tests.toys import SquaredError, random_data
 
 WIDTH = 6

@@ -23,8 +23,8 @@ from l2l_nas.eps.scale import Clip
 from l2l_nas.relay.path import PathLayer, tail_start
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
-from tests.products import every_pair
 from tests.equivalence.plain import Plain
+from tests.products import every_pair
 from tests.toys import (
     BothHeads,
     NextToken,

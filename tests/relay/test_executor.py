@@ -38,9 +38,7 @@ class FailsOnce:
         return self.real(key, *args, **kwargs)
 
 
-@every_pair(
-    name=[*CALLS], at=[0, 1], update=[UpdateOrder.CHECKED, UpdateOrder.AHEAD], lanes=["threads", "inline"]
-)
+@every_pair(name=[*CALLS], at=[0, 1], update=[UpdateOrder.CHECKED, UpdateOrder.AHEAD], lanes=["threads", "inline"])
 def test_a_failed_copy_names_the_layer_and_refuses_the_step_as_if_it_had_not_been_asked_for(name, at, update, lanes):
     relay, other = (relay_of(dense_pool(), update=update, lanes=lanes, slots=2) for _ in range(2))
     for one in (relay, other):

@@ -27,9 +27,9 @@ from l2l_nas import (
 from l2l_nas.errors import LaneError, NonFiniteError, SettingError, SpaceError, StateLostError
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.trace import Trace
-from tests.products import every_pair
 from tests import toys
 from tests.equivalence.plain import Plain
+from tests.products import every_pair
 from tests.relay.steps import PATH, chain_pool, is_same, relay_of, tensors, train
 from tests.toys import SquaredError, random_data
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
 import torch
 
 from l2l_nas import AdamW, ParamServer, Relay
