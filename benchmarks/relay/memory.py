@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from l2l_nas.space.live_bytes import LiveBytes
+from l2l_nas.space.contents import storage_of
+from l2l_nas.space.operations import LiveBytes
 
 
 def synchronize(device: torch.device) -> None:
@@ -50,6 +52,12 @@ def peak_bytes(
     with LiveBytes() as live:
         step()
     return held + live.peak
+
+
+def distinct_bytes(tensors: Iterable[Tensor]) -> int:
+    """Memory of tensors, each storage once."""
+    storages = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
 
 
 def process_figures(file: str, *names: str) -> list[int]:

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from benchmarks.relay.memory import distinct_bytes
 from benchmarks.relay.others import DeepSpeedRunner, FSDPRunner, LayerToLayerRunner, finish
 from benchmarks.relay.work import StackSizes, TokenLoss
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.live_bytes import distinct_bytes
 
 
 class Runner(Protocol):

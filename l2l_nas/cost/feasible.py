@@ -1,7 +1,7 @@
 """Whether anything keeps the limits, asked before any training: if not, the nearest miss is reported.
 
 Where a cost is a sum over layers, its least value is exact. Otherwise architectures are led towards the limits, from
-the cheapest ones and from random ones (see `space.repair`), and the nearest that was found is reported.
+the cheapest ones and from random ones (see `Repair`), and the nearest that was found is reported.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from l2l_nas.errors import ConstraintError
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation, total_excess
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.repair import Repair
-from l2l_nas.space.sampling import UniformPaths
+from l2l_nas.space.sampling import Repair, UniformPaths
 
 _STARTS = 4  # random ones
 _MEASUREMENTS = 40  # each takes some tenths of a second

@@ -19,8 +19,7 @@ from l2l_nas.relay.slots import mixed_dtypes
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.live_bytes import LiveBytes
-from l2l_nas.space.operations import OperationLog, tensors_in
+from l2l_nas.space.operations import LiveBytes, OperationLog, tensors_in
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
 from l2l_nas.space.shapes import dry_run_of
 

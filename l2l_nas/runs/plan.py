@@ -32,8 +32,7 @@ from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.repair import Repair
-from l2l_nas.space.sampling import UniformPaths
+from l2l_nas.space.sampling import Repair, UniformPaths
 from l2l_nas.training.problem import Problem
 
 _HALVES = 4  # micro-batches that are tried: the batch, half of it, ...

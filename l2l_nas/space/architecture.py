@@ -25,11 +25,10 @@ class Architecture:
     choices: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if isinstance(self.choices, str) or not isinstance(self.choices, Iterable):
-            raise _no_architecture(self.choices)
-        choices = tuple(self.choices)
-        if not all(isinstance(name, str) for name in choices):
-            raise _no_architecture(choices)
+        is_list = isinstance(self.choices, Iterable) and not isinstance(self.choices, str)
+        choices = tuple(self.choices) if is_list else self.choices
+        if not is_list or not all(isinstance(name, str) for name in choices):
+            raise SpaceError(f"an architecture is a list of candidate names, got {shown(choices)}")
         object.__setattr__(self, "choices", choices)
 
     @property
@@ -65,7 +64,3 @@ class Architecture:
 
     def __str__(self) -> str:
         return " > ".join(self.choices)
-
-
-def _no_architecture(choices: object) -> SpaceError:
-    return SpaceError(f"an architecture is a list of candidate names, got {shown(choices)}")

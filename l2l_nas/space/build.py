@@ -24,7 +24,11 @@ from l2l_nas.space.contents import TENSOR_TABLES, contents, storage_of
 
 def meta_copy(module: nn.Module) -> nn.Module:
     """A copy without memory: its parameters and buffers are on meta."""
-    return copy_with(module, lambda p: nn.Parameter(_without_memory(p), p.requires_grad), _without_memory)
+
+    def without_memory(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    return copy_with(module, lambda p: nn.Parameter(without_memory(p), p.requires_grad), without_memory)
 
 
 def copy_with(
@@ -38,14 +42,10 @@ def copy_with(
     return copy.deepcopy(module, copies)
 
 
-def _without_memory(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
-
-def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers, each once."""
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+def named_tensors(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, each once, or under all its names."""
+    yield from module.named_parameters(remove_duplicate=remove_duplicate)
+    yield from module.named_buffers(remove_duplicate=remove_duplicate)
 
 
 def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -117,13 +117,13 @@ class Builder:
 
 
 class Existing:
-    """The factory of a candidate that was given as a module."""
+    """The factory of a candidate that was given as a module; a `Builder` copies it."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
     def __call__(self) -> nn.Module:
-        """The module; a `Builder` copies it."""
+        """The module itself."""
         return self.module
 
 

@@ -175,11 +175,8 @@ class Position:
         if follows is not None:
             check_kind("Position: follows", follows, str, wanted="the name of a position")
         with located(name):
-            object.__setattr__(self, "name", name)
-            object.__setattr__(self, "candidates", items)
-            object.__setattr__(self, "follows", follows)
-            object.__setattr__(self, "reads", None if reads is None else _value_names("reads", reads))
-            object.__setattr__(self, "writes", _value_names("writes", name if writes is None else writes))
+            reads = None if reads is None else _value_names("reads", reads)
+            writes = _value_names("writes", name if writes is None else writes)
             if not items:
                 raise SpaceError("has no candidates; give it at least one layer or remove it")
             for item in items:
@@ -190,6 +187,7 @@ class Position:
             for candidate in names:
                 if names.count(candidate) > 1:
                     raise SpaceError("two candidates of this name; rename one", position=name, candidate=candidate)
+        vars(self).update(name=name, candidates=items, reads=reads, writes=writes, follows=follows)
 
     def with_candidates(self, candidates: Sequence[Candidate]) -> Position:
         """The same place with other candidates."""
@@ -204,8 +202,8 @@ class Position:
 
 
 def _value_names(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
-    listed = names if isinstance(names, str) else check_list(f"Position: {what}", names, of=object, wanted="values")
-    values = (listed,) if isinstance(listed, str) else tuple(listed)
+    listed = [names] if isinstance(names, str) else names
+    values = tuple(check_list(f"Position: {what}", listed, of=object, wanted="values"))
     if not values:
         raise SpaceError(f"{what} nothing; name at least one value")
     for name in values:

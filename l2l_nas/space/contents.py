@@ -7,7 +7,8 @@ import functools
 import logging
 import random
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,20 @@ from torch import Tensor, nn
 # attributes that every module has: tensors, submodules, hooks
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 TENSOR_TABLES = frozenset(("_parameters", "_buffers", "_modules"))
-_LEAVES = (Tensor, nn.Module, type, types.ModuleType, logging.Logger, str, bytes, int, float, complex, bool, type(None))
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+_LEAVES = (Tensor, nn.Module, type, types.ModuleType, logging.Logger, *_PLAIN)
+# by class, something that differs where two values do
+_MARKS: tuple[tuple[Any, Callable[[Any], object]], ...] = (
+    (Tensor, lambda value: (id(value), value._version)),
+    (_PLAIN, lambda value: (type(value), repr(value))),
+    (random.Random, lambda value: value.getstate()),
+    (np.random.Generator, lambda value: repr(value.bit_generator.state)),
+    (np.random.RandomState, lambda value: repr(value.get_state())),
+    (torch.Generator, lambda value: bytes(value.get_state().tolist())),
+    (np.ndarray, lambda value: (id(value), value.tobytes())),
+    ((list, tuple, set, frozenset, dict), lambda value: (type(value), len(value))),
+    (object, id),
+)
 
 
 def contents(
@@ -85,31 +99,12 @@ class Snapshot:
             for name, value in vars(part).items():
                 if name in MODULE_ATTRIBUTES:
                     continue
-                for expression, item in contents(value, start + name, opaque=False, seen=seen):
-                    self._alive.append(item)
-                    self.marks[expression] = id(item) if id(item) in tensors else _mark(item)
+                for expression, found in contents(value, start + name, opaque=False, seen=seen):
+                    self._alive.append(found)
+                    mark = next(mark for kind, mark in _MARKS if isinstance(found, kind))
+                    self.marks[expression] = id(found) if id(found) in tensors else mark(found)
 
     def changed(self, later: Snapshot) -> str | None:
         """The first expression whose value is another one in `later`, new or gone; None if there is none."""
         names = (*later.marks, *self.marks)
         return next((name for name in names if self.marks.get(name, self) != later.marks.get(name, self)), None)
-
-
-def _mark(value: object) -> object:
-    if isinstance(value, Tensor):
-        return id(value), value._version
-    if isinstance(value, str | bytes | int | float | complex | bool | type(None)):
-        return type(value), repr(value)
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return repr(value.get_state())
-    if isinstance(value, torch.Generator):
-        return bytes(value.get_state().tolist())
-    if isinstance(value, np.ndarray):
-        return id(value), value.tobytes()
-    if isinstance(value, list | tuple | set | frozenset | dict):
-        return type(value), len(value)
-    return id(value)

@@ -35,7 +35,8 @@ def add_loss(value: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise SpaceError(f"adds a loss that is no tensor but {type(value).__name__}; call add_loss with a tensor")
     if not value.is_floating_point():
-        raise SpaceError(f"adds a loss of {_dtype(value)}; a loss is a floating number: add_loss(value.float().mean())")
+        dtype = str(value.dtype).removeprefix("torch.")
+        raise SpaceError(f"adds a loss of {dtype}; a loss is a floating number: add_loss(value.float().mean())")
     if value.dim():
         raise SpaceError(f"adds a loss of shape {list(value.shape)}; a loss is one number: add_loss(value.mean())")
     collected = _COLLECTED.get()
@@ -60,7 +61,3 @@ def collect_losses() -> Iterator[list[Tensor]]:
 def weighted(losses: Sequence[Tensor], weight: float) -> list[tuple[Tensor, Tensor | None]]:
     """The auxiliary losses that have a gradient, each with this weight, as `torch.autograd.backward` takes both."""
     return [(loss, torch.full_like(loss, weight)) for loss in losses if loss.requires_grad]
-
-
-def _dtype(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")

@@ -1,14 +1,17 @@
-"""Operations of torch: a mode that is told of each, the arguments that they change, whether they draw numbers."""
+"""Operations of torch: modes that are told of each, the arguments that they change, the memory that they make."""
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from l2l_nas.space.contents import storage_of
 
 Phase = Literal["forward", "backward", "evaluation"]
 # batch norms change running statistics, which their signatures do not say: which arguments
@@ -33,7 +36,6 @@ class OperationLog(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation."""
         kwargs = kwargs or {}
         self.before(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -41,9 +43,62 @@ class OperationLog(TorchDispatchMode):
         return result
 
 
+class LiveBytes(OperationLog):
+    """Counts the storages that operations of this thread make while it is on, until each of them is freed.
+
+    Autograd of a CPU runs its backward in the thread that asks for it, so what it makes is counted too. What other
+    threads make (the relay's lanes, which are the host side) is not.
+
+    Args:
+        meta: whether tensors without memory count as if they had it.
+
+    Attributes:
+        now: bytes alive that were made since it was entered.
+        peak: the most there ever were.
+        inputs: bytes alive of what a dry run's forward was given.
+    """
+
+    def __init__(self, *, meta: bool = False) -> None:
+        super().__init__()
+        self.now = self.peak = self.inputs = 0
+        self._meta = meta
+        self._alive: set[int] = set()
+
+    def begin(self, phase: Phase, tensors: Sequence[Tensor]) -> None:
+        """Count the inputs of a forward by themselves."""
+        for tensor in tensors if phase == "forward" else ():
+            storage = tensor.untyped_storage()
+            self.inputs += storage.nbytes()
+            weakref.finalize(storage, self._input_freed, storage.nbytes())
+
+    def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Count what is new in a result: neither an argument nor a view of one."""
+        made = {storage_of(t): t.untyped_storage() for t in _with_storage(result) if self._meta or not t.is_meta}
+        new = made.keys() - self._alive
+        if new:
+            new -= set(map(storage_of, _with_storage((args, kwargs))))
+        for number in new:
+            size = made[number].nbytes()
+            self._alive.add(number)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(made[number], self._freed, number, size)
+
+    def _freed(self, number: int, size: int) -> None:
+        self._alive.discard(number)
+        self.now -= size
+
+    def _input_freed(self, size: int) -> None:
+        self.inputs -= size
+
+
 def tensors_in(tree: object) -> list[Tensor]:
     """All tensors of nested arguments or results."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _with_storage(tree: object) -> list[Tensor]:
+    return [tensor for tensor in tensors_in(tree) if not tensor.is_sparse]
 
 
 def name_of(func: Any) -> str:

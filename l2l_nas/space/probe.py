@@ -37,22 +37,11 @@ _FROM_VALUES = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe tells of a layer.
-
-    Args:
-        device: where it can be tried out: "meta", "cpu" if meta cannot run it, or the relay's device if the host cannot
-            either.
-        writes_buffers: whether its forward in training changed a buffer.
-    """
+    """What a layer gives, where it can be tried out, and whether its forward in training changed a buffer."""
 
     outputs: Specs
     device: str
     writes_buffers: bool
-
-
-def default_device() -> torch.device:
-    """Where relays run unless they are told otherwise: the accelerator, or the host where there is none."""
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 class _Raised(SpaceError):
@@ -64,7 +53,7 @@ def probe(pool: LayerPool, layer: Layer, inputs: Specs, *, device: torch.device 
     """Run a layer once.
 
     Args:
-        device: of the relay, for a layer that the host cannot run; None: `default_device()`.
+        device: of the relay, for a layer that the host cannot run; None: the accelerator, if there is one.
 
     Raises:
         SpaceError: it raised, or would train wrongly: see [Note: what a layer may keep].
@@ -74,7 +63,7 @@ def probe(pool: LayerPool, layer: Layer, inputs: Specs, *, device: torch.device 
     try:
         return _probed_on("cpu", pool, layer, inputs)
     except _Raised as error:
-        relay_device = device or default_device()
+        relay_device = device or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         # an index out of range is refused as it is: on a GPU it would end all further work of the process
         if relay_device.type in ("cpu", "meta") or isinstance(error.__cause__, IndexError):
             raise
@@ -158,7 +147,9 @@ def _refuse_changes(before: Snapshot, module: nn.Module) -> None:
     name = before.changed(Snapshot(module))
     if name is None:
         return
-    if name in _buffer_names(module):
+    # those that are None too, which `named_buffers` leaves out
+    buffers = (f"{path}.{one}" if path else one for path, part in module.named_modules() for one in part._buffers)
+    if name in buffers:
         raise SpaceError(
             f"its forward replaces the buffer '{name}'; make it in __init__ and change it in place: "
             f"self.{name}.copy_(...)"
@@ -189,21 +180,12 @@ def _renew(module: nn.Module) -> list[tuple[str, Tensor]]:
     return before
 
 
-def _buffer_names(module: nn.Module) -> set[str]:
-    """Names of all buffers, those that are None too, which `named_buffers` leaves out."""
-    return {f"{path}.{name}" if path else name for path, part in module.named_modules() for name in part._buffers}
-
-
 # what an operation that indexes is called
 _INDEXES = ("index", "index_put", "index_put_", "_index_put_impl_")
 
 
 class _Recorder(OperationLog):
-    """Sees every operation of a layer; keeps the first thing that would go wrong.
-
-    Attributes:
-        has_written: whether a forward in training changed a buffer.
-    """
+    """Sees every operation of a layer; keeps what would go wrong, and whether a forward in training writes buffers."""
 
     def __init__(self, *, on_meta: bool) -> None:
         super().__init__()
@@ -252,7 +234,7 @@ class _Recorder(OperationLog):
 
     @contextlib.contextmanager
     def indexing(self, args: tuple[Any, ...]) -> Iterator[None]:
-        """While a tensor is indexed: what is not among these arguments is made of Python values."""
+        # what is not among these arguments is made of Python values
         self._indexed = set(map(storage_of, tensors_in(args)))
         try:
             yield

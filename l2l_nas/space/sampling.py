@@ -2,16 +2,13 @@
 
 Each is a function of (seed, step) alone, so that an interrupted run goes on with the very same paths. A new one is a
 class with `path_at` and one entry in `PATH_SAMPLERS`.
-
-    uniform  every position draws by itself
-    fair     every candidate of every position once a round
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from numbers import Integral
 from typing import Protocol
@@ -21,7 +18,6 @@ from l2l_nas.errors import ConstraintError, SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, Graded, first_violation, total_excess
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.repair import Repair
 
 _MAX_DRAWS = 1000
 # draws before one is led towards what is allowed, if a constraint tells how far off it is, and starts of that
@@ -36,11 +32,76 @@ class PathSampler(Protocol):
     """Anything with this one method."""
 
     def path_at(self, step: int) -> Architecture:
-        """The architecture of a step.
+        """The architecture of a step."""
 
-        Raises:
-            ConstraintError: none was found that the constraints allow.
+
+class Repair:
+    """Changes architectures, one position at a time, from a refused one towards what is allowed.
+
+    In a shared pool a candidate may also take another one's place wherever that is: a layer that is used twice is gone
+    only when all its places change.
+
+    Args:
+        excess: how far off an architecture is; 0 where it is allowed.
+    """
+
+    def __init__(self, pool: LayerPool, excess: Callable[[Architecture], float]) -> None:
+        self._pool = pool
+        self._excess = excess
+        self._varied = [
+            index
+            for index, position in enumerate(pool.positions)
+            if len(position.candidates) > 1 and position.follows is None
+        ]
+
+    def descend(self, start: Architecture, generator: random.Random) -> tuple[Architecture, float]:
+        """Take the first change that reduces the excess, until there is none: the architecture, and its excess."""
+        best, value = start, self._excess(start)
+        is_better = True
+        while value > 0 and is_better:
+            is_better = False
+            for other in self._changes(best, generator):
+                reached = self._excess(other)
+                if reached < value:
+                    best, value, is_better = other, reached, True
+                    break
+        return best, value
+
+    def wander(self, start: Architecture, generator: random.Random) -> Architecture:
+        """A random walk among allowed architectures, four changes tried for each position.
+
+        Each changes one position at random and is taken if it is allowed: Metropolis' rule for the uniform distribution
+        (J. Chem. Phys. 21, 1087, 1953). So what `descend` reaches is mixed as far as what is allowed is connected.
         """
+        current = start
+        for _ in range(4 * len(self._varied)):
+            index = generator.choice(self._varied)
+            other = self._changed(current, (index,), generator.choice(self._pool.positions[index].candidates).name)
+            if self._excess(other) == 0:
+                current = other
+        return current
+
+    def _changes(self, architecture: Architecture, generator: random.Random) -> Iterator[Architecture]:
+        """The architectures that one change makes, in random order."""
+        names_at = {index: [c.name for c in self._pool.positions[index].candidates] for index in self._varied}
+        chosen = architecture.choices
+        changes: list[tuple[Sequence[int], str]] = [
+            ((index,), name) for index, names in names_at.items() for name in names if name != chosen[index]
+        ]
+        if self._pool.shared:
+            for name in dict.fromkeys(chosen):
+                indices = [index for index in self._varied if chosen[index] == name]
+                if len(indices) > 1:
+                    offered = set.intersection(*(set(names_at[index]) for index in indices))
+                    changes += [(indices, other) for other in sorted(offered) if other != name]
+        generator.shuffle(changes)
+        return (self._changed(architecture, indices, name) for indices, name in changes)
+
+    def _changed(self, architecture: Architecture, indices: Sequence[int], name: str) -> Architecture:
+        choices = list(architecture.choices)
+        for index in indices:
+            choices[index] = name
+        return self._pool.canonical(Architecture(tuple(choices)))
 
 
 class UniformPaths:

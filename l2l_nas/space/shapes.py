@@ -6,6 +6,7 @@ they write: the cost is one meta forward for each candidate, not one for each ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from l2l_nas.errors import ShapeError, SpaceError, one_line
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import Position, Specs, describe
+from l2l_nas.space.candidate import Specs, describe
 from l2l_nas.space.dry_run import DryRun
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
 from l2l_nas.space.probe import ProbeResult, probe
@@ -54,17 +55,15 @@ def check_shapes(pool: LayerPool, *, device: torch.device | None = None) -> Shap
         ShapeError: a candidate's output differs from that of its position's first candidate.
         SpaceError: a factory or a forward raised, a layer would train wrongly, or tied parameters differ in shape.
     """
-    if pool not in _SHAPES or not _is_known_on(pool, device):
-        shapes = _check_shapes(pool, device)
-        _refuse_shared_parts(pool)
-        _SHAPES[pool] = shapes
-    return _SHAPES[pool]
-
-
-def _is_known_on(pool: LayerPool, device: torch.device | None) -> bool:
-    """Whether each layer that runs on one device alone was found to run on this one."""
-    devices = {torch.device(result.device).type for results in _SHAPES[pool].probed.values() for result in results}
-    return device is None or devices <= {"meta", "cpu", device.type}
+    if pool in _SHAPES:
+        results = [result for results in _SHAPES[pool].probed.values() for result in results]
+        tried = {torch.device(result.device).type for result in results} - {"meta", "cpu"}
+        if device is None or tried <= {device.type}:
+            return _SHAPES[pool]
+    shapes = _check_shapes(pool, device)
+    _refuse_shared_parts(pool)
+    _SHAPES[pool] = shapes
+    return shapes
 
 
 def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
@@ -75,39 +74,42 @@ def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
     gives: list[Specs] = []
     ties: dict[str, list[int]] = {}
     probed: dict[object, list[ProbeResult]] = {}
-    outputs_of: dict[tuple[object, ...], Specs] = {}
-    for index, position in enumerate(pool.positions):
-        takes.append(sum((values[name] for name in pool.wiring.reads[index]), ()))
-        inputs = takes[-1]
-        expected: Specs | None = None
-        first = ""
-        for layer in (item for item in pool.layers if item.position == index):
+    known: dict[tuple[object, ...], Specs] = {}
+    for index, layers in itertools.groupby(pool.layers, key=lambda layer: layer.position):
+        position, reads = pool.positions[index], pool.wiring.reads[index]
+        inputs: Specs = sum((values[name] for name in reads), ())
+        outputs: list[Specs] = []
+        for layer in layers:
             candidate = layer.candidate
             if candidate.is_skip:
-                handed_on = zip(pool.wiring.reads[index], position.writes, strict=False)
-                outputs: Specs = sum((values[name] for name, _ in handed_on), ())
+                handed_on = zip(reads, position.writes, strict=False)
+                outputs.append(sum((values[name] for name, _ in handed_on), ()))
             else:
                 key = (candidate.kind, tuple(sorted(candidate.tied.items())), inputs)
-                if key not in outputs_of:
+                if key not in known:
                     with pool.naming(layer):
                         result = probe(pool, layer, inputs, device=device)
                         _refuse_other_ties(pool, layer, ties)
                     probed.setdefault(candidate.kind, []).append(result)
-                    outputs_of[key] = result.outputs
-                outputs = outputs_of[key]
-            if expected is None:
-                expected, first = outputs, candidate.name
-            if outputs != expected:
+                    known[key] = result.outputs
+                outputs.append(known[key])
+            if outputs[-1] != outputs[0]:
                 raise ShapeError(
                     position=position.name,
                     candidate=candidate.name,
-                    got=describe(outputs),
-                    expected=describe(expected),
-                    advice=f"'{first}' gives that, and all candidates of a position must agree",
+                    got=describe(outputs[-1]),
+                    expected=describe(outputs[0]),
+                    advice=f"'{position.candidates[0].name}' gives that, and all candidates of a position must agree",
                 )
-        assert expected is not None  # a position has at least one candidate
-        gives.append(expected)
-        values |= _apart(position, expected)
+        takes.append(inputs)
+        gives.append(outputs[0])
+        if len(position.writes) not in (1, len(gives[-1])):
+            raise SpaceError(
+                f"writes {', '.join(position.writes)}, but its layers give {len(gives[-1])} tensors: "
+                f"{describe(gives[-1])}",
+                position=position.name,
+            )
+        values |= by_value(position.writes, gives[-1])
     ends: Specs = sum((values[name] for name in pool.wiring.outputs), ())
     return Shapes(values, tuple(takes), tuple(gives), ends, probed)
 
@@ -121,15 +123,6 @@ def _refuse_other_ties(pool: LayerPool, layer: Layer, ties: dict[str, list[int]]
         shape = list(parameters[name].shape)
         if shape != ties.setdefault(group, shape):
             raise SpaceError(f"ties '{name}' {shape} to '{group}', which is {ties[group]} in an earlier layer")
-
-
-def _apart(position: Position, specs: Specs) -> dict[str, Specs]:
-    if len(position.writes) not in (1, len(specs)):
-        raise SpaceError(
-            f"writes {', '.join(position.writes)}, but its layers give {len(specs)} tensors: {describe(specs)}",
-            position=position.name,
-        )
-    return by_value(position.writes, specs)
 
 
 def _refuse_shared_parts(pool: LayerPool) -> None:

@@ -13,7 +13,7 @@ from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Po
 from l2l_nas.cost.device import DeviceBytes
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.space.live_bytes import LiveBytes
+from l2l_nas.space.operations import LiveBytes
 from search_spaces.digits_conv import build as digits_conv
 from search_spaces.encoder_decoder import EncoderBlock
 from tests.products import every_pair

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from l2l_nas.eps.gradients import GradientBlock, gradient_bytes
-from l2l_nas.space.live_bytes import LiveBytes
+from l2l_nas.space.operations import LiveBytes
 
 
 def peak_bytes(relay, step) -> int:

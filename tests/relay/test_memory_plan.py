@@ -16,7 +16,7 @@ from l2l_nas.errors import SettingError
 from l2l_nas.layers.conv import ConvBlock
 from l2l_nas.relay.measure import layer_needs
 from l2l_nas.relay.trace import Trace
-from l2l_nas.space.live_bytes import LiveBytes
+from l2l_nas.space.operations import LiveBytes
 from search_spaces.encoder_decoder import EncoderBlock
 from tests.relay.counting import peak_bytes
 from tests.relay.steps import PATH, chain_pool, relay_of, train

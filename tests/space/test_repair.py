@@ -10,7 +10,7 @@ from torch import nn
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec, UniformPaths
 from l2l_nas.errors import ConstraintError
 from l2l_nas.space.constraint import Graded, Require, total_excess
-from l2l_nas.space.repair import Repair
+from l2l_nas.space.sampling import Repair
 
 NAMES = "abcdef"
 

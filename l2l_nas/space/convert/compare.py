@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.errors import SpaceError, is_out_of_memory, user_code, what_raised
-from l2l_nas.space.convert.copies import copied
+from l2l_nas.space.build import named_tensors
 from l2l_nas.space.convert.example import Arguments
 from l2l_nas.space.convert.forms import BATCHES
+from l2l_nas.space.convert.parts import copied
 from l2l_nas.space.convert.recording import Recording
 from l2l_nas.space.losses import collect_losses
 from l2l_nas.space.operations import OperationLog
@@ -41,28 +42,28 @@ def refuse_other_parts(
     """
     path = pool.path(pool.original)
     flow = pool.flow(path)
+    whole, cut = _Copy(model, model), _Copy(nn.ModuleList(parts), model)
+    layers = tuple(cut.module.children())
 
-    def chained(modules: nn.Module, batch: int) -> Tensor:
-        layers = tuple(modules.children())
+    def run_whole(batch: int) -> Tensor:
+        return example.outputs_of(whole.module, batch)
+
+    def run_cut(batch: int) -> Tensor:
         with user_code("a part of the model", SpaceError):
             (output,) = flow.run(
                 example.tensors_of(batch), lambda index, *inputs: layers[path[index].position](*inputs)
             )
         return output
 
-    whole, cut = _Copy(model, model), _Copy(nn.ModuleList(parts), model)
-    for copy in (whole, cut):
-        copy.module.eval()
     with same_draws(), torch.no_grad():
-        expected, got = example.outputs_of(whole.module, example.num_samples), chained(cut.module, example.num_samples)
+        expected, got = run_whole(example.num_samples), run_cut(example.num_samples)
     if not is_same(got, expected):
         raise SpaceError(f"the parts of the model give something else than the model: {_OUTSIDE}")
-    batch = BATCHES[1]
-    whole.train(lambda: example.outputs_of(whole.module, batch))
-    cut.train(lambda: chained(cut.module, batch))
-    if difference := whole.other_outputs(cut):
+    whole.train(run_whole)
+    cut.train(run_cut)
+    if difference := _other_outputs(whole, cut):
         raise SpaceError(f"in training the parts of the model {difference} than the model: {_OUTSIDE}")
-    if difference := whole.other_gradients(cut):
+    if difference := _other_gradients(whole, cut):
         raise SpaceError(f"{difference}: {_cause(recording)}")
 
 
@@ -72,10 +73,11 @@ class _Copy:
     Attributes:
         buffers, gradients: by the names of their tensors in the model.
         outputs: of the step: the output and the losses.
+        failure: what its backward raised.
     """
 
     def __init__(self, module: nn.Module, model: nn.Module) -> None:
-        names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        names = {id(tensor): name for name, tensor in named_tensors(model)}
         self.buffers: dict[str, Tensor] = {}
         self._parameters: dict[str, nn.Parameter] = {}
 
@@ -86,13 +88,14 @@ class _Copy:
             return self.buffers.setdefault(names[id(tensor)], tensor.clone())
 
         self.module = copied(module, parameter=parameter, buffer=buffer)
+        self.module.eval()
 
-    def train(self, forward: Callable[[], Tensor]) -> None:
-        self._failure = ""
+    def train(self, forward: Callable[[int], Tensor]) -> None:
+        self.failure = ""
         self.module.train()
         with same_draws(), torch.enable_grad():
             with collect_losses() as losses:
-                outputs = [forward()]
+                outputs = [forward(BATCHES[1])]
             outputs += losses
             ends = [output for output in outputs if output.requires_grad]
             try:
@@ -101,32 +104,34 @@ class _Copy:
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                self._failure = what_raised(error)
+                self.failure = what_raised(error)
         self.outputs = [output.detach() for output in outputs]
         self.gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
 
-    def other_outputs(self, parts: _Copy) -> str:
-        """The first difference of the parts from this model, in outputs or buffers; empty if there is none."""
-        if len(self.outputs) != len(parts.outputs) or not all(map(is_near, parts.outputs, self.outputs)):
-            return "give something else"
-        names = (name for name, buffer in parts.buffers.items() if not is_near(buffer, self.buffers[name]))
-        return next((f"change the buffer '{name}' otherwise" for name in names), "")
 
-    def other_gradients(self, parts: _Copy) -> str:
-        """Which gradient the parts have otherwise than this model; empty if none."""
-        if self._failure:
-            return ""  # it cannot be trained, but searched without
-        if parts._failure:
-            return f"the backward of the model's parts {parts._failure}"
-        noise = noise_of(self.gradients.values())
-        for name in dict.fromkeys((*self.gradients, *parts.gradients)):
-            gradient, other = self.gradients.get(name), parts.gradients.get(name)
-            if gradient is None or other is None:
-                who, whose = ("the model", "its parts") if other is None else ("its parts", "the model")
-                return f"'{name}' has a gradient in {who}, and none in {whose}"
-            if not is_near(other, gradient, noise):
-                return f"the gradient of '{name}' is another one in the parts of the model than in the model"
-        return ""
+def _other_outputs(whole: _Copy, cut: _Copy) -> str:
+    """The first difference of the parts from the model, in outputs or buffers; empty if there is none."""
+    if len(whole.outputs) != len(cut.outputs) or not all(map(is_near, cut.outputs, whole.outputs)):
+        return "give something else"
+    names = (name for name, buffer in cut.buffers.items() if not is_near(buffer, whole.buffers[name]))
+    return next((f"change the buffer '{name}' otherwise" for name in names), "")
+
+
+def _other_gradients(whole: _Copy, cut: _Copy) -> str:
+    """Which gradient the parts have otherwise than the model; empty if none."""
+    if whole.failure:
+        return ""  # it cannot be trained, but searched without
+    if cut.failure:
+        return f"the backward of the model's parts {cut.failure}"
+    noise = noise_of(whole.gradients.values())
+    for name in dict.fromkeys((*whole.gradients, *cut.gradients)):
+        gradient, other = whole.gradients.get(name), cut.gradients.get(name)
+        if gradient is None or other is None:
+            who, whose = ("the model", "its parts") if other is None else ("its parts", "the model")
+            return f"'{name}' has a gradient in {who}, and none in {whose}"
+        if not is_near(other, gradient, noise):
+            return f"the gradient of '{name}' is another one in the parts of the model than in the model"
+    return ""
 
 
 @contextlib.contextmanager

@@ -15,17 +15,15 @@ from torch import Tensor, nn
 
 from l2l_nas.arguments import check_kind, check_names, check_table
 from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
-from l2l_nas.space.build import Existing
+from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.convert.compare import refuse_other_parts, same_draws
-from l2l_nas.space.convert.copies import copied, with_hooks
 from l2l_nas.space.convert.dataflow import Dataflow
-from l2l_nas.space.convert.example import Arguments, Example
+from l2l_nas.space.convert.example import Arguments, Choice, Example
 from l2l_nas.space.convert.forms import BATCHES
 from l2l_nas.space.convert.masks import masks_always_made
 from l2l_nas.space.convert.offers import Candidates, Offers
-from l2l_nas.space.convert.parts import BlockLayer, Choice, ModelFragment
-from l2l_nas.space.convert.plans import BlockPlan, FragmentPlan, PositionPlan
+from l2l_nas.space.convert.parts import BlockLayer, BlockPlan, ModelFragment, Plan, copied
 from l2l_nas.space.convert.recording import Recording
 from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.pool import LayerPool
@@ -64,7 +62,7 @@ class ConvertedPool(LayerPool):
         layers = {name: one for name, one in network.named_children() if not isinstance(one, ObjectiveLayer)}
         for position in self.positions:
             name = position.name.replace(".", "_")
-            layer, original = layers.pop(name, None), _part_of(position)
+            layer, original = layers.pop(name, None), getattr(position.candidates[0].factory, "module", None)
             if isinstance(original, BlockLayer) and layer is None:
                 if not original.may_be_identity:
                     raise SpaceError(
@@ -75,9 +73,10 @@ class ConvertedPool(LayerPool):
                 model.set_submodule(original.path, nn.Identity())
             elif isinstance(layer, BlockLayer) and isinstance(original, BlockLayer) and not layer.path:
                 model.set_submodule(original.path, copy.deepcopy(layer.block))
-            elif isinstance(layer, BlockLayer | ModelFragment):
-                target = model.get_submodule(layer.path) if isinstance(layer, BlockLayer) else model
-                _copy_tensors(layer.block if isinstance(layer, BlockLayer) else layer.model, target)
+            elif isinstance(layer, BlockLayer):
+                _copy_tensors(layer.block, model.get_submodule(layer.path))
+            elif isinstance(layer, ModelFragment):
+                _copy_tensors(layer.model, model)
             else:
                 raise SpaceError(f"the network has no layer '{name}'; give one of this pool, as SearchResult.network()")
         if layers:
@@ -87,19 +86,11 @@ class ConvertedPool(LayerPool):
         return model
 
 
-def _part_of(position: Position) -> BlockLayer | ModelFragment:
-    factory = position.candidates[0].factory
-    assert isinstance(factory, Existing)
-    assert isinstance(factory.module, BlockLayer | ModelFragment)
-    return factory.module
-
-
 @torch.no_grad()
 def _copy_tensors(source: nn.Module, target: nn.Module) -> None:
-    for table in ("named_parameters", "named_buffers"):
-        tensors = dict(getattr(target, table)(remove_duplicate=False))
-        for name, tensor in getattr(source, table)(remove_duplicate=False):
-            tensors[name].copy_(tensor)
+    tensors = dict(named_tensors(target, remove_duplicate=False))
+    for name, tensor in named_tensors(source, remove_duplicate=False):
+        tensors[name].copy_(tensor)
 
 
 def convert(
@@ -147,16 +138,12 @@ def convert(
     in_evaluation = _record(replica, paths, arguments.of(BATCHES[0]), training=False)
     in_training = _record(replica, paths, arguments.of(BATCHES[1]), training=True)
     _refuse_nested(replica, in_training)
-    flow = Dataflow(replica, (in_evaluation, in_training), arguments.names, choice.ends)
-    offers = Offers(candidates or {}, [part for part in flow.parts if isinstance(part, BlockPlan)])
-    code = with_hooks(model, replica)
-    modules = [_layer_of(part, code, choice) for part in flow.parts]
-    positions = []
-    for part, module, tied in zip(flow.parts, modules, _ties(model, modules), strict=True):
-        others = offers.of(part, module.block) if isinstance(part, BlockPlan) and isinstance(module, BlockLayer) else ()
-        choices = [Candidate(ORIGINAL, module, tied), *others]
-        positions.append(Position(part.name, choices, reads=part.reads, writes=part.writes))
-    _refuse_unused(arguments, flow, output or "output")
+    parts = Dataflow(replica, (in_evaluation, in_training), arguments.names, choice.ends).parts
+    offers = Offers(candidates or {}, [part for part in parts if isinstance(part, BlockPlan)])
+    code = _with_hooks(model, replica)
+    modules = [_layer_of(part, code, choice) for part in parts]
+    positions = _positions(model, parts, modules, offers)
+    _refuse_unused(arguments, parts, output or "output")
     inputs = {name: TensorSpec.of(tensor) for name, tensor in arguments.tensors.items()}
     pool = ConvertedPool(positions, inputs=inputs, model=model, arguments=arguments)
     check_shapes(pool)
@@ -174,14 +161,36 @@ def _choice(output: str | int | None, losses: Mapping[str | int, float]) -> Choi
     return Choice(output, dict(losses))
 
 
-def _refuse_unused(arguments: Arguments, flow: Dataflow, output: str | int) -> None:
-    read = {name for part in flow.parts for name in part.reads}
+def _positions(
+    model: nn.Module, parts: Sequence[Plan], modules: Sequence[BlockLayer | ModelFragment], offers: Offers
+) -> list[Position]:
+    positions = []
+    for part, module, tied in zip(parts, modules, _ties(model, modules), strict=True):
+        others = offers.of(part, module.block) if isinstance(part, BlockPlan) and isinstance(module, BlockLayer) else ()
+        choices = [Candidate(ORIGINAL, module, tied), *others]
+        positions.append(Position(part.name, choices, reads=part.reads, writes=part.writes))
+    return positions
+
+
+def _refuse_unused(arguments: Arguments, parts: Sequence[Plan], output: str | int) -> None:
     for name in arguments.tensors:
-        if name not in read:
+        if not any(name in part.reads for part in parts):
             raise SpaceError(
                 f"the model's {output} does not depend on '{name}'; leave it out of the example, or give an example "
                 "in which it matters"
             )
+
+
+def _with_hooks(model: nn.Module, ran: nn.Module) -> nn.Module:
+    """A copy of a model with its tensors, and the hooks and flags that the first forward of another, `ran`, set."""
+    code = copied(model)
+    pairs = list(zip(code.modules(), ran.modules(), strict=True))
+    if any(len(module._forward_hooks) != len(source._forward_hooks) for module, source in pairs):
+        for module, source in pairs:
+            hooks = {name: table for name, table in vars(source).items() if name.startswith("_forward_")}
+            flags = {name: value for name, value in vars(source).items() if isinstance(value, bool)}
+            vars(module).update(hooks | flags | {"training": module.training})
+    return code
 
 
 def _refuse_nested(model: nn.Module, recording: Recording) -> None:
@@ -223,7 +232,7 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
 
 
 def _refuse_unfit_weights(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for name, tensor in named_tensors(model):
         if tensor.is_meta:
             raise SpaceError(f"the model's '{name}' is on meta and has no values; load the weights first")
     for name, parameter in model.named_parameters():
@@ -257,10 +266,9 @@ def _record(
     return recording
 
 
-def _layer_of(part: PositionPlan, model: nn.Module, choice: Choice) -> BlockLayer | ModelFragment:
+def _layer_of(part: Plan, model: nn.Module, choice: Choice) -> BlockLayer | ModelFragment:
     if isinstance(part, BlockPlan):
         return BlockLayer(model.get_submodule(part.path), part.called, path=part.path)
-    assert isinstance(part, FragmentPlan)
     return ModelFragment(model, part, choice)
 
 
@@ -282,7 +290,7 @@ def _refuse_other_outputs(model: nn.Module, network: nn.Module, arguments: Argum
         with same_draws():
             expected = network.eval()(*(tensor.to(device) for tensor in arguments.tensors_of(arguments.num_samples)))
         with same_draws():
-            got = arguments.outputs_of(model)
+            got = arguments.outputs_of(model, arguments.num_samples)
     except Exception as error:
         raise SpaceError(
             f"the model's own code cannot run this network ({what_raised(error)}); use the network as it is"

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import treespec_tuple
+from torch.utils._pytree import tree_flatten_with_path, tree_unflatten, treespec_tuple
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.convert.agreement import argument_names, refuse_other_calls
-from l2l_nas.space.convert.events import Event, Key, Mark, ModuleCall, ModuleOutput
-from l2l_nas.space.convert.forms import (
-    Alias,
-    Arg,
-    ArgTree,
-    Const,
-    Form,
-    Leaf,
-    Ref,
-    Unused,
-    layout,
-)
+from l2l_nas.space.convert.events import BlockCall, Key, Mark, ModuleCall, ModuleOutput
+from l2l_nas.space.convert.forms import Alias, Arg, ArgTree, Const, Form, Leaf, Ref, Unused, is_constant, layout
 from l2l_nas.space.convert.fragments import FragmentDraft, Fragments, is_counted
-from l2l_nas.space.convert.plans import BlockCalled, BlockPlan, FragmentPlan, PositionPlan
+from l2l_nas.space.convert.parts import BlockCalled, BlockPlan, FragmentPlan, Plan
 from l2l_nas.space.convert.recording import Recording
 from l2l_nas.space.operations import tensors_in
 
@@ -40,6 +31,9 @@ class Dataflow:
         recordings: of `BATCHES`, the second in training.
         inputs: names of the arguments that are tensors, in the order of the leaves; None for other leaves.
         ends: gives the model's output and its losses, of what it returns.
+
+    Attributes:
+        parts: in order.
 
     Raises:
         SpaceError: the blocks are not called alike in both, or depend on more than what they take.
@@ -56,12 +50,11 @@ class Dataflow:
         self._inputs = inputs
         self._results = [ends(recording.result) for recording in recordings]
         self._calls = recordings[1].calls
-        refuse_other_calls(model, recordings)
-        self._labels = [argument_names(model, call) for call in self._calls]
+        self._labels = [_argument_names(model, call) for call in self._calls]
+        _refuse_other_calls(recordings, self._labels)
         leaves = zip(inputs, recordings[0].argument_leaves, recordings[1].argument_leaves, strict=True)
-        self._input_forms = {name: self._form("the example", a, b) for name, a, b in leaves if name is not None}
-        self._refs: list[list[Ref | None]] = []
-        self._find_refs()
+        self._input_forms = {name: _form("the example", a, b) for name, a, b in leaves if name is not None}
+        self._refs = self._find_refs()
         made = {ref for refs in self._refs for ref in refs if ref and ref[0] == "made"}
         drafts = Fragments(recordings, sorted(made), self._results).drafts
         self._gradients = self._find_gradients([ref for draft in drafts for ref in draft.refs if ref[0] == "module"])
@@ -73,28 +66,28 @@ class Dataflow:
             self._name(refs, self._block_name(number), [str(ref[2]) for ref in refs])
         for draft in drafts:
             self._name(draft.refs, self._fragment_name(draft.index), [self._label(ref) for ref in draft.refs])
-        self._roles = self._find_roles()
-        self.parts: list[PositionPlan] = []
+        # by output of a block, the argument of the next block that takes it
+        self._roles: dict[int, str] = {}
+        for number, sources in enumerate(self._refs):
+            for label, ref in zip(self._labels[number], sources, strict=True):
+                if ref and ref[0] == "output" and ref[1] < number:
+                    self._roles.setdefault(ref[2], label)
+        self.parts: list[Plan] = []
         fragments = {draft.index: self._fragment(draft) for draft in drafts}
         for number in range(len(self._calls) + 1):
             self.parts += [fragments[number]] if number in fragments else []
             self.parts += [self._block(number)] if number < len(self._calls) else []
 
-    def _form(self, what: str, one: Tensor, other: Tensor) -> Form:
-        try:
-            return Form.of(one, other)
-        except ValueError as error:
-            raise SpaceError(f"{what} has a tensor whose shape depends on more than the batch: {error}") from None
-
-    def _find_refs(self) -> None:
-        """Find where each argument of a block comes from. Both recordings, and the gradients' way, must agree on it."""
+    def _find_refs(self) -> list[list[Ref | None]]:
+        """Where each argument of a block comes from. Both recordings, and the gradients' way, must agree on it."""
+        found: list[list[Ref | None]] = []
         refs: dict[Any, Ref] = {}
         one, other = self._recordings
         for name, marks in zip(self._inputs, _paired(one.argument_marks, other.argument_marks), strict=True):
             if name is not None:
                 refs[marks] = ("input", name)
         for number, (first, call) in enumerate(zip(one.calls, other.calls, strict=True)):
-            self._refs.append(
+            found.append(
                 [
                     None if marks is None else refs.setdefault(marks, ("made", number, leaf))
                     for leaf, marks in enumerate(_paired(first.marks, call.marks))
@@ -104,26 +97,12 @@ class Dataflow:
                 # one with a hook is made by a part, where the model's code hooks it again
                 if marks is not None and leaf not in call.aliases and not call.gives[leaf]._backward_hooks:
                     refs[marks] = ("output", number, leaf)
-
-    def _ref_form(self, ref: Ref) -> Form:
-        if ref[0] == "input":
-            return self._input_forms[ref[1]]
-        pair = [_tensor_of(ref, recording) for recording in self._recordings]
-        path = ref[1] if ref[0] == "module" else self._calls[ref[1]].path
-        form = self._form(f"the block '{path}'", *pair)
-        if not form.is_plain:
-            raise SpaceError(
-                f"the block '{path}' has a tensor in which the batch has no dimension of its own; choose "
-                "blocks further outside"
-            )
-        gradient = self._gradients.get(id(pair[1]))
-        order = None if gradient is None else layout(gradient)
-        return form if order in (None, tuple(range(len(form.sizes)))) else replace(form, gradient=order)
+        return found
 
     def _find_gradients(self, values: Sequence[Ref]) -> dict[int, Tensor]:
         """Gradients by identity of the tensor; their memory layout decides how sums round."""
         leaves = [leaf for call in self._calls for leaf in (*call.takes, *call.gives)]
-        leaves += [_tensor_of(ref, self._recordings[1]) for ref in values]
+        leaves += [self._recordings[1].tensor_of(ref) for ref in values]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         ends = [end for end in self._results[1] if end.requires_grad]
         try:
@@ -131,6 +110,22 @@ class Dataflow:
         except RuntimeError:  # the last bits are not worth a refusal
             return {}
         return {id(t): g for t, g in zip(tensors, gradients, strict=True) if g is not None}
+
+    def _form_of(self, ref: Ref) -> Form:
+        """The form of a value."""
+        if ref[0] == "input":
+            return self._input_forms[ref[1]]
+        one, other = (recording.tensor_of(ref) for recording in self._recordings)
+        path = self._recordings[1].call_of(ref).path
+        form = _form(f"the block '{path}'", one, other)
+        if not form.is_plain:
+            raise SpaceError(
+                f"the block '{path}' has a tensor in which the batch has no dimension of its own; choose "
+                "blocks further outside"
+            )
+        gradient = self._gradients.get(id(other))
+        order = None if gradient is None else layout(gradient)
+        return form if order in (None, tuple(range(len(form.sizes)))) else replace(form, gradient=order)
 
     def _block_name(self, number: int) -> str:
         call = self._calls[number]
@@ -156,34 +151,21 @@ class Dataflow:
                 value = f"{name}+{self._block_name(ref[1])}.{label}"
             self._names[ref] = value
 
-    def _find_roles(self) -> dict[int, str]:
-        """By output of a block, the argument of the next block that takes it."""
-        roles: dict[int, str] = {}
-        for number, refs in enumerate(self._refs):
-            for leaf, ref in enumerate(refs):
-                if ref and ref[0] == "output" and ref[1] < number:
-                    roles.setdefault(ref[2], self._labels[number][leaf])
-        return roles
-
     def _block(self, number: int) -> BlockPlan:
-        call, refs = self._calls[number], self._refs[number]
+        call, refs, labels = self._calls[number], self._refs[number], self._labels[number]
         written = self._written[number]
         if not written:
             raise SpaceError(f"nothing uses what the block '{call.path}' gives")
-        first: list[Ref] = []
-        for ref in written:
-            role = self._roles.get(ref[2])
-            labels = self._labels[number]
-            source = refs[labels.index(role)] if role in labels else None
-            first += [source] if source is not None and source not in first else []
+        sources = [refs[labels.index(role)] for ref in written if (role := self._roles.get(ref[2])) in labels]
+        first = list(dict.fromkeys(ref for ref in sources if ref))
         if not first and len(written) == 1:
             first = [ref for ref in refs if ref][:1]
-        can_skip = [self._ref_form(ref) for ref in first] == [self._ref_form(ref) for ref in written]
+        can_skip = [self._form_of(ref) for ref in first] == [self._form_of(ref) for ref in written]
         reads = list(dict.fromkeys([*(first if can_skip else ()), *(ref for ref in refs if ref)]))
         if not reads:
             raise SpaceError(f"the block '{call.path}' takes no tensor")
         takes: list[Leaf] = [
-            Const(item) if ref is None else Arg(reads.index(ref), self._ref_form(ref), leaf in call.changes)
+            Const(item) if ref is None else Arg(reads.index(ref), self._form_of(ref), leaf in call.changes)
             for leaf, (item, ref) in enumerate(zip(call.takes, refs, strict=True))
         ]
         return BlockPlan(
@@ -204,17 +186,16 @@ class Dataflow:
         """The outputs of a block, of which a fragment reads `values`; those in `changed` storages are copied."""
         leaves: list[Leaf] = []
         call = self._calls[number]
-        for leaf, pair in enumerate(zip(self._recordings[0].calls[number].gives, call.gives, strict=True)):
+        for leaf, (one, other) in enumerate(zip(self._recordings[0].calls[number].gives, call.gives, strict=True)):
             ref = ("output", number, leaf)
             if leaf in call.aliases:
                 leaves.append(Alias(call.aliases[leaf]))
-            elif not isinstance(pair[0], Tensor):
-                leaves.append(Const(pair[0]))
+            elif not isinstance(one, Tensor):
+                leaves.append(Const(one))
             elif ref in values:
-                leaves.append(Arg(values.index(ref), self._ref_form(ref), storage_of(pair[1]) in changed))
+                leaves.append(Arg(values.index(ref), self._form_of(ref), storage_of(other) in changed))
             else:
-                leaves.append(Unused(self._form(f"the block '{call.path}'", *pair)))
-        assert call.gives_tree is not None
+                leaves.append(Unused(_form(f"the block '{call.path}'", one, other)))
         if not call.shown:
             return ArgTree(tuple(leaves), call.gives_tree)
         tree = treespec_tuple([call.gives_tree, *(tree for _, tree in call.shown)])
@@ -226,24 +207,24 @@ class Dataflow:
         storages = evaluation.storages | training.storages
         inputs = [
             ("input", name)
-            for index, name in enumerate(self._inputs)
-            if name is not None
-            and any(storage_of(recording.argument_leaves[index]) in storages for recording in self._recordings)
+            for name, *items in zip(self._inputs, *(one.argument_leaves for one in self._recordings), strict=True)
+            if name is not None and any(storage_of(item) in storages for item in items)
         ]
         outputs = sorted(("output", *pair) for pair in evaluation.outputs | training.outputs)
         # a part that is made of weights alone must know the number of samples
         anything = ("input", next(iter(self._input_forms)))
         reads: list[Ref] = [*inputs, *outputs, *dict.fromkeys(draft.inherited.values())] or [anything]
-        changed = {storage for event in self._events(draft) for storage in event.changes}
+        runs = zip(self._recordings, draft.needs, strict=True)
+        changed = {s for recording, needs in runs for index in needs.events for s in recording.events[index].changes}
         arguments: list[Leaf] = []
         for name, item in zip(self._inputs, self._recordings[1].argument_leaves, strict=True):
             ref: Ref = ("input", name)
             if name is None:
                 arguments.append(Const(item))
             elif ref in reads:
-                arguments.append(Arg(reads.index(ref), self._ref_form(ref), storage_of(item) in changed))
+                arguments.append(Arg(reads.index(ref), self._form_of(ref), storage_of(item) in changed))
             else:
-                arguments.append(Unused(self._ref_form(ref)))
+                arguments.append(Unused(self._form_of(ref)))
         others = self._others(self._used(draft), {key: reads.index(ref) for key, ref in draft.inherited.items()})
         calls = {}
         for number, call in enumerate(self._calls):
@@ -253,7 +234,7 @@ class Dataflow:
             calls[call.key] = ArgTree(leaves, call.takes_tree), self._gives(number, reads, changed)
         wanted: dict[Key, dict[int, Form]] = {}
         for ref in draft.refs:
-            wanted.setdefault(self._call_of(ref).key, {})[ref[-1]] = self._ref_form(ref)
+            wanted.setdefault(self._recordings[1].call_of(ref).key, {})[ref[-1]] = self._form_of(ref)
         name = self._fragment_name(draft.index)
         return FragmentPlan(
             name,
@@ -267,23 +248,15 @@ class Dataflow:
             is_head,
         )
 
-    def _events(self, draft: FragmentDraft) -> Iterator[Event]:
-        for recording, needs in zip(self._recordings, draft.needs, strict=True):
-            yield from (recording.events[index] for index in needs.events)
-
-    def _call_of(self, ref: Ref) -> ModuleCall:
-        """The call in training of the block that takes it, or of the other module that gives it."""
-        return self._recordings[1].others[ref[1]][ref[2]] if ref[0] == "module" else self._calls[ref[1]]
-
     def _used(self, draft: FragmentDraft) -> set[Key]:
         """Calls of modules that must run in a fragment: they compute its values, pass them on, or call its blocks."""
         ends = [ref for ref in draft.refs if ref[0] == "module"] + [("module", *key) for key in draft.inherited]
-        used: set[Key] = {key for ref in (*draft.refs, *ends) for key in self._call_of(ref).inside}
+        used: set[Key] = {key for ref in (*draft.refs, *ends) for key in self._recordings[1].call_of(ref).inside}
         used |= {(ref[1], ref[2]) for ref in ends}
         for recording, needs in zip(self._recordings, draft.needs, strict=True):
             storages = needs.storages.union(*(recording.events[index].writes for index in needs.events))
-            storages |= {storage_of(recording.calls[number].gives[leaf]) for number, leaf in needs.outputs}
-            storages |= {storage_of(_tensor_of(ref, recording)) for ref in ends}
+            refs = [*(("output", *pair) for pair in needs.outputs), *ends]
+            storages |= {storage_of(recording.tensor_of(ref)) for ref in refs}
             used |= {key for index in needs.events for key in recording.events[index].inside}
             for call in (call for calls in recording.others.values() for call in calls):
                 if any(storage_of(leaf) in storages for leaf in call.gives if isinstance(leaf, Tensor)):
@@ -313,11 +286,17 @@ class Dataflow:
 
     def _given_by(self, one: ModuleCall, other: ModuleCall, values: Mapping[ModuleOutput, int]) -> ArgTree:
         """What a call gives that does not run; a ValueError where that has no form."""
-        assert other.gives_tree is not None
         leaves: list[Leaf] = []
         for leaf, (x, y) in enumerate(zip(one.gives, other.gives, strict=True)):
-            index = values.get((*other.key, leaf))
-            leaves.append(_unused(x, y) if index is None else Arg(index, self._ref_form(("module", *other.key, leaf))))
+            key = (*other.key, leaf)
+            if key in values:
+                leaves.append(Arg(values[key], self._form_of(("module", *key))))
+            elif isinstance(x, Tensor) is not isinstance(y, Tensor):
+                raise ValueError("other outputs")
+            elif isinstance(x, Tensor):
+                leaves.append(Unused(Form.of(x, y)))
+            else:
+                leaves.append(Const(x if isinstance(x, bool | int | float | str) else None))
         return ArgTree(tuple(leaves), other.gives_tree)
 
     def _changed(self, draft: FragmentDraft) -> set[int]:
@@ -325,9 +304,8 @@ class Dataflow:
         storages: set[int] = set()
         for recording, needs in zip(self._recordings, draft.needs, strict=True):
             running = {recording.events[index].inside for index in needs.events}
-            for event in recording.events:
-                if event.inside in running:
-                    storages |= event.changes & recording.names.keys()
+            changes = [event.changes for event in recording.events if event.inside in running]
+            storages |= recording.names.keys() & frozenset[int]().union(*changes)
         return storages
 
     def _needed(self, storages: Collection[int], others: Mapping[str, tuple[ArgTree | None, ...]]) -> tuple[str, ...]:
@@ -339,20 +317,63 @@ class Dataflow:
         return tuple(needed)
 
 
+def _argument_names(model: nn.Module, call: BlockCall) -> list[str]:
+    """Names of the arguments of a block, by leaf."""
+    tree = tree_unflatten(list(range(len(call.takes))), call.takes_tree)
+    positional = list(inspect.signature(model.get_submodule(call.path).forward).parameters)
+    labels = [""] * len(call.takes)
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        keys: list[Any] = [getattr(key, "idx", getattr(key, "key", key)) for key in path]
+        is_named, first, *rest = keys
+        name = first if is_named else positional[first] if first < len(positional) else str(first)
+        labels[leaf] = re.sub(r"[^\w.+-]", "_", ".".join(map(str, (name, *rest))))
+    return labels
+
+
+def _refuse_other_calls(recordings: tuple[Recording, Recording], labels: Sequence[Sequence[str]]) -> None:
+    """Both recordings must call the same blocks alike: what is no tensor is the same in both, and decides nothing."""
+    for recording in recordings:
+        recording.refuse_random_decisions()
+    first, second = ([call.key for call in recording.calls] for recording in recordings)
+    if first != second:
+        raise SpaceError(
+            "in training the model calls other blocks than in evaluation; set what drops blocks at random to 0"
+        )
+    if not second:
+        raise SpaceError(
+            "the model's forward calls none of these blocks; are they used, as block(x), not block.forward(x)?"
+        )
+    idle = [path for path in recordings[1].blocks if path not in {path for path, _ in second}]
+    if idle:
+        raise SpaceError(f"the model's forward does not call the block '{idle[0]}'; name those that run")
+    for one, other, names in zip(recordings[0].calls, recordings[1].calls, labels, strict=True):
+        for what, a, b in (("takes", one.takes, other.takes), ("gives", one.gives, other.gives)):
+            if [isinstance(x, Tensor) for x in a] != [isinstance(y, Tensor) for y in b]:
+                raise SpaceError(
+                    f"the block '{one.path}' {what} other things in training than in evaluation, or for other samples"
+                )
+        for name, x, y in zip(names, one.takes, other.takes, strict=True):
+            if not isinstance(x, Tensor) and not is_constant(x, y):
+                raise SpaceError(
+                    f"the block '{one.path}' takes a {type(x).__name__} as '{name}', which is another one in each "
+                    'forward; switch that off (for transformers\' caches: "use_cache": False in the example)'
+                )
+        for x, y in zip(one.gives, other.gives, strict=True):
+            if not isinstance(x, Tensor) and not is_constant(x, y):
+                raise SpaceError(
+                    f"the block '{one.path}' returns a {type(x).__name__} that is another one for other samples or "
+                    "in training; let it return tensors"
+                )
+    for recording in recordings:
+        recording.refuse_decisions()
+
+
 def _paired(first: Sequence[Mark | None], second: Sequence[Mark | None]) -> list[tuple[Mark, Mark] | None]:
     return [(one, other) if one and other else None for one, other in zip(first, second, strict=True)]
 
 
-def _tensor_of(ref: Ref, recording: Recording) -> Any:
-    if ref[0] == "module":
-        return recording.others[ref[1]][ref[2]].gives[ref[3]]
-    call = recording.calls[ref[1]]
-    return call.gives[ref[2]] if ref[0] == "output" else call.takes[ref[2]]
-
-
-def _unused(one: Any, other: Any) -> Leaf:
-    if isinstance(one, Tensor) is not isinstance(other, Tensor):
-        raise ValueError("other outputs")
-    if isinstance(one, Tensor):
-        return Unused(Form.of(one, other))
-    return Const(one if isinstance(one, bool | int | float | str) else None)
+def _form(what: str, one: Tensor, other: Tensor) -> Form:
+    try:
+        return Form.of(one, other)
+    except ValueError as error:
+        raise SpaceError(f"{what} has a tensor whose shape depends on more than the batch: {error}") from None

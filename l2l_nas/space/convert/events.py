@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec
+from torch.utils._pytree import TreeSpec, treespec_tuple
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
@@ -62,10 +62,9 @@ class Event:
     """An operation outside the blocks, or a block.
 
     Args:
-        reads, writes: storages.
+        reads, writes, changes: storages; those that it changes in place are among those that it writes.
         inside: calls of the modules that run, from the outermost on.
         block: number of the block; None for an operation.
-        changes: storages of what it changes in place.
         is_random: whether it draws random numbers.
     """
 
@@ -100,7 +99,7 @@ class ModuleCall:
     start: int
     end: int = 0
     gives: list[Any] = field(default_factory=list)
-    gives_tree: TreeSpec | None = None
+    gives_tree: TreeSpec = field(default_factory=treespec_tuple)
     gives_marks: list[Mark | None] = field(default_factory=list)
     is_hooked: bool = False
 
@@ -131,33 +130,3 @@ class BlockCall(ModuleCall):
     changes: frozenset[int] = frozenset()
     shown: list[tuple[str, TreeSpec]] = field(default_factory=list)
     aliases: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What tensors are made of.
-
-    Args:
-        events: numbers of the operations that made them.
-        storages: of all that went into them.
-        outputs: of blocks: number of the call and of the leaf.
-        ends: what modules gave, where the walk stopped.
-    """
-
-    events: frozenset[int] = frozenset()
-    storages: frozenset[int] = frozenset()
-    outputs: frozenset[tuple[int, int]] = frozenset()
-    ends: frozenset[ModuleOutput] = frozenset()
-
-    def __or__(self, other: Needs) -> Needs:
-        return Needs(
-            self.events | other.events,
-            self.storages | other.storages,
-            self.outputs | other.outputs,
-            self.ends | other.ends,
-        )
-
-    @property
-    def earliest(self) -> int:
-        """The first fragment that can make them: how many blocks must have run."""
-        return max((call + 1 for call, _ in self.outputs), default=0)

@@ -1,10 +1,11 @@
-"""The example that a model is converted with: its arguments, for any number of samples."""
+"""What a model is converted with: its arguments, for any number of samples, and which of its outputs are meant."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,47 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.convert.masks import masks_always_made
-from l2l_nas.space.convert.parts import Choice
+from l2l_nas.space.losses import add_loss
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of the things that a model gives are the pool's output, and auxiliary losses with their weights."""
+
+    output: str | int | None
+    losses: Mapping[str | int, float]
+
+    def ends(self, outputs: Any) -> list[Tensor]:
+        """The output and the losses."""
+        return [_chosen(outputs, self.output), *(_chosen(outputs, name, "losses") for name in self.losses)]
+
+    def __call__(self, outputs: Any) -> Tensor:
+        """The output; a step of training collects the losses: see [Note: auxiliary losses]."""
+        result, *losses = self.ends(outputs)
+        for loss, weight in zip(losses, self.losses.values(), strict=True):
+            add_loss(loss * weight)
+        return result
+
+
+def _chosen(outputs: Any, output: str | int | None, argument: str = "output") -> Tensor:
+    """The tensor of this name, or the only one."""
+    if isinstance(outputs, Tensor) and output in (None, 0):  # 0: auxiliary heads may be there in training alone
+        return outputs
+    if output is None and isinstance(outputs, Mapping) and "logits" in outputs:
+        return cast(Tensor, outputs["logits"])
+    items = outputs if isinstance(outputs, Mapping | tuple | list) else ()
+    pairs = items.items() if isinstance(items, Mapping) else enumerate(items)
+    tensors = {name: item for name, item in pairs if isinstance(item, Tensor)}
+    if output is None and len(tensors) == 1:
+        return next(iter(tensors.values()))
+    if output not in tensors:
+        problem = f"no tensor '{output}'" if output is not None else "no single tensor"
+        texts = [f"losses={{{name!r}: ...}}" if argument == "losses" else f"output={name!r}" for name in tensors]
+        advice = f"write {' or '.join(texts)}" if texts else f"got {type(outputs).__name__}"
+        raise SpaceError(f"the model gives {problem}; {advice}")
+    return tensors[output]
 
 
 class Arguments:
@@ -54,9 +93,9 @@ class Arguments:
         """The tensors among the arguments, with so many samples."""
         return [leaf for leaf in tree_leaves(self.of(batch)) if isinstance(leaf, Tensor)]
 
-    def outputs_of(self, model: nn.Module, batch: int | None = None) -> Tensor:
-        """The output of a model for the example, or for so many samples of it."""
-        args, kwargs = self.of(batch or self.num_samples)
+    def outputs_of(self, model: nn.Module, batch: int) -> Tensor:
+        """The output of a model for so many samples."""
+        args, kwargs = self.of(batch)
         with masks_always_made():
             return self._choice(model(*args, **kwargs))
 

@@ -66,13 +66,7 @@ class Form:
     @property
     def is_plain(self) -> bool:
         """Whether one dimension at most depends on the batch, and is the batch, or the batch times something."""
-        moving = [base for slope, base in self.sizes if slope]
-        return moving in ([], [0])
-
-    @property
-    def _each(self) -> int:
-        """Rows of the batch's dimension for each sample."""
-        return 1 if self.dim is None else self.sizes[self.dim][0]
+        return [base for slope, base in self.sizes if slope] in ([], [0])
 
     def pack(self, tensor: Tensor, batch: int) -> Tensor:
         """Make a value of a tensor: the batch comes first; a tensor that all samples share has a copy for each."""
@@ -82,18 +76,15 @@ class Form:
         if self.dim is None:
             return tensor.unsqueeze(0).expand(batch, *tensor.shape)
         value = tensor.movedim(self.dim, 0) if self.dim else tensor
-        return value if self._each == 1 else value.unflatten(0, (batch, self._each))
+        each = self.sizes[self.dim][0]
+        return value if each == 1 else value.unflatten(0, (batch, each))
 
     def unpack(self, value: Tensor) -> Tensor:
         """Make the model's tensor of a value."""
         if self.dim is None:
             return _laid_out(value[0], self.order)
-        rows = value if self._each == 1 else value.flatten(0, 1)
+        rows = value if self.sizes[self.dim][0] == 1 else value.flatten(0, 1)
         return _laid_out(rows.movedim(0, self.dim) if self.dim else rows, self.order)
-
-    def zeros(self, batch: int, device: torch.device) -> Tensor:
-        """A tensor of this form in place of one that nothing needs."""
-        return torch.zeros([slope * batch + base for slope, base in self.sizes], dtype=self.dtype, device=device)
 
 
 def layout(tensor: Tensor) -> tuple[int, ...]:
@@ -138,7 +129,7 @@ class Const:
 
 @dataclass(frozen=True)
 class Unused:
-    """A tensor that nothing needs; any of this form does."""
+    """A tensor that nothing needs; zeros of this form do."""
 
     form: Form
 
@@ -180,7 +171,10 @@ class ArgTree:
                 return tensor.clone() if leaf.is_changed else tensor
             if isinstance(leaf, Alias):
                 return arguments[leaf.leaf]
-            return leaf.value if isinstance(leaf, Const) else leaf.form.zeros(values[0].shape[0], values[0].device)
+            if isinstance(leaf, Const):
+                return leaf.value
+            sizes = [slope * values[0].shape[0] + base for slope, base in leaf.form.sizes]
+            return torch.zeros(sizes, dtype=leaf.form.dtype, device=values[0].device)
 
         return tree_unflatten([leaf_of(leaf) for leaf in self.leaves], self.tree)
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.convert.events import Key, ModuleCall, ModuleOutput, Needs
+from l2l_nas.space.convert.events import Key, ModuleCall, ModuleOutput
 from l2l_nas.space.convert.forms import Form, Ref, is_constant
-from l2l_nas.space.convert.recording import Recording
+from l2l_nas.space.convert.recording import Needs, Recording
 
 
 @dataclass
@@ -86,15 +86,10 @@ class Fragments:
     def _needs(self, ref: Ref, index: int, draft: FragmentDraft | None = None) -> Needs:
         """What a tensor is made of in a recording; for a draft, the walk stops at what earlier drafts make."""
         recording = self._recordings[index]
-        tensors: Sequence[object]
-        if ref[0] == "module":
-            call = recording.others[ref[1]][ref[2]]
-            tensors, before = [call.gives[ref[3]]], call.end
-        elif ref[0] == "result":
-            tensors, before = self._results[index], len(recording.events)
-        else:
-            block = recording.calls[ref[1]]
-            tensors, before = [block.takes[ref[2]]], block.start
+        tensors, before = self._results[index], len(recording.events)
+        if ref[0] != "result":
+            call = recording.call_of(ref)
+            tensors, before = [recording.tensor_of(ref)], call.end if ref[0] == "module" else call.start
         if draft is None:
             return recording.needs(tensors, before)
 
@@ -110,7 +105,7 @@ class Fragments:
 
     def _find_needs(self, draft: FragmentDraft) -> None:
         """Find what a draft needs. It reads what earlier drafts made, except from modules that run in it anyway."""
-        wanted: list[Ref] = [*draft.refs, *([] if draft.refs else [("result",)])]
+        wanted: list[Ref] = draft.refs or [("result",)]
         while True:
             first, second = (
                 functools.reduce(operator.or_, (self._needs(ref, index, draft) for ref in wanted)) for index in (0, 1)
@@ -124,9 +119,9 @@ class Fragments:
         for key in sorted(ends):
             maker = self._maker(key, draft.index)
             assert maker is not None
-            draft.inherited[key] = self._ref_of(key, draft.index)
-            if draft.inherited[key] not in maker.refs and draft.inherited[key][0] == "module":
-                maker.refs.append(draft.inherited[key])
+            ref = draft.inherited[key] = self._ref_of(key, draft.index)
+            if ref not in maker.refs and ref[0] == "module":
+                maker.refs.append(ref)
 
     def _runs(self, output: ModuleOutput, draft: FragmentDraft, index: int) -> bool:
         call = self._recordings[index].others[output[0]][output[1]]

@@ -17,18 +17,17 @@ from typing import Any
 
 import torch
 
-_LOCK = threading.Lock()
 # what `transformers` asks before it reads the numbers of a mask, or of tokens to warn of padding without one
 _ASKS = "is_tracing"
 _ASKED_IN = ("transformers.masking_utils", "transformers.modeling_utils")
 
 
 class _Always:
-    """Stands in for the question while a model runs, in however many threads."""
+    """Stands in for the question while models run, in however many threads."""
 
-    def __init__(self) -> None:
-        self.users = 0
-        self.originals: list[tuple[ModuleType, Any]] = []
+    lock = threading.Lock()
+    users = 0
+    originals: tuple[tuple[ModuleType, Any], ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -44,16 +43,16 @@ def masks_always_made() -> Iterator[None]:
     if torch.compiler.is_compiling() or not libraries:
         yield
         return
-    with _LOCK:
+    with _ALWAYS.lock:
         if not _ALWAYS.users:
-            _ALWAYS.originals = [(library, getattr(library, _ASKS)) for library in libraries]
+            _ALWAYS.originals = tuple((library, getattr(library, _ASKS)) for library in libraries)
             for library in libraries:
                 setattr(library, _ASKS, _ALWAYS)
         _ALWAYS.users += 1
     try:
         yield
     finally:
-        with _LOCK:
+        with _ALWAYS.lock:
             _ALWAYS.users -= 1
             for library, original in _ALWAYS.originals if not _ALWAYS.users else ():
                 setattr(library, _ASKS, original)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -12,8 +13,7 @@ from torch import nn
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.space.build import Existing
 from l2l_nas.space.candidate import Candidate, skip
-from l2l_nas.space.convert.parts import BlockLayer
-from l2l_nas.space.convert.plans import BlockPlan
+from l2l_nas.space.convert.parts import BlockLayer, BlockPlan
 
 Offer = Candidate | nn.Module | Callable[..., nn.Module]
 Candidates = Mapping[str, Offer | Mapping[str, Offer]]
@@ -27,22 +27,22 @@ class Offers:
     """
 
     def __init__(self, candidates: Candidates, parts: Sequence[BlockPlan]) -> None:
-        for name, offer in candidates.items():
-            for label, single in offer.items() if isinstance(offer, Mapping) else [(name, offer)]:
-                if not callable(single.factory if isinstance(single, Candidate) else single):
+        everywhere = {name: offer for name, offer in candidates.items() if not isinstance(offer, Mapping)}
+        by_path = {path: offer for path, offer in candidates.items() if isinstance(offer, Mapping)}
+        self._groups: list[tuple[str | None, Mapping[str, Offer]]] = [(None, everywhere), *by_path.items()]
+        self._known: dict[object, Callable[[], nn.Module]] = {}
+        for _, group in self._groups:
+            for name, offer in group.items():
+                if not callable(offer.factory if isinstance(offer, Candidate) else offer):
                     raise SpaceError(
-                        f"candidates: '{label}' is {type(single).__name__}; write a module, a function that builds "
+                        f"candidates: '{name}' is {type(offer).__name__}; write a module, a function that builds "
                         "one, or a Candidate such as skip()"
                     )
-        everywhere = {name: offer for name, offer in candidates.items() if not isinstance(offer, Mapping)}
-        self._groups: list[tuple[str | None, Mapping[str, Offer]]] = [(None, everywhere)] if everywhere else []
-        self._groups += [(path, offer) for path, offer in candidates.items() if isinstance(offer, Mapping)]
-        self._known: dict[object, Callable[[], nn.Module]] = {}
-        for path, _ in self._groups:
-            if path is not None and not any(fnmatchcase(part.path, path) for part in parts):
+        for path in by_path:
+            if not any(fnmatchcase(part.path, path) for part in parts):
                 paths = [part.path for part in parts]
                 raise SpaceError(f"candidates: no block is called {path!r}{did_you_mean(path, paths)}")
-        if any(_is_skip(offer) for offer in everywhere.values()) and not any(part.can_skip for part in parts):
+        if any(map(_is_skip, everywhere.values())) and not any(part.can_skip for part in parts):
             raise SpaceError("candidates: no block gives what it takes, so none can be skipped; leave skip() out")
 
     def of(self, part: BlockPlan, original: nn.Module) -> Iterator[Candidate]:
@@ -51,16 +51,12 @@ class Offers:
             if path is not None and not fnmatchcase(part.path, path):
                 continue
             for name, offer in group.items():
-                if _is_skip(offer):
-                    if part.can_skip or path is not None:
-                        yield skip(name)
-                    continue
-                tied = offer.tied if isinstance(offer, Candidate) else {}
-                yield Candidate(
-                    name,
-                    self._factory(part, offer, original),
-                    {f"block.{parameter}": group for parameter, group in tied.items()},
-                )
+                if not _is_skip(offer):
+                    tied = offer.tied if isinstance(offer, Candidate) else {}
+                    ties = {f"block.{parameter}": shared for parameter, shared in tied.items()}
+                    yield Candidate(name, self._factory(part, offer, original), ties)
+                elif part.can_skip or path is not None:
+                    yield skip(name)
 
     def _factory(self, part: BlockPlan, offer: Offer, original: nn.Module) -> nn.Module | Callable[[], nn.Module]:
         """One factory for all blocks that are called alike, so that their layers share templates."""
@@ -88,14 +84,14 @@ def _wants_block(build: object) -> bool:
         return False
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class _Offered:
-    def __init__(self, build: Callable[..., object], part: BlockPlan, block: nn.Module | None) -> None:
-        self._build = build
-        self._part = part
-        self._block = block
+    build: Callable[..., object]
+    part: BlockPlan
+    block: nn.Module | None
 
     def __call__(self) -> nn.Module:
-        module = self._build() if self._block is None else self._build(block=copy.deepcopy(self._block))
+        module = self.build() if self.block is None else self.build(block=copy.deepcopy(self.block))
         if not isinstance(module, nn.Module):
             raise TypeError(f"returned {type(module).__name__}, expected an nn.Module")
-        return BlockLayer(module, self._part.called)
+        return BlockLayer(module, self.part.called)

@@ -11,21 +11,108 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from l2l_nas.errors import SpaceError
+from l2l_nas.space.build import copy_with
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
-from l2l_nas.space.convert.copies import copied
-from l2l_nas.space.convert.events import Key
-from l2l_nas.space.convert.forms import PLAIN, ArgTree, Const, is_constant
+from l2l_nas.space.convert.events import Key, Modes
+from l2l_nas.space.convert.example import Choice
+from l2l_nas.space.convert.forms import PLAIN, ArgTree, Const, Form, is_constant
 from l2l_nas.space.convert.masks import masks_always_made
-from l2l_nas.space.convert.plans import BlockCalled, FragmentPlan
-from l2l_nas.space.losses import add_loss
+
+
+class _Shared:
+    """Data that all copies of a layer share."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+@dataclass(frozen=True)
+class BlockCalled(_Shared):
+    """How a model calls a block.
+
+    Args:
+        modes: by the model's mode, whether it trains, that of modules inside the block: see `modes_of`.
+        has_gradients: whether it trains what is in the block: not within `torch.no_grad()`.
+    """
+
+    takes: ArgTree
+    gives: ArgTree
+    modes: tuple[Modes, Modes]
+    has_gradients: bool
+
+
+@dataclass(frozen=True)
+class BlockPlan(_Shared):
+    """A position to be made of a block.
+
+    Args:
+        reads, writes: names of values.
+        can_skip: whether what it reads first has the form of what it writes.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    path: str
+    called: BlockCalled
+    can_skip: bool
+
+
+@dataclass(frozen=True)
+class FragmentPlan(_Shared):
+    """A position to be made of what lies before, between or behind blocks.
+
+    Args:
+        reads, writes: names of values.
+        arguments: of the model; those that are `Arg` are the first values.
+        calls: of each call of a block, what it takes and gives; leaves that are `Arg` are values of the fragment.
+        others: by path of a module, what each of its calls gives where it does not run; None for those that run.
+        wanted: what it makes, with its form: by block call leaves of its arguments, by call of another module leaves
+            that it gives.
+        needed: names of parameters and buffers.
+        is_head: whether it gives the model's output.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    arguments: ArgTree
+    calls: Mapping[Key, tuple[ArgTree, ArgTree]]
+    others: Mapping[str, tuple[ArgTree | None, ...]]
+    wanted: Mapping[Key, Mapping[int, Form]]
+    needed: tuple[str, ...]
+    is_head: bool
+
+
+Plan = BlockPlan | FragmentPlan
+
+
+def copied(
+    model: nn.Module,
+    *,
+    parameter: Callable[[nn.Parameter], nn.Parameter] = lambda tensor: tensor,
+    buffer: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> nn.Module:
+    """A copy of a model whose tensors are what these functions give of the model's: by default those themselves.
+
+    Raises:
+        SpaceError: it cannot be copied.
+    """
+    try:
+        return copy_with(model, parameter, buffer)
+    except Exception as error:
+        raise SpaceError(
+            f"the model cannot be copied ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); "
+            "for torch.nn.utils.weight_norm take the function of this name in torch.nn.utils.parametrizations"
+        ) from error
 
 
 class BlockLayer(nn.Module):
@@ -81,8 +168,7 @@ def _gradients(are_recorded: bool) -> contextlib.AbstractContextManager[object]:
 def _shown(block: nn.Module, paths: Sequence[str]) -> Iterator[list[Any]]:
     """What modules inside a block give, one after the other."""
     shown: list[Any] = []
-    handles = []
-    try:
+    with contextlib.ExitStack() as stack:
         for path in dict.fromkeys(paths):
             try:
                 module = block.get_submodule(path)
@@ -90,11 +176,9 @@ def _shown(block: nn.Module, paths: Sequence[str]) -> Iterator[list[Any]]:
                 raise SpaceError(
                     f"has no module '{path}'; the model uses what that gives (by a hook), so a candidate must have it"
                 ) from None
-            handles.append(module.register_forward_hook(lambda module, args, outputs: shown.append(outputs)))
+            hook = module.register_forward_hook(lambda module, args, outputs: shown.append(outputs))
+            stack.callback(hook.remove)
         yield shown
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class ModelFragment(nn.Module):
@@ -135,7 +219,6 @@ class ReplayContext:
 
     def __init__(self, plan: FragmentPlan) -> None:
         self.plan = plan
-        self.blocks = {path for path, _ in plan.calls}
         self.start(())
 
     def start(self, values: Sequence[Tensor]) -> None:
@@ -157,21 +240,18 @@ class ReplayContext:
         """The device of the values."""
         return self._values[0].device if self._values else torch.device("cpu")
 
-    def _next_call(self, path: str) -> Key:
-        self._count[path] += 1
-        return path, self._count[path] - 1
-
-    def _refuse_again(self, path: str) -> None:
+    def _call(self, path: str) -> Key:
         if not self._values:
             raise SpaceError(
                 f"'{path}' is called again in the backward, by torch.utils.checkpoint in the model's forward; leave "
                 "that out: the relay recomputes anyway"
             )
+        self._count[path] += 1
+        return path, self._count[path] - 1
 
     def block(self, stand_in: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
         """What a block gives that is called as in the example."""
-        self._refuse_again(path)
-        key = self._next_call(path)
+        key = self._call(path)
         leaves = tree_leaves((args, kwargs))
         if key not in self.plan.calls:
             raise SpaceError(f"the block '{path}' is called more often than in the example")
@@ -191,8 +271,7 @@ class ReplayContext:
         calls = self.plan.others.get(path, (None,))
         if not self._values and None in calls:
             return run()  # checkpoint computes again what ran
-        self._refuse_again(path)
-        key = self._next_call(path)
+        key = self._call(path)
         call = calls[min(key[1], len(calls) - 1)]
         outputs = run() if call is None else self._outputs(call)
         if key in self._missing:
@@ -235,7 +314,6 @@ def _refuse_other_arguments(path: str, takes: ArgTree, leaves: Sequence[object])
 
 def _stubbed(model: nn.Module, context: ReplayContext) -> nn.Module:
     """A copy of a model with stand-ins for what a fragment does not run; its tensors are those of the model."""
-    plan = context.plan
     copy = copied(model)
     modules = dict(copy.named_modules(remove_duplicate=False))
     removed: set[int] = set()
@@ -243,17 +321,19 @@ def _stubbed(model: nn.Module, context: ReplayContext) -> nn.Module:
         absent: dict[str, Tensor] = {}
         for table in (module._parameters, module._buffers):
             for name in [n for n, tensor in table.items() if tensor is not None]:
-                if (f"{path}.{name}" if path else name) not in plan.needed:
+                if (f"{path}.{name}" if path else name) not in context.plan.needed:
                     absent[name] = table.pop(name)  # type: ignore[assignment]
         removed |= {id(tensor) for tensor in absent.values()}
         for asks in ("keep_dtype", "round_dtype"):  # of what another part has
             if absent and isinstance(names := getattr(module, asks, None), tuple | list):
                 setattr(module, asks, tuple(name for name in names if name not in absent))
-        forward = _forward_of(module, path, context)
+        forward = _forward_of(module, path, context.plan)
         if absent or forward:
             _stand_in(module, context, absent, forward)
     for module in modules.values():
-        _forget(module, removed)
+        for name, value in list(vars(module).items()):  # such as a list of weights
+            if name not in MODULE_ATTRIBUTES and any(id(item) in removed for _, item in contents(value, name)):
+                delattr(module, name)
         if isinstance(getattr(type(module), "dtype", None), property) and not any(True for _ in module.parameters()):
             original = model.get_submodule(next(path for path, other in modules.items() if other is module))
             floats = [p for p in original.parameters() if p.is_floating_point()]
@@ -262,10 +342,9 @@ def _stubbed(model: nn.Module, context: ReplayContext) -> nn.Module:
     return copy
 
 
-def _forward_of(module: nn.Module, path: str, context: ReplayContext) -> Callable[..., Any] | None:
+def _forward_of(module: nn.Module, path: str, plan: FragmentPlan) -> Callable[..., Any] | None:
     """What a module of a fragment does in place of its own forward; None where it runs that."""
-    plan = context.plan
-    if path in context.blocks:
+    if any(path == block for block, _ in plan.calls):
         return lambda self, *args, **kwargs: self._context.block(self, path, args, kwargs)
     if any(path == f"{block}.{inner}" for (block, _), (_, gives) in plan.calls.items() for inner in gives.shows):
         return lambda self, outputs: outputs
@@ -285,7 +364,7 @@ def _stand_in(
 ) -> None:
     """Give a module a class of its own, in which weights that it no longer has are zeros."""
     kind = type(module)
-    names: dict[str, Any] = {name: property(_zeros(tensor.shape, tensor.dtype)) for name, tensor in absent.items()}
+    names: dict[str, Any] = {name: _zeros(tensor.shape, tensor.dtype) for name, tensor in absent.items()}
     if dtype is not None:
         names["dtype"] = property(lambda self: dtype)
         names["device"] = property(lambda self: self._context.device)
@@ -302,54 +381,5 @@ def _stand_in(
     module._context = context  # type: ignore[assignment]
 
 
-def _zeros(shape: torch.Size, dtype: torch.dtype) -> Callable[[Any], Tensor]:
-    return lambda self: torch.zeros((), dtype=dtype, device=self._context.device).expand(shape)
-
-
-def _forget(module: nn.Module, removed: set[int]) -> None:
-    """Delete attributes that hold removed weights, such as a list of them."""
-    for name, value in list(vars(module).items()):
-        if name not in MODULE_ATTRIBUTES and any(id(item) in removed for _, item in contents(value, name)):
-            delattr(module, name)
-
-
-def chosen_output(outputs: Any, output: str | int | None, argument: str = "output") -> Tensor:
-    """The tensor that a model gives out.
-
-    Raises:
-        SpaceError: there are several, or none of that name.
-    """
-    if isinstance(outputs, Tensor) and output in (None, 0):  # 0: auxiliary heads may be there in training alone
-        return outputs
-    if output is None and isinstance(outputs, Mapping) and "logits" in outputs:
-        return cast(Tensor, outputs["logits"])
-    items = outputs if isinstance(outputs, Mapping | tuple | list) else ()
-    pairs = items.items() if isinstance(items, Mapping) else enumerate(items)
-    tensors = {name: item for name, item in pairs if isinstance(item, Tensor)}
-    if output is None and len(tensors) == 1:
-        return next(iter(tensors.values()))
-    if output not in tensors:
-        problem = f"no tensor '{output}'" if output is not None else "no single tensor"
-        texts = [f"losses={{{name!r}: ...}}" if argument == "losses" else f"output={name!r}" for name in tensors]
-        advice = f"write {' or '.join(texts)}" if texts else f"got {type(outputs).__name__}"
-        raise SpaceError(f"the model gives {problem}; {advice}")
-    return tensors[output]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which of the things that a model gives are the pool's output, and auxiliary losses with their weights."""
-
-    output: str | int | None
-    losses: Mapping[str | int, float] = field(default_factory=dict)
-
-    def ends(self, outputs: Any) -> list[Tensor]:
-        """The output and the losses."""
-        return [chosen_output(outputs, self.output), *(chosen_output(outputs, name, "losses") for name in self.losses)]
-
-    def __call__(self, outputs: Any) -> Tensor:
-        """The output; a step of training collects the losses: see [Note: auxiliary losses]."""
-        result, *losses = self.ends(outputs)
-        for loss, weight in zip(losses, self.losses.values(), strict=True):
-            add_loss(loss * weight)
-        return result
+def _zeros(shape: torch.Size, dtype: torch.dtype) -> property:
+    return property(lambda self: torch.zeros((), dtype=dtype, device=self._context.device).expand(shape))

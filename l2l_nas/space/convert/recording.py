@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,43 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from l2l_nas.errors import SpaceError
+from l2l_nas.space.build import named_tensors
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.convert.events import BlockCall, Event, Key, ModuleCall, ModuleOutput, Needs, history, mark, modes_of
+from l2l_nas.space.convert.events import BlockCall, Event, Key, ModuleCall, ModuleOutput, history, mark, modes_of
+from l2l_nas.space.convert.forms import Ref
 from l2l_nas.space.operations import OperationLog, tensors_in, written_by
 
 _TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What tensors are made of.
+
+    Args:
+        events: numbers of the operations that made them.
+        storages: of all that went into them.
+        outputs: of blocks: number of the call and of the leaf.
+        ends: what modules gave, where the walk stopped.
+    """
+
+    events: frozenset[int] = frozenset()
+    storages: frozenset[int] = frozenset()
+    outputs: frozenset[tuple[int, int]] = frozenset()
+    ends: frozenset[ModuleOutput] = frozenset()
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            self.events | other.events,
+            self.storages | other.storages,
+            self.outputs | other.outputs,
+            self.ends | other.ends,
+        )
+
+    @property
+    def earliest(self) -> int:
+        """The first fragment that can make them: how many blocks must have run."""
+        return max((call + 1 for call, _ in self.outputs), default=0)
 
 
 class Recording(OperationLog):
@@ -57,12 +90,11 @@ class Recording(OperationLog):
         self.others: dict[str, list[ModuleCall]] = {}
         self.events: list[Event] = []
         self.names: dict[int, list[str]] = {}
-        for table in (model.named_parameters, model.named_buffers):
-            for name, tensor in table(remove_duplicate=False):
-                self.names.setdefault(storage_of(tensor), []).append(name)
+        for name, tensor in named_tensors(model, remove_duplicate=False):
+            self.names.setdefault(storage_of(tensor), []).append(name)
         self.arguments = arguments
         self.argument_leaves, self.argument_tree = tree_flatten(arguments)
-        self.argument_marks = [mark(leaf) for leaf in self.argument_leaves]
+        marks = [mark(leaf) for leaf in self.argument_leaves]
         self._decisions: list[tuple[Tensor, int, str]] = []
         self._alive: list[object] = []
         self._stack: list[ModuleCall] = []
@@ -87,25 +119,16 @@ class Recording(OperationLog):
             for handle in handles:
                 handle.remove()
         # the model may ask for the gradient of its input
-        self.argument_marks = [
-            before and before._replace(history=history(leaf))
-            for before, leaf in zip(self.argument_marks, self.argument_leaves, strict=True)
-        ]
-        self._index()
-
-    def _index(self) -> None:
-        """Index the events by the storages that they write, and find storages that are read and never written."""
+        pairs = zip(marks, self.argument_leaves, strict=True)
+        self.argument_marks = [before and before._replace(history=history(leaf)) for before, leaf in pairs]
+        # by storage, the events that write it; and those that are read and never written
         self.writers: dict[int, list[int]] = {}
         for index, event in enumerate(self.events):
             for storage in event.writes:
                 self.writers.setdefault(storage, []).append(index)
-        explained = self.writers.keys() | self.names.keys() | _storages(self.arguments)
-        self._unknown = {
-            storage: event
-            for event in reversed(self.events)
-            if event.block is None
-            for storage in event.reads - explained
-        }
+        explained = self.writers.keys() | self.names.keys() | _storages(arguments)
+        operations = [event for event in reversed(self.events) if event.block is None]
+        self._unknown = {storage: event for event in operations for storage in event.reads - explained}
 
     @property
     def _inside(self) -> tuple[Key, ...]:
@@ -116,13 +139,6 @@ class Recording(OperationLog):
         calls.append(ModuleCall(path, len(calls), self._inside, len(self.events)))
         self._stack.append(calls[-1])
 
-    def _leave(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        call = self._stack.pop()
-        call.end = len(self.events)
-        call.gives, call.gives_tree = tree_flatten(outputs)
-        call.gives_marks = [mark(leaf) for leaf in call.gives]
-        call.is_hooked = len(module._forward_hooks) + len(module._forward_pre_hooks) > 2  # two are of this class
-
     def _enter_block(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if _autocast_types() != self._autocast:
             raise SpaceError(
@@ -130,38 +146,43 @@ class Recording(OperationLog):
                 "the model's forward: relay.precision=bf16 computes in low precision"
             )
         leaves, tree = tree_flatten((args, kwargs))
-        self.calls.append(
-            BlockCall(
-                path,
-                sum(call.path == path for call in self.calls),
-                self._inside,
-                len(self.events),
-                takes=leaves,
-                takes_tree=tree,
-                marks=[mark(leaf) for leaf in leaves],
-                modes=modes_of(module, self._mode),
-                has_gradients=torch.is_grad_enabled(),
-            )
+        call = BlockCall(
+            path,
+            sum(call.path == path for call in self.calls),
+            self._inside,
+            len(self.events),
+            takes=leaves,
+            takes_tree=tree,
+            marks=[mark(leaf) for leaf in leaves],
+            modes=modes_of(module, self._mode),
+            has_gradients=torch.is_grad_enabled(),
         )
+        self.calls.append(call)
         self._in_block = True
 
     def _show(self, path: str, module: nn.Module, args: Any, outputs: Any) -> None:
         if len(module._forward_hooks) > 1:  # this one, and one of the model's own
             self._shown.append((path, *tree_flatten(outputs)))
 
+    def _leave(self, module: nn.Module, args: Any, outputs: Any) -> None:
+        call = self._stack.pop()
+        call.end = len(self.events)
+        call.gives, call.gives_tree = tree_flatten(outputs)
+        call.gives_marks = [mark(leaf) for leaf in call.gives]
+        call.is_hooked = len(module._forward_hooks) + len(module._forward_pre_hooks) > 2  # two are of this class
+
     def _leave_block(self, module: nn.Module, args: Any, outputs: Any) -> None:
         self._in_block = False
         call = self.calls[-1]
         call.gives, call.gives_tree = tree_flatten(outputs)
-        storages = _storages((call.takes, call.gives))
         call.gives_marks = [mark(leaf) for leaf in call.gives]
+        storages = _storages((call.takes, call.gives))
         for inner, leaves, tree in self._shown:
             call.shown.append((inner, tree))
             call.gives += leaves  # those that are views of what it takes or gives are no further outputs
             call.gives_marks += [None if storages & _storages(leaf) else mark(leaf) for leaf in leaves]
         self._shown.clear()
-        now = [mark(leaf) for leaf in call.takes]
-        pairs = enumerate(zip(call.marks, now, strict=True))
+        pairs = enumerate(zip(call.marks, map(mark, call.takes), strict=True))
         call.changes = frozenset(leaf for leaf, (a, b) in pairs if a and b and a.memory != b.memory)
         leaf_of = {argument: leaf for leaf, argument in enumerate(call.marks) if argument}
         call.aliases = {leaf: leaf_of[made] for leaf, made in enumerate(call.gives_marks) if made in leaf_of}
@@ -173,19 +194,25 @@ class Recording(OperationLog):
         if self._in_block:
             return
         self._alive.append((args, kwargs, result))
-        if func.overloadpacket in _TO_PYTHON:
-            where = self._stack[-1].path if self._stack else "the model's forward"
-            self._decisions += [(item, len(self.events), where) for item in args if isinstance(item, Tensor)]
         changed = _storages(written_by(func, args, kwargs))
-        self.events.append(
-            Event(
-                _storages((args, kwargs)),
-                _storages(result) | changed,
-                self._inside,
-                changes=changed,
-                is_random=torch.Tag.nondeterministic_seeded in func.tags,
-            )
+        event = Event(
+            _storages((args, kwargs)),
+            _storages(result) | changed,
+            self._inside,
+            changes=changed,
+            is_random=torch.Tag.nondeterministic_seeded in func.tags,
         )
+        if func.overloadpacket in _TO_PYTHON:
+            self._decisions += [(item, len(self.events), event.where) for item in args if isinstance(item, Tensor)]
+        self.events.append(event)
+
+    def call_of(self, ref: Ref) -> ModuleCall:
+        """The call of the block that takes or gives a tensor, or of the other module that gives it."""
+        return self.others[ref[1]][ref[2]] if ref[0] == "module" else self.calls[ref[1]]
+
+    def tensor_of(self, ref: Ref) -> Any:
+        """What a block takes, or what it or another module gives."""
+        return self.calls[ref[1]].takes[ref[2]] if ref[0] == "made" else self.call_of(ref).gives[ref[-1]]
 
     def needs(
         self,
@@ -238,7 +265,11 @@ class Recording(OperationLog):
                 outputs |= pairs
                 wanted -= _storages([self.calls[event.block].gives[leaf] for _, leaf in pairs])
             go_on(written & wanted, index)
-        self._refuse_unknown(wanted)
+        for storage in wanted & self._unknown.keys():  # such as one that a block left in an attribute
+            raise SpaceError(
+                f"'{self._unknown[storage].where}' uses a tensor that is no argument, parameter or buffer, and that no "
+                "block returns; have the block return it, use register_buffer, or choose blocks further outside"
+            )
         return Needs(frozenset(events), frozenset(wanted), frozenset(outputs), frozenset(ends))
 
     def _outputs_in(self, block: int, storages: set[int]) -> set[tuple[int, int]]:
@@ -255,7 +286,7 @@ class Recording(OperationLog):
         return not call.is_hooked and not item._backward_hooks and mark(item) == call.gives_marks[leaf]
 
     def is_own_work(self, call: ModuleCall, leaf: int) -> bool:
-        """Whether a module made a tensor that it gives; not one that it was ends, or a weight."""
+        """Whether a module made a tensor that it gives; not one that it was given, or a weight."""
         storage = storage_of(call.gives[leaf])
         writers = self.writers.get(storage)
         return writers is not None and writers[0] >= call.start and storage not in self.names
@@ -271,8 +302,8 @@ class Recording(OperationLog):
     def refuse_decisions(self) -> None:
         """Refuse Python numbers read off tensors that depend on the example or on blocks: parts cannot know them."""
         args, kwargs = self.arguments
-        names = {storage_of(item): str(name) for name, item in kwargs.items() if isinstance(item, Tensor)}
-        names |= {storage_of(item): f"argument {i + 1}" for i, item in enumerate(args) if isinstance(item, Tensor)}
+        listed = [*kwargs.items(), *((f"argument {number}", item) for number, item in enumerate(args, 1))]
+        names = {storage_of(item): str(name) for name, item in listed if isinstance(item, Tensor)}
         for tensor, before, where in self._decisions:
             needs = self.needs([tensor], before)
             read = [f"'{name}'" for storage, name in names.items() if storage in needs.storages]
@@ -283,14 +314,6 @@ class Recording(OperationLog):
                     f"depends on {read[0]}, so that it may do other things for other samples; give arguments for which "
                     "it does not, or choose blocks further outside"
                 )
-
-    def _refuse_unknown(self, wanted: set[int]) -> None:
-        """Refuse tensors of unknown origin, such as those that a block left in an attribute."""
-        for storage in wanted & self._unknown.keys():
-            raise SpaceError(
-                f"'{self._unknown[storage].where}' uses a tensor that is no argument, parameter or buffer, and that no "
-                "block returns; have the block return it, use register_buffer, or choose blocks further outside"
-            )
 
 
 def _storages(tree: object) -> frozenset[int]:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.relay.memory import peak_bytes
-from l2l_nas.space.live_bytes import LiveBytes, distinct_bytes
+from benchmarks.relay.memory import distinct_bytes, peak_bytes
+from l2l_nas.space.operations import LiveBytes
 
 CPU = torch.device("cpu")
 
