@@ -130,8 +130,8 @@ def relay_step(
     updates: dict[int | str, float] = {f"l{i}": updated_s if i >= resident else 0.0 for i in range(model.layers)}
     is_ahead = shape.update is UpdateOrder.AHEAD
     copies = {state: SAVING * seconds for state, seconds in updates.items()} if is_ahead else {}
-    moved = model.stash_bytes(tokens, WIRE_BYTES[precision]) / hardware.link_up
-    values = dict.fromkeys(shape.spill.values, moved)
+    moved = model.stash_bytes(tokens, WIRE_BYTES[precision])
+    values = dict.fromkeys(shape.spill.values, (moved / hardware.link_down, moved / hardware.link_up))
     layers = [here] * resident + [layer] * (model.layers - resident)
     seconds = PathSeconds(
         layers,

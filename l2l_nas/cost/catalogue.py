@@ -54,8 +54,7 @@ def build_costs(
 
     Args:
         sizes: samples of each micro-batch of the relay.
-        build: the plain network of an architecture, in evaluation mode, for its latency.
-        inputs: the batch that the latency is measured with.
+        build: the plain network of an architecture, in evaluation mode; its latency is measured with `inputs`.
         own: costs of the user's own, by name.
         hardware: what step times are predicted for; None: they are not.
 
@@ -85,11 +84,7 @@ def build_costs(
 
 
 def _checked(name: str, function: OwnCost, architecture: Architecture) -> float:
-    """What a function of the user's own gives.
-
-    Raises:
-        SettingError: it raised, or gave no finite number.
-    """
+    """What a function of the user's own gives; it must be a finite number."""
     with user_code(f"for {architecture}, cost '{name}'", SettingError):
         value = function(architecture)
     try:

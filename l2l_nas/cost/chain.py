@@ -8,10 +8,12 @@ Left out is the system's page cache: all files are taken as read from and writte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from l2l_nas.eps.frames import Agenda
+from l2l_nas.eps.state import Part
 from l2l_nas.relay import schedule
 from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill
 from l2l_nas.relay.plan import Carry, Op, Plan, Step, UpdateOrder
@@ -20,7 +22,6 @@ from l2l_nas.relay.planner import plan_training
 LANES = (*schedule.LANES, "disk")
 UP, COMPUTE, DOWN, HOST, DISK = range(len(LANES))
 _STEPS = 3  # the first begins with empty slots, the second with what that one left
-_WEIGHTS, _ALL = 1, 2  # how much of a state is in a frame
 
 
 @dataclass(frozen=True)
@@ -47,22 +48,43 @@ class Piece(NamedTuple):
     """Work that keeps a lane busy."""
 
     lane: int
-    work: int  # index in the chain's different works
+    work: int  # index in the chain's works
     after: tuple[int, ...]  # earlier pieces that must be done first, of earlier plans too
     is_blocking: bool  # whether the thread of its lane waits until it is done
     rank: int = 0  # of the host's works that may begin, the least goes first
 
 
-@dataclass(frozen=True)
+@dataclass
+class _DiskFrame:
+    """A frame that a state is in."""
+
+    filled: Part = Part.BUFFERS  # how much of the state
+    users: list[int] = field(default_factory=list)  # the pieces that use it
+
+
 class Chain:
     """The plans of successive steps of one path as work of lanes, made once for all durations.
 
     Steps that take no time are gone: what waits for one of them waits for what that one waits for.
+
+    Attributes:
+        work: what is done, each once.
+        plans: the pieces of each.
+        awaited: by plan, pieces that the issuing thread waits for at the end.
     """
 
-    work: tuple[Step | Read, ...]  # each once
-    plans: tuple[tuple[Piece, ...], ...]
-    awaited: tuple[tuple[int, ...], ...]  # by plan, pieces that the issuing thread waits for at the end
+    def __init__(self, path: Sequence[PathLayer], shape: RelayShape) -> None:
+        self.work: list[Step | Read] = []
+        self.plans: list[list[Piece]] = []
+        self.awaited: list[list[int]] = []
+        self._numbers: dict[Step | Read, int] = {}  # of works
+        self._states = [tuple(dict.fromkeys((layer.key, *layer.trainable))) for layer in path]
+        self._ranks = schedule.update_ranks(path, in_files=bool(shape.frames))
+        self._shape = shape
+        self._frames: dict[Name, _DiskFrame] = {}  # by state, the one used last at the end
+        self._agenda = Agenda()
+        self._count = 0  # of pieces
+        self._schedule: schedule.PlanSchedule[int] = schedule.PlanSchedule()
 
     @classmethod
     def of(cls, path: Sequence[PathLayer], shape: RelayShape, *, steps: int = _STEPS) -> Chain:
@@ -71,7 +93,7 @@ class Chain:
         Raises:
             SettingError: no slots, no tail, or an empty path.
         """
-        builder = _ChainBuilder(path, shape)
+        chain = cls(path, shape)
         carry: Carry | None = None
         for _ in range(steps):
             plan = plan_training(
@@ -83,54 +105,19 @@ class Chain:
                 carry=carry,
                 upcoming=path[0] if path else None,
             )
-            builder.add(plan)
+            chain.add(plan)
             carry = plan.leaves
-        return cls(tuple(builder.work), tuple(builder.plans), tuple(builder.awaited))
-
-
-@dataclass
-class _DiskFrame:
-    """A frame that a state is in."""
-
-    filled: int = 0  # how much of the state
-    next_use: int = 0  # index of the state's next use in the plan, or the number of uses where there is none
-    users: list[int] = field(default_factory=list)  # the pieces that use it
-
-
-class _ChainBuilder:
-    def __init__(self, path: Sequence[PathLayer], shape: RelayShape) -> None:
-        self.work: dict[Step | Read, int] = {}
-        self.plans: list[tuple[Piece, ...]] = []
-        self.awaited: list[tuple[int, ...]] = []
-        self._states = [tuple(dict.fromkeys((layer.key, *layer.trainable))) for layer in path]
-        self._ranks = schedule.update_ranks(path, in_files=bool(shape.frames))
-        self._shape = shape
-        self._frames: dict[Name, _DiskFrame] = {}  # by state, the one used last at the end
-        self._next_uses: Iterator[int] = iter(())
-        self._pieces: list[Piece] = []
-        self._count = 0
-        self._schedule: schedule.PlanSchedule[int] = schedule.PlanSchedule()
+        return chain
 
     def add(self, plan: Plan) -> None:
-        self._pieces = []
-        self._foresee([state for step in plan.steps for state, _ in self._opened(step)])
-        self.awaited.append(tuple(self._schedule.issue(plan, str, self._submit)))
-        self.plans.append(tuple(self._pieces))
-
-    def _foresee(self, uses: Sequence[Name]) -> None:
-        """Find the next use of each state, behind each of its uses in a plan and before all of them."""
-        upcoming: dict[Name, int] = {}
-        next_uses = []
-        for index in reversed(range(len(uses))):
-            next_uses.append(upcoming.get(uses[index], len(uses)))
-            upcoming[uses[index]] = index
-        self._next_uses = reversed(next_uses)
-        for state, frame in self._frames.items():
-            frame.next_use = upcoming.get(state, len(uses))
+        """Add the next plan of this path."""
+        self.plans.append([])
+        self._agenda.extend((str(state), part) for step in plan.steps for state, part in self._opened(step))
+        self.awaited.append(self._schedule.issue(plan, str, self._submit))
 
     def _submit(self, step: Step, after: tuple[int, ...]) -> int:
         opened = self._opened(step)
-        reads = [piece for state, filled in opened for piece in self._read(state, filled)]
+        reads = [piece for state, part in opened for piece in self._read(state, part)]
         work = Step(step.op, step.layer, state=step.state, value=step.value)
         lane = LANES.index(schedule.LANE[step.op])
         is_blocking = lane == HOST or step.op is Op.SAVE  # a thread waits where it reads what comes
@@ -141,34 +128,35 @@ class _ChainBuilder:
         return piece
 
     def _append(self, lane: int, work: Step | Read, after: tuple[int, ...], *, is_blocking: bool, rank: int = 0) -> int:
-        number = self.work.setdefault(work, len(self.work))
-        self._pieces.append(Piece(lane, number, tuple(dict.fromkeys(after)), is_blocking, rank))
+        number = self._numbers.setdefault(work, len(self.work))
+        if number == len(self.work):
+            self.work.append(work)
+        self.plans[-1].append(Piece(lane, number, tuple(dict.fromkeys(after)), is_blocking, rank))
         self._count += 1
         return self._count - 1
 
-    def _opened(self, step: Step) -> list[tuple[Name, int]]:
+    def _opened(self, step: Step) -> list[tuple[Name, Part]]:
         """The states in files that a step uses, and how much of each."""
-        if not self._shape.frames:
-            return []
         if step.op is Op.LOAD:
-            states = self._states[step.layer % len(self._states)]
-            return [(state, _WEIGHTS) for state in states if state not in self._shape.on_device]
-        return [(step.state, _ALL)] if step.op is Op.UPDATE and step.state not in self._shape.on_device else []
+            opened = [(state, Part.WEIGHTS) for state in self._states[step.layer % len(self._states)]]
+        else:
+            opened = [(step.state, Part.ALL)] if step.op is Op.UPDATE else []
+        return [one for one in opened if self._shape.frames and one[0] not in self._shape.on_device]
 
-    def _read(self, state: Name, filled: int) -> tuple[int, ...]:
+    def _read(self, state: Name, part: Part) -> tuple[int, ...]:
         """Have a state in a frame; the pieces that bring it. The state whose next use is the latest gives way."""
+        self._agenda.meet(str(state), part)
         update = self._schedule.updates.get(str(state))
         frame, after = self._frames.pop(state, None), () if update is None else (update,)
         if frame is None:
             frame = _DiskFrame()
             if len(self._frames) == self._shape.frames:
-                latest = max(self._frames, key=lambda other: self._frames[other].next_use)
+                latest = max(self._frames, key=lambda other: self._agenda.next_use(str(other)))
                 after = (*after, *self._frames.pop(latest).users)
         self._frames[state] = frame
-        frame.next_use = next(self._next_uses)
-        held, frame.filled = frame.filled, max(frame.filled, filled)
-        if held >= filled:
+        held, frame.filled = frame.filled, max(frame.filled, part)
+        if held >= part:
             return ()
-        read = Read(state, weights=held < _WEIGHTS, rest=filled == _ALL)
+        read = Read(state, weights=held < Part.WEIGHTS, rest=part is Part.ALL)
         frame.users.append(self._append(DISK, read, after, is_blocking=True))
         return (frame.users[-1],)

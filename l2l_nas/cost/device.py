@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from l2l_nas.cost.relay_path import RelayPath
-from l2l_nas.cost.sizes import state_bytes
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.layout import align
 from l2l_nas.relay.device_states import block_sizes
 from l2l_nas.relay.measure import LayerNeeds
-from l2l_nas.relay.path import Name, last_to_learn, taken_by
+from l2l_nas.relay.path import Name, taken_by
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
@@ -23,6 +22,7 @@ from l2l_nas.space.architecture import Architecture
 class _Gradients(NamedTuple):
     """Bytes of the gradients of a micro-batch that a layer's backward meets."""
 
+    learns: bool  # whether it has a backward
     read: int  # of what the layer reads
     written: int  # of what it writes
     begun: int  # of what it reads, that layers behind it have begun
@@ -48,8 +48,7 @@ class DeviceBytes:
         path = self._path(architecture)
         needs, gradients, first = path.needs(), self._gradients(path, path.learning), path.tail_start
         entered = self._bytes(path, path.learning.intersection(taken_by(path.numbered.layers, first)))
-        learns = [not path.learning.isdisjoint(layer.writes) for layer in path.numbered.layers]
-        moments = [*self._streamed(needs[:first], gradients, learns), *self._tail(needs, gradients, first, entered)]
+        moments = [*self._streamed(needs[:first], gradients), *self._tail(needs, gradients, first, entered)]
         return float(self.owned_bytes + self.resident_bytes(architecture) + max(moments))
 
     def resident_bytes(self, architecture: Architecture) -> int:
@@ -60,11 +59,8 @@ class DeviceBytes:
         path, server = self._path(architecture), self._relay.server
         learning = [state for state in path.on_device if server.layout(state).is_trainable]
         gradients = sum(align(gradient_bytes(server.layout(state))) for state in learning)
-        saved = 0
-        # else states that live on the device wait for the check
-        if self._relay.config.update.order is UpdateOrder.AHEAD:
-            late = set(map(path.numbered.state, last_to_learn(path.numbered.layers)))
-            saved = sum(state_bytes(self._relay, state, buffers=False) for state in learning if state not in late)
+        # in another order, states that live on the device wait for the check
+        saved = path.saved_bytes(learning) if self._relay.config.update.order is UpdateOrder.AHEAD else 0
         return self.state_bytes(architecture) + gradients + saved
 
     def state_bytes(self, architecture: Architecture) -> int:
@@ -101,26 +97,23 @@ class DeviceBytes:
         for index, layer in enumerate(path.numbered.layers):
             later = {name for name in before if last_reader.get(name, -1) > index}
             written = learning.intersection(layer.writes)
-            gradients.append(
-                _Gradients(
-                    self._bytes(path, before.intersection(layer.reads)),
-                    self._bytes(path, written),
-                    self._bytes(path, later.intersection(layer.reads)),
-                    self._bytes(path, later.difference(layer.reads)),
-                )
+            met = (
+                before.intersection(layer.reads),
+                written,
+                later.intersection(layer.reads),
+                later.difference(layer.reads),
             )
+            gradients.append(_Gradients(bool(written), *(self._bytes(path, values) for values in met)))
             before |= written
         return gradients
 
-    def _streamed(
-        self, needs: Sequence[LayerNeeds], gradients: Sequence[_Gradients], learns: Sequence[bool]
-    ) -> Iterator[int]:
+    def _streamed(self, needs: Sequence[LayerNeeds], gradients: Sequence[_Gradients]) -> Iterator[int]:
         """Bytes at the largest moments of each visit of the layers before the tail."""
         others = len(self._sizes) - 1
-        for need, gradient, is_learning in zip(needs, gradients, learns, strict=False):
+        for need, gradient in zip(needs, gradients, strict=False):
             # a forward's graph of one micro-batch lives until the next one has its own
             yield need.forward_peak + (need.alive if others else 0)
-            if not is_learning:
+            if not gradient.learns:
                 continue
             # held: of micro-batches that are done the gradients of inputs, of the others those of outputs
             waiting = (others + 1) * gradient.passing
@@ -133,8 +126,7 @@ class DeviceBytes:
     ) -> Iterator[int]:
         """Bytes at the largest moment of each layer of the tail: one micro-batch goes forward through it, and back.
 
-        Args:
-            entered: bytes of the gradients that it leaves to the layers before it, of a micro-batch.
+        Of each micro-batch, it leaves gradients of `entered` bytes to the layers before it.
         """
         alive = (len(self._sizes) - 1) * entered
         for index in range(first, len(needs)):

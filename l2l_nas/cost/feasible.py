@@ -26,10 +26,9 @@ _MEASUREMENTS = 40  # each takes some tenths of a second
 def check_limits(
     pool: LayerPool, costs: Costs, limits: Sequence[Limit], *, constraints: Sequence[Constraint] = (), seed: int = 0
 ) -> None:
-    """Refuse limits that no architecture keeps.
+    """Refuse limits that no architecture keeps. The cheapest in FLOPs are the first to be measured.
 
     Args:
-        costs: of the run; the cheapest in FLOPs are the first to be measured.
         constraints: what architectures must keep beside limits.
         seed: of random starts.
 
@@ -39,9 +38,7 @@ def check_limits(
     for limit in limits:
         cheapest = least(pool, costs, limit.cost.name)
         if cheapest is not None and limit.excess(cheapest) > 0:
-            raise ConstraintError(
-                f"{_setting(limit)}: no architecture needs so little; the least is {_spent(limit, cheapest)}"
-            )
+            raise _missed(limit, "no architecture needs so little; the least is", cheapest)
     cheap = [limit for limit in limits if not limit.cost.is_measured]
     measured = [limit for limit in limits if limit.cost.is_measured]
     others = (NonEmpty(pool), *constraints, *cheap)
@@ -86,12 +83,8 @@ def _nearest_miss(
     if not missed:
         return None
     worst = max(missed, key=lambda limit: limit.excess(nearest))
-    rest = [_setting(limit) for limit in limits if limit is not worst]
-    beside = f" together with {', '.join(rest)}" if rest else ""
-    return ConstraintError(
-        f"{_setting(worst)}{beside}: no architecture was found that keeps to it; the nearest has "
-        f"{_spent(worst, nearest)}"
-    )
+    rest = [limit for limit in limits if limit is not worst]
+    return _missed(worst, "no architecture was found that keeps to it; the nearest has", nearest, beside=rest)
 
 
 def _refuse_slow(
@@ -121,18 +114,14 @@ def _refuse_slow(
     nearest, missed = Repair(pool, excess).descend(fastest, random.Random(f"{seed}/measured"))
     if missed > 0:
         worst = max(limits, key=lambda limit: limit.excess(nearest))
-        raise ConstraintError(
-            f"{_setting(worst)}: none of {len(tried)} architectures measured keeps to it; the nearest has "
-            f"{_spent(worst, nearest)}"
-        )
+        why = f"none of {len(tried)} architectures measured keeps to it; the nearest has"
+        raise _missed(worst, why, nearest)
 
 
-def _setting(limit: Limit) -> str:
-    return f"search.limits.{limit.cost.name}={format_cost(limit.cost.name, limit.most)}"
-
-
-def _spent(limit: Limit, architecture: Architecture) -> str:
-    """Describe an architecture and its cost."""
-    runs = [(name, len(list(group))) for name, group in groupby(architecture.choices)]
+def _missed(limit: Limit, why: str, nearest: Architecture, *, beside: Sequence[Limit] = ()) -> ConstraintError:
+    settings = [f"search.limits.{one.cost.name}={format_cost(one.cost.name, one.most)}" for one in (limit, *beside)]
+    together = f" together with {', '.join(settings[1:])}" if beside else ""
+    runs = [(name, len(list(group))) for name, group in groupby(nearest.choices)]
     named = ", ".join(f"{count}*{name}" if count > 1 else name for name, count in runs)
-    return f"{with_unit(limit.cost.name, limit.value(architecture))} ({named}): allow at least that"
+    spent = with_unit(limit.cost.name, limit.value(nearest))
+    return ConstraintError(f"{settings[0]}{together}: {why} {spent} ({named}): allow at least that")

@@ -15,11 +15,7 @@ class Flops:
 
     Counted as `torch.utils.flop_counter` counts: matrix products, convolutions and attention, a multiplication and an
     addition as two. What works element by element (activations, norms, pooling) is not counted. A layer that is used
-    twice counts twice.
-
-    Args:
-        pool: whose layers they are.
-        shapes: of it, as `check_shapes` gives them.
+    twice counts twice. `shapes` are those of the pool, as `check_shapes` gives them.
     """
 
     def __init__(self, pool: LayerPool, shapes: Shapes) -> None:
@@ -28,11 +24,11 @@ class Flops:
         self._known: dict[object, int] = {}
 
     def __call__(self, architecture: Architecture) -> float:
-        """The operations of an architecture."""
+        """Of an architecture."""
         return float(sum(map(self.of_layer, self._pool.path(architecture))))
 
     def of_layer(self, layer: Layer) -> int:
-        """The operations of one layer at its position; counted once for each kind of layer and input."""
+        """Of one layer at its position; counted once for each kind of layer and input."""
         inputs = self._shapes.takes[layer.position]
         key = (layer.candidate.kind, inputs)
         if key not in self._known:

@@ -84,12 +84,7 @@ def origin_of(sources: Mapping[str, str]) -> str:
 
 
 def read_hardware(name: str) -> Hardware:
-    """A profile in a JSON file, such as the `hardware.json` of `plan`.
-
-    Raises:
-        SettingError: no profile in that file.
-        StorageError: the file cannot be read.
-    """
+    """A profile in a JSON file, such as the `hardware.json` of `plan`; see `find_hardware`."""
     content = read_json(Path(name))
     if not isinstance(content, dict):
         raise SettingError(f"{name}: no hardware profile")

@@ -6,10 +6,9 @@ is reported.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -29,12 +28,7 @@ _LIMIT_S = 0.2  # of measuring, after which the median is taken as it is
 class Latency:
     """Milliseconds that a network takes for a batch in evaluation mode, on one CPU thread.
 
-    Weights are the first ones, as they do not change it. Each architecture is measured once.
-
-    Args:
-        build: the plain network of an architecture, in evaluation mode.
-        inputs: a batch.
-        device: where it runs.
+    Weights are the first ones, as they do not change it. `build` gives the plain network in evaluation mode.
     """
 
     def __init__(
@@ -52,12 +46,9 @@ class Latency:
             TrialError: one of its layers raised something.
         """
         try:
-            with (
-                user_code(f"latency_ms: {architecture}", TrialError),
-                torch.random.fork_rng(devices=[]),
-            ):  # building draws weights
-                network = self._build(architecture).to(self._device)
             with user_code(f"latency_ms: {architecture}", TrialError):
+                with torch.random.fork_rng(devices=[]):  # building draws weights
+                    network = self._build(architecture).to(self._device)
                 return 1000 * typical_seconds(network, self._inputs)
         except torch.OutOfMemoryError:
             raise SettingError(
@@ -73,16 +64,21 @@ def typical_seconds(network: nn.Module, inputs: Sequence[Tensor], *, limit_s: fl
     # a CPU is done when the call returns
     wait = (lambda: None) if device.type == "cpu" else partial(torch.accelerator.synchronize, device)
     times: list[float] = []
-    with torch.inference_mode(), _one_thread():
-        for _ in range(_WARM_UP):
-            network(*inputs)
-        wait()
-        end = time.perf_counter() + limit_s
-        while len(times) < _LEAST or (time.perf_counter() < end and not _is_stable(times)):
-            start = time.perf_counter()
-            network(*inputs)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            for _ in range(_WARM_UP):
+                network(*inputs)
             wait()
-            times.append(time.perf_counter() - start)
+            end = time.perf_counter() + limit_s
+            while len(times) < _LEAST or (time.perf_counter() < end and not _is_stable(times)):
+                start = time.perf_counter()
+                network(*inputs)
+                wait()
+                times.append(time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(num_threads)
     return statistics.median(_fastest(times))
 
 
@@ -97,13 +93,3 @@ def _is_stable(times: Sequence[float]) -> bool:
         return False
     first, median, third = statistics.quantiles(_fastest(times), n=4)
     return third - first <= _SPREAD * median
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,14 +50,15 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
     """
     opened = open_device(device)
     is_host = opened.torch_device.type == "cpu"
-    host, far = opened.allocate_host(_COPY_BYTES), opened.allocate(_COPY_BYTES)
-    other = opened.allocate(_COPY_BYTES)
+    host, far, other = opened.allocate_host(_COPY_BYTES), opened.allocate(_COPY_BYTES), opened.allocate(_COPY_BYTES)
     beside = torch.zeros_like(host)
     tiny = opened.put(torch.zeros(8))
     source = (
         f"measured on {opened.torch_device.type}, {platform.machine()}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} threads; matrix rates are those of large products"
     )
+    with named_failures(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     # free now, and what this process has taken of it
     host_bytes = free_memory_bytes()
     profile = Hardware(
@@ -70,7 +72,7 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
         host_bytes=host_bytes,
         host_bandwidth=2 * _copy_rate(beside, host, opened),
         host_updates=_updates(),
-        disk=_disk(folder),
+        disk=_COPY_BYTES / max(*sequential_seconds(temporary_name(folder / "disk"), _COPY_BYTES), 1e-9),
         kernel_s=_fastest(lambda: [tiny.add_(1) for _ in range(100)], opened) / 100,
         lanes="inline" if is_host else "streams",
         sources=dict.fromkeys(_MEASURED, source),
@@ -79,7 +81,6 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
 
 
 def _copy_rate(target: Tensor, source: Tensor, device: Device) -> float:
-    """Bytes a second."""
     return _COPY_BYTES / _fastest(lambda: target.copy_(source, non_blocking=True), device)
 
 
@@ -118,23 +119,11 @@ def _updates() -> float:
     return _PARAMETERS / _fastest(update, open_device("cpu"))
 
 
-def _disk(folder: Path) -> float:
-    """Bytes a second that are read from a file that is not in memory, or written to it: the slower of both."""
-    with named_failures(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return _COPY_BYTES / max(*sequential_seconds(temporary_name(folder / "disk"), _COPY_BYTES), 1e-9)
-
-
 def _issue_s(profile: Hardware, device: str) -> float:
     """The overhead of a visit, in seconds: measured in a relay whose layers hardly compute."""
     depth, samples = 8, 2
-
-    def layer() -> nn.Module:
-        return nn.Linear(8, 8)
-
-    pool = LayerPool(
-        [Position(f"p{index}", [Candidate("c", layer)]) for index in range(depth)], inputs=TensorSpec((8,))
-    )
+    layer = Candidate("c", partial(nn.Linear, 8, 8))
+    pool = LayerPool([Position(f"p{index}", [layer]) for index in range(depth)], inputs=TensorSpec((8,)))
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device=device)
     path = pool.architecture(["c"] * depth)
     inputs, targets = (torch.zeros(samples, 8),), torch.zeros(samples, 8)

@@ -19,18 +19,6 @@ class OwnCost(Protocol):
         """The cost: a finite number, the same in every call."""
 
 
-class _Named:
-    """A cost by another name than that of its function."""
-
-    def __init__(self, name: str, cost: OwnCost) -> None:
-        self.__name__ = name
-        self._cost = cost
-
-    def __call__(self, architecture: Architecture, /) -> float:
-        """See `OwnCost`."""
-        return self._cost(architecture)
-
-
 def named_costs(costs: object) -> list[OwnCost]:
     """Costs of a dict of functions by name.
 
@@ -38,7 +26,15 @@ def named_costs(costs: object) -> list[OwnCost]:
         SettingError: it is none.
     """
     table = check_table("costs", costs, wanted="a dict of functions by name")
-    return [_Named(name, check_function(f"costs: '{name}'", cost)) for name, cost in table.items()]
+    return [_named(name, check_function(f"costs: '{name}'", cost)) for name, cost in table.items()]
+
+
+def _named(name: str, cost: OwnCost) -> OwnCost:
+    def named(architecture: Architecture, /) -> float:
+        return cost(architecture)
+
+    named.__name__ = name
+    return named
 
 
 def own_costs(
@@ -49,7 +45,6 @@ def own_costs(
     Args:
         chosen: costs, each called as its function or its class is; or names, `FILE.py:NAME` or `MODULE:NAME`, of
             classes or functions that give a cost called NAME. They are given `pool`, if they take it.
-        pool: whose architectures they are asked about.
         beside: those that the problem brings.
 
     Raises:
@@ -59,7 +54,16 @@ def own_costs(
     costs = dict(beside or {})
     for entry in chosen:
         if isinstance(entry, str):
-            name, cost = entry.rpartition(":")[2], _imported(entry, pool)
+            if not is_named(entry):
+                raise SettingError(f"search.costs: {entry!r} is no FILE.py:NAME and no MODULE:NAME")
+            name = entry.rpartition(":")[2]
+            cost: OwnCost = made(
+                entry,
+                setting="search.costs",
+                offered={"pool": pool},
+                is_right=callable,
+                kind="a function of an architecture",
+            )
         elif callable(entry):
             name, cost = getattr(entry, "__name__", type(entry).__name__), entry
         else:
@@ -68,16 +72,3 @@ def own_costs(
             raise SettingError(f"search.costs: two costs are called '{name}'; rename one")
         costs[name] = cost
     return costs
-
-
-def _imported(name: str, pool: LayerPool) -> OwnCost:
-    if not is_named(name):
-        raise SettingError(f"search.costs: {name!r} is no FILE.py:NAME and no MODULE:NAME")
-    cost: OwnCost = made(
-        name,
-        setting="search.costs",
-        offered={"pool": pool},
-        is_right=callable,
-        kind="a function of an architecture",
-    )
-    return cost

@@ -13,9 +13,6 @@ class PaperDevice(Cpu):
     """A relay may be built on it, to be asked what it would do; it must not train.
 
     Its blocks are address space of this process alone: the system gives memory to what is written, and nothing is.
-
-    Args:
-        num_bytes: of device memory.
     """
 
     def __init__(self, num_bytes: int) -> None:

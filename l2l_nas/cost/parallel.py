@@ -33,7 +33,7 @@ class Parallelism:
 
     @property
     def devices(self) -> int:
-        """The number of devices."""
+        """How many there are."""
         return self.tensor * self.data * self.pipeline
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from l2l_nas.cost.chain import COMPUTE, DISK, HOST, LANES, Chain, Piece, Read
 from l2l_nas.eps.gradients import choose_block
@@ -52,7 +52,7 @@ class PathSeconds:
 
     layers: Sequence[LayerSeconds]  # by index in the path
     updates: Mapping[Name, float]  # of each state, on the host
-    values: Mapping[Name, float] = field(default_factory=dict)  # the copy of each spilled value, one way
+    values: Mapping[Name, tuple[float, float]] = field(default_factory=dict)  # copies of each, to the host and back
     issue: float = 0.0  # of the thread that issues, for a visit
     copy: float = 0.0  # the least of a copy or an update
     batches: int = 1  # how many micro-batches there are
@@ -61,37 +61,39 @@ class PathSeconds:
     # of each state in a file, the reading of its weights and of the rest, and the writing of all
     files: Mapping[Name, tuple[float, float, float]] = field(default_factory=dict)
 
-    def of(self, work: Step | Read) -> Duration:
-        """The one table of durations."""
+    def of(self, work: Step | Read, faster: str = "") -> Duration:
+        """The one table of durations, where the work of one lane may be done twice as fast."""
+        up, compute, down, host, disk, rounding = (0.5 if lane == faster else 1.0 for lane in (*LANES, "round"))
         if isinstance(work, Read):
             weights, rest, _ = self.files[work.state]
-            return Duration(work.weights * weights + work.rest * rest)
+            return Duration(disk * (work.weights * weights + work.rest * rest))
         layer = self.layers[work.layer % len(self.layers)]  # behind the path comes its first layer again
         match work.op:
             case Op.FORWARD:
-                return Duration(layer.forward)
+                return Duration(compute * layer.forward)
             case Op.BACKWARD:
-                return Duration(layer.forward + layer.backward + layer.save)
+                return Duration(compute * (layer.forward + layer.backward) + down * layer.save)
             case Op.ENTER:
-                return Duration(layer.forward / self.batches)
+                return Duration(compute * layer.forward / self.batches)
             case Op.LEAVE:
-                return Duration(layer.backward / self.batches)
+                return Duration(compute * layer.backward / self.batches)
             case Op.TAIL:
                 tail_s = sum(layer.forward + layer.backward for layer in self.layers[work.layer :])
-                return Duration(tail_s * (1 - 1 / self.batches))
+                return Duration(compute * tail_s * (1 - 1 / self.batches))
             case Op.LOAD:
-                return Duration(self.copy + layer.load, rounding=layer.round)
+                return Duration(self.copy + up * layer.load, rounding=rounding * layer.round)
             case Op.SEND:
-                return Duration(self.copy + layer.send)
+                return Duration(self.copy + down * layer.send)
             case Op.SAVE:
-                return Duration(self.copy + layer.save)
-            case Op.STORE | Op.FETCH:
-                return Duration(self.copy + self.values[work.value])
+                return Duration(self.copy + down * layer.save)
+            case Op.STORE:
+                return Duration(self.copy + down * self.values[work.value][0])
+            case Op.FETCH:
+                return Duration(self.copy + up * self.values[work.value][1])
             case Op.UPDATE:
-                *_, writing_s = self.files.get(work.state, (0.0,))
-                return Duration(
-                    self.copy + self.updates[work.state], saving=self.copies.get(work.state, 0.0), writing=writing_s
-                )
+                saving, writing = self.copies.get(work.state, 0.0), self.files.get(work.state, (0.0,))[-1]
+                base = self.copy + host * self.updates[work.state]
+                return Duration(base, saving=host * saving, writing=disk * writing)
             case _:  # the check
                 return Duration(self.copy)
 
@@ -129,6 +131,7 @@ def simulate(
     lanes: str = "streams",
     path: NumberedPath | None = None,
     gradients: Sequence[Mapping[Name, int]] = (),
+    faster: str = "",
 ) -> Simulation:
     """Run plans, one after the other.
 
@@ -136,36 +139,42 @@ def simulate(
     done, which is what the device waits for.
 
     Args:
-        seconds: what each step takes.
         lanes: "streams", "threads" or "inline"; see `Hardware`.
         path: has the names for spans; None: without spans.
         gradients: of each layer, bytes of the gradient of each of its states, to find how many wait on the host.
+        faster: a lane that works twice as fast.
     """
-    durations = [seconds.of(work) for work in chain.work]
+    durations = [seconds.of(work, faster) for work in chain.work]
+    issue = seconds.issue * (0.5 if faster == "issue" else 1.0)
     if lanes == "inline":
-        done, took, ends = _inline(chain, durations, seconds.issue)
+        done, took, ends = _inline(chain, durations, issue)
     else:
-        done, took, ends = _Lanes(chain, durations, seconds.issue, is_ahead=lanes == "streams").run()
-    busy = [0.0] * len(LANES)
+        done, took, ends = _Lanes(chain, durations, issue, is_ahead=lanes == "streams").run()
+    busy = dict.fromkeys(LANES, 0.0)
     last = chain.plans[-1]
     for piece, took_s in zip(last, took[len(took) - len(last) :], strict=True):
-        busy[piece.lane] += took_s
-        busy[DISK] += durations[piece.work].writing
-    issue_s = seconds.issue * sum(piece.lane == COMPUTE for piece in last)
-    round_s = sum(durations[piece.work].rounding for piece in last)
-    spans: list[_Done] = []
+        busy[LANES[piece.lane]] += took_s
+        busy["disk"] += durations[piece.work].writing
+    busy["issue"] = issue * sum(piece.lane == COMPUTE for piece in last)
+    busy["round"] = sum(durations[piece.work].rounding for piece in last)
+    did: list[_Done] = []
     if path is not None or gradients:
         pieces = [(number, piece) for number, plan in enumerate(chain.plans) for piece in plan]
-        spans = [
+        did = [
             (number, piece.lane, chain.work[piece.work], end - took_s, end)
             for (number, piece), end, took_s in zip(pieces, done, took, strict=True)
         ]
     return Simulation(
         ends[-1] - (ends[-2] if len(ends) > 1 else 0.0),
-        {**dict(zip(LANES, busy, strict=True)), "issue": issue_s, "round": round_s},
-        tuple(TraceSpan(LANES[lane], *_label(w, path), n, a, b) for n, lane, w, a, b in spans) if path else (),
-        _staged(spans, gradients) if gradients else 0,
+        busy,
+        tuple(TraceSpan(LANES[lane], *_label(work, path), n, a, b) for n, lane, work, a, b in did) if path else (),
+        _staged(did, gradients) if gradients else 0,
     )
+
+
+def lifted(chain: Chain, seconds: PathSeconds, *, lanes: str) -> dict[str, float]:
+    """By lane, the time of a step if that lane were twice as fast: what would lift the bound."""
+    return {lane: simulate(chain, seconds, lanes=lanes, faster=lane).step_s for lane in (*LANES, "issue", "round")}
 
 
 _Done = tuple[int, int, Step | Read, float, float]  # number of the plan, lane, what was done, begin, end
@@ -211,9 +220,8 @@ class _Lanes:
         self._took: list[float] = []
         self._seen: list[float] = []  # when threads that wait for it go on
         self._works = [piece.work for plan in chain.plans for piece in plan]
-        # by lane, when the device is free, and when the lane's thread is
+        # by lane, when the device is free, and when the lane's thread is; that of COMPUTE is the one that issues
         self._free, self._thread = [0.0] * len(LANES), [0.0] * len(LANES)
-        self._main = 0.0  # when the issuing thread is free
         self._waiting: list[_Waiting] = []
         self._checked = [math.inf] * len(chain.plans)  # by plan, when its check is done
         self._disk = _Disk()
@@ -221,13 +229,13 @@ class _Lanes:
     def run(self) -> _Times:
         ends = []
         for number, (plan, awaited) in enumerate(zip(self._chain.plans, self._chain.awaited, strict=True)):
-            begun = self._main
+            begun = self._thread[COMPUTE]
             for piece in plan:
                 self._submit(piece, number, begun)
             for other in awaited:
                 self._finish(other)
-            self._main = max([self._main, *(self._done[other] for other in awaited)])
-            ends.append(self._main)
+            ends.append(max([self._thread[COMPUTE], *(self._done[other] for other in awaited)]))
+            self._thread[COMPUTE] = ends[-1]
         while self._waiting:
             self._finish(self._waiting[0].piece)
         return self._done, self._took, ends
@@ -239,7 +247,7 @@ class _Lanes:
             begun: when the issuing of its plan began; the disk works from then on.
         """
         lane, duration = piece.lane, self._durations[piece.work]
-        ready = issued = begun if lane == DISK else self._main
+        ready = issued = begun if lane == DISK else self._thread[COMPUTE]
         done, seen = self._done, self._seen
         for other in piece.after:
             if done[other] == _PENDING:
@@ -248,27 +256,19 @@ class _Lanes:
             issued = seen[other] if seen[other] > issued else issued
         if lane == HOST:
             self._waiting.append(_Waiting(piece.rank, len(done), ready, plan))
-            self._append(_PENDING, _PENDING, 0.0)
+            end = goes_on = _PENDING
         elif lane == DISK:
-            self._thread[DISK] = self._disk.occupy(max(self._thread[DISK], issued), duration.base)
-            self._append(self._thread[DISK], self._thread[DISK], duration.base)
-        elif lane == COMPUTE:
-            start = issued + self._issue
-            end = max(self._free[lane], ready, start) + duration.base
-            self._main = start if self._is_ahead else end
-            self._free[lane] = end
-            self._append(end, end if piece.is_blocking or not self._is_ahead else start, duration.base)
+            end = goes_on = self._disk.occupy(max(self._thread[lane], issued), duration.base)
+            self._thread[lane] = end
         else:
-            start = max(self._thread[lane], issued) + duration.rounding
+            own_s = self._issue if lane == COMPUTE else duration.rounding
+            start = max(self._thread[lane], issued) + own_s
             end = max(self._free[lane], ready, start) + duration.base
-            self._free[lane] = end
-            self._thread[lane] = end if piece.is_blocking or not self._is_ahead else start
-            self._append(end, self._thread[lane], duration.base)
-
-    def _append(self, done: float, seen: float, took: float) -> None:
-        self._done.append(done)
-        self._seen.append(seen)
-        self._took.append(took)
+            goes_on = end if piece.is_blocking or not self._is_ahead else start
+            self._free[lane], self._thread[lane] = end, goes_on
+        self._done.append(end)
+        self._seen.append(goes_on)
+        self._took.append(0.0 if lane == HOST else duration.base)
 
     def _finish(self, piece: int) -> None:
         """Have the host work until a piece is done."""
@@ -298,8 +298,8 @@ class _Disk:
         """When work is done that is ready then and takes so long."""
         if not seconds:
             return ready
-        index = bisect.bisect_right(self._ends, ready)
-        now, first = ready, index
+        index = first = bisect.bisect_right(self._ends, ready)
+        now = ready
         begin = min(ready, self._begins[index]) if index < len(self._begins) else ready
         while index < len(self._begins) and self._begins[index] - now < seconds:
             seconds -= max(0.0, self._begins[index] - now)
@@ -310,18 +310,15 @@ class _Disk:
         return now + seconds
 
 
-def _label(what: Step | Read, path: NumberedPath) -> tuple[str, str]:
-    if isinstance(what, Read):
-        return "read", path.state(what.state)
-    match what.op:
-        case Op.CHECK:
-            return what.op.value, ""
-        case Op.UPDATE:
-            return what.op.value, path.state(what.state)
-        case Op.STORE | Op.FETCH:
-            return what.op.value, path.value(what.value)
-        case _:
-            return what.op.value, path.state(path.layers[what.layer % len(path.layers)].key)
+def _label(work: Step | Read, path: NumberedPath) -> tuple[str, str]:
+    if isinstance(work, Read):
+        return "read", path.state(work.state)
+    if work.op is Op.CHECK:
+        return work.op.value, ""
+    if work.op in (Op.STORE, Op.FETCH):
+        return work.op.value, path.value(work.value)
+    state = work.state if work.op is Op.UPDATE else path.layers[work.layer % len(path.layers)].key
+    return work.op.value, path.state(state)
 
 
 def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[Name, int]]) -> int:
@@ -347,41 +344,3 @@ def _staged(work: Iterable[_Done], gradients: Sequence[Mapping[Name, int]]) -> i
         waiting.setdefault(state, []).append(max(size, block))
         most = max(most, now)
     return most
-
-
-def lifted(chain: Chain, seconds: PathSeconds, *, lanes: str) -> dict[str, float]:
-    """By lane, the time of a step if that lane were twice as fast: what would lift the bound."""
-    return {lane: simulate(chain, _faster(seconds, lane), lanes=lanes).step_s for lane in (*LANES, "issue", "round")}
-
-
-# the lane whose work each figure is
-_LANE_OF = {
-    "load": "up",
-    "forward": "compute",
-    "backward": "compute",
-    "send": "down",
-    "save": "down",
-    "round": "round",
-    "updates": "host",
-    "copies": "host",
-    "values": "up",
-    "issue": "issue",
-    "files": "disk",
-}
-
-
-def _faster(seconds: PathSeconds, lane: str) -> PathSeconds:
-    """The same with a lane that is twice as fast."""
-
-    def halved(figures: LayerSeconds | PathSeconds) -> dict[str, Any]:
-        names = [entry.name for entry in fields(figures) if _LANE_OF.get(entry.name) == lane]
-        return {name: _half(getattr(figures, name)) for name in names}
-
-    return replace(seconds, layers=[replace(layer, **halved(layer)) for layer in seconds.layers], **halved(seconds))
-
-
-def _half(figure: Any) -> Any:
-    """Half of a number, or of each of several."""
-    if isinstance(figure, Mapping):
-        return {key: _half(value) for key, value in figure.items()}
-    return tuple(map(_half, figure)) if isinstance(figure, tuple) else figure / 2

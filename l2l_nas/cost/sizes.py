@@ -12,7 +12,7 @@ from l2l_nas.space.pool import Layer, LayerPool
 
 
 def state_bytes(relay: Relay, key: str, *, buffers: bool = True) -> int:
-    """Host memory of a state: weights, moments, step counts, and its buffers where they count."""
+    """Host memory of a state: weights, moments, step counts, and buffers."""
     layout = relay.server.rules.of(key).layout
     moments = sum(moment.num_bytes for moment in layout.moments)
     return layout.parameter_bytes + moments + 4 * len(layout.parameters) + buffers * layout.buffer_bytes

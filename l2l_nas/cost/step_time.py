@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from l2l_nas.cost.chain import Chain
 from l2l_nas.cost.device import DeviceBytes
@@ -14,10 +13,10 @@ from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
 from l2l_nas.cost.sizes import buffer_bytes, state_bytes, wire_bytes
 from l2l_nas.eps.file_storage import FRAMES
-from l2l_nas.eps.layout import layout_of
+from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.buffers import may_change
 from l2l_nas.relay.measure import Work
-from l2l_nas.relay.path import Name, last_to_learn
+from l2l_nas.relay.path import Name
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
@@ -47,20 +46,14 @@ class Prediction:
     launches: float  # share of the device's time in which it waits for operations to be launched
 
 
-class _LayerVisits(NamedTuple):
-    """A layer's visits, each of all micro-batches."""
-
-    forward: EqualVisits
-    backward: EqualVisits
+_LayerVisits = tuple[EqualVisits, EqualVisits]  # forward and backward, each of all micro-batches
 
 
 class StepTime:
     """Predicts the step times of architectures.
 
     Args:
-        relay: its slots, precision, budget and update policy decide.
         sizes: samples of each micro-batch.
-        hardware: what it would run on.
         in_files: whether states are in files, from which they are read for each load and each update; None: as the
             relay's.
 
@@ -94,7 +87,7 @@ class StepTime:
 
     def latency_ms(self, architecture: Architecture) -> float:
         """Milliseconds of a forward of the plain network on the device, for the same samples."""
-        return 1000 * sum(self._seconds(layer.forward) for layer in self._visits(self._path(architecture)))
+        return 1000 * sum(self._seconds(forward) for forward, _ in self._visits(self._path(architecture)))
 
     def work_of(self, architecture: Architecture) -> StepWork:
         """A step of plain training, as devices might share it: a sum at the end of each layer, either way."""
@@ -115,20 +108,17 @@ class StepTime:
         visits = self._visits(path)
         chain, seconds = self._chain(path), self._path_seconds(path, visits)
         # of each layer, the gradients that wait on the host
-        gradients = [
-            {
-                number: layouts[path.numbered.state(number)].parameter_bytes
-                for number in layer.trainable
-                if path.numbered.state(number) not in path.on_device
-            }
+        streamed: dict[Name, Layout] = {
+            n: layouts[state] for n, state in enumerate(path.numbered.states) if state not in path.on_device
+        }
+        gradients: list[dict[Name, int]] = [
+            {number: streamed[number].parameter_bytes for number in layer.trainable if number in streamed}
             for layer in path.numbered.layers
         ]
-        simulation = simulate(
-            chain, seconds, lanes=self._lanes, path=path.numbered if with_spans else None, gradients=gradients
-        )
+        names = path.numbered if with_spans else None
+        simulation = simulate(chain, seconds, lanes=self._lanes, path=names, gradients=gradients)
         trained = sum(layout.num_parameters for layout in layouts.values() if layout.is_trainable)
-        forward_s = sum(self._seconds(layer.forward) for layer in visits)
-        backward_s = sum(self._seconds(layer.backward) for layer in visits)
+        forward_s, backward_s = (sum(map(self._seconds, each)) for each in zip(*visits, strict=True))
         plain_s = forward_s + backward_s + self.hardware.device_update_s(trained)
         own_bytes = sum(state_bytes(relay, state) for state in path.states)
         weight_bytes = sum(layout.parameter_bytes for layout in layouts.values())
@@ -154,19 +144,12 @@ class StepTime:
         )
 
     def _host_bytes(self, path: RelayPath, gradient_bytes: int) -> tuple[int, int]:
-        """Host memory, and how much of it is pinned.
-
-        Args:
-            gradient_bytes: of gradients that wait on the host.
-        """
+        """Host memory, and how much of it is pinned, where so many bytes of gradients wait."""
         relay = self.relay
         spilled = relay.memory_plan(self._sizes).spilled
         crossing = sum(relay.stash.size_bytes(value, self._sizes) for value in spilled) + gradient_bytes
         stored_bytes = wire_bytes(relay.pool, self._stored(path), relay.config.precision.dtype)
-        saved_bytes = 0
-        if self._order is UpdateOrder.AHEAD:  # what states were before their updates
-            late = set(map(path.numbered.state, last_to_learn(path.numbered.layers)))
-            saved_bytes = sum(state_bytes(relay, s, buffers=False) for s in path.streamed if s not in late)
+        saved_bytes = path.saved_bytes(path.streamed(path.states)) if self._order is UpdateOrder.AHEAD else 0
         if self._in_files:
             states_bytes = FRAMES * max(state_bytes(relay, state) for state in relay.pool.states)
         else:
@@ -198,15 +181,15 @@ class StepTime:
         overlaps = self.hardware.lanes == "streams" and not self._in_files and not self.relay.config.memory.state_bytes
         return self.relay.config.update.order or UpdateOrder.of(self.relay.update, overlaps=overlaps)
 
-    def _stored(self, path: RelayPath) -> tuple[str, ...]:
+    def _stored(self, path: RelayPath) -> list[str]:
         """States whose weights are stored as they cross the link: all of a path, or none with `pinned=none`.
 
         See [Note: what crosses] in `eps/wire.py`.
         """
         relay = self.relay
         if self._in_files or (relay.precision == "fp32" and self.hardware.lanes != "streams"):
-            return ()
-        return path.streamed if relay.wire.stores else ()
+            return []
+        return path.streamed(path.states) if relay.wire.stores else []
 
     def _seconds(self, visit: EqualVisits) -> float:
         return self.hardware.seconds(visit.work, self.relay.precision)
@@ -223,7 +206,7 @@ class StepTime:
             needs_gradient = not path.learning.isdisjoint(layer.reads)
             read_bytes = path.value_bytes(layer.reads) if needs_gradient else 0
             forward = of_all_batches(needs.forward, path.value_bytes(layer.writes))
-            visits.append(_LayerVisits(forward, of_all_batches(needs.backward, read_bytes)))
+            visits.append((forward, of_all_batches(needs.backward, read_bytes)))
         return visits
 
     def _path_seconds(self, path: RelayPath, visits: Sequence[_LayerVisits]) -> PathSeconds:
@@ -242,13 +225,11 @@ class StepTime:
                 rate = hardware.disk * tensor
                 files[number] = (weights / rate, (every - weights) / rate, every / rate)
         is_ahead = self._order is UpdateOrder.AHEAD
+        spilled = {n: relay.stash.size_bytes(path.numbered.value(n), self._sizes) for n in path.spill.values}
         return PathSeconds(
             [self._layer_seconds(layer, path, *pair, stored) for layer, pair in zip(path.layers, visits, strict=True)],
             updates,
-            {
-                number: relay.stash.size_bytes(path.numbered.value(number), self._sizes) / hardware.link_up
-                for number in path.spill.values
-            },
+            {number: (size / hardware.link_down, size / hardware.link_up) for number, size in spilled.items()},
             issue=hardware.step_s,
             copy=hardware.copy_s,
             batches=len(self._sizes),
@@ -261,7 +242,7 @@ class StepTime:
     ) -> LayerSeconds:
         """What crosses the link, and what the device computes: updates of what lives there, too."""
         pool, hardware, ways = self.relay.pool, self.hardware, self.ways
-        streamed = [state for state in layer.states if state not in path.on_device]
+        streamed = path.streamed(layer.states)
         trained = {state: layout_of(pool, state) for state in layer.states if layout_of(pool, state).is_trainable}
         copied_s, round_s = self._load_seconds(streamed, stored)
         buffers = buffer_bytes(pool, layer.key, self.relay.config.precision.dtype)

@@ -1,13 +1,4 @@
-"""Costs by name: what an architecture costs, of which less is better. A new one is one entry here.
-
-parameters      weights; a repeated or tied one counts once
-flops           of one sample's forward pass
-streamed_bytes  that cross the link in a training step
-device_bytes    of device memory that a training step needs
-latency_ms      of the plain network; measured
-step_ms         of a training step; predicted for a hardware profile
-forward_ms      of the plain network's forward pass on as many samples; predicted for a hardware profile
-"""
+"""Costs by name: what an architecture costs, of which less is better. `catalogue.py` says how each is found."""
 
 from __future__ import annotations
 
@@ -20,28 +11,20 @@ from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.pool import Layer, LayerPool
 
 # what is reported behind a value, and on the axes of pictures; a cost of the user's own has neither
-UNITS = {
-    "parameters": "parameters",
-    "flops": "FLOPs",
-    "streamed_bytes": "streamed bytes",
-    "device_bytes": "device bytes",
-    "latency_ms": "ms",
-    "step_ms": "ms",
-    "forward_ms": "ms",
+_TOLD = {
+    "parameters": ("parameters", "number of parameters"),  # a repeated or tied one counts once
+    "flops": ("FLOPs", "FLOPs of a forward pass"),  # of one sample
+    "streamed_bytes": ("streamed bytes", "bytes streamed in a training step"),
+    "device_bytes": ("device bytes", "device bytes of a training step"),
+    "latency_ms": ("ms", "latency in ms"),
+    "step_ms": ("ms", "predicted ms of a training step"),
+    "forward_ms": ("ms", "predicted ms of a forward pass"),  # of the plain network, on as many samples
 }
-LABELS = {
-    "parameters": "number of parameters",
-    "flops": "FLOPs of a forward pass",
-    "streamed_bytes": "bytes streamed in a training step",
-    "device_bytes": "device bytes of a training step",
-    "latency_ms": "latency in ms",
-    "step_ms": "predicted ms of a training step",
-    "forward_ms": "predicted ms of a forward pass",
-}
-# found for a hardware profile, where one is named
-PREDICTED = ("step_ms", "forward_ms")
+UNITS = {name: unit for name, (unit, _) in _TOLD.items()}
+LABELS = {name: label for name, (_, label) in _TOLD.items()}
+PREDICTED = ("step_ms", "forward_ms")  # found for a hardware profile, where one is named
 BYTES = ("streamed_bytes", "device_bytes")
-COUNTS = ("parameters", "flops", "streamed_bytes", "device_bytes")
+COUNTS = ("parameters", "flops", *BYTES)
 
 
 def format_cost(name: str, value: float) -> str:
@@ -52,12 +35,8 @@ def format_cost(name: str, value: float) -> str:
 def readable(name: str, value: float) -> str:
     """A value as tables and pages tell it: counts whole, bytes as KiB or MiB, milliseconds as such."""
     if name in BYTES:
-        size, unit = value, "B"
-        for unit in ("B", "KiB", "MiB", "GiB"):
-            if abs(size) < 1024 or unit == "GiB":
-                break
-            size /= 1024
-        return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+        power = max(0, min(3, (int(abs(value)).bit_length() - 1) // 10))
+        return f"{value / 1024**power:,.1f} {' KMG'[power]}iB" if power else f"{value:,.0f} B"
     return f"{format_cost(name, value)} ms" if UNITS.get(name) == "ms" else format_cost(name, value)
 
 
@@ -78,11 +57,7 @@ class Cost:
 
 
 class Costs:
-    """All costs of a run, by name. Those measured are remembered.
-
-    Args:
-        costs: each name once.
-    """
+    """All costs of a run, by name. Those measured are remembered."""
 
     def __init__(self, costs: Iterable[Cost]) -> None:
         self._costs = {cost.name: cost for cost in costs}
@@ -99,12 +74,12 @@ class Costs:
 
     def value(self, name: str, architecture: Architecture) -> float:
         """One cost; computed now, unless it was measured before."""
-        if (name, architecture) in self._measured:
-            return self._measured[name, architecture]
-        value = self._costs[name].compute(architecture)
-        if self._costs[name].is_measured:
-            self._measured[name, architecture] = value
-        return value
+        cost, key = self._costs[name], (name, architecture)
+        if not cost.is_measured:
+            return cost.compute(architecture)
+        if key not in self._measured:
+            self._measured[key] = cost.compute(architecture)
+        return self._measured[key]
 
     def figures(self, architecture: Architecture, *, measure: Iterable[str] = ()) -> dict[str, float]:
         """All costs that take no time, those measured before, and those asked for."""

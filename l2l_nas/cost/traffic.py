@@ -23,11 +23,7 @@ class StreamedBytes:
 
     Counted are weights and gradients with the norm of each, buffers that training changes, and inputs that wait on the
     host; of states that live on the device, buffers alone. Not counted is what no architecture changes: the mini-batch
-    and its loss.
-
-    Args:
-        relay: its slots, precision, budget and update policy decide.
-        sizes: samples of each micro-batch.
+    and its loss. `sizes` are samples of each micro-batch.
     """
 
     def __init__(self, relay: Relay, sizes: tuple[int, ...]) -> None:
@@ -48,7 +44,7 @@ class StreamedBytes:
         if step.op in (Op.STORE, Op.FETCH):
             return sum(self._sizes) * path.value_bytes([step.value])
         layer = path.layers[step.layer % len(path.layers)]  # behind the path comes the first layer of the next one
-        streamed = [state for state in layer.states if state not in path.on_device]
+        streamed = path.streamed(layer.states)
         match step.op:
             case Op.LOAD:
                 return wire_bytes(pool, streamed, dtype) + buffer_bytes(pool, layer.key, dtype)

@@ -1,7 +1,6 @@
 """Built-in families of layers: plain `nn.Module`s."""
 
-from l2l_nas.layers.attention import Heads, SelfAttention
-from l2l_nas.layers.by_name import ByName
+from l2l_nas.layers.attention import Heads, ParallelBlock, SelfAttention
 from l2l_nas.layers.conv import (
     AttentionBlock,
     CoarseBlock,
@@ -14,11 +13,9 @@ from l2l_nas.layers.conv import (
 from l2l_nas.layers.embedding import CappedHead, ClassHead, Embedding, MaskedHead
 from l2l_nas.layers.experts import MixtureOfExperts, Routing
 from l2l_nas.layers.feed_forward import FeedForward
-from l2l_nas.layers.joins import Sum, UpBlock, Zero
-from l2l_nas.layers.linear_attention import LinearAttention
-from l2l_nas.layers.parallel import ParallelBlock
+from l2l_nas.layers.joins import ByName, Sum, UpBlock, Zero
 from l2l_nas.layers.rotary import Rotary
-from l2l_nas.layers.state_space import StateHeads, StateSpace
+from l2l_nas.layers.state_space import LinearAttention, StateHeads, StateSpace
 from l2l_nas.layers.style import Style
 
 __all__ = [

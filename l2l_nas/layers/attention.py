@@ -1,4 +1,4 @@
-"""Self-attention, as a residual sub-layer with its own norm.
+"""Self-attention, as a residual sub-layer with its own norm, alone or beside a feed-forward network.
 
 A block of a published model is this and a feed-forward network. [batch, length, hidden] goes in and comes out. A method
 `extend` runs a sub-layer on the next tokens of a sequence, with what it must know of those before; see
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from l2l_nas.errors import DataError
+from l2l_nas.layers.feed_forward import FeedForward
 from l2l_nas.layers.rotary import Rotary, rotated
 from l2l_nas.layers.style import NORMS, Cache, Residual, Style
 
@@ -39,9 +40,6 @@ class Heads:
 
 class SelfAttention(Residual):
     """Self-attention.
-
-    Args:
-        hidden: width.
 
     Raises:
         ValueError: heads that do not go together.
@@ -177,3 +175,40 @@ class SelfAttention(Residual):
             products = products.masked_fill(~mask, -torch.inf)
         weights = functional.softmax(products, dim=-1, dtype=torch.float32).to(value.dtype)
         return functional.dropout(weights, dropout) @ value
+
+
+class ParallelBlock(nn.Module):
+    """Attention and a feed-forward network that both work on the block's input; their sum is added (GPT-NeoX)."""
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: Heads,
+        width: int,
+        *,
+        activation: str = "gelu",
+        rank: int | None = None,
+        style: Style | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention = SelfAttention(hidden, heads, style)
+        self.feed_forward = FeedForward(hidden, width, activation=activation, rank=rank, style=style)
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """[batch, length, hidden] in and out; see `SelfAttention.forward`."""
+        return self.attention(x, documents) + self._beside(x)
+
+    def extend(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
+        """The next tokens of a sequence; see `SelfAttention.extend`."""
+        outputs, cache = self.attention.extend(x, cache)
+        return outputs + self._beside(x), cache
+
+    def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Take over the attention, and of the network what a narrower one or one of this rank does."""
+        assert isinstance(original, ParallelBlock)
+        self.attention.begin_as(original.attention, inputs)
+        self.feed_forward.begin_as(original.feed_forward, inputs)
+
+    def _beside(self, x: Tensor) -> Tensor:
+        network = self.feed_forward
+        return network.changes(network.added(network.before(x)))

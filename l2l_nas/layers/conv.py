@@ -12,123 +12,110 @@ from torch import Tensor, nn
 from l2l_nas.layers.style import ACTIVATIONS
 
 
-class ConvBlock(nn.Module):
-    """x + conv(relu(norm(x))).
-
-    Args:
-        channels: in and out.
-        kernel: odd, so that height and width stay.
-    """
-
-    def __init__(self, channels: int, *, kernel: int = 3) -> None:
+class _ImageBlock(nn.Module):
+    def __init__(self, channels: int) -> None:
         super().__init__()
         self.norm = nn.GroupNorm(1, channels)
-        self.act = nn.ReLU()
-        self.conv = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, height, width], the same shape out."""
-        return x + self.conv(self.act(self.norm(x)))
+        return x + self._added(self.norm(x))
+
+    def _added(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
-class SeparableBlock(nn.Module):
+class ConvBlock(_ImageBlock):
+    """x + conv(relu(norm(x))); the kernel is odd, so that height and width stay."""
+
+    def __init__(self, channels: int, *, kernel: int = 3) -> None:
+        super().__init__(channels)
+        self.act = nn.ReLU()
+        self.conv = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False)
+
+    def _added(self, x: Tensor) -> Tensor:
+        return self.conv(self.act(x))
+
+
+class SeparableBlock(_ImageBlock):
     """x + pointwise(depthwise(relu(norm(x)))): a convolution of a channel each, then one across channels.
 
-    Args:
-        channels: in and out.
-        kernel: odd, so that height and width stay.
+    The kernel is odd, so that height and width stay.
     """
 
     def __init__(self, channels: int, *, kernel: int = 3) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(1, channels)
+        super().__init__(channels)
         self.act = nn.ReLU()
         self.depthwise = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=channels, bias=False)
         self.pointwise = nn.Conv2d(channels, channels, 1, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width], the same shape out."""
-        return x + self.pointwise(self.depthwise(self.act(self.norm(x))))
+    def _added(self, x: Tensor) -> Tensor:
+        return self.pointwise(self.depthwise(self.act(x)))
 
 
-class ResidualMLP(nn.Module):
+class ResidualMLP(_ImageBlock):
     """x + a two-layer perceptron on the channels of every pixel.
 
     Args:
-        channels: in and out.
         expansion: hidden channels over channels.
         dropout: probability on the hidden channels.
     """
 
     def __init__(self, channels: int, *, expansion: int = 2, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(1, channels)
+        super().__init__(channels)
         self.up = nn.Conv2d(channels, expansion * channels, 1)
         self.act = nn.GELU()
         self.dropout = nn.Dropout(dropout)
         self.down = nn.Conv2d(expansion * channels, channels, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width], the same shape out."""
-        return x + self.down(self.dropout(self.act(self.up(self.norm(x)))))
+    def _added(self, x: Tensor) -> Tensor:
+        return self.down(self.dropout(self.act(self.up(x))))
 
 
-class CoarseBlock(nn.Module):
+class CoarseBlock(_ImageBlock):
     """x + enlarged(conv(relu(halved(norm(x))))): a convolution of 3x3 at half the height and width.
 
-    Args:
-        channels: in and out.
+    A last odd row or column is halved by itself.
     """
 
     def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(1, channels)
+        super().__init__(channels)
         self.halve = nn.AvgPool2d(2, ceil_mode=True)
         self.act = nn.ReLU()
         self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width], the same shape out; a last odd row or column is halved by itself."""
-        coarse = self.conv(self.act(self.halve(self.norm(x))))
-        return x + nn.functional.interpolate(coarse, size=x.shape[2:], mode="nearest")
+    def _added(self, x: Tensor) -> Tensor:
+        coarse = self.conv(self.act(self.halve(x)))
+        return nn.functional.interpolate(coarse, size=x.shape[2:], mode="nearest")
 
 
-class PoolBlock(nn.Module):
-    """x + average_pool(norm(x)), over 3x3 pixels, at the borders over those that there are.
-
-    Args:
-        channels: in and out.
-    """
+class PoolBlock(_ImageBlock):
+    """x + average_pool(norm(x)), over 3x3 pixels, at the borders over those that there are."""
 
     def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(1, channels)
+        super().__init__(channels)
         self.pool = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width], the same shape out."""
-        return x + self.pool(self.norm(x))
+    def _added(self, x: Tensor) -> Tensor:
+        return self.pool(x)
 
 
-class AttentionBlock(nn.Module):
+class AttentionBlock(_ImageBlock):
     """x + projection(attention(norm(x))): every pixel attends to all of them (arXiv 1706.03762, equation 1), one head.
 
-    Args:
-        channels: in and out; queries, keys and values are as wide.
+    Queries, keys and values are as wide as there are channels.
     """
 
     def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(1, channels)
+        super().__init__(channels)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.out = nn.Conv2d(channels, channels, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width], the same shape out."""
+    def _added(self, x: Tensor) -> Tensor:
         # written out: for so narrow a head torch's fused attention takes three times as long on a CPU
-        query, key, value = self.qkv(self.norm(x)).flatten(2).chunk(3, dim=1)
+        query, key, value = self.qkv(x).flatten(2).chunk(3, dim=1)
         weights = torch.softmax(query.transpose(1, 2) @ key * x.shape[1] ** -0.5, dim=-1)
-        return x + self.out((value @ weights.transpose(1, 2)).reshape(x.shape))
+        return self.out((value @ weights.transpose(1, 2)).reshape(x.shape))
 
 
 class InvertedResidual(nn.Module):
@@ -138,8 +125,7 @@ class InvertedResidual(nn.Module):
     section 5.3). As BatchNorm's running statistics are of one path, paths of shared weights are measured anew.
 
     Args:
-        channels: in.
-        width: between; where it is `channels`, nothing widens.
+        width: channels between; where it is `channels`, nothing widens.
         kernel: of the depthwise convolution, odd.
         out: channels; None: as many as in.
         stride: of the depthwise convolution; sizes are rounded up.

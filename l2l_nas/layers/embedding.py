@@ -12,8 +12,6 @@ class Embedding(nn.Module):
     """Token embeddings, with learned places and kinds of segments where asked for.
 
     Args:
-        vocabulary: number of tokens.
-        hidden: width.
         places: longest sequence, of learned places; 0: none.
         kinds: of segments, such as the two sentences of a pair; 0: none.
         style: whose dropout it has, and whose norm where `is_normed`.
@@ -63,14 +61,7 @@ class Embedding(nn.Module):
 
 
 class MaskedHead(nn.Module):
-    """BERT's head: a layer with a norm, then a score for each token of the vocabulary.
-
-    Args:
-        hidden: width.
-        vocabulary: number of tokens.
-        activation: a name in `ACTIVATIONS`.
-        style: whose norm it has.
-    """
+    """BERT's head: a layer with an activation of `ACTIVATIONS` and a norm, then a score for each token."""
 
     is_placewise = True
 
@@ -89,13 +80,7 @@ class MaskedHead(nn.Module):
 
 
 class ClassHead(nn.Module):
-    """BERT's head for whole sequences: what the first token has come to, then a score for each class.
-
-    Args:
-        hidden: width.
-        classes: number of classes.
-        style: whose dropout it has.
-    """
+    """BERT's head for whole sequences: what the first token has come to, then a score for each class."""
 
     def __init__(self, hidden: int, classes: int, *, style: Style | None = None) -> None:
         super().__init__()
@@ -111,13 +96,7 @@ class ClassHead(nn.Module):
 
 
 class CappedHead(nn.Linear):
-    """Scores of tokens, which are less than a cap: `cap * tanh(score / cap)` (arXiv 2408.00118, section 2).
-
-    Args:
-        hidden: width.
-        vocabulary: number of tokens.
-        cap: above 0.
-    """
+    """Scores of tokens, which are less than a cap: `cap * tanh(score / cap)` (arXiv 2408.00118, section 2)."""
 
     is_placewise = True
 

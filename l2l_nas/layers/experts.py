@@ -36,7 +36,6 @@ class MixtureOfExperts(Residual):
 
     Args:
         hidden, width: of the outer layers and of each expert's inner one.
-        routing: of tokens.
         activation: a name in `ACTIVATIONS`.
         is_gated: whether experts have a gate; see `FeedForward`.
         style: of the model; its `bias` is the router's too.
@@ -90,12 +89,7 @@ class MixtureOfExperts(Residual):
         return probabilities, weights, choices
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Take over the router, and of each expert the units that do most for the tokens that it gets.
-
-        Args:
-            original: a `MixtureOfExperts` of the same routing, with wider experts.
-            inputs: what it works on, [batch, ..., hidden].
-        """
+        """Take over the router, and of each expert the units that do most for the tokens that it gets."""
         assert isinstance(original, MixtureOfExperts)
         self.take_norms(original)
         self.router.load_state_dict(original.router.state_dict())

@@ -56,11 +56,8 @@ class FeedForward(Residual):
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         """Take over the units of a wider network that do most, or the nearest matrices of this rank.
 
-        What a unit does is the mean size of what it gives, times the norm of its weights.
-
-        Args:
-            original: a `FeedForward` of the same kind.
-            inputs: what it works on, [batch, ..., hidden].
+        What a unit does for `inputs` [batch, ..., hidden] is the mean size of what it gives, times the norm of its
+        weights.
         """
         assert isinstance(original, FeedForward)
         self.take_norms(original)

@@ -1,6 +1,6 @@
-"""State-space mixers: each token reads from a state of fixed size, into which those before it were written.
+"""State-space mixers and linear attention: a token reads from a state of fixed size, into which earlier ones wrote.
 
-A place costs the same however long the sequence is. `scan` is the recurrence that this and linear attention share.
+A place costs the same however long the sequence is. `scan` is the recurrence that both share.
 """
 
 from __future__ import annotations
@@ -26,15 +26,29 @@ class StateHeads:
     chunk: int = 64  # tokens that are worked on at once; it changes the speed, not the result
 
 
-class StateSpace(Residual):
+class _Recurrence(Residual):
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """[batch, length, hidden] in and out.
+
+        Args:
+            documents: int64 [batch, length]; states are emptied where the number changes. None: all are of one.
+        """
+        return self._run(x, None, documents)[0]
+
+    def extend(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
+        """The next tokens of a sequence; see `SelfAttention.extend`."""
+        return self._run(x, cache, None)
+
+    def _run(self, x: Tensor, cache: Cache | None, documents: Tensor | None) -> tuple[Tensor, Cache]:
+        raise NotImplementedError
+
+
+class StateSpace(_Recurrence):
     """Mamba-2's mixer (arXiv 2405.21060, sections 6 and 7) as a residual sub-layer.
 
     Of each token come what is written into the states, how much they decay before it, and what is read from them. It
-    equals transformers' Mamba2 in its torch path.
-
-    Args:
-        hidden: width.
-        style: of the model; the convolution has a bias in any case.
+    equals transformers' Mamba2 in its torch path. The convolution has a bias in any style. The cache holds what the
+    convolution sees of earlier tokens, and the states [batch, heads, size, state].
     """
 
     keep_dtype = ("step", "decay")  # small changes of a decay near 1 matter over many tokens
@@ -55,22 +69,7 @@ class StateSpace(Residual):
         self.out = nn.Linear(self.inner, hidden, bias=style.bias)
         style.draw(self.into, last=self.out)
 
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """[batch, length, hidden] in and out.
-
-        Args:
-            documents: int64 [batch, length]; states are emptied where the number changes. None: all are of one.
-        """
-        return self._mixed(x, None, documents)[0]
-
-    def extend(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
-        """The next tokens of a sequence; see `SelfAttention.extend`.
-
-        The cache holds what the convolution sees of earlier tokens, and the states [batch, heads, size, state].
-        """
-        return self._mixed(x, cache, None)
-
-    def _mixed(self, x: Tensor, cache: Cache | None, documents: Tensor | None) -> tuple[Tensor, Cache]:
+    def _run(self, x: Tensor, cache: Cache | None, documents: Tensor | None) -> tuple[Tensor, Cache]:
         heads, length = self.heads, x.shape[1]
         gate, mixed, step = self.into(self.before(x)).split([self.inner, self.mixed, heads.count], dim=-1)
         earlier = mixed.new_zeros(x.shape[0], heads.kernel - 1, self.mixed) if cache is None else cache[0]
@@ -108,6 +107,46 @@ class StateSpace(Residual):
             is_within = functional.pad(documents, (back, 0), value=-2)[:, :length] == documents
             total = total + seen[:, start : start + length] * self.conv.weight[:, 0, start] * is_within[..., None]
         return total
+
+
+class LinearAttention(_Recurrence):
+    """Causal linear attention (arXiv 2006.16236, section 3.2 and equation 7) as a residual sub-layer.
+
+    A token weighs itself and those before it by `f(query) . f(key)`, over their sum, with f = elu + 1. The cache holds
+    the states [batch, heads, size + 1, size]; the last row is the sum of features.
+
+    Args:
+        count: of heads.
+        chunk: tokens that are worked on at once; it changes the speed, not the result.
+
+    Raises:
+        ValueError: a width that heads do not divide.
+    """
+
+    def __init__(self, hidden: int, count: int, *, chunk: int = 64, style: Style | None = None) -> None:
+        style = style or Style()
+        super().__init__(hidden, style)
+        if hidden % count:
+            raise ValueError(f"a width of {hidden} is not divided by {count} heads")
+        self.count, self.chunk = count, chunk
+        self.query, self.key, self.value, self.out = (nn.Linear(hidden, hidden, bias=style.bias) for _ in range(4))
+        style.draw(self.query, self.key, self.value, last=self.out)
+
+    def _run(self, x: Tensor, cache: Cache | None, documents: Tensor | None) -> tuple[Tensor, Cache]:
+        normed, wide = self.before(x), torch.promote_types(x.dtype, torch.float32)
+        query, key, value = (
+            part(normed).unflatten(-1, (self.count, -1)).to(wide) for part in (self.query, self.key, self.value)
+        )
+        y, states = scan(
+            functional.pad(value, (0, 1), value=1.0),
+            emptied(query.new_zeros(query.shape[:3]), documents),
+            functional.elu(key) + 1,
+            functional.elu(query) + 1,
+            states=None if cache is None else cache[0],
+            chunk=self.chunk,
+        )
+        attended = y[..., :-1] / (y[..., -1:] + 1e-6)
+        return self.behind(x, self.out(attended.flatten(2).to(x.dtype))), (states,)
 
 
 def emptied(decay: Tensor, documents: Tensor | None) -> Tensor:

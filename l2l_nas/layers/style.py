@@ -23,12 +23,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 class OffsetRMSNorm(nn.Module):
-    """An RMS norm whose weights are what is added to 1 (Gemma); computed in float32.
-
-    Args:
-        width: of the last dimension.
-        eps: added to the mean square.
-    """
+    """An RMS norm whose weights are what is added to 1 (Gemma); computed in float32."""
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -69,12 +64,7 @@ class Style:
 
     @torch.no_grad()
     def draw(self, *layers: nn.Module | None, last: nn.Module | None = None) -> None:
-        """Draw the first weights of linear layers and embeddings.
-
-        Args:
-            layers: where these are.
-            last: further ones, of which the last is scaled down.
-        """
+        """Draw the first weights of the linear layers and embeddings in these; the last of `last` is scaled down."""
         modules = [part for layer in (*layers, last) if layer is not None for part in layer.modules()]
         drawn = [part for part in modules if isinstance(part, nn.Linear | nn.Embedding)]
         if self.deviation is not None:

@@ -30,8 +30,7 @@ from l2l_nas.layers import (
     Style,
 )
 from l2l_nas.layers.style import NORMS
-from l2l_nas.pretrained.config import SLIDING, Config
-from l2l_nas.pretrained.rope import rotary_of
+from l2l_nas.pretrained.config import SLIDING, Config, rotary_of
 from l2l_nas.pretrained.rows import FAMILIES, Names, Row
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
@@ -82,11 +81,7 @@ class Family:
     copies: Mapping[str, str]  # names that may be there in addition, and of which tensor each is a copy, as it is tied
 
     def pool(self, *, length: int | None = None, skips: bool = True) -> LayerPool:
-        """A pool of it, whose weights are drawn anew.
-
-        Args:
-            length: of sequences; the model's longest by default.
-            skips: whether attention and feed-forward sub-layers may be left out.
+        """A pool of it, whose weights are drawn anew; `skips` are of attention and feed-forward sub-layers.
 
         Raises:
             SpaceError: a length that the model has not.
@@ -112,11 +107,7 @@ class Family:
 
 
 def row_of(config: Mapping[str, Any]) -> Row:
-    """The family of a config, as data.
-
-    Raises:
-        SpaceError: an unknown family.
-    """
+    """The family of a config, as data; an unknown one is a `SpaceError`."""
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise SpaceError(f"config: 'model_type' is '{kind}'{did_you_mean(kind, list(FAMILIES))}")
@@ -134,8 +125,6 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 class _FamilyBuilder:
-    """Makes a family of its row and a config."""
-
     def __init__(self, row: Row, config: Config) -> None:
         config.only(row.only)
         self._row, self._config = row, config
@@ -153,7 +142,7 @@ class _FamilyBuilder:
         )
 
     def family(self) -> Family:
-        row, names = self._row, self._row.tensors
+        row, tensors = self._row, self._row.tensors
         positions = [("embedding", self._embedding)]
         for index, kind in enumerate(self._config.kinds(self._layers, row.windows)):
             positions += [(f"{name}_{index}", factory) for name, factory in self._block(kind).items()]
@@ -171,21 +160,19 @@ class _FamilyBuilder:
                     parameters_of[kind] = dict(factory().named_parameters())
             tied = ties[name] if self._is_tied and name == "head" else ""
             own_parameters = {key: parameter for key, parameter in parameters_of[kind].items() if key != tied}
-            block = names.block.format(number) if number else ""
+            block = tensors.block.format(number) if number else ""
             for key, source in self._sources(kind, own_parameters, block):
                 sources[name, key] = source
                 first, *others = own_parameters[key].shape
                 shape = (source.rows or first, *others)
                 shapes[source.name] = shape[::-1] if source.is_transposed else shape
-        originals = []
-        for name, factory in positions:
-            tie = {ties[name]: "embedding"} if self._is_tied and name in ties else {}
-            originals.append(Position(name, Candidate(ORIGINAL, factory, tie)))
-        copies = dict(names.copies)
+        tied_to = {name: {key: "embedding"} for name, key in ties.items()} if self._is_tied else {}
+        originals = [Position(name, Candidate(ORIGINAL, factory, tied_to.get(name, {}))) for name, factory in positions]
+        copies = dict(tensors.copies)
         if self._is_tied:
-            head = names.top["head.out" if row.is_masked else "head"]
+            head = tensors.names["head.out" if row.is_masked else "head"]
             copies[f"{head}.weight"] = sources["embedding", "token.weight"].name
-        return Family(tuple(originals), sources, shapes, self._vocabulary, self._length, names.ignored, copies)
+        return Family(tuple(originals), sources, shapes, self._vocabulary, self._length, tensors.ignored, copies)
 
     def _count(self, key: str) -> int:
         return self._config.count(self._row.keys[key])
@@ -196,38 +183,34 @@ class _FamilyBuilder:
     def _dropout(self, key: str) -> float:
         return self._config.number(self._row.keys[key], most=1.0, default=0.0) if key in self._row.keys else 0.0
 
+    def _above(self, key: str) -> float | None:
+        return self._config.above(self._row.keys[key]) if key in self._row.keys else None
+
     @property
     def _embedding(self) -> Factory:
-        options: dict[str, Any] = {}
-        if self._row.rope is None:
-            options["places"] = self._length
-        if "kinds" in self._row.keys:
-            options["kinds"] = self._count("kinds")
-        is_normed, dropout = "embedding.norm" in self._row.tensors.top, self._dropout("embedding_dropout")
-        if is_normed or dropout:
-            options["style"] = replace(self._style, dropout=dropout)
-        if is_normed:
-            options["is_normed"] = True
-        if self._row.is_scaled:
-            options["scale"] = self._hidden**0.5
-        return partial(Embedding, self._vocabulary, self._hidden, **options)
+        row, dropout = self._row, self._dropout("embedding_dropout")
+        is_normed = "embedding.norm" in row.tensors.names
+        options: dict[str, Any] = {
+            "places": row.rope is None and self._length,
+            "kinds": "kinds" in row.keys and self._count("kinds"),
+            "style": (is_normed or dropout) and replace(self._style, dropout=dropout),
+            "is_normed": is_normed,
+            "scale": row.is_scaled and self._hidden**0.5,
+        }
+        asked = {name: option for name, option in options.items() if option}
+        return partial(Embedding, self._vocabulary, self._hidden, **asked)
 
     @property
     def _head(self) -> Factory:
         if self._row.is_masked:
             activation = self._config.activation(self._row.keys["activation"], self._row.activations)
             return partial(MaskedHead, self._hidden, self._vocabulary, activation=activation, style=self._style)
-        cap = self._config.above(self._row.keys["cap"]) if "cap" in self._row.keys else None
-        if cap is not None:
+        if (cap := self._above("cap")) is not None:
             return partial(CappedHead, self._hidden, self._vocabulary, cap=cap)
         return partial(nn.Linear, self._hidden, self._vocabulary, bias=False)
 
     def _block(self, kind: str) -> dict[str, Factory]:
-        """The layers of a block, by what their positions are called.
-
-        Args:
-            kind: `FULL` or `SLIDING`.
-        """
+        """The layers of a block of a kind, `FULL` or `SLIDING`, by what their positions are called."""
         row, hidden, heads = self._row, self._hidden, self._heads(kind)
         wide = self._config.count(row.keys["width"], row.width_factor * hidden or REQUIRED)
         options: dict[str, Any] = {
@@ -244,39 +227,32 @@ class _FamilyBuilder:
         return {"attention": partial(SelfAttention, hidden, heads, self._style), "feedforward": inner}
 
     def _heads(self, kind: str) -> Heads:
-        row, config = self._row, self._config
-        count = self._count("heads")
+        row, config, count = self._row, self._config, self._count("heads")
         if count > self._hidden:
             raise SpaceError(f"config: {count} attention heads for a width of {self._hidden}")
-        shared, size = count, self._hidden // count
-        options: dict[str, Any] = {}
-        if "key_value" in row.keys:
-            options["key_value"] = shared = config.count(row.keys["key_value"], count)
-        if "size" in row.keys:
-            options["size"] = size = config.count(row.keys["size"], size)
-        if row.rope is not None:
-            options["rotary"] = rotary = rotary_of(config, row.rope, kind)
-            if count % shared or rotary.turning(size) % 2:
-                raise SpaceError(
-                    f"config: {count} attention heads of {size} with {shared} of keys and values; "
-                    "these divide them, and what turns of sizes is even"
-                )
-        if "scale" in row.keys and (scale := config.above(row.keys["scale"])) is not None:
-            options["scale"] = scale**-0.5
-        if "attention_cap" in row.keys:
-            options["cap"] = config.above(row.keys["attention_cap"])
-        if self._has(row.bias) != self._style.bias:
-            options["bias"] = self._has(row.bias)
-        if row.out_bias is not None:
-            options["out_bias"] = self._has(row.out_bias)
+        shared = config.count(row.keys["key_value"], count) if "key_value" in row.keys else None
+        size = config.count(row.keys["size"], self._hidden // count) if "size" in row.keys else None
+        rotary = rotary_of(config, row.rope, kind) if row.rope is not None else None
+        if rotary is not None and (count % (shared or count) or rotary.turning(size or self._hidden // count) % 2):
+            raise SpaceError(
+                f"config: {count} attention heads of {size or self._hidden // count} with {shared or count} of keys "
+                "and values; these divide them, and what turns of sizes is even"
+            )
+        scale, bias = self._above("scale"), self._has(row.bias)
         return Heads(
             count,
+            key_value=shared,
+            size=size,
+            rotary=rotary,
             window=config.window if kind == SLIDING else None,
             is_causal=not row.is_masked,
             is_normed=row.query_norm == "head",
             is_normed_whole=row.query_norm == "whole",
             dropout=self._dropout("attention_dropout"),
-            **options,
+            scale=None if scale is None else scale**-0.5,
+            cap=self._above("attention_cap"),
+            bias=None if bias == self._style.bias else bias,
+            out_bias=None if row.out_bias is None else self._has(row.out_bias),
         )
 
     @property

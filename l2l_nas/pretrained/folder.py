@@ -39,9 +39,6 @@ _CONSTANTS = (
 class Folder(Published):
     """A model in a Hugging Face folder.
 
-    Args:
-        path: the folder.
-
     Raises:
         StorageError: no such folder, no config or tensors in it, or a file that is damaged.
     """

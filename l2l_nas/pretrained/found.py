@@ -45,11 +45,10 @@ def found_model(
 ) -> FoundModel:
     """The model that a network is.
 
-    The config of the whole model gets the network's depth, width and heads; then the family of that config must have
-    the very layers of the network.
+    The config of the model that it was found in gets the network's depth, width and heads; then the family of that
+    config must have the very layers of the network.
 
     Args:
-        config: of the model that the network was found in.
         layers: the network's positions and candidates, in order, without those that are skipped.
         files: to write beside the config, by name.
 

@@ -47,9 +47,6 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 class GGUF(Published):
     """A model in a GGUF file.
 
-    Args:
-        path: the file.
-
     Raises:
         SettingError: the `gguf` library is missing.
         StorageError: no such file, damaged, or of another family.

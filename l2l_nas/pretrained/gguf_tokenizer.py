@@ -19,10 +19,6 @@ _SPLITS = {"llama-bpe": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}"}
 def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
     """A `tokenizers.Tokenizer`: byte-level BPE with the file's vocabulary and merges; control tokens are not cut.
 
-    Args:
-        metadata: of the file's header.
-        path: of the file, for errors.
-
     Raises:
         SettingError: the `tokenizers` library is missing.
         StorageError: no tokenizer in the file, one of another kind, or damaged.
@@ -45,10 +41,7 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
         supported = ", ".join(["gpt-2", "smollm", *_SPLITS])
         raise StorageError(f"{path} cuts text as {cut!r}; known are {supported}. Name a tokenizer.json instead")
     tokens = _texts(metadata, "tokens", path)
-    merges = []
-    for merge in _texts(metadata, "merges", path):
-        left, _, right = merge.partition(" ")
-        merges.append((left, right))
+    merges = [(left, right) for left, _, right in (text.partition(" ") for text in _texts(metadata, "merges", path))]
     kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens) or not isinstance(kinds, list) or len(kinds) != len(tokens):
@@ -57,10 +50,10 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = before
     tokenizer.decoder = decoders.ByteLevel()
-    whole = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
-    for token, kind in whole:  # each has its number already
-        added = AddedToken(token, special=kind == _CONTROL, normalized=False)
-        tokenizer.add_special_tokens([added]) if kind == _CONTROL else tokenizer.add_tokens([added])
+    for token, kind in zip(tokens, kinds, strict=True):  # each has its number already
+        if kind in (_CONTROL, _USER_DEFINED):
+            add = tokenizer.add_special_tokens if kind == _CONTROL else tokenizer.add_tokens
+            add([AddedToken(token, special=kind == _CONTROL, normalized=False)])
     return tokenizer
 
 

@@ -6,7 +6,7 @@ Nothing of a folder or file is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,18 +28,13 @@ from l2l_nas.text.tokenizer import Tokenizer
 
 _KINDS: Mapping[str, Callable[[Path], Published]] = {"hf": Folder, "gguf": GGUF}
 _MULTIPLE = 8  # widths of smaller layers are multiples of it
+_NETWORKS = (FeedForward, MixtureOfExperts, ParallelBlock)
 
 
 class PublishedPool(LayerPool):
-    """A pool of a published model's layers; `original` is the model itself.
+    """A pool of a published model's layers; `original` is the model itself."""
 
-    Attributes:
-        published: the files.
-        family: what they hold.
-        tokenizer: what its networks are trained with; None: the model's own.
-    """
-
-    tokenizer: Tokenizer | None = None
+    tokenizer: Tokenizer | None = None  # what its networks are trained with; None: the model's own
 
     def __init__(self, positions: Sequence[Position], published: Published, family: Family, *, length: int) -> None:
         super().__init__(positions, inputs=family.inputs(length))
@@ -52,12 +47,8 @@ class PublishedPool(LayerPool):
         config, tokenizer = self.published.config, self.tokenizer
         if tokenizer is not None:
             ends = tokenizer.end if len(tokenizer.ends) < 2 else sorted(tokenizer.ends)
-            config = {
-                **config,
-                "bos_token_id": tokenizer.begin,
-                "eos_token_id": ends,
-                "pad_token_id": tokenizer.padding,
-            }
+            own = {"bos_token_id": tokenizer.begin, "eos_token_id": ends, "pad_token_id": tokenizer.padding}
+            config = {**config, **own}
         return found_model(config, layers, self.beside)
 
     @property
@@ -112,26 +103,22 @@ def published_pool(
     """
     published = open_published(name)
     family = family_of(published.config)
-    published.check(family.shapes, family.ignored, family.copies)
+    published.check(family)
     chosen = min(family.length, 1024) if length is None else length
     family.inputs(chosen)
     positions = []
     for position in family.positions:
-        original = position.candidates[0]
-        more: list[Candidate] = []
-        kind = original.factory.func if isinstance(original.factory, partial) else None
-        if kind in (FeedForward, MixtureOfExperts, ParallelBlock):
-            more += [_narrower(original.factory, share, position.name) for share in widths]
-        if kind in (FeedForward, ParallelBlock):
-            more += [_low_rank(original.factory, share, position.name) for share in ranks]
-        if kind in (SelfAttention, ParallelBlock):
-            more += [_fewer(original.factory, count, position.name) for count in key_value]
-            more += [_windowed(original.factory, window, position.name) for window in windows]
-        if skips and kind in (FeedForward, MixtureOfExperts, ParallelBlock, SelfAttention):
+        factory: Any = position.candidates[0].factory
+        smaller = _smaller(factory, position.name, widths=widths, key_value=key_value, ranks=ranks, windows=windows)
+        more = [
+            Candidate(name, partial(factory.func, *args, **options, **factory.keywords))
+            for name, args, options in smaller
+        ]
+        if skips and factory.func in (SelfAttention, *_NETWORKS):
             more.append(skip())
         read = partial(_read, published, family.sources, position.name)
         weights = FirstWeights(read, f"{published.fingerprint} {position.name}")
-        candidate = Candidate(ORIGINAL, original.factory, original.tied, weights=weights)
+        candidate = Candidate(ORIGINAL, factory, position.candidates[0].tied, weights=weights)
         positions.append(position.with_candidates([candidate, *more]))
     return PublishedPool(positions, published, family, length=chosen)
 
@@ -141,40 +128,43 @@ def _read(published: Published, sources: Mapping[tuple[str, str], TensorSource],
     return source.take(published.read(source.name))
 
 
+def _smaller(
+    factory: Any,
+    position: str,
+    *,
+    widths: Sequence[float],
+    key_value: Sequence[int],
+    ranks: Sequence[float],
+    windows: Sequence[int],
+) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """Smaller layers than the model's own: the name of each, its arguments, and further ones by name."""
+    hidden, *others = factory.args
+    if factory.func in _NETWORKS:
+        for share in widths:
+            _check_share("widths", share, position)
+            wide = max(_MULTIPLE, round(share * factory.args[-1] / _MULTIPLE) * _MULTIPLE)
+            yield f"width_{wide}", (*factory.args[:-1], wide), {}
+    if factory.func in (FeedForward, ParallelBlock):
+        for share in ranks:
+            _check_share("ranks", share, position)
+            rank = max(1, round(share * hidden))
+            yield f"rank_{rank}", factory.args, {"rank": rank}
+    if factory.func not in (SelfAttention, ParallelBlock):
+        return
+    heads, *rest = others
+    whole = heads.key_value or heads.count
+    for count in key_value:
+        if count < 1 or whole % count or count == whole:
+            raise SpaceError(
+                f"key_value heads must divide the model's {whole} and be fewer, got {count}", position=position
+            )
+        yield f"key_value_{count}", (hidden, replace(heads, key_value=count), *rest), {}
+    for window in windows:
+        if window < 1:
+            raise SpaceError(f"windows are of at least 1 token, got {window}", position=position)
+        yield f"window_{window}", (hidden, replace(heads, window=window), *rest), {}
+
+
 def _check_share(setting: str, share: float, position: str) -> None:
     if not 0 < share < 1:
         raise SpaceError(f"{setting} are shares between 0 and 1, got {share}", position=position)
-
-
-def _narrower(factory: Any, share: float, position: str) -> Candidate:
-    _check_share("widths", share, position)
-    *others, width = factory.args
-    wide = max(_MULTIPLE, round(share * width / _MULTIPLE) * _MULTIPLE)
-    return Candidate(f"width_{wide}", partial(factory.func, *others, wide, **factory.keywords))
-
-
-def _low_rank(factory: Any, share: float, position: str) -> Candidate:
-    _check_share("ranks", share, position)
-    rank = max(1, round(share * factory.args[0]))  # of the width of the model
-    return Candidate(f"rank_{rank}", partial(factory.func, *factory.args, rank=rank, **factory.keywords))
-
-
-def _fewer(factory: Any, count: int, position: str) -> Candidate:
-    heads = factory.args[1]
-    whole = heads.key_value or heads.count
-    if count < 1 or whole % count or count == whole:
-        raise SpaceError(
-            f"key_value heads must divide the model's {whole} and be fewer, got {count}", position=position
-        )
-    return _changed_heads(factory, f"key_value_{count}", key_value=count)
-
-
-def _windowed(factory: Any, window: int, position: str) -> Candidate:
-    if window < 1:
-        raise SpaceError(f"windows are of at least 1 token, got {window}", position=position)
-    return _changed_heads(factory, f"window_{window}", window=window)
-
-
-def _changed_heads(factory: Any, name: str, **change: Any) -> Candidate:
-    hidden, heads, *rest = factory.args
-    return Candidate(name, partial(factory.func, hidden, replace(heads, **change), *rest, **factory.keywords))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
-from l2l_nas.pretrained.config import FULL, SLIDING
-from l2l_nas.pretrained.rope import RopeFields
+from l2l_nas.pretrained.config import FULL, SLIDING, RopeFields
 
 Names = Mapping[str, str]
 
@@ -31,24 +29,32 @@ _LLAMA_KEYS: Names = {
 }
 
 
-# what the tensors of llama are called, by what ours are
-_TOP = {"embedding.token": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-_PROJECTED = {name: f"self_attn.{theirs}_proj" for name, theirs in zip(("query", "key", "value"), "qkv", strict=True)}
-_ATTENTION = {**_PROJECTED, "out": "self_attn.o_proj", "norm": "input_layernorm"}
-_NORMED = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
-_NETWORK = {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
-_INNER = {**_NETWORK, "norm": "post_attention_layernorm"}
-_BLOCK = "model.layers.{}."
+# what the tensors of llama are called, by position and part of ours; `*` is the number of an expert
+_LLAMA: Names = {
+    "embedding.token": "model.embed_tokens",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "attention.norm": "input_layernorm",
+    **{f"feed_forward.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    "feed_forward.norm": "post_attention_layernorm",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+_QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+_ADDED_NORMS = {
+    "attention.added_norm": "post_attention_layernorm",
+    "feed_forward.added_norm": "post_feedforward_layernorm",
+}
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """What the tensors of a family are called, by what ours are; as those of llama by default."""
+    """What the tensors of a family are called; as those of llama by default."""
 
-    attention: Names = field(default_factory=lambda: _ATTENTION)
-    feed_forward: Names = field(default_factory=lambda: _INNER)  # `*` is the number of an expert
-    top: Names = field(default_factory=lambda: _TOP)  # embedding, last norm and head
-    block: str = _BLOCK  # what names of a block begin with, `{}` for its number
+    names: Names = field(default_factory=lambda: _LLAMA)
+    block: str = "model.layers.{}."  # what names of a block begin with, `{}` for its number
     # tensors that hold several of our parts, one behind the other, and which
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_by_head: bool = False  # whether they do so within each head
@@ -56,15 +62,6 @@ class Tensors:
     base: str = "model."  # what names of a model without its head lack
     ignored: tuple[str, ...] = ()  # beginnings of names that may be there in addition: other heads
     copies: Names = field(default_factory=dict)  # names that may be there in addition: each a copy of which tensor
-
-    @cached_property
-    def names(self) -> Names:
-        """All of them, by position and part: "attention.query", "feed_forward.up", "embedding.token"."""
-        return {
-            **self.top,
-            **{f"attention.{part}": name for part, name in self.attention.items()},
-            **{f"feed_forward.{part}": name for part, name in self.feed_forward.items()},
-        }
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,7 @@ class Row:
 
 _UNTIED = {"tie_word_embeddings": False}
 _LATE = {"sliding_window": 4096, "max_window_layers": 28}
-_ATTENTION_BOTH = {**_ATTENTION, "added_norm": "post_attention_layernorm"}
-_INNER_BOTH = {**_NETWORK, "norm": "pre_feedforward_layernorm", "added_norm": "post_feedforward_layernorm"}
+_GEMMA_NAMES = {**_LLAMA, **_ADDED_NORMS, "feed_forward.norm": "pre_feedforward_layernorm"}
 _GEMMA = Row(
     defaults={
         "tie_word_embeddings": True,
@@ -119,7 +115,7 @@ _GEMMA = Row(
 )
 _GEMMA_2 = replace(
     _GEMMA,
-    tensors=Tensors(_ATTENTION_BOTH, _INNER_BOTH),
+    tensors=Tensors(_GEMMA_NAMES),
     keys={
         **_LLAMA_KEYS,
         "activation": "hidden_activation",
@@ -143,12 +139,12 @@ FAMILIES: Mapping[str, Row] = {
     "bert": Row(
         Tensors(
             {
-                **{name: f"attention.self.{name}" for name in ("query", "key", "value")},
-                "out": "attention.output.dense",
-                "norm": "attention.output.LayerNorm",
-            },
-            {"up": "intermediate.dense", "down": "output.dense", "norm": "output.LayerNorm"},
-            {
+                **{f"attention.{name}": f"attention.self.{name}" for name in ("query", "key", "value")},
+                "attention.out": "attention.output.dense",
+                "attention.norm": "attention.output.LayerNorm",
+                "feed_forward.up": "intermediate.dense",
+                "feed_forward.down": "output.dense",
+                "feed_forward.norm": "output.LayerNorm",
                 "embedding.token": "bert.embeddings.word_embeddings",
                 "embedding.place": "bert.embeddings.position_embeddings",
                 "embedding.kind": "bert.embeddings.token_type_embeddings",
@@ -189,9 +185,12 @@ FAMILIES: Mapping[str, Row] = {
     ),
     "gpt2": Row(
         Tensors(
-            {"out": "attn.c_proj", "norm": "ln_1"},
-            {"up": "mlp.c_fc", "down": "mlp.c_proj", "norm": "ln_2"},
             {
+                "attention.out": "attn.c_proj",
+                "attention.norm": "ln_1",
+                "feed_forward.up": "mlp.c_fc",
+                "feed_forward.down": "mlp.c_proj",
+                "feed_forward.norm": "ln_2",
                 "embedding.token": "transformer.wte",
                 "embedding.place": "transformer.wpe",
                 "norm": "transformer.ln_f",
@@ -240,13 +239,12 @@ FAMILIES: Mapping[str, Row] = {
     ),
     "mixtral": Row(
         Tensors(
-            feed_forward={
-                "router": "block_sparse_moe.gate",
-                **{
-                    f"experts.*.{ours}": f"block_sparse_moe.experts.*.{theirs}"
-                    for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
-                },
-                "norm": "post_attention_layernorm",
+            {
+                **_LLAMA,
+                "feed_forward.router": "block_sparse_moe.gate",
+                "feed_forward.experts.*.gate": "block_sparse_moe.experts.*.w1",
+                "feed_forward.experts.*.up": "block_sparse_moe.experts.*.w3",
+                "feed_forward.experts.*.down": "block_sparse_moe.experts.*.w2",
             },
         ),
         defaults={**_UNTIED, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
@@ -256,7 +254,7 @@ FAMILIES: Mapping[str, Row] = {
         is_mixture=True,
     ),
     "qwen3": Row(
-        Tensors({**_ATTENTION, **_NORMED}),
+        Tensors({**_LLAMA, **_QUERY_NORMS}),
         defaults={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32, "head_dim": 128},
         query_norm="head",
         windows="late",
@@ -272,7 +270,7 @@ FAMILIES: Mapping[str, Row] = {
     "gemma2": _GEMMA_2,
     "gemma3_text": replace(
         _GEMMA_2,
-        tensors=Tensors({**_ATTENTION_BOTH, **_NORMED}, _INNER_BOTH),
+        tensors=Tensors({**_GEMMA_NAMES, **_QUERY_NORMS}),
         defaults={
             **_GEMMA.defaults,
             "num_key_value_heads": 4,
@@ -283,21 +281,14 @@ FAMILIES: Mapping[str, Row] = {
         query_norm="head",
     ),
     "phi3": Row(
-        Tensors(
-            {"out": "self_attn.o_proj", "norm": "input_layernorm"},
-            {"down": "mlp.down_proj", "norm": "post_attention_layernorm"},
-            fused={"self_attn.qkv_proj": ("query", "key", "value"), "mlp.gate_up_proj": ("gate", "up")},
-        ),
+        Tensors(fused={"self_attn.qkv_proj": ("query", "key", "value"), "mlp.gate_up_proj": ("gate", "up")}),
         keys={**_LLAMA_KEYS, "dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop"},
         defaults={**_UNTIED, "rms_norm_eps": 1e-5},
         rope=RopeFields({FULL: ("rope_theta", 10_000.0)}, share=("partial_rotary_factor", 1.0), kinds=("default",)),
         windows="all",
     ),
     "olmo2": Row(
-        Tensors(
-            {**_PROJECTED, **_NORMED, "out": "self_attn.o_proj", "added_norm": "post_attention_layernorm"},
-            {**_NETWORK, "added_norm": "post_feedforward_layernorm"},
-        ),
+        Tensors({**_LLAMA, **_QUERY_NORMS, **_ADDED_NORMS}),
         defaults={**_UNTIED, "rms_norm_eps": 1e-5},
         norm_place="added",
         query_norm="whole",
@@ -305,9 +296,15 @@ FAMILIES: Mapping[str, Row] = {
     ),
     "gpt_neox": Row(
         Tensors(
-            {"out": "attention.dense", "norm": "input_layernorm"},
-            {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "norm": "post_attention_layernorm"},
-            {"embedding.token": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
+            {
+                **_LLAMA,
+                "attention.out": "attention.dense",
+                "feed_forward.up": "mlp.dense_h_to_4h",
+                "feed_forward.down": "mlp.dense_4h_to_h",
+                "embedding.token": "gpt_neox.embed_in",
+                "norm": "gpt_neox.final_layer_norm",
+                "head": "embed_out",
+            },
             "gpt_neox.layers.{}.",
             fused={"attention.query_key_value": ("query", "key", "value")},
             is_by_head=True,

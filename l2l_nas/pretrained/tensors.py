@@ -14,23 +14,18 @@ from torch import Tensor
 
 from l2l_nas.contents.tensors import refuse_non_finite
 from l2l_nas.errors import StorageError
+from l2l_nas.pretrained.families import Family
 from l2l_nas.text.tokenizer import Tokenizer
 
 _NAMED = 3  # tensors that an error names
 
 
 class Published(ABC):
-    """A model as others publish it.
+    """A model as others publish it."""
 
-    Attributes:
-        path: its folder or file.
-        config: as in its config.json, with `model_type`.
-        shapes: of all tensors, by the names that `transformers` gives them.
-    """
-
-    path: Path
-    config: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
+    path: Path  # its folder or file
+    config: Mapping[str, Any]  # as in its config.json, with `model_type`
+    shapes: Mapping[str, tuple[int, ...]]  # of all tensors, by the names that `transformers` gives them
 
     def read(self, name: str) -> Tensor:
         """One tensor, of the dtype it is stored in, in memory of its own.
@@ -43,8 +38,7 @@ class Published(ABC):
         return tensor
 
     @abstractmethod
-    def _read(self, name: str) -> Tensor:
-        """One tensor, as the file holds it."""
+    def _read(self, name: str) -> Tensor: ...
 
     @abstractmethod
     def sample(self, name: str) -> bytes:
@@ -76,23 +70,16 @@ class Published(ABC):
             digest.update(self.sample(name))
         return digest.hexdigest()[:16]
 
-    def check(
-        self, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...], copies: Mapping[str, str]
-    ) -> None:
-        """Compare the tensors that there are with those of the architecture.
-
-        Args:
-            expected: shapes by name.
-            ignored: beginnings of names that may be there in addition.
-            copies: names that may be there in addition, with the tensor that each is a copy of.
+    def check(self, family: Family) -> None:
+        """Compare the tensors that there are with those of a family.
 
         Raises:
-            StorageError: tensors are missing, have other shapes, are not part of the architecture, or are no copies.
+            StorageError: tensors are missing, have other shapes, are not part of the family, or are no copies.
         """
-        missing = [name for name in expected if name not in self.shapes]
-        copies = {name: original for name, original in copies.items() if name in self.shapes}
-        more = self.shapes.keys() - expected.keys() - copies.keys()
-        extra = sorted(name for name in more if not name.startswith(ignored))
+        missing = [name for name in family.shapes if name not in self.shapes]
+        copies = {name: original for name, original in family.copies.items() if name in self.shapes}
+        more = self.shapes.keys() - family.shapes.keys() - copies.keys()
+        extra = sorted(name for name in more if not name.startswith(family.ignored))
         if missing:
             raise StorageError(f"{self.path} lacks {_listed(missing)}, which its config asks for; get the files again")
         if extra:
@@ -100,7 +87,7 @@ class Published(ABC):
                 f"{self.path} has {_listed(extra)}, which a {self.config.get('model_type')} model of its config does "
                 "not have; was it changed (adapters, another head)? Save the plain model anew"
             )
-        for name, shape in expected.items():
+        for name, shape in family.shapes.items():
             if self.shapes[name] != shape:
                 raise StorageError(
                     f"{self.path}: {name} is {list(self.shapes[name])}, its config asks for {list(shape)}; config and "

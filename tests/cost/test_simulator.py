@@ -108,7 +108,7 @@ def test_no_step_is_shorter_than_the_work_of_its_busiest_lane_nor_longer_than_al
     seconds = PathSeconds(
         [LayerSeconds(*(draw.random() for _ in range(5))) for _ in range(depth)],
         {i: draw.random() for i in range(depth)},
-        {name: draw.random() for name in spilled},
+        {name: (draw.random(), draw.random()) for name in spilled},
     )
     chain = Chain.of(path, shape, steps=6)
     for lanes in ("streams", "threads"):
@@ -118,6 +118,20 @@ def test_no_step_is_shorter_than_the_work_of_its_busiest_lane_nor_longer_than_al
         twice = lifted(chain, seconds, lanes=lanes)
         assert all(step_s <= found.step_s + 1e-9 for step_s in twice.values())
         assert twice["disk"] == found.step_s  # which had nothing to do
+
+
+def test_a_faster_link_lifts_the_copies_of_its_own_direction():
+    depth = 6
+    spilled = frozenset(range(1, depth))
+    chain = Chain.of(path_of(depth), RelayShape(slots=2, spill=Spill(spilled)))
+    layer = LayerSeconds(0, 0.01, 0.01, 0)
+    stored = seconds_of(depth, layer, values=dict.fromkeys(spilled, (4.0, 0.01)))
+    fetched = seconds_of(depth, layer, values=dict.fromkeys(spilled, (0.01, 4.0)))
+    for seconds, lane, other in ((stored, "down", "up"), (fetched, "up", "down")):
+        found, twice = simulate(chain, seconds), lifted(chain, seconds, lanes="streams")
+        assert found.binds == lane
+        assert twice[lane] < 0.6 * found.step_s
+        assert twice[other] > 0.99 * found.step_s
 
 
 def test_spans_are_those_of_all_steps_and_lanes_do_one_thing_at_a_time():

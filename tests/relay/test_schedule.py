@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 
-from l2l_nas.cost.chain import LANES, RelayShape, _ChainBuilder
+from l2l_nas.cost.chain import LANES, Chain, RelayShape
 from l2l_nas.relay import step as step_module
 from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.lanes import Future
@@ -87,7 +87,7 @@ def test_what_the_executor_submits_are_the_pieces_of_the_simulator(name, monkeyp
     for step in range(4):
         train(relay, choices, step=step, upcoming=choices)
     relay.drain()
-    chain = _ChainBuilder(relay.numbered(pool.architecture(choices)).layers, RelayShape())
+    chain = Chain(relay.numbered(pool.architecture(choices)).layers, RelayShape())
     for plan in plans:
         chain.add(plan)
     work = list(chain.work)
