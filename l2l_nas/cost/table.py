@@ -11,7 +11,7 @@ from l2l_nas.space.constraint import Constraint
 from l2l_nas.space.pool import Layer, LayerPool
 
 # what is reported behind a value, and on the axes of pictures; a cost of the user's own has neither
-_TOLD = {
+_UNITS_AND_LABELS = {
     "parameters": ("parameters", "number of parameters"),  # a repeated or tied one counts once
     "flops": ("FLOPs", "FLOPs of a forward pass"),  # of one sample
     "streamed_bytes": ("streamed bytes", "bytes streamed in a training step"),
@@ -20,8 +20,8 @@ _TOLD = {
     "step_ms": ("ms", "predicted ms of a training step"),
     "forward_ms": ("ms", "predicted ms of a forward pass"),  # of the plain network, on as many samples
 }
-UNITS = {name: unit for name, (unit, _) in _TOLD.items()}
-LABELS = {name: label for name, (_, label) in _TOLD.items()}
+UNITS = {name: unit for name, (unit, _) in _UNITS_AND_LABELS.items()}
+LABELS = {name: label for name, (_, label) in _UNITS_AND_LABELS.items()}
 PREDICTED = ("step_ms", "forward_ms")  # found for a hardware profile, where one is named
 BYTES = ("streamed_bytes", "device_bytes")
 COUNTS = ("parameters", "flops", *BYTES)
