@@ -42,23 +42,19 @@ class Compiled:
         if kind not in self._known:
             code = meta_copy(template.module)  # `functional_call` gives it tensors, while a lane may read a template
             self._known[kind] = code, torch.compile(_runner(code, len(self._known)), backend=self._backend)
-        template.call = _CompiledCall(*self._known[kind], template.module)
-        template.call_again = template.call
+        template.call = template.call_again = _compiled_call(*self._known[kind], template.module)
 
 
 def what_lacks(device: Device) -> str:
     """Name what `torch.compile` lacks to compile for a device, and warn of it; empty if nothing."""
-    lacking = _lacking(device)
+    if device.torch_device.type == "cuda":
+        lacking = "" if importlib.util.find_spec("triton") else "torch.compile needs the package triton on CUDA"
+    else:
+        names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+        lacking = "" if any(map(shutil.which, names)) else "torch.compile needs a C++ compiler (g++ or clang++)"
     if lacking:
         warnings.warn(f"relay.layers=compile has no effect: {lacking}", stacklevel=4)
     return lacking
-
-
-def _lacking(device: Device) -> str:
-    if device.torch_device.type == "cuda":
-        return "" if importlib.util.find_spec("triton") else "torch.compile needs the package triton on CUDA"
-    names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
-    return "" if any(shutil.which(name) for name in names) else "torch.compile needs a C++ compiler (g++ or clang++)"
 
 
 def _runner(module: nn.Module, number: int) -> Callable[..., Any]:
@@ -70,7 +66,7 @@ def _runner(module: nn.Module, number: int) -> Callable[..., Any]:
     return types.FunctionType(run.__code__.replace(co_name=f"run{number}"), globals(), closure=run.__closure__)
 
 
-class _CompiledCall:
+def _compiled_call(code: nn.Module, run: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
     """A template's forward by its kind's graph.
 
     Args:
@@ -78,20 +74,16 @@ class _CompiledCall:
         run: its compiled form.
         module: the template's own module.
     """
+    named = dict(module.named_buffers(remove_duplicate=False))
+    apart = {id(buffer): _apart(buffer) for buffer in named.values()}  # one, whatever its names
+    buffers = {name: apart[id(buffer)] for name, buffer in named.items()}
 
-    def __init__(self, code: nn.Module, run: Callable[..., Any], module: nn.Module) -> None:
-        self._code = code
-        self._run = run
-        self._module = module
-        buffers = dict(module.named_buffers(remove_duplicate=False))
-        apart = {id(buffer): _apart(buffer) for buffer in buffers.values()}  # one, whatever its names
-        self._buffers = {name: apart[id(buffer)] for name, buffer in buffers.items()}
+    def call(*inputs: Tensor) -> Any:
+        if code.training != module.training:
+            code.train(module.training)
+        return run({**dict(module.named_parameters(remove_duplicate=False)), **buffers}, *inputs)
 
-    def __call__(self, *inputs: Tensor) -> Any:
-        if self._code.training != self._module.training:
-            self._code.train(self._module.training)
-        parameters: dict[str, Tensor] = dict(self._module.named_parameters(remove_duplicate=False))
-        return self._run({**parameters, **self._buffers}, *inputs)
+    return call
 
 
 def _apart(buffer: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Capture(Protocol):
 class Device(Protocol):
     """A compute device and its streams.
 
-    A mark is a point on a stream; None where work is done when the call returns.
+    A mark is a point on a stream; None where work is done when the call returns, as the methods here have it.
 
     Attributes:
         host_threads: for work on the host beside the device's; None: as many as torch has.
@@ -73,27 +73,34 @@ class Device(Protocol):
 
         That of "compute" is the caller's own; that of "host" updates states that live on the device.
         """
+        del lane
+        return contextlib.nullcontext()
 
     def mark(self, *, timed: bool = False) -> Any:
         """Put a mark on the current stream."""
+        return None
 
     def stream_wait(self, mark: Any) -> None:
         """Have the current stream wait for a mark."""
+        return
 
     def wait(self, mark: Any) -> None:
         """Have this thread wait for a mark."""
+        return
 
     def is_over(self, mark: Any) -> bool:
         """Ask whether the work before a mark is done."""
+        return True
 
     def elapsed_s(self, start: Any, end: Any) -> float:
         """Tell the seconds between two timed marks."""
 
     def delay(self, seconds: float) -> None:
         """Have the current stream do nothing for about so long, for a stress test."""
+        time.sleep(seconds)
 
 
-class Cpu:
+class Cpu(Device):
     """The host as the device: a lane's work is done when its function returns.
 
     Args:
@@ -124,27 +131,8 @@ class Cpu:
         # the generator's own method: a hundred times faster than `torch.manual_seed`, which asks every backend
         torch.default_generator.manual_seed(seed)
 
-    def stream(self, lane: str) -> AbstractContextManager[object]:
-        del lane
-        return contextlib.nullcontext()
-
-    def mark(self, *, timed: bool = False) -> None:
-        pass
-
-    def stream_wait(self, mark: None) -> None:
-        pass
-
-    def wait(self, mark: None) -> None:
-        pass
-
-    def is_over(self, mark: None) -> bool:
-        return True
-
     def elapsed_s(self, start: None, end: None) -> float:
         raise NotImplementedError("there are no marks on a CPU")
-
-    def delay(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 def open_device(name: str | torch.device | Device = "auto") -> Device:

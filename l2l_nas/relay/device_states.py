@@ -30,21 +30,11 @@ _IDLE_STEPS = 32  # without use, after which a state makes way for another
 
 @dataclass
 class _DeviceState:
-    """A state on the device.
-
-    Attributes:
-        state: without buffers.
-        blocks: what it lies in.
-        saved: its version when the host's state was the same.
-        on_host: the version of the host's state then.
-        used: the step of its last use.
-    """
-
-    state: LayerState
-    blocks: tuple[Tensor, ...]
-    saved: int
-    on_host: int
-    used: int
+    state: LayerState  # without buffers
+    blocks: tuple[Tensor, ...]  # what it lies in
+    saved: int  # its version when the host's state was the same
+    on_host: int  # the version of the host's state then
+    used: int  # the step of its last use
 
     @property
     def is_changed(self) -> bool:  # since the host's state was the same
@@ -94,16 +84,14 @@ class DeviceStates:
         return self._host.is_shared
 
     def put(self, key: str, state: LayerState) -> None:
-        if key in self:
-            self._drop(key)
+        self._drop([key] if key in self else [])
         self._host.put(key, state)
 
     def put_new(self, key: str, state: LayerState) -> None:
         self._host.put_new(key, state)
 
     def clear(self) -> None:
-        for key in list(self._states):
-            self._drop(key)
+        self._drop(list(self._states))
         self._host.clear()
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
@@ -145,7 +133,7 @@ class DeviceStates:
                     self._device.wait(self._device.mark())  # its blocks go to another state
                     raise
         except BaseException as error:
-            self._drop(key)
+            self._drop([key])
             if was_changed:
                 self._lose(key, error)
             raise
@@ -159,24 +147,22 @@ class DeviceStates:
     @property
     def num_bytes(self) -> int:
         """Device memory of all that is here, and of blocks that wait for another state."""
-        used = [entry.blocks for entry in self._states.values()]
+        used = (entry.blocks for entry in self._states.values())
         return sum(block.numel() for blocks in (*used, *self._free) for block in blocks)
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything here is newer than on the host."""
         return any(entry.is_changed for entry in self._states.values())
 
     def stale(self) -> list[str]:
         """States that were changed on the host since they came."""
         if not self._host.is_lasting:
             return []
-        found = []
-        for key, entry in self._states.items():
-            with self._host.reading(key, Part.BUFFERS) as host:
-                if host.version != entry.on_host:
-                    found.append(key)
-        return found
+        return [key for key, entry in self._states.items() if self._version_on_host(key) != entry.on_host]
+
+    def _version_on_host(self, key: str) -> int:
+        with self._host.reading(key, Part.BUFFERS) as host:
+            return host.version
 
     def forget(self, stale: Sequence[str]) -> None:
         """Drop states that were changed on the host. No update may be under way.
@@ -185,8 +171,7 @@ class DeviceStates:
             SettingError: the device has changed one as well, and one of the changes would be lost.
         """
         both = [key for key in stale if self._states[key].is_changed]
-        for key in stale:
-            self._drop(key)
+        self._drop(stale)
         if both:
             raise SettingError(
                 f"the weights of '{both[0]}' were changed on the host, but updated on the device since they were read; "
@@ -196,16 +181,13 @@ class DeviceStates:
     def next_step(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
         """Begin a step with these states: those that come to the device for it, and those that make way."""
         self._step += 1
-        for key in keys:
-            if key in self._states:
-                self._states[key].used = self._step
+        for key in self._states.keys() & set(keys):
+            self._states[key].used = self._step
         coming, leaving = [], []
-        left = self._budget - sum(self.bytes_of(key) for key in self._states)
+        left = self._budget - sum(map(self.bytes_of, self._states))
         idle = [key for key, entry in self._states.items() if self._step - entry.used >= _IDLE_STEPS]
         idle.sort(key=lambda key: self._states[key].used)
-        for key in dict.fromkeys(keys):
-            if key in self._states:
-                continue
+        for key in dict.fromkeys(key for key in keys if key not in self._states):
             size = self.bytes_of(key)
             while left < size and idle:
                 leaving.append(idle.pop(0))
@@ -218,8 +200,7 @@ class DeviceStates:
     def move(self, coming: Sequence[str], leaving: Sequence[str]) -> None:
         """Have states come and go. Nothing may be under way with them."""
         self.write_back(leaving)
-        for key in leaving:
-            self._drop(key)
+        self._drop(leaving)
         for key in coming:
             self._bring(key)
 
@@ -228,8 +209,8 @@ class DeviceStates:
         return sum(block_sizes(self._server, key, self._dtype))
 
     def _bring(self, key: str) -> None:
-        server, sizes = self._server, block_sizes(self._server, key, self._dtype)
-        layout, blocks = server.rules.of(key).layout, self._allocate(sizes)
+        layout, sizes = self._server.rules.of(key).layout, block_sizes(self._server, key, self._dtype)
+        blocks = self._allocate(sizes)
         weights, *moments, steps = blocks[: 2 + len(layout.moments)]
         state = LayerState(
             layout,
@@ -243,14 +224,13 @@ class DeviceStates:
             for target, source in zip(state.updated_blocks, host.updated_blocks, strict=True):
                 target.copy_(source)
             if self._dtype != torch.float32:
-                wire = wire_layout_of(server.pool, key, self._dtype)
+                wire = wire_layout_of(self._server.pool, key, self._dtype)
                 state.keep_wire(wire, blocks[-1][: wire.parameter_bytes], self._dtype)
             state.visits, state.version = host.visits, host.version
             self._device.wait(self._device.mark())
         self._states[key] = _DeviceState(state, blocks, state.version, state.version, self._step)
 
     def _allocate(self, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """Blocks of these sizes, at the least."""
         for index, blocks in enumerate(self._free):
             if tuple(block.numel() for block in blocks) == sizes:
                 return self._free.pop(index)
@@ -258,8 +238,8 @@ class DeviceStates:
             self._free.pop(0)
         return tuple(self._device.allocate(size) for size in sizes)
 
-    def _drop(self, key: str) -> None:
-        self._free.append(self._states.pop(key).blocks)
+    def _drop(self, keys: Sequence[str]) -> None:
+        self._free += [self._states.pop(key).blocks for key in keys]
 
     def write_back(self, keys: Iterable[str] | None = None) -> None:
         """Have the host's states be what these are; all of them by default. No update may be under way."""
@@ -279,8 +259,7 @@ class DeviceStates:
     def release(self) -> None:
         """Write everything back, and hold nothing."""
         self.write_back()
-        for key in list(self._states):
-            self._drop(key)
+        self._drop(list(self._states))
 
 
 def fitting(server: ParamServer, keys: Iterable[str], dtype: torch.dtype, budget: float) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ class Evaluation:
         self._executor = executor
         self._stash = stash
         self._held = held
+        self._is_in_place = False  # whether layers compute on the states, as held ones do
         self._bank = executor.bank
         self._pool = executor.bank.pool
         self._device = executor.device
@@ -183,8 +184,9 @@ class Evaluation:
         tree: PopulationPass | None = None,
         saves_buffers: bool = False,
     ) -> None:
-        if self._held is not None and tree is not None and isinstance(states.storage, RamStorage):
-            self._held.visit(states.server, self._held.layers(tree), visit)
+        self._is_in_place = self._held is not None and isinstance(states.storage, RamStorage)
+        if self._held is not None and self._is_in_place and tree is not None:
+            self._held.visit(states.server, tree, visit)
             return
         states.server.prepare(state for layer in layers for state in layer.states)
         path = numbered([about(states.server, layer) for layer in layers])
@@ -216,7 +218,7 @@ class Evaluation:
         """
         names = self._pool.wiring.writes[layer.position]
         specs = self._stash.specs[names[0]]
-        is_held = self._held is not None  # what is a view of a master stays as it is until outputs are on the host
+        is_held = self._is_in_place  # what is a view of a master stays as it is until outputs are on the host
         if is_held and len(names) == 1 and len(specs) == 1 and is_plain(outputs, specs[0].dtype):
             return [(outputs,)]
         values = list(written(names, as_tuple(outputs), self._stash.specs).values())

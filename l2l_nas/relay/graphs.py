@@ -50,9 +50,10 @@ class _Unfit(Exception):
 class _GraphSlot:
     """Memory beside a slot that recordings read and write, and a count of what ran there."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, number: int) -> None:
         self._device = device
         self._known: dict[object, Tensor] = {}
+        self.number = number
         self.runs = 0
 
     def like(self, role: str, number: int, tensor: Tensor) -> Tensor:
@@ -72,25 +73,23 @@ class Graphs:
     """Has templates run from graphs.
 
     Args:
-        device: of the templates.
-        capture: how it records.
+        capture: how the device records.
         is_chain: whether each value of the pool has one reader.
-        most: recordings to keep.
     """
 
-    def __init__(self, device: Device, capture: Capture, *, is_chain: bool, most: int = _MOST) -> None:
+    def __init__(self, device: Device, capture: Capture, *, is_chain: bool) -> None:
         self.device = device
         self.capture = capture
         self.is_chain = is_chain
-        self._most = most
+        self._most = _MOST
         self._slots: dict[int, _GraphSlot] = {}
         self._calls: weakref.WeakSet[_GraphCall] = weakref.WeakSet()  # of templates that live
-        self._unfit: set[object] = set()  # kinds, each with its mode
+        self.unfit: set[object] = set()  # kinds, each with its mode
         self._warned: set[object] = set()
 
     def __call__(self, kind: object, template: Template, slot: int) -> None:
-        memory = self._slots.setdefault(slot, _GraphSlot(self.device))
-        template.call = call = _GraphCall(self, kind, template, (slot, memory))
+        memory = self._slots.setdefault(slot, _GraphSlot(self.device, slot))
+        template.call = call = _GraphCall(self, kind, template, memory)
         self._calls.add(call)
 
     @property
@@ -100,11 +99,7 @@ class Graphs:
 
     @property
     def num_recordings(self) -> int:
-        """The number of recordings; a forward and its backward count once."""
         return sum(len(call.recordings) for call in self._calls)
-
-    def is_fit(self, kind: object, mode: object) -> bool:
-        return (kind, mode) not in self._unfit
 
     def has_room(self) -> bool:
         if self.num_recordings < self._most:
@@ -116,7 +111,7 @@ class Graphs:
 
     def refuse(self, kind: object, mode: object, name: str, why: str) -> None:
         """Have layers of a kind run as they are in a mode."""
-        self._unfit.add((kind, mode))
+        self.unfit.add((kind, mode))
         self._warn(kind, f"the layer '{name}' runs without a graph: it {why}")
 
     def _warn(self, kind: object, text: str) -> None:
@@ -126,27 +121,22 @@ class Graphs:
 
 
 class _GraphCall:
-    """A template's forward, from a graph where there is one.
+    """A template's forward, from a graph where there is one."""
 
-    Args:
-        place: number of the slot, and the memory of its recordings.
-    """
-
-    def __init__(self, graphs: Graphs, kind: object, template: Template, place: tuple[int, _GraphSlot]) -> None:
+    def __init__(self, graphs: Graphs, kind: object, template: Template, slot: _GraphSlot) -> None:
         self._graphs = graphs
         self._kind = kind
         self._template = weakref.proxy(template)  # which holds this: slots go when templates are dropped, not later
-        self._place = place
+        self._slot = slot
         self.recordings: dict[object, _Recording] = {}
         self._seen: set[object] = set()
 
     def __call__(self, *inputs: Tensor) -> object:
         template, graphs = self._template, self._graphs
         mode = template.module.training, torch.is_grad_enabled()
-        if not graphs.is_fit(self._kind, mode):
+        if (self._kind, mode) in graphs.unfit:
             return template.module(*inputs)
-        given = ((t.dtype, tuple(t.shape), t.requires_grad) for t in inputs)
-        key = (mode, template.addresses, *given)
+        key = (mode, template.addresses, *((t.dtype, tuple(t.shape), t.requires_grad) for t in inputs))
         if key not in self.recordings and not self._record(key, mode, inputs):
             return template.module(*inputs)
         return self.recordings[key](inputs)
@@ -157,16 +147,13 @@ class _GraphCall:
             if len(self._seen) >= _SEEN:
                 self._seen.clear()
             self._seen.add(key)
-            return False
-        if not self._graphs.has_room():
-            return False
-        try:
-            self.recordings[key] = _record(self._graphs, self._template, self._place, inputs)
-        except _Unfit as error:
-            self._graphs.refuse(self._kind, mode, self._template.name, str(error))
-            return False
-        self._seen.discard(key)
-        return True
+        elif self._graphs.has_room():
+            try:
+                self.recordings[key] = _record(self._graphs, self._template, self._slot, inputs)
+                self._seen.discard(key)
+            except _Unfit as error:
+                self._graphs.refuse(self._kind, mode, self._template.name, str(error))
+        return key in self.recordings
 
 
 @dataclass
@@ -174,7 +161,6 @@ class _Recording:
     """A layer's forward and backward as they were recorded.
 
     Args:
-        slot: where.
         takes, gives: what the forward reads and writes.
         learns: which one of `gives` has a gradient; None for none.
         incoming: the gradient that the backward reads.
@@ -201,7 +187,6 @@ class _Recording:
         return _Replayed.apply(self, torch.empty(0, requires_grad=True), *inputs)  # type: ignore[no-any-return,no-untyped-call]
 
     def forward(self, inputs: Batch) -> Batch:
-        """See the class."""
         for own, tensor in zip(self.takes, inputs, strict=True):
             own.copy_(tensor.detach())
         self.slot.runs += 1
@@ -239,13 +224,12 @@ class _Replayed(torch.autograd.Function):
         return None, None, *recording.backward(gradient)
 
 
-def _record(graphs: Graphs, template: Template, place: tuple[int, _GraphSlot], inputs: Batch) -> _Recording:
+def _record(graphs: Graphs, template: Template, slot: _GraphSlot, inputs: Batch) -> _Recording:
     """Record a layer's forward on what it is given and, with autograd on, its backward.
 
     Raises:
         _Unfit: that cannot be done.
     """
-    number, slot = place
     takes = tuple(slot.like("takes", n, tensor) for n, tensor in enumerate(inputs))
     for own, tensor in zip(takes, inputs, strict=True):
         own.copy_(tensor.detach())
@@ -258,11 +242,11 @@ def _record(graphs: Graphs, template: Template, place: tuple[int, _GraphSlot], i
         gives = tuple(slot.like("gives", n, tensor) for n, tensor in enumerate(outputs))
         found = _Recording(slot, takes, gives, learns if torch.is_grad_enabled() else None)
         del outputs
-        found.replay_forward = graphs.capture(lambda: work.forward(gives), number)
+        found.replay_forward = graphs.capture(lambda: work.forward(gives), slot.number)
         if found.learns is not None:
             found.incoming = slot.like("incoming", 0, gives[found.learns])
             work.prepare(found, slot)
-            found.replay_backward = graphs.capture(lambda: work.backward(found), number)
+            found.replay_backward = graphs.capture(lambda: work.backward(found), slot.number)
         template.buffers.copy_(buffers)
         _refuse_other(found, work, expected)
     except _Unfit:
@@ -282,8 +266,7 @@ class _CaptureWork:
     The template's own parameters may be in graphs of autograd that were made on another stream.
 
     Args:
-        takes: what it takes.
-        learning: which of them have a gradient.
+        learning: which of `takes` have a gradient.
     """
 
     def __init__(self, template: Template, takes: Batch, learning: Sequence[bool]) -> None:
@@ -292,8 +275,8 @@ class _CaptureWork:
         self._own = {id(p): _leaf(p) for p in template.module.parameters()}
         self._names = dict(template.module.named_parameters(remove_duplicate=False))
         self._outputs: Batch = ()
-        learned = [(own, p.grad) for p, own in zip(template.module.parameters(), self._own.values(), strict=True)]
-        self._learned = [(own, gradient) for own, gradient in learned if own.requires_grad and gradient is not None]
+        pairs = ((self._own[id(p)], p.grad) for p in template.module.parameters() if p.requires_grad)
+        self._learned = [(own, gradient) for own, gradient in pairs if gradient is not None]
         self._wanted = [*(t for t in self.takes if t.requires_grad), *(own for own, _ in self._learned)]
         self._has: list[bool] = []
         self.expected: tuple[Tensor, ...] = ()
@@ -301,8 +284,7 @@ class _CaptureWork:
     @property
     def has_moved(self) -> bool:
         """Whether a parameter lies elsewhere than the template's: cuDNN's recurrent layers gather theirs anew."""
-        parameters = {id(p): p for p in self._module.parameters()}
-        return any(own.data_ptr() != parameters[number].data_ptr() for number, own in self._own.items())
+        return any(self._own[id(p)].data_ptr() != p.data_ptr() for p in self._module.parameters())
 
     def run(self) -> Batch:
         tensors = {name: self._own[id(parameter)] for name, parameter in self._names.items()}
@@ -332,13 +314,11 @@ class _CaptureWork:
     def backward(self, found: _Recording) -> None:
         assert found.incoming is not None
         output, self._outputs = self._outputs[found.learns or 0], ()
-        gradients = self.gradients(output, found.incoming)
-        outgoing = [own for own, tensor in zip(found.outgoing, self.takes, strict=True) if tensor.requires_grad]
+        gradients = [gradient for gradient in self.gradients(output, found.incoming) if gradient is not None]
+        outgoing = [own for own in found.outgoing if own is not None]
         for target, gradient in zip(outgoing, gradients, strict=False):
-            if target is not None and gradient is not None:
-                target.copy_(gradient)
-        own = [gradient for gradient in gradients[len(outgoing) :] if gradient is not None]
-        for target, gradient in zip(found.touched, own, strict=True):
+            target.copy_(gradient)
+        for target, gradient in zip(found.touched, gradients[len(outgoing) :], strict=True):
             target.add_(gradient)
 
 
@@ -372,9 +352,8 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
     Raises:
         _Unfit: it does what a recording does not repeat.
     """
-    device, of_host = graphs.device, _host_random()
-    generators = generators_of(device.torch_device)
-    with preserved_generators(device.torch_device):
+    of_host, generators = _host_random(), generators_of(graphs.device.torch_device)
+    with preserved_generators(graphs.device.torch_device):
         before = [generator.get_state() for generator in generators]
         with _OperationWatch() as watch, collect_losses() as losses:
             outputs = work.run()

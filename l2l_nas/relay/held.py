@@ -8,13 +8,20 @@ flow between layers as the tail's do, and gradients are summed, checked and clip
 
 Each layer has a template of its own here, bound to the states for as long as those stay. `.grad`s are autograd's own
 tensors: what autograd leaves at None has no gradient, and the first micro-batch's gradient costs no addition.
+
+[Note: held copies] States that other processes change meanwhile (`Storage.is_shared`) are copied when a step begins,
+each under its lock, and layers compute on the copies, so that forward and backward see the same weights. The update
+goes to the states as they are by then, one after the other, each under its lock and with its undo block: what a kill or
+an error leaves of a state is what an update made of it, as in a plan's execution.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeGuard
 
@@ -22,17 +29,19 @@ import torch
 from torch import Tensor
 
 from l2l_nas.eps.inbox import GradientCheck
+from l2l_nas.eps.scale import Clip, are_finite, norms_of, total_norm
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.state import LayerState
-from l2l_nas.eps.storage import RamStorage
+from l2l_nas.eps.state import Part
+from l2l_nas.eps.storage import RamStorage, Storage
+from l2l_nas.eps.wire import host_block
+from l2l_nas.errors import L2LError, LaneError, NonFiniteError
 from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device, step_seeds
-from l2l_nas.relay.held_path import HeldLayers, HeldPath
-from l2l_nas.relay.held_update import HeldStep, apply_gradients, checked_gradients
-from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.held_path import HeldPath
+from l2l_nas.relay.interface import Batch, MiniBatch, shares
 from l2l_nas.relay.lanes import Label
-from l2l_nas.relay.losses import Losses
+from l2l_nas.relay.losses import Losses, LossSums
 from l2l_nas.relay.population import PopulationPass
 from l2l_nas.relay.refusals import raise_named, refuse_own_parameters, where
 from l2l_nas.relay.slots import Template
@@ -41,18 +50,37 @@ from l2l_nas.relay.visits import back_from, full, given_by, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.losses import collect_losses, weighted
-from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.pool import Layer
 from l2l_nas.space.randomness import preserved_generators
+from l2l_nas.space.values import Flow
 
-_MOST_PATHS = 64  # whose programs are remembered
-_MOST_PASSES = 8  # of evaluations, likewise
+_MOST_PATHS = 64  # that are remembered
+
+
+@dataclass
+class HeldStep:
+    """What a step is to do, and what it found.
+
+    Attributes:
+        has_norm: whether the norm of all gradients is wanted.
+        at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
+    """
+
+    path: HeldPath
+    server: ParamServer
+    batch: MiniBatch
+    lr: float
+    step: int
+    clip: Clip | None
+    has_norm: bool
+    at: int | None = None
+    losses: LossSums = field(default_factory=LossSums)
 
 
 class HeldSteps:
     """Does the steps of paths that are held; see [Note: held].
 
     Args:
-        pool: of the paths.
         bank: makes templates.
         specs: of values.
         device: shares the host's memory.
@@ -61,46 +89,35 @@ class HeldSteps:
     """
 
     def __init__(
-        self,
-        pool: LayerPool,
-        bank: SlotBank,
-        specs: Mapping[str, Specs],
-        device: Device,
-        *,
-        seed: int,
-        trace: Trace | None,
+        self, bank: SlotBank, specs: Mapping[str, Specs], device: Device, *, seed: int, trace: Trace | None
     ) -> None:
-        self._pool, self._bank, self._specs, self._device = pool, bank, specs, device
+        self._pool, self._bank, self._specs, self._device = bank.pool, bank, specs, device
         self._seed, self._trace = seed, trace
-        self._programs: dict[tuple[str, ...], HeldPath] = {}  # by choices
-        self._bound: tuple[HeldLayers, bool, RamStorage, int] | None = None  # whose templates have which states
-        self._visited: dict[int, tuple[PopulationPass, HeldLayers]] = {}  # by identity of the pass
+        self._paths: dict[object, HeldPath] = {}  # by choices; those of evaluations by layers
+        self._bound: object = None  # which path is bound to which states, in which mode
+        self._copies: Tensor | None = None
         self._watches: dict[str, BufferWatch] = {}
 
     def path(self, architecture: Architecture) -> HeldPath:
-        """Of a path; the latest are remembered."""
+        """Of an architecture; the latest are remembered."""
         choices = Architecture.from_choices(architecture).choices
-        found = self._programs.pop(choices, None)
+        return self._latest(choices, lambda: self._pool.path(architecture))
+
+    def _latest(self, key: object, layers: Callable[[], Sequence[Layer]], flow: Flow | None = None) -> HeldPath:
+        found = self._paths.pop(key, None)
         if found is None:
-            layers = self._pool.path(architecture)
-            found = HeldPath(layers, self._pool.flow(layers), self._specs, self._bank)
-            while len(self._programs) >= _MOST_PATHS:
-                self._programs.pop(next(iter(self._programs)))
-        self._programs[choices] = found
+            own = layers()
+            found = HeldPath(own, self._pool.flow(own) if flow is None else flow, self._specs, self._bank)
+            while len(self._paths) >= _MOST_PATHS:
+                self._paths.pop(next(iter(self._paths)))
+        self._paths[key] = found
         return found
-
-    def batches(self, inputs: Batch, sizes: Sequence[int]) -> list[Batch]:
-        """Copies of the inputs in micro-batches: contiguous and aligned, as kernels find them elsewhere.
-
-        Copies, as a layer may write to what it takes.
-        """
-        parts = [tensor.detach().split(list(sizes)) for tensor in inputs]
-        return [tuple(map(_copied, batch)) for batch in zip(*parts, strict=True)]
 
     def release(self) -> None:
         """Refer to no state."""
-        for held in (*self._programs.values(), *(layers for _, layers in self._visited.values())):
-            held.release()
+        for path in self._paths.values():
+            path.release()
+        self._bank.unbind()
         self._bound = None
 
     def run(self, held: HeldStep) -> tuple[Losses, GradientCheck | None]:
@@ -117,14 +134,15 @@ class HeldSteps:
                 self._compute(held)
             losses = held.losses.read(path.layers)
             losses.require_finite(held.step)
+            changed = [number for number in path.with_buffers if self._has_new_buffers(path, number, server.storage)]
             check = None
             if path.uses:
                 gradients = path.gradients()
                 with self._span("host", "check", held):
-                    check, gradients = checked_gradients(held, gradients)
+                    check, gradients = _check_gradients(held, gradients)
                 with self._span("host", "update", held):
-                    apply_gradients(held, gradients)
-            self._store_buffers(path, server)
+                    _apply_gradients(held, gradients)
+            self._store_buffers(path, server, changed)
         except BaseException:
             self._forget(path)
             raise
@@ -133,18 +151,10 @@ class HeldSteps:
                 parameter.grad = None
         return losses, check
 
-    def layers(self, tree: PopulationPass) -> HeldLayers:
-        """Those of a pass, for `visit`; of the latest passes they are remembered."""
-        found = self._visited.pop(id(tree), None)
-        if found is None or found[0] is not tree:
-            found = tree, HeldLayers(tree.layers, self._bank)
-            while len(self._visited) >= _MOST_PASSES:
-                self._visited.pop(next(iter(self._visited)))
-        self._visited[id(tree)] = found
-        return found[1]
-
-    def visit(self, server: ParamServer, held: HeldLayers, do: Callable[[int, Template], None]) -> None:
-        """Do something with each of these layers where they lie, in evaluation."""
+    def visit(self, server: ParamServer, tree: PopulationPass, do: Callable[[int, Template], None]) -> None:
+        """Do something with each layer of a pass where it lies, in evaluation."""
+        key = tuple([(layer.position, layer.key) for layer in tree.layers])
+        held = self._latest(key, lambda: tree.layers, Flow({}, (), (), ()))
         templates = dict(zip((layer.key for layer in held.owners), held.templates, strict=True))
         self._bind(held, server, is_training=False)
         versions, at = held.versions, 0
@@ -160,71 +170,78 @@ class HeldSteps:
             for number in held.with_buffers:
                 held.templates[number].buffers_version = None
 
-    def _bind(self, path: HeldLayers, server: ParamServer, *, is_training: bool) -> None:
-        """Have templates be in training or evaluation, on the states of the server."""
+    def _bind(self, path: HeldPath, server: ParamServer, *, is_training: bool) -> None:
+        """Have templates compute on the states of the server, or on copies as they are now."""
         storage = server.storage
-        assert isinstance(storage, RamStorage)
+        states = storage, storage.changes if isinstance(storage, RamStorage) else 0
         # a forward may have changed the mode of a module
-        if self._bound != (path, is_training, storage, storage.changes) or path.has_other_modes:
-            path.bind(server, storage, is_training=is_training)
-            self._bound = path, is_training, storage, storage.changes
+        if self._bound != (path, states, is_training) or path.has_other_modes:
+            block = None if isinstance(storage, RamStorage) else self._block()
+            path.bind(server, states, block, is_training=is_training)
+            self._bound = path, states, is_training
+        if path.copies:
+            server.prepare(path.copies)
+        for key, copy in path.copies.items():
+            with storage.reading(key) as state:
+                copy.copy_(state.weights)
         for number in path.with_buffers:
-            layer, template = path.owners[number], path.templates[number]
-            state = storage.open(layer.key)
-            if template.buffers_version == state.version:
-                template.watch_buffers()
-            else:
-                template.load_buffers(state.buffers)
+            template = path.templates[number]
+            with storage.reading(path.owners[number].key, Part.BUFFERS) as state:
+                if template.buffers_version == state.version:
+                    template.watch_buffers()
+                else:
+                    template.load_buffers(state.buffers)
+                    template.buffers_version = state.version
 
-    def _forget(self, path: HeldLayers) -> None:
+    def _block(self) -> Tensor:
+        """Memory for copies of a path's weights, whatever the path; what is not used of it takes none."""
+        if self._copies is None:
+            self._copies = host_block(len(self._pool.positions) * self._bank.weights_bytes)
+        return self._copies
+
+    def _forget(self, path: HeldPath) -> None:
         """After an error: what a forward made of its module, or of buffers, is of no use."""
-        for layer, template in zip(path.owners, path.templates, strict=True):
+        for layer in path.owners:
             self._bank.forget(layer)
-            template.buffers_version = None
-        self._programs = {choices: one for choices, one in self._programs.items() if not one.shares(path)}
-        self._visited.clear()
+        self._paths.clear()
         self._bound = None
-
-    @contextlib.contextmanager
-    def _recorded(self, lane: str, label: Label) -> Iterator[None]:
-        start = time.perf_counter()
-        with label.profiled():
-            yield
-        if self._trace is not None:
-            self._trace.add(lane, label.op, label.layer, label.step, start, time.perf_counter())
 
     def _span(self, lane: str, op: str, held: HeldStep) -> contextlib.AbstractContextManager[object]:
         """What is done inside, for a trace and for torch's profiler."""
         label = Label(op, held.path.layers[0].key if op == "tail" else "", held.step)
-        return label.profiled() if self._trace is None else self._recorded(lane, label)
+        return label.profiled() if self._trace is None else _recorded(self._trace, lane, label)
 
     def _compute(self, held: HeldStep) -> None:
         """All micro-batches forward and backward."""
-        path = held.path
-        versions, last, count = path.versions, len(held.batches) - 1, 0
+        path, batch = held.path, held.batch
+        parts = zip(*(tensor.detach().split(list(batch.sizes)) for tensor in batch.inputs), strict=True)
+        versions, last, count = path.versions, len(batch.sizes) - 1, 0
         try:
             with torch.enable_grad():
-                for index in range(len(held.batches)):
-                    ends, loss = self._forward(held, index)
+                for index, (inputs, share) in enumerate(zip(parts, shares(batch.sizes), strict=True)):
+                    ends, loss = self._forward(held, index, tuple(map(_copied, inputs)), share)
                     held.at = None
                     if index == 0 and path.versions != versions:
                         path.refuse_changes(self._pool, versions)
                     if loss.requires_grad:
                         ends.append((loss, None))
                     back_from(ends)
-                    if index < last and count < (count := path.num_gradients):
+                    if index < last and count < (count := sum(p.grad is not None for p in path.parameters)):
                         path.own_gradients()
         except BaseException as error:
             raise_named(error, path.layers, held.at, self._pool, torch.float32)
         path.refuse_changes(self._pool, versions)
 
-    def _forward(self, held: HeldStep, index: int) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor]:
+    def _forward(
+        self, held: HeldStep, index: int, inputs: Batch, share: float
+    ) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor]:
         """A micro-batch through all layers: its auxiliary losses, each with its gradient, and the task's loss."""
-        path, seeds, seed = held.path, step_seeds(self._seed, held.step), self._device.seed
+        path, batch = held.path, held.batch
+        seeds, seed = step_seeds(self._seed, held.step), self._device.seed
         specs, depth = self._specs, len(path.layers)
-        values, ends = held.batches[index], []
+        values, ends = path.flow.by_input(inputs), []
         # the last micro-batch's backward begins with the last layer and the loss as one part, see `Visits.leave`
-        is_hooked = index < len(held.batches) - 1 or path.has_repeats
+        is_hooked = index < len(batch.sizes) - 1 or path.has_repeats
         with collect_losses() as collected:
             for number, place in enumerate(path.places):
                 held.at = number
@@ -242,39 +259,58 @@ class HeldSteps:
                 if collected:
                     losses = full(collected)
                     collected.clear()
-                    held.losses.add_auxiliary(number, losses, held.shares[index])
-                    ends += weighted(losses, held.shares[index])
+                    held.losses.add_auxiliary(number, losses, share)
+                    ends += weighted(losses, share)
                 if is_hooked or number < depth - 1:
                     with_plain_gradients(given)
         held.at = depth
         given = full(tuple(tensor for name in path.flow.outputs for tensor in values[name]))
-        objective = path.objective or held.objective
-        loss = objective.loss(given, held.targets[index]) / held.count
+        objective = path.objective or batch.objective
+        loss = objective.loss(given, batch.targets[index]) / batch.count
         if index == 0:
             refuse_own_parameters(objective, loss, given, [template.module for template in path.templates])
         held.losses.add_task(loss)
-        values.clear()
         return ends, loss
 
-    def _store_buffers(self, path: HeldPath, server: ParamServer) -> None:
+    def _has_new_buffers(self, path: HeldPath, number: int, storage: Storage) -> bool:
+        """Whether the forward changed the buffers of a layer."""
+        layer, template = path.owners[number], path.templates[number]
+        if layer.key not in self._watches:
+            self._watches[layer.key] = BufferWatch(may_change(self._pool, layer))
+        stored = partial(_loaded_buffers, storage, layer.key, template)
+        return self._watches[layer.key].has_changed(template, stored, where(layer, self._pool))
+
+    def _store_buffers(self, path: HeldPath, server: ParamServer, changed: list[int]) -> None:
         """Have the host's buffers be those that the forward left."""
+        is_ram = isinstance(server.storage, RamStorage)
+        change = server.storage.reading if is_ram else server.storage.writing  # the same, less what undoes a change
         for number in path.with_buffers:
-            layer, template = path.owners[number], path.templates[number]
-            state = server.storage.open(layer.key)  # type: ignore[attr-defined]
-            watch = self._watches.setdefault(layer.key, BufferWatch(may_change(server.pool, layer)))
-            if watch.has_changed(template, partial(_buffers_of, state), where(layer, self._pool)):
-                if layer.key in server.frozen:
-                    template.buffers_version = None
-                    continue
-                state.store_buffers(template.buffers, template.buffer_layout)
-            template.buffers_version = state.version
+            key, template = path.owners[number].key, path.templates[number]
+            if number in changed and key in server.frozen:
+                template.buffers_version = None
+            elif number in changed or is_ram:  # else the state may have other buffers by now
+                with change(key, Part.BUFFERS) as state:
+                    if number in changed:
+                        state.store_buffers(template.buffers, template.buffer_layout)
+                    template.buffers_version = state.version
 
 
-def _buffers_of(state: LayerState) -> Tensor:
-    return state.buffers
+@contextlib.contextmanager
+def _recorded(trace: Trace, lane: str, label: Label) -> Iterator[None]:
+    start = time.perf_counter()
+    with label.profiled():
+        yield
+    trace.add(lane, label.op, label.layer, label.step, start, time.perf_counter())
+
+
+def _loaded_buffers(storage: Storage, key: str, template: Template) -> Tensor | None:
+    """The buffers that a template was loaded with; None where the state has others by now."""
+    with storage.reading(key, Part.BUFFERS) as state:
+        return state.buffers.clone() if state.version == template.buffers_version else None
 
 
 def _copied(tensor: Tensor) -> Tensor:
+    """Contiguous and aligned, as kernels find inputs elsewhere; a copy, as a layer may write to what it takes."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -287,3 +323,92 @@ def is_plain(outputs: object, dtype: torch.dtype, taken: Batch = ()) -> TypeGuar
         and not outputs.is_neg()
         and all(outputs is not tensor for tensor in taken)
     )
+
+
+def _check_gradients(held: HeldStep, gradients: list[Tensor | None]) -> tuple[GradientCheck, list[Tensor | None]]:
+    """What all gradients together say, and these as they are to be applied. See `GradientInbox.check`."""
+    path, clip = held.path, held.clip
+    numbers = [number for number, gradient in enumerate(gradients) if gradient is not None]
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present or (clip is None and not held.has_norm):
+        if not are_finite(present):
+            _refuse(held, gradients)
+        return GradientCheck(0.0), gradients
+    norms, places = norms_of(present), {number: place for place, number in enumerate(numbers)}
+    order = path.order
+    if len(present) < len(gradients):
+        order = torch.tensor([places[number] for number in order.tolist() if number in places])
+    listed = norms[order]
+    norm = float(total_norm(listed))
+    if not math.isfinite(norm):
+        _refuse(held, gradients)  # or it overflowed on finite numbers
+    if clip is None:
+        return GradientCheck(norm), gradients
+    shared = clip.coefficient(listed) if clip.scope == "global" else 1.0
+    is_clipped = False
+    for use in path.uses:
+        own = [number for number in use.numbers if number in places]
+        factor = shared
+        if clip.scope == "layer" and own:
+            factor = clip.coefficient(norms[places[own[0]] : places[own[-1]] + 1])
+        if factor != 1.0 and own:
+            # not in place: what autograd gave for two parameters may be one memory
+            scaled = torch._foreach_mul([present[places[number]] for number in own], factor)
+            for number, gradient in zip(own, scaled, strict=True):
+                gradients[number] = gradient
+            is_clipped = True
+    return GradientCheck(norm, is_clipped=is_clipped), gradients
+
+
+def _refuse(held: HeldStep, gradients: Sequence[Tensor | None]) -> None:
+    """Raise for the first state with a gradient that is not finite, in the order in which they would have come."""
+    for use in held.path.uses:
+        if not are_finite([gradient for number in use.numbers if (gradient := gradients[number]) is not None]):
+            raise NonFiniteError("gradient", layer=use.key, step=held.step)
+
+
+def _apply_gradients(held: HeldStep, gradients: Sequence[Tensor | None]) -> None:
+    """Apply gradients that were checked.
+
+    Raises:
+        LaneError: a rule raised; what becomes of states that it had changed by then, says `Storage.writing`.
+    """
+    path, server = held.path, held.server
+    singles: Sequence[int] = path.singles
+    if path.joints and any(gradient is None for gradient in gradients):
+        singles = range(len(path.uses))
+    elif path.joints:
+        _update_jointly(held, gradients)
+    for number in singles:
+        use = path.uses[number]
+        own: list[Tensor | None] = [None] * use.num_parameters
+        for index, place in zip(use.indices, use.numbers, strict=True):
+            own[index] = gradients[place]
+        try:
+            with server.storage.writing(use.key) as state:
+                state.update(server.rules.of(use.key).calls, own, lr=held.lr)
+        except L2LError:
+            raise
+        except Exception as error:
+            raise LaneError("update", use.key, error) from error
+
+
+def _update_jointly(held: HeldStep, gradients: Sequence[Tensor | None]) -> None:
+    """One call of each rule for all states that it updates."""
+    path, storage = held.path, held.server.storage
+    assert isinstance(storage, RamStorage)
+    before = [block._version for _, block in path.joint_blocks]
+    try:
+        for joint in path.joints:
+            own = [gradient for number in joint.gradients if (gradient := gradients[number]) is not None]
+            joint.rule.update(joint.weights, own, joint.moments, joint.steps, lr=held.lr * joint.lr_scale)
+    except BaseException as error:
+        changed = (key for (key, block), old in zip(path.joint_blocks, before, strict=True) if block._version != old)
+        lost = list(dict.fromkeys(changed))
+        for key in lost:
+            storage.lose(key, error)
+        if isinstance(error, Exception) and not isinstance(error, L2LError):
+            raise LaneError("update", (*lost, path.uses[0].key)[0], error) from error
+        raise
+    for state in path.joint_states:
+        state.mark_updated()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.relay.bank import SlotBank
-from l2l_nas.relay.refusals import refuse_changed_parameters, refuse_moved_parameters, refuse_replaced_buffers
+from l2l_nas.relay.refusals import refuse_changes, refuse_replaced_buffers
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.objective import ObjectiveLayer
 from l2l_nas.space.pool import Layer, LayerPool
@@ -23,11 +24,7 @@ from l2l_nas.space.values import Flow
 
 
 class HeldLayer(NamedTuple):
-    """One layer of a path.
-
-    Attributes:
-        dtype: of the one tensor that it gives; None where it gives several, or a complex one.
-    """
+    """One layer of a path; `dtype` is that of the one tensor that it gives, None where it gives another kind."""
 
     layer: Layer
     module: nn.Module
@@ -36,31 +33,23 @@ class HeldLayer(NamedTuple):
     dtype: torch.dtype | None
 
 
-@dataclass
-class StateUse:
+class StateUse(NamedTuple):
     """A state that a path trains.
 
     Attributes:
         indices: of its trainable parameters, among all that it has.
-        num_parameters: that it has.
-        numbers: where the gradients of the trainable ones are, among all gradients.
-        parameters: by layer that uses it, the last one first, the trainable parameters that are bound to it.
+        numbers: where their gradients are, among all gradients.
     """
 
     key: str
     indices: list[int]
     num_parameters: int
     numbers: range
-    parameters: list[list[nn.Parameter]] = field(default_factory=list)
 
 
 @dataclass
 class Joint:
-    """Parameters of several states that one call of a rule updates.
-
-    Attributes:
-        gradients: where theirs are, among all gradients.
-    """
+    """Parameters of several states that one call of a rule updates; `gradients` tells where theirs are among all."""
 
     rule: Optimizer
     lr_scale: float
@@ -70,75 +59,151 @@ class Joint:
     steps: list[Tensor] = field(default_factory=list)
 
 
-class HeldLayers:
-    """Layers with templates of their own, which compute on the states themselves.
+class HeldPath:
+    """A path whose layers have templates of their own, which compute on the states, or on copies of all of them.
 
     Args:
-        layers: in order; one may be there twice.
+        flow: the values of the path; empty for layers that are evaluated one by one.
+        specs: of values on the device.
         bank: makes the templates.
 
     Attributes:
         owners: the layers, each once, in the order of first places; `templates` are theirs.
         parameters: of all templates.
-        states: keys of all states.
         with_buffers: numbers of the owners that have buffers.
+        objective: the task with the weights that it has in this path, if it learns.
+        uses: states that learn, in the order in which their gradients would leave: the last layer's first.
+        order: of all gradients, as a plain model lists their parameters.
+        copies: by state, the copy of its weights that layers compute on; empty where they compute on the states.
+        joints: rules that update many states in one call, once bound.
+        joint_states, joint_blocks: those that they update, and what they write, each with the key of its state.
+        singles: numbers in `uses` of those that are updated one by one.
     """
 
-    def __init__(self, layers: Sequence[Layer], bank: SlotBank) -> None:
-        self.layers = tuple(layers)
+    def __init__(self, layers: Sequence[Layer], flow: Flow, specs: Mapping[str, Specs], bank: SlotBank) -> None:
+        self.layers, self.flow = tuple(layers), flow
         owners: dict[str, Layer] = {}
         for layer in layers:
             owners.setdefault(layer.key, layer)
         self.owners = list(owners.values())
         self.templates = [bank.separate(layer) for layer in self.owners]
+        self.has_repeats = len(self.owners) < len(self.layers)
+        modules = {layer.key: t.module for layer, t in zip(self.owners, self.templates, strict=True)}
+        self.places = [
+            HeldLayer(layer, modules[layer.key], reads, writes, _only_dtype(writes, specs))
+            for layer, reads, writes in zip(layers, flow.reads, flow.writes, strict=False)
+        ]
+        learned = next((module for module in modules.values() if isinstance(module, ObjectiveLayer)), None)
+        self.objective: Any = None if learned is None else learned.task
         self.parameters = [p for template in self.templates for own in template.parameters for p in own]
-        self.states = tuple(dict.fromkeys(state for layer in layers for state in layer.states))
         self.with_buffers = [n for n, template in enumerate(self.templates) if template.buffers.numel()]
         # where modules have their parameters
         self._places = [(own._parameters, leaf, p) for template in self.templates for own, leaf, p in template.places]
-        self._modules = [part for template in self.templates for part in template.module.modules()]
+        self._modules = [part for module in modules.values() for part in module.modules()]
         self._modes: list[bool] = []
         self._addresses: list[int] = []
+        self._learned: list[nn.Parameter] = []  # by number of their gradients
+        self._others: list[tuple[int, nn.Parameter]] = []  # whose gradients add to that of this number
+        self._number_gradients()
+        self._forget_states()
+
+    def _number_gradients(self) -> None:
+        uses: dict[str, StateUse] = {}
+        numbers: dict[tuple[str, int], int] = {}
+        for layer, template in zip(reversed(self.owners), reversed(self.templates), strict=True):
+            for key, parameters in zip(layer.states, template.parameters, strict=True):
+                trainable = {index: parameter for index, parameter in enumerate(parameters) if parameter.requires_grad}
+                if key in uses:  # of a tied state, each layer has parameters of its own
+                    self._others += zip(uses[key].numbers, trainable.values(), strict=True)
+                elif trainable:
+                    first = len(self._learned)
+                    uses[key] = StateUse(key, [*trainable], len(parameters), range(first, first + len(trainable)))
+                    numbers |= {(key, index): first + place for place, index in enumerate(trainable)}
+                    self._learned += trainable.values()
+        self.uses = list(uses.values())
+        listed = (
+            (layer.states[number], index)
+            for layer, template in zip(self.owners, self.templates, strict=True)
+            for number, index in template.parameter_order
+        )
+        order = dict.fromkeys(numbers[one] for one in listed if one in numbers)
+        self.order = torch.tensor(list(order), dtype=torch.long)
+
+    def release(self) -> None:
+        """Refer to no state."""
+        for template in self.templates:
+            template.unbind()
+        self._forget_states()
+
+    def _forget_states(self) -> None:
+        self.copies: dict[str, Tensor] = {}
+        self.joints: list[Joint] = []
+        self.joint_states: list[LayerState] = []
+        self.joint_blocks: list[tuple[str, Tensor]] = []
+        self.singles: list[int] = []
         self._views: list[list[Sequence[Tensor]]] = []
-        self._bound: tuple[RamStorage, int] | None = None
+        self._bound: object = None
 
     @property
     def has_other_modes(self) -> bool:
         """Whether a module is in another mode than `bind` left it in."""
         return [part.training for part in self._modules] != self._modes
 
-    @property
-    def num_gradients(self) -> int:
-        """How many parameters have a gradient."""
-        return sum(parameter.grad is not None for parameter in self.parameters)
+    def bind(self, server: ParamServer, states: object, block: Tensor | None, *, is_training: bool) -> None:
+        """Have the templates be in training or evaluation, on the states of a server.
 
-    def shares(self, other: HeldLayers) -> bool:
-        """Whether both have a template."""
-        return not {id(template) for template in self.templates}.isdisjoint(map(id, other.templates))
-
-    def bind(self, server: ParamServer, storage: RamStorage, *, is_training: bool) -> None:
-        """Have the templates be in training or evaluation, on the states of a server."""
-        if self._bound is None or self._bound[0] is not storage or self._bound[1] != storage.changes:
-            server.prepare(self.states)
-            self._views = [[storage.open(key).views for key in layer.states] for layer in self.owners]
-            self._open(server, storage)
-            self._bound = storage, storage.changes
-        for template, views in zip(self.templates, self._views, strict=True):
-            template.bind(views)
+        Args:
+            states: another one wherever a key may have another state than before.
+            block: memory for copies of all weights; None: the states themselves lie where layers compute.
+        """
+        if self._bound != states:
+            self._forget_states()
+            keys = list(dict.fromkeys(state for layer in self.layers for state in layer.states))
+            server.prepare(keys)
+            views = self._on_states(server, keys) if block is None else self._on_copies(server, keys, block)
+            self._views = [[views[key] for key in layer.states] for layer in self.owners]
+            self._bound = states
+        for template, own in zip(self.templates, self._views, strict=True):
+            template.bind(own)
             template.module.train(is_training)
         self._modes = [part.training for part in self._modules]  # `train` of a module may keep some as they are
         for parameter in self.parameters:
             parameter.grad = None
         self._addresses = [parameter.data_ptr() for parameter in self.parameters]
 
-    def _open(self, server: ParamServer, storage: RamStorage) -> None:
-        """Find what else is to be known of states that were not used before."""
+    def _on_copies(self, server: ParamServer, keys: Sequence[str], block: Tensor) -> dict[str, list[Tensor]]:
+        layouts = [server.layout(key) for key in keys]
+        sizes = [layout.parameter_bytes for layout in layouts]
+        copies = block[: sum(sizes)].split(sizes)
+        self.copies = dict(zip(keys, copies, strict=True))
+        self.singles = list(range(len(self.uses)))
+        views = ([entry.view(c) for entry in layout.parameters] for c, layout in zip(copies, layouts, strict=True))
+        return dict(zip(keys, views, strict=True))
 
-    def release(self) -> None:
-        """Refer to no state."""
-        self._bound, self._views = None, []
-        for template in self.templates:
-            template.unbind()
+    def _on_states(self, server: ParamServer, keys: Sequence[str]) -> dict[str, list[Tensor]]:
+        assert isinstance(server.storage, RamStorage)
+        states = {key: server.storage.open(key) for key in keys}
+        joints: dict[object, Joint] = {}
+        for number, use in enumerate(self.uses):
+            state, calls = states[use.key], server.rules.of(use.key).calls
+            has_moments = len(state.moments) == len(state.layout.moments)  # a snapshot, to be scored only, has none
+            if not has_moments or not all(updates_many(call.rule) for call in calls):
+                self.singles.append(number)
+                continue
+            self.joint_states.append(state)
+            self.joint_blocks += [(use.key, block) for block in state.updated_blocks]
+            places = dict(zip(use.indices, use.numbers, strict=True))
+            for call in calls:
+                new = Joint(call.rule, call.lr_scale, [[] for _ in call.moments])
+                joint = joints.setdefault((call.rule, call.lr_scale), new)
+                weights, moments, steps = state.tensors_for(call, call.indices)
+                joint.gradients += [places[index] for index in call.indices]
+                joint.weights += weights
+                joint.steps += steps
+                for all_of_them, own in zip(joint.moments, moments, strict=True):
+                    all_of_them += own
+        self.joints = list(joints.values())
+        return {key: state.views for key, state in states.items()}
 
     @property
     def versions(self) -> list[int]:
@@ -156,120 +221,21 @@ class HeldLayers:
         """
         for number in self.with_buffers:
             refuse_replaced_buffers(self.owners[number], self.templates[number], pool)
-        if self.versions != versions:
-            changed = {id(p) for p, old in zip(self.parameters, versions, strict=True) if p._version != old}
-            for layer, template in zip(self.owners, self.templates, strict=True):
-                if any(id(p) in changed for own in template.parameters for p in own):
-                    refuse_changed_parameters(layer, pool)
         is_same = all(own.get(leaf) is parameter for own, leaf, parameter in self._places)
-        if not is_same or [parameter.data_ptr() for parameter in self.parameters] != self._addresses:
-            for layer, template in zip(self.owners, self.templates, strict=True):
-                refuse_moved_parameters(layer, template, pool)
-
-
-class HeldPath(HeldLayers):
-    """What a step of one path needs to know, found once.
-
-    Args:
-        layers: the path.
-        flow: its values.
-        specs: of values on the device.
-        bank: makes the templates.
-
-    Attributes:
-        uses: states that learn, in the order in which their gradients would leave: the last layer's first.
-        order: of all gradients, as a plain model lists their parameters.
-        objective: the task with the weights that it has in this path, if it learns.
-        held: the states of `uses`, once bound.
-        joints: rules that update many states in one call, once bound.
-        joint_uses, singles: which states they update, and which are updated one by one.
-    """
-
-    def __init__(self, layers: Sequence[Layer], flow: Flow, specs: Mapping[str, Specs], bank: SlotBank) -> None:
-        super().__init__(layers, bank)
-        self.flow = flow
-        self.has_repeats = len(self.owners) < len(self.layers)
-        modules = {layer.key: t.module for layer, t in zip(self.owners, self.templates, strict=True)}
-        self.places = [
-            HeldLayer(layer, modules[layer.key], reads, writes, _only_dtype(writes, specs))
-            for layer, reads, writes in zip(layers, flow.reads, flow.writes, strict=True)
-        ]
-        held = next((module for module in modules.values() if isinstance(module, ObjectiveLayer)), None)
-        self.objective: Any = None if held is None else held.task
-        self.uses = self._find_uses()
-        self.order = torch.tensor(self._find_order(), dtype=torch.long)
-        self._primary = [parameter for use in self.uses for parameter in use.parameters[0]]
-        self._tied = [use for use in self.uses if len(use.parameters) > 1]
-        self.held: list[LayerState] = []
-        self.joints: list[Joint] = []
-        self.joint_uses: list[int] = []
-        self.singles: list[int] = []
-        self._blocks: list[tuple[int, Tensor]] = []
-
-    def _find_uses(self) -> list[StateUse]:
-        uses: dict[str, StateUse] = {}
-        count = 0
-        for layer, template in zip(reversed(self.owners), reversed(self.templates), strict=True):
-            for key, parameters in zip(layer.states, template.parameters, strict=True):
-                indices = [index for index, parameter in enumerate(parameters) if parameter.requires_grad]
-                if not indices:
-                    continue
-                if key not in uses:
-                    uses[key] = StateUse(key, indices, len(parameters), range(count, count + len(indices)))
-                    count += len(indices)
-                uses[key].parameters.append([parameters[index] for index in indices])
-        return list(uses.values())
-
-    def _find_order(self) -> list[int]:
-        numbers = {
-            (use.key, index): number
-            for use in self.uses
-            for index, number in zip(use.indices, use.numbers, strict=True)
-        }
-        listed = (
-            (layer.states[number], index)
-            for layer, template in zip(self.owners, self.templates, strict=True)
-            for number, index in template.parameter_order
-        )
-        return list(dict.fromkeys(numbers[one] for one in listed if one in numbers))
-
-    def _open(self, server: ParamServer, storage: RamStorage) -> None:
-        self.held = [storage.open(use.key) for use in self.uses]
-        joints: dict[object, Joint] = {}
-        self.joint_uses, self.singles = [], []
-        for number, (use, state) in enumerate(zip(self.uses, self.held, strict=True)):
-            calls = server.rules.of(use.key).calls
-            has_moments = len(state.moments) == len(state.layout.moments)  # a snapshot, to be scored only, has none
-            if not has_moments or not all(updates_many(call.rule) for call in calls):
-                self.singles.append(number)
-                continue
-            self.joint_uses.append(number)
-            places = dict(zip(use.indices, use.numbers, strict=True))
-            for call in calls:
-                new = Joint(call.rule, call.lr_scale, [[] for _ in call.moments])
-                joint = joints.setdefault((call.rule, call.lr_scale), new)
-                weights, moments, steps = state.tensors_for(call, call.indices)
-                joint.gradients += [places[index] for index in call.indices]
-                joint.weights += weights
-                joint.steps += steps
-                for all_of_them, own in zip(joint.moments, moments, strict=True):
-                    all_of_them += own
-        self.joints = list(joints.values())
-        self._blocks = [(number, block) for number in self.joint_uses for block in self.held[number].updated_blocks]
-
-    def release(self) -> None:
-        """Refer to no state."""
-        super().release()
-        self.held, self.joints, self._blocks = [], [], []
+        addresses = [parameter.data_ptr() for parameter in self.parameters]
+        if is_same and addresses == self._addresses and self.versions == versions:
+            return
+        before = iter(versions)
+        for layer, template in zip(self.owners, self.templates, strict=True):
+            count = sum(map(len, template.parameters))
+            refuse_changes(layer, template, sum(islice(before, count)), pool)
 
     def gradients(self) -> list[Tensor | None]:
         """Of the trainable parameters of all states in `uses`; None where autograd gave none."""
-        found = [parameter.grad for parameter in self._primary]
-        for use in self._tied:
-            for parameters in use.parameters[1:]:
-                for number, parameter in zip(use.numbers, parameters, strict=True):
-                    own, other = found[number], parameter.grad
-                    found[number] = other if own is None else own if other is None else own + other
+        found = [parameter.grad for parameter in self._learned]
+        for number, parameter in self._others:
+            own, other = found[number], parameter.grad
+            found[number] = other if own is None else own if other is None else own + other
         if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
             found = [None if gradient is None else gradient.to_dense() for gradient in found]
         return found
@@ -287,16 +253,6 @@ class HeldPath(HeldLayers):
                 parameter.grad = gradient.clone()
             else:
                 seen.add(gradient.data_ptr())
-
-    @property
-    def block_versions(self) -> list[int]:
-        """Of each block that a joint update writes."""
-        return [block._version for _, block in self._blocks]
-
-    def changed_since(self, versions: Sequence[int]) -> list[int]:
-        """Which states in `uses` have a block that was written since it had this version."""
-        pairs = zip(self._blocks, versions, strict=True)
-        return list(dict.fromkeys(number for (number, block), old in pairs if block._version != old))
 
 
 def _only_dtype(writes: Sequence[str], specs: Mapping[str, Specs]) -> torch.dtype | None:

@@ -127,7 +127,6 @@ class _WorkCounter(OperationLog):
         self.work = Work()
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Count an operation."""
         read, made = tensors_in((args, kwargs)), tensors_in(result)
         storages = set(map(storage_of, read))
         if not func._schema.is_mutable and storages.issuperset(map(storage_of, made)):

@@ -1,8 +1,7 @@
 """MemoryPlan: what of a path stays on the device, within a budget in bytes.
 
-Three things can stay. The *tail* (see [Note: the tail]) spares a second load and the recompute of its layers, and costs
-a slot and the activations of one micro-batch for each. A value in the *stash* spares two copies over the link.
-The tail comes first: it saves a quarter of the arithmetic.
+The *tail* (see [Note: the tail]) spares a second load and the recompute of its layers, and costs a slot and the
+activations of one micro-batch for each. A value in the *stash* spares two copies over the link.
 """
 
 from __future__ import annotations
@@ -45,18 +44,14 @@ def decide(
 ) -> MemoryPlan:
     """What stays, for micro-batches of certain sizes: as much as the budget allows.
 
-    Args:
-        free_bytes: of the device.
-
     Raises:
         SettingError: the budget is less than the least that is needed.
     """
     depth, budget = len(pool.positions), config.device_budget
     slots, keep = min(config.slots, depth + 1), min(config.keep, depth)
     spilled = frozenset(stash.spillable if config.stash == "host" else ())
-    if budget == "all":
-        return MemoryPlan(depth, max(slots, depth), spilled)
-    if budget is None:
+    if budget == "all" or budget is None:
+        keep = depth if budget == "all" else keep
         return MemoryPlan(keep, max(slots, keep), spilled)
     costs = [_costs(pool, stash, position, max(sizes)) for position in range(depth)]
     gradients = _gradients(pool, stash, sizes)

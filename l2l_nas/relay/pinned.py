@@ -17,8 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,54 +30,35 @@ SLAB_BYTES = 64 << 20
 class Fence(Protocol):
     """A point behind all copies that were issued before it was made."""
 
-    def is_over(self) -> bool:
-        """Whether they are all done."""
+    def is_over(self) -> bool: ...
 
-    def wait(self) -> None:
-        """Wait until they are all done."""
+    def wait(self) -> None: ...
 
 
-@dataclass(eq=False)
 class _Slab:
-    """A pinned tensor, and what of it is free.
+    """A pinned tensor, uint8, and what of it is free: ends in bytes by begins; no two parts touch."""
 
-    Attributes:
-        memory: uint8.
-        free: begins and ends in bytes, in order; no two of them touch.
-    """
-
-    memory: Tensor
-    free: list[tuple[int, int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.free = [(0, self.memory.numel())]
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+        self.free = {0: memory.numel()}
 
     @property
     def is_unused(self) -> bool:
-        return self.free == [(0, self.memory.numel())]
+        return self.free == {0: self.memory.numel()}
 
     def cut(self, start: int, size: int) -> None:
         """Allocate the beginning of a free part."""
-        index = next(index for index, (begin, _) in enumerate(self.free) if begin == start)
-        end = self.free[index][1]
-        self.free[index : index + 1] = [(start + size, end)] if start + size < end else []
+        end = self.free.pop(start)
+        if start + size < end:
+            self.free[start + size] = end
 
     def give(self, start: int, end: int) -> None:
-        merged: list[tuple[int, int]] = []
-        for begin, stop in sorted([*self.free, (start, end)]):
-            if merged and merged[-1][1] == begin:
-                merged[-1] = (merged[-1][0], stop)
-            else:
-                merged.append((begin, stop))
-        self.free = merged
+        before = next((begin for begin, stop in self.free.items() if stop == start), start)
+        self.free[before] = self.free.pop(end, end)
 
 
-class _Returned(NamedTuple):
-    """A block that nobody uses any more; copies from and to it may run."""
-
-    slab: _Slab
-    start: int
-    end: int
+# a block that nobody uses any more, by begin and end; copies from and to it may run
+_Returned = tuple[_Slab, int, int]
 
 
 class PinnedBlocks:
@@ -131,11 +111,10 @@ class PinnedBlocks:
             slab.cut(start, size)
         # an array of its own, and with it a storage of its own: it lives as long as any view of the block
         block = slab.memory.numpy()[start : start + size]
-        weakref.finalize(block, self._returned.append, _Returned(slab, start, start + size)).atexit = False
+        weakref.finalize(block, self._returned.append, (slab, start, start + size)).atexit = False
         return torch.from_numpy(block)
 
     def _find(self, size: int) -> tuple[_Slab, int]:
-        """Find where a block of this size can begin; pin a new slab if there is no other way."""
         self._rest()
         place = self._smallest(size)
         while place is None and self._resting:
@@ -158,17 +137,14 @@ class PinnedBlocks:
                 slab.give(start, end)
 
     def _smallest(self, size: int) -> tuple[_Slab, int] | None:
-        """The smallest free part that is large enough."""
         fitting = [
             (end - start, index, start)
             for index, slab in enumerate(self._slabs)
-            for start, end in slab.free
+            for start, end in slab.free.items()
             if end - start >= size
         ]
-        if not fitting:
-            return None
-        _, index, start = min(fitting)
-        return self._slabs[index], start
+        _, index, start = min(fitting, default=(0, -1, 0))
+        return None if index < 0 else (self._slabs[index], start)
 
     def _let_go(self) -> None:
         """Drop slabs without a block in use: nothing rests any more, so no copy runs in them."""

@@ -18,7 +18,6 @@ from l2l_nas.arguments import check_function, check_kind, check_list, check_seed
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.plain import add_to, in_torch, moments_in
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
 from l2l_nas.relay.evaluation import measured_norms
@@ -71,46 +70,42 @@ class ReferenceTrainer:
         checkpointing: bool = False,
         autocast: torch.dtype | None = None,
     ) -> None:
-        self.server = check_kind("server", server, ParamServer, wanted="a ParamServer")
+        self.use(check_kind("server", server, ParamServer, wanted="a ParamServer"))
         self.device = open_device(device)
         self.pool = server.pool
         self.seed = check_seed(seed)
         self.checkpointing = checkpointing
         self.autocast = autocast
+
+    def use(self, server: ParamServer) -> None:
+        """See `Executor.use`. Weights that were not written back are lost."""
+        self.server = server
         self.modules: dict[str, nn.Module] = {}
         self._tied: dict[str, nn.Parameter] = {}
         # each with its share of the learning rate
         self._optimizers: list[tuple[Optimizer, float, torch.optim.Optimizer]] = []
         self._optimized: set[int] = set()  # ids of their parameters
 
-    def use(self, server: ParamServer) -> None:
-        """See `Executor.use`. Weights that were not written back are lost."""
-        self.server = server
-        self.modules.clear()
-        self._tied.clear()
-        self._optimizers.clear()
-        self._optimized.clear()
-
     def module(self, layer: Layer) -> nn.Module:
         """A layer's module; one for every use of its key."""
         if layer.key not in self.modules:
             module = _moved(self.server.build_module(layer, self._tied), self.device.torch_device)
             self.modules[layer.key] = module
-            self._optimize(layer)
+            for key in layer.states:
+                self._optimize(key)
         return self.modules[layer.key]
 
-    def _optimize(self, layer: Layer) -> None:
-        """Have an optimizer update a layer's parameters, each as its group says."""
-        for key in layer.states:
-            parameters = list(self._parameters(key).values())
-            for call in self.server.rules.of(key).calls:
-                fresh = [parameters[index] for index in call.indices if id(parameters[index]) not in self._optimized]
-                self._optimized.update(map(id, fresh))
-                same = (o for rule, scale, o in self._optimizers if (rule, scale) == (call.rule, call.lr_scale))
-                if fresh and (optimizer := next(same, None)) is not None:
-                    add_to(optimizer, fresh)
-                elif fresh:
-                    self._optimizers.append((call.rule, call.lr_scale, in_torch(call.rule, fresh)))
+    def _optimize(self, key: str) -> None:
+        """Have an optimizer update the parameters of a state, each as its group says."""
+        parameters = list(self._parameters(key).values())
+        for call in self.server.rules.of(key).calls:
+            fresh = [parameters[index] for index in call.indices if id(parameters[index]) not in self._optimized]
+            self._optimized.update(map(id, fresh))
+            same = (o for rule, scale, o in self._optimizers if (rule, scale) == (call.rule, call.lr_scale))
+            if fresh and (optimizer := next(same, None)) is not None:
+                add_to(optimizer, fresh)
+            elif fresh:
+                self._optimizers.append((call.rule, call.lr_scale, in_torch(call.rule, fresh)))
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -130,13 +125,11 @@ class ReferenceTrainer:
         upcoming: Architecture | None = None,
     ) -> StepResult:
         """See `Executor.train_step`."""
-        del upcoming  # everything is here already
         batch = MiniBatch.of(
             self.pool, architecture, inputs, targets, objective=objective, micro_batch=micro_batch, lr=lr, step=step
         )
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
-        parts = [each(part, self.device.put) for part in batch.targets]
         objective = learned_by(modules, objective)
         total: Tensor | None = None
         auxiliary: list[Tensor] = []
@@ -146,7 +139,7 @@ class ReferenceTrainer:
                 with autocast, collect_losses() as losses:
                     outputs = self._through(layers, modules, inputs, step=step, batch=index)
                 outputs = tuple(t.float() if t.is_floating_point() else t for t in outputs)
-                loss = objective.loss(outputs, parts[index]) / batch.count
+                loss = objective.loss(outputs, each(batch.targets[index], self.device.put)) / batch.count
                 if index == 0:
                     refuse_own_parameters(objective, loss, outputs, modules)
                 total = loss.detach() if total is None else total + loss.detach()
@@ -167,7 +160,6 @@ class ReferenceTrainer:
         return StepResult(first, batch.count, auxiliary=sum(others))
 
     def _cut(self, inputs: Batch, sizes: Sequence[int]) -> Iterator[Batch]:
-        """Micro-batches of these sizes, on the device."""
         for parts in zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True):
             yield tuple(map(self.device.put, parts))
 
@@ -179,11 +171,9 @@ class ReferenceTrainer:
         def call(place: int, *values: Tensor) -> object:
             module = modules[place]
             self.device.seed(stream_seed(self.seed, step, layers[place].position, batch))
-            if self.checkpointing and module is not modules[-1]:
-                outputs = as_tuple(checkpoint(module, *values, use_reentrant=False))
-            else:
-                outputs = as_tuple(module(*values))
-            outputs = apart(values, outputs)
+            is_again = self.checkpointing and module is not modules[-1]
+            outputs = checkpoint(module, *values, use_reentrant=False) if is_again else module(*values)
+            outputs = apart(values, as_tuple(outputs))
             with_plain_gradients(outputs)
             return outputs
 
@@ -210,9 +200,8 @@ class ReferenceTrainer:
         layers = self.pool.path(architecture)
         modules, flow = [self.module(layer).eval() for layer in layers], self.pool.flow(layers)
         inputs = as_batch(inputs)
-        sizes = cut_sizes(len(inputs[0]), micro_batch)
         outputs = []
-        for number, values in enumerate(self._cut(inputs, sizes)):
+        for number, values in enumerate(self._cut(inputs, cut_sizes(len(inputs[0]), micro_batch))):
             calls: list[Callable[..., object]] = list(modules)
             if caches is not None:
                 calls = [caches.caller(p, m, iter((number,)), self.device) for p, m in enumerate(modules)]
@@ -230,7 +219,6 @@ class ReferenceTrainer:
         reduce: Reduce | None = None,
     ) -> list[Batch]:
         """See `Executor.predict_population`; one by one."""
-        del max_bytes
         if reduce is not None:
             check_function("reduce", reduce)
         kinds = (Architecture, tuple, list)
@@ -271,26 +259,21 @@ class ReferenceTrainer:
     def write_back(self) -> None:
         """Put weights, buffers and moments into the param-server, as a relay would have left them."""
         self.server.drain()
-        for key in self.server.visited:
-            with self.server.storage.writing(key) as state:
-                self._write_back(key, state)
-                state.mark_changed()
-
-    @torch.no_grad()
-    def _write_back(self, key: str, state: LayerState) -> None:
         optimized = {id(p): moments for optimizer in self.optimizers for p, moments in optimizer.state.items()}
-        tensors = state.tensors()
-        for index, (name, parameter) in enumerate(self._parameters(key).items()):
-            state.parameters()[name].copy_(parameter)
-            moments = optimized.get(id(parameter), {})
-            for kind, value in moments_in(moments).items():
-                tensors[f"{kind}.{name}"].copy_(value)
-            if "step" in moments:
-                state.steps[index] = moments["step"]
-        if key in self.modules:
-            values = dict(self.modules[key].named_buffers())
-            for name, view in state.named_buffers().items():
-                view.copy_(values[name])
+        for key in self.server.visited:
+            with self.server.storage.writing(key) as state, torch.no_grad():
+                tensors = state.tensors()
+                for index, (name, parameter) in enumerate(self._parameters(key).items()):
+                    moments = optimized.get(id(parameter), {})
+                    for kind, value in {"weights": parameter, **moments_in(moments)}.items():
+                        tensors[f"{kind}.{name}"].copy_(value)
+                    if "step" in moments:
+                        state.steps[index] = moments["step"]
+                if key in self.modules:
+                    values = dict(self.modules[key].named_buffers())
+                    for name, view in state.named_buffers().items():
+                        view.copy_(values[name])
+                state.mark_changed()
 
     def _parameters(self, key: str) -> dict[str, nn.Parameter]:
         if (group := tied_group(key)) is not None:

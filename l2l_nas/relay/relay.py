@@ -105,7 +105,7 @@ class Relay:
         slots = min(self._memory.slots, len(self.pool.positions) + 1)
         self.bank = SlotBank(self.pool, slots=slots, device=device, dtype=dtype, calls=calls)
         self.stash = Stash(self.pool, device, dtype)
-        waits = device.torch_device.type != "cpu" or not server.storage.is_lasting
+        waits = device.torch_device.type != "cpu" or not (server.storage.is_lasting or server.storage.is_shared)
         lanes, stress = config.execution.lanes, config.execution.stress
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
         self.lanes = Lanes(device, threads=is_beside, stress=stress, trace=self.trace)
@@ -117,7 +117,7 @@ class Relay:
         held: HeldSteps | None = None
         is_plain = calls is None and stress is None and not is_beside
         if is_plain and device.shares_memory and dtype == torch.float32:
-            held = HeldSteps(self.pool, self.bank, self.stash.specs, device, seed=self.seed, trace=self.trace)
+            held = HeldSteps(self.bank, self.stash.specs, device, seed=self.seed, trace=self.trace)
         self._evaluation = Evaluation(executor, self.stash, held=held)
         self._training = TrainingStep(executor, self.stash, self._access(server), config, seed=self.seed, held=held)
 

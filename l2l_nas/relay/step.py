@@ -22,9 +22,8 @@ from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.evaluation import cut_batch, expect
 from l2l_nas.relay.executor import PlanExecutor, TrainJob
-from l2l_nas.relay.held import HeldSteps
+from l2l_nas.relay.held import HeldStep, HeldSteps
 from l2l_nas.relay.held_path import HeldPath
-from l2l_nas.relay.held_update import HeldStep
 from l2l_nas.relay.interface import MiniBatch, StepResult, each, shares
 from l2l_nas.relay.memory import MemoryPlan
 from l2l_nas.relay.path import NumberedPath
@@ -178,7 +177,8 @@ class TrainingStep:
 
     def held_path(self, architecture: Architecture, memory: MemoryPlan) -> HeldPath | None:
         """A path whose step waits for nothing, as all is held, see [Note: held]; None for others."""
-        if self._held is None or memory.spilled or not isinstance(self.states.server.storage, RamStorage):
+        storage = self.states.server.storage
+        if self._held is None or memory.spilled or not (isinstance(storage, RamStorage) or storage.is_shared):
             return None
         pool = self._bank.pool
         if memory.keep < len(pool.positions) and memory.keep < len(pool.path(architecture)):
@@ -192,21 +192,8 @@ class TrainingStep:
         assert steps is not None
         if self._left is not None:
             self.finish()  # what a step of another kind left
-        has_norm = self.config.update.policy is UpdatePolicy.EXACT
-        held = HeldStep(
-            path,
-            self.states.server,
-            [path.flow.by_input(inputs) for inputs in steps.batches(batch.inputs, batch.sizes)],
-            batch.targets,
-            shares(batch.sizes),
-            objective=batch.objective,
-            count=batch.count,
-            lr=lr,
-            step=step,
-            clip=self.config.update.clip,
-            has_norm=has_norm,
-        )
-        losses, check = steps.run(held)
+        has_norm, clip = self.config.update.policy is UpdatePolicy.EXACT, self.config.update.clip
+        losses, check = steps.run(HeldStep(path, self.states.server, batch, lr, step, clip, has_norm))
         if has_norm:
             self._note(check, UpdateOrder.CHECKED)
         norm = check.norm if check is not None and has_norm else None

@@ -17,11 +17,13 @@ from multiprocessing.reduction import DupFd
 import torch
 from torch import nn
 
-from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, TensorSpec
+from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.gradients import GradientBlock
 from l2l_nas.eps.inbox import GradientMessage
 from l2l_nas.eps.shared_storage import Place, SharedStorage
 from l2l_nas.eps.state import LayerState, Part
+from l2l_nas.relay.trace import Trace
+from tests.toys import SquaredError
 
 WIDTH = 192  # an update takes long enough to be seen in the middle
 
@@ -122,7 +124,51 @@ def forever(storage: SharedStorage, _: None, talk: Connection) -> None:
         update(server, rng.choice(KEYS))
 
 
-ROLES = {"write": write, "read": read, "half": half, "forever": forever}
+def trained_on(storage) -> Relay:
+    """A relay whose steps are held."""
+    return Relay(server_on(storage), device="cpu", device_budget="all", trace=Trace())
+
+
+def step(relay: Relay, choices: list[str], number: int) -> None:
+    """A step on data of its number."""
+    inputs = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(number))
+    relay.train_step(
+        POOL.architecture(choices), (inputs,), torch.zeros_like(inputs),
+        objective=SquaredError(), micro_batch=2, lr=0.01, step=number,
+    )  # fmt: skip
+
+
+def train(storage: SharedStorage, count: int, talk: Connection) -> None:
+    """So many held steps of random paths; tells how many of which."""
+    relay, rng = trained_on(storage), random.Random(os.getpid())
+    made = dict.fromkeys(KEYS, 0)
+    for number in range(count):
+        choice = rng.choice("ab")
+        step(relay, [choice, "c"], number)
+        made[f"first/{choice}"] += 1
+        made["last/c"] += 1
+    talk.send({"made": made, "ops": sorted({span.op for span in relay.trace.spans})})
+
+
+def half_step(storage: SharedStorage, updates: int, _: Connection) -> None:
+    """Is killed in the middle of an update of a held step, after so many updates."""
+    relay, whole = trained_on(storage), AdamW.update
+    made = 0
+
+    def update(rule, weights, *rest, **options):
+        nonlocal made
+        if made == updates:
+            weights[0][0].zero_()
+            os.kill(os.getpid(), signal.SIGKILL)
+        made += 1
+        whole(rule, weights, *rest, **options)
+
+    AdamW.update = update  # type: ignore[method-assign]
+    for number in range(updates):
+        step(relay, ["a", "c"], number)
+
+
+ROLES = {"write": write, "read": read, "half": half, "forever": forever, "train": train, "half_step": half_step}
 SERVER = multiprocessing.get_context("forkserver")
 
 
@@ -171,7 +217,7 @@ class Hammer:
 
     def killed(self) -> None:
         """Kill it, if it does not do so itself."""
-        if self.role != "half":
+        if not self.role.startswith("half"):
             self.process.kill()
         self.process.join(60)
         assert self.process.exitcode == -signal.SIGKILL

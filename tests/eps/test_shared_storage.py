@@ -17,7 +17,7 @@ from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.errors import SpaceError
 from l2l_nas.nas.evaluation.trial_weights import WeightProvenance
-from tests.eps.hammer import KEYS, POOL, Hammer, checksum, checksums, server_on, update
+from tests.eps.hammer import KEYS, POOL, Hammer, checksum, checksums, server_on, step, trained_on, update
 from tests.toys import dense_pool
 
 
@@ -81,6 +81,36 @@ def test_a_state_that_a_killed_process_was_changing_is_as_it_was_before(storage,
     assert checksum(after) == checksum(before)
     assert torch.equal(after.buffers, before.buffers)
     assert (after.visits, after.version) == (before.visits, before.version)
+
+
+@pytest.mark.parametrize("updates", [2, 3])
+def test_a_held_step_that_is_killed_in_an_update_leaves_each_state_as_an_update_made_it(storage, updates):
+    Hammer("half_step", storage, 3, updates).go().killed()
+    assert any(storage._mark)
+    alone = trained_on(None)
+    step(alone, ["a", "c"], 0)
+    before = {key: alone.server.state(key).clone() for key in ("first/a", "last/c")}
+    step(alone, ["a", "c"], 1)
+    # the last layer is updated first; buffers are stored at the end of a step
+    last = alone.server.state("last/c") if updates == 3 else before["last/c"]
+    for key, expected in {"first/a": before["first/a"], "last/c": last}.items():
+        state = copy_of(storage, key)
+        assert checksum(state) == checksum(expected)
+        assert state.visits == expected.visits
+        assert torch.equal(state.buffers, before[key].buffers)
+    step(trained_on(storage), ["a", "c"], 2)
+    assert copy_of(storage, "first/a").visits == 2
+
+
+def test_processes_that_take_held_steps_lose_no_update(storage):
+    hammers = [Hammer("train", storage, worker, 30).go() for worker in (1, 2)]
+    said = [hammer.report() for hammer in hammers]
+    assert [one["ops"] for one in said] == [["check", "tail", "update"]] * 2
+    for key in KEYS:
+        state, made = copy_of(storage, key), sum(one["made"][key] for one in said)
+        assert state.visits == made
+        assert state.steps.tolist() == [made] * len(state.steps)
+        assert state.weights.view(torch.float32).isfinite().all()
 
 
 def test_kills_at_random_moments_leave_whole_states(storage):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from l2l_nas import (
     TensorSpec,
     add_loss,
 )
+from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.errors import LaneError, NonFiniteError, SettingError, SpaceError, StateLostError
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.trace import Trace
@@ -60,13 +63,15 @@ def random_paths(pool, count, *, seed):
     name=["dense", "language", "unet", "cell", "decoder", "repeated", "mixer"],
     update=["eager", "exact"],
     has_clip=[False, True],
+    storage=["ram", "shared"],
 )
-def test_a_held_step_equals_a_plan_bit_for_bit(name, update, has_clip):
+def test_a_held_step_equals_a_plan_bit_for_bit(name, update, has_clip, storage):
     pool = getattr(toys, f"{name}_pool")()
     options = {"update": update, "clip": CLIPS[update] if has_clip else None}
     # sums over the places of a tied or repeated weight depend on what is recomputed
     whole = {"device_budget": "all"} if name in ("language", "repeated") else {}
-    relays = held(pool, **options), by_plans(pool, **options, **whole)
+    states = SharedStorage(pool, optimizer=AdamW()) if storage == "shared" else None
+    relays = held(pool, **options, storage=states, trace=Trace()), by_plans(pool, **options, **whole)
     paths = random_paths(pool, 3, seed=name)
     for step, choices in enumerate([*paths, paths[-1], paths[0]]):
         results = [
@@ -74,6 +79,7 @@ def test_a_held_step_equals_a_plan_bit_for_bit(name, update, has_clip):
             for relay in relays
         ]
         assert results[0] == results[1]
+    assert {span.op for span in relays[0].trace.spans} == {"tail", "check", "update"}
     assert is_same(relays[0].server, tensors(relays[1].server))
     inputs, _ = random_data(pool, 5, seed=9)
     architectures = [pool.architecture(choices) for choices in paths]
@@ -233,6 +239,68 @@ def test_an_update_that_ends_half_way_costs_the_state_that_it_was_of():
         assert all(torch.equal(value, before[key, name]) for name, value in relay.server.state(key).tensors().items())
     with pytest.raises(StateLostError, match="'p2/c' cannot be used"):
         train(relay, ["c"] * 3, step=1)
+
+
+def test_an_update_that_ends_half_way_in_shared_memory_is_undone():
+    pool = chain_pool(lambda: nn.Linear(6, 6), lambda: nn.Linear(6, 2), lambda: nn.Linear(2, 2))
+    relay = held(pool, optimizer=Raising(), storage=SharedStorage(pool, optimizer=Raising()))
+    train(relay, ["c"] * 3)
+    before = tensors(relay.server)
+    with pytest.raises(LaneError, match=r"update of 'p2/c' failed: RuntimeError: half-way"):
+        train(relay, ["c"] * 3, step=1)
+    assert is_same(relay.server, before)
+
+
+def other_process(storage):
+    """The same states, as another process has them."""
+    place = storage.place(1, 1)
+    pool = chain_pool(Meddled, lambda: nn.Linear(6, 2))
+    return SharedStorage(pool, optimizer=SGD(), place=replace(place, handle=os.dup(place.handle)))
+
+
+class Meddled(nn.Module):
+    """Meanwhile another process changes its state."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        y = self.linear(self.norm(x))
+        type(self).meanwhile()
+        return y
+
+
+def test_a_step_computes_on_one_copy_and_updates_what_another_process_made_of_the_state(monkeypatch):
+    pool = chain_pool(Meddled, lambda: nn.Linear(6, 2))
+    alone = held(pool, optimizer=SGD())
+    storage = SharedStorage(pool, optimizer=SGD(), workers=2)
+    relay, other = held(pool, optimizer=SGD(), storage=storage), other_process(storage)
+    for one in (relay, alone):
+        train(one, ["c"] * 2, batch=6)
+    before = alone.server.state("p0/c").clone()
+
+    def change():
+        with other.writing("p0/c") as state:
+            state.parameters()["linear.weight"].add_(8)
+            state.named_buffers()["norm.num_batches_tracked"].add_(40)
+            state.mark_updated()
+
+    monkeypatch.setattr(Meddled, "meanwhile", staticmethod(change))
+    result = train(relay, ["c"] * 2, batch=6, step=1)  # three micro-batches
+    monkeypatch.undo()
+    assert result == train(alone, ["c"] * 2, batch=6, step=1)
+    ours, after = relay.server.state("p0/c"), alone.server.state("p0/c")
+    assert ours.visits == 2 + 3
+    moved = after.parameters()["linear.weight"] - before.parameters()["linear.weight"]
+    expected = before.parameters()["linear.weight"] + 24 + moved
+    assert torch.allclose(ours.parameters()["linear.weight"], expected, atol=1e-5)
+    # of the last writer
+    assert torch.equal(ours.buffers, after.buffers)
+    train(relay, ["c"] * 2, batch=6, step=2)
+    other.close()
 
 
 def test_a_joint_update_that_fails_costs_the_states_that_it_changed(monkeypatch):
