@@ -25,11 +25,7 @@ _PARTS = ("training", "validation", "test")
 
 @dataclass(frozen=True)
 class TextForm:
-    """How text becomes samples.
-
-    Raises:
-        SettingError: a value that cannot be.
-    """
+    """How text becomes samples. Raises SettingError: a value that cannot be."""
 
     length: int = 128  # tokens of a sequence
     # "causal": each token is guessed from those before it; "masked": some words from all others

@@ -29,11 +29,7 @@ _PLACEWISE = (nn.Linear, nn.RMSNorm, nn.Embedding, nn.Dropout, nn.Identity)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
-
-    Raises:
-        SettingError: a value that makes no sense.
-    """
+    """How the next token is chosen. Raises SettingError: a value that makes no sense."""
 
     temperature: float = 1.0  # logits are divided by it; 0: always the most likely token
     top_k: int = 0  # only of so many most likely tokens; 0: of all

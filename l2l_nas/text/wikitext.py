@@ -1,9 +1,9 @@
 """WikiText's text, without the marks of its tokenization, and back.
 
 WikiText (arXiv 1609.07843) is cut into words: " , ", " @-@ ", " 's ", "= = Heading = =". Language models learn text as
-it is written, so they are measured on that (arXiv 1909.08053, section 4.2). Nothing is lost: `tokenized` gives every
-token back. Where written text would be ambiguous, its tokens stay apart, and two spaces stand behind a token that
-would be cut, such as "Bros.".
+it is written, so they are measured on that (arXiv 1909.08053, section 4.2). Nothing is lost: every token can be read
+back (`tokens_of`). Where written text would be ambiguous, its tokens stay apart, and two spaces stand behind a token
+that would be cut, such as "Bros.".
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ def detokenized(text: str) -> str:
     return "\n".join(" ".join(_written(line.split())) for line in text.split("\n"))
 
 
-def tokenized(text: str) -> str:
-    """The other way round: the tokens of each line, with a space between them."""
-    return "\n".join(" ".join(_read(line)) for line in text.split("\n"))
-
-
 def count_words(text: str) -> int:
     """The number of words of WikiText's text, ends of lines among them: what word perplexity is normalised by."""
     return len(text.strip().split(" "))
@@ -38,10 +33,10 @@ def count_words(text: str) -> int:
 def _written(tokens: Sequence[str]) -> Iterator[str]:
     for group in _groups(tokens):
         word = "".join(token[1] if _MARKED.fullmatch(token) else token for token in group)
-        if _cut(word) == group:
+        if tokens_of(word) == group:
             yield word
         else:
-            yield from (token if _cut(token) == [token] else f"{token} " for token in group)
+            yield from (token if tokens_of(token) == [token] else f"{token} " for token in group)
 
 
 def _groups(tokens: Sequence[str]) -> list[list[str]]:
@@ -62,14 +57,7 @@ def _groups(tokens: Sequence[str]) -> list[list[str]]:
     return groups
 
 
-def _read(line: str) -> Iterator[str]:
-    words = line.split(" ") if line else []
-    for index, word in enumerate(words):
-        is_whole = index + 1 < len(words) and not words[index + 1]
-        yield from [word] if is_whole else _cut(word) if word else []
-
-
-def _cut(word: str) -> list[str]:
+def tokens_of(word: str) -> list[str]:
     """The tokens of what is written without a space."""
     if set(word) == {"="}:
         return list(word)

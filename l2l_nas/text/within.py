@@ -27,11 +27,7 @@ class Within(Tokenizer):
         self.ends = frozenset(token for token in tokenizer.ends if token < size)
 
     def encode(self, text: str) -> list[int]:
-        """See `Tokenizer`.
-
-        Raises:
-            DataError: a token of the text is none of the network's.
-        """
+        """See `Tokenizer`. Raises DataError: a token of the text is none of the network's."""
         numbers = self._tokenizer.encode(text)
         for number in numbers:
             if number >= self.size:

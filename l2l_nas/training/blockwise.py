@@ -57,11 +57,7 @@ class Imitation:
 
 @dataclass(frozen=True)
 class BlockSettings:
-    """How candidates are trained.
-
-    Raises:
-        SettingError: one of them is out of range.
-    """
+    """How candidates are trained. Raises SettingError: one of them is out of range."""
 
     steps: int = 100  # of each candidate
     learning_rate: float = 1e-3  # peak; it rises and falls once

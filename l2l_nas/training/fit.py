@@ -126,17 +126,12 @@ class Trainer:
         check_function("fit: after_step", after_step, wanted="a function of the step and the loss")
         if saves is not None:
             check_kind("fit: saves", saves, Saves, wanted="Saves")
-        if saves is not None and isinstance(self.executor, ReferenceTrainer):
-            raise SettingError("ReferenceTrainer keeps its weights to itself, which saves nothing; train with Relay")
+            if isinstance(self.executor, ReferenceTrainer):
+                raise SettingError(
+                    "ReferenceTrainer keeps its weights to itself, which saves nothing; train with Relay"
+                )
         end = start + steps
-        leaves_one = self._leaves_one(start, steps)
-
-        def path(step: int) -> Architecture:
-            architecture = path_at(step)
-            if leaves_one:
-                self._refuse_one_sample(architecture)
-            return architecture
-
+        path = partial(self._path, path_at, refuses=self._leaves_one(start, steps))
         architecture = path(start) if steps > 0 else None
         for step, (inputs, targets) in enumerate(self.batches.ahead(start, steps), start):
             assert architecture is not None
@@ -172,6 +167,12 @@ class Trainer:
         """Whether a micro-batch of one sample comes up."""
         return any(1 in cut_sizes(samples, self.micro_batch) for samples in self.batches.sizes(start, steps))
 
+    def _path(self, path_at: Callable[[int], Architecture], step: int, *, refuses: bool) -> Architecture:
+        architecture = path_at(step)
+        if refuses:  # before the micro-batch of one comes
+            self._refuse_one_sample(architecture)
+        return architecture
+
     def _refuse_one_sample(self, architecture: Architecture | None) -> None:
         refuse_lone_sample(
             self.executor.server.pool,
@@ -192,14 +193,17 @@ class Trainer:
             self.executor.recalibrate(architecture, [self.batches.at(step)[0] for step in range(batches)])
 
     def evaluate(self, architecture: Architecture, split: Samples) -> dict[str, float]:
+        """All metrics of a split, in evaluation mode."""
         return evaluate(self.executor, architecture, split, task=self.task, micro_batch=self.micro_batch)
 
     def score(self, architecture: Architecture, split: Samples) -> Score:
+        """All metrics of a split as `evaluate` finds them, and their standard errors."""
         return score(self.executor, architecture, split, task=self.task, micro_batch=self.micro_batch)
 
     def evaluate_population(
         self, architectures: Sequence[Architecture], split: Samples, *, max_bytes: int | None = None
     ) -> list[dict[str, float]]:
+        """`evaluate` for each of these architectures, in one pass where it fits."""
         return evaluate_population(
             self.executor, architectures, split, task=self.task, micro_batch=self.micro_batch, max_bytes=max_bytes
         )

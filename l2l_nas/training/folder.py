@@ -121,11 +121,7 @@ def has_arrays(folder: Path) -> bool:
 
 
 def refuse_left_over(names: Iterable[str], used: Collection[str], place: Path) -> None:
-    """Refuse arrays that nothing would use, such as a part under another name.
-
-    Raises:
-        DataError: with their names.
-    """
+    """Refuse arrays that nothing would use, such as a part under another name. Raises DataError: with their names."""
     left = sorted(set(names) - set(used))
     if left:
         raise DataError(

@@ -52,11 +52,7 @@ class ExportSource:
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
-        """The network as a `torch.export` program.
-
-        Raises:
-            ExportError: it cannot be traced.
-        """
+        """The network as a `torch.export` program. Raises ExportError: it cannot be traced."""
         free = torch.export.Dim.DYNAMIC
         try:
             with torch.no_grad(), _silence():
@@ -89,19 +85,11 @@ class Format(ABC):
 
     @abstractmethod
     def write(self, source: ExportSource, path: Path) -> None:
-        """Write a network.
-
-        Raises:
-            ExportError: this format cannot hold it.
-        """
+        """Write a network. Raises ExportError: this format cannot hold it."""
 
     @abstractmethod
     def read(self, path: Path, source: ExportSource) -> Call:
-        """The file as a function of a batch, without gradients.
-
-        Raises:
-            ExportError: the file cannot be run.
-        """
+        """The file as a function of a batch, without gradients. Raises ExportError: the file cannot be run."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:

@@ -33,11 +33,7 @@ class Publishable(Protocol):
         """Files that go along with each network, by name, such as those of its tokenizer."""
 
     def hugging_face(self, architecture: Architecture) -> HuggingFaceFiles:
-        """What to write for a network.
-
-        Raises:
-            ExportError: its family cannot express it.
-        """
+        """What to write for a network. Raises ExportError: its family cannot express it."""
 
 
 class HuggingFaceFiles(Protocol):

@@ -60,11 +60,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class Pace:
-    """How long, and how often.
-
-    Raises:
-        SettingError: one is out of range.
-    """
+    """How long, and how often. Raises SettingError: one is out of range."""
 
     steps: int  # of training; with 0, there is one validation
     validation_steps: int  # from one validation to the next; there is one before the first step and one after the last

@@ -97,11 +97,7 @@ class Samples(ABC):
 
 
 def read(part: Samples, rows: Tensor, *, key: Key = SCORING) -> Loaded:
-    """Samples of a part, as its `batch` gives them.
-
-    Raises:
-        DataError: a part of the user's own raised something.
-    """
+    """Samples of a part, as its `batch` gives them. Raises DataError: a part of the user's own raised something."""
     with of_user(part, "data set", DataError):
         return part.batch(rows, key=key)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from l2l_nas.text.wikitext import count_words, detokenized, tokenized
+from l2l_nas.text.wikitext import count_words, detokenized, tokens_of
 
 LINES = {
     "He had a guest @-@ starring role , 2 @,@ 000 of 1 @.@ 5 m .": "He had a guest-starring role, 2,000 of 1.5 m.",
@@ -17,6 +17,16 @@ LINES = {
 }
 NASTY = ["a", "B", "7", "-", ",", ".", "'", "'s", "@-@", "@,@", "@", '"', "(", ")", "=", "==", "U.S.", "Bros.", "<unk>"]
 NASTY += ["%", "...", "a-b", "1,000", "n't", "(x)", '"', "é", "@.@", ".5", "3.", '"x', ":", "!?"]
+
+
+def tokenized(text):
+    """The tokens of each written line, with a space between them; two spaces stand behind one that is whole."""
+    lines = []
+    for words in (line.split(" ") if line else [] for line in text.split("\n")):
+        is_whole = [index + 1 < len(words) and not words[index + 1] for index in range(len(words))]
+        pairs = [pair for pair in zip(words, is_whole, strict=True) if pair[0]]
+        lines.append(" ".join(one for word, whole in pairs for one in ([word] if whole else tokens_of(word))))
+    return "\n".join(lines)
 
 
 @pytest.mark.parametrize("text", LINES)
