@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.runs.api import SearchResult, search
-from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data
-from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
-from l2l_nas.training.schedule import Schedule
 
 _WIDTH = 4
 
@@ -43,15 +39,6 @@ def small_data(samples: int = 120) -> Data:
     """What it is trained on."""
     x = torch.rand(samples, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
     return Data.from_arrays(x, (torch.sin(2 * x[:, 0]) > x[:, 1]).long())
-
-
-def losses_of(
-    trainer: Trainer, path_at: Callable[[int], Architecture], schedule: Schedule, *, steps: int, start: int = 0
-) -> list[float]:
-    """The loss of each step of a training."""
-    losses: list[float] = []
-    trainer.fit(path_at, start=start, steps=steps, schedule=schedule, after_step=lambda step, loss: losses.append(loss))
-    return losses
 
 
 def searched(folder: Path, problem: Problem | None = None, **said: Any) -> SearchResult:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import DataError, StorageError
+from l2l_nas.errors import DataError
 from l2l_nas.files import open_file
 
 JSON = (".json", ".jsonl")
@@ -47,8 +47,6 @@ def read_documents(paths: Sequence[Path], *, text_key: str = "text") -> Iterator
         DataError: a line that is no JSON object or lacks the text, bytes that are no UTF-8.
     """
     for path in paths:
-        if not path.is_file():
-            raise StorageError(f"there is no file {path}; name text files, or a folder of them")
         if path.suffix.lower() in JSON:
             yield from (iter((text,)) for text in _json_lines(path, text_key))
         else:

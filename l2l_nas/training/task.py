@@ -35,11 +35,7 @@ class Task(Protocol):
         """All metrics of a data set."""
 
     def check(self, targets: Targets, outputs: Specs) -> None:
-        """Refuse targets that cannot be learned or do not fit the pool's output.
-
-        Raises:
-            DataError: with what is wrong.
-        """
+        """Refuse targets that cannot be learned or do not fit the pool's output, with a DataError."""
 
 
 class SummedMetrics(ABC):
@@ -67,19 +63,15 @@ class SampleMetrics(SummedMetrics):
 
     They are computed where outputs are, one micro-batch after the other, and outputs are never gathered: the logits of
     a language model may be larger than all else together.
-
-    Attributes:
-        names: of the figures.
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the figures
 
     @abstractmethod
     def figures(self, outputs: Batch, targets: Targets) -> Tensor:
         """Of each sample, float64 [batch, names]."""
 
     def totals(self, outputs: Batch, targets: Targets) -> dict[str, Tensor]:
-        """Their sums."""
         return self.summed(self.figures(outputs, targets))
 
     def summed(self, figures: Tensor) -> dict[str, Tensor]:
