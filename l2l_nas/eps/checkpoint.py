@@ -86,21 +86,19 @@ class Checkpoint:
         if self._saved and not self.folder.is_dir():  # what did not change since would be missing in a new one
             raise StorageError(f"{self.folder}: it was deleted or moved while the run was at work in its folder")
         make_folder(self.folder)
-        newest, older = self._newest(), self._older()
+        newest = self._newest()
         if newest is None and Manifest.is_foreign(self.folder / _MANIFEST):
             raise StorageError(
                 f"{self.folder / _MANIFEST}: not a manifest of weights; choose another folder, or move it"
             )
         server.drain()
         entries = {**self._retired, **{key: self._entry(server, key) for key in server.visited}}
-        number = 1 + max(older, default=0)
-        if newest is not None:
-            number = max(number, newest.number + 1)
+        number = 1 + max([*self._older(), newest.number if newest else 0])
         manifest = content_of(server, number=number, extra=extra or {}, entries=entries, layouts=self._layouts)
         if newest is not None and self._keep > 1:
-            write_json(self._path(newest.number), newest.content)
+            write_json(self.folder / f"manifest-{newest.number:06}.json", newest.content)
         write_json(self.folder / _MANIFEST, manifest)
-        self._tidy(entries, before=newest.files if newest is not None else set())
+        self._tidy({entry["file"] for entry in entries.values()}, before=newest.files if newest else set())
 
     def remove(self) -> None:
         """Delete all saves, and the folder if nothing else is in it; files of others stay, and so does a link."""
@@ -193,13 +191,11 @@ class Checkpoint:
                 state.load_weights(parse(data))
         return tuple(missing)
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"manifest-{number:06}.json"
-
     def _older(self) -> dict[int, Path]:
-        """Manifests beside the newest, by number."""
+        """Manifests beside the newest, by number; the latest first."""
         paths = self.folder.glob("manifest-*")
-        return {int(match[1]): path for path in paths if (match := _OLDER.fullmatch(path.name))}
+        found = {int(match[1]): path for path in paths if (match := _OLDER.fullmatch(path.name))}
+        return dict(sorted(found.items(), reverse=True))
 
     def _newest(self) -> Manifest | None:
         """The newest save; None where there is none, or none that can be read."""
@@ -220,8 +216,7 @@ class Checkpoint:
 
     def _another_whole_save(self, damaged: Path) -> str:
         """The end of a message about a save that cannot be used; empty where no other save can."""
-        older = self._older()
-        for path in (self.folder / _MANIFEST, *(older[number] for number in sorted(older, reverse=True))):
+        for path in (self.folder / _MANIFEST, *self._older().values()):
             if path == damaged:
                 continue
             try:
@@ -234,19 +229,17 @@ class Checkpoint:
             return f"; save {manifest.number} is there: load it with save={manifest.number}{copy}"
         return ""
 
-    def _tidy(self, entries: Mapping[str, Mapping[str, Any]], *, before: Collection[str]) -> None:
+    def _tidy(self, wanted: set[str], *, before: set[str]) -> None:
         """Delete what no save needs any more, and what killed processes left. See [Note: saves]."""
-        older = self._older()
-        staying = sorted(older)[len(older) - min(len(older), self._keep - 1) :]
-        dropped = [older[number] for number in older if number not in staying]
+        older = list(self._older().values())
+        staying, dropped = older[: self._keep - 1], older[self._keep - 1 :]
         for path in dropped:
             with contextlib.suppress(StorageError):  # a damaged one: its files are known by their names
-                before = {*before, *Manifest.read(path).files}
+                before = before | Manifest.read(path).files
         _delete(self.folder, dropped)
-        wanted = {entry["file"] for entry in entries.values()}
         try:
-            for number in staying:
-                wanted |= Manifest.read(older[number]).files
+            for path in staying:
+                wanted = wanted | Manifest.read(path).files
         except StorageError:
             return  # the files that it needs are not known; its time to be deleted comes
         remove_leftovers(self.folder)
@@ -266,20 +259,17 @@ class Checkpoint:
         """The manifest's entry of a state, whose file is written now unless it is there already."""
         with server.storage.reading(key, Part.BUFFERS) as glimpse:
             version = glimpse.version
-        if key in self._saved and self._saved[key][0] == version:
-            entry = self._saved[key][1]
-            if (self.folder / entry["file"]).exists():
-                return entry
-        entry = self._write_state(key, server.state(key))
-        self._saved[key] = (version, entry)
-        return entry
-
-    def _write_state(self, key: str, state: LayerState) -> dict[str, Any]:
-        data = serialize({name: tensor.contiguous() for name, tensor in state.tensors().items()})
+        saved, entry = self._saved.get(key, (None, {}))
+        if saved == version and (self.folder / entry["file"]).exists():
+            return entry
+        named = server.state(key).tensors()
+        data = serialize({name: tensor.contiguous() for name, tensor in named.items()})
         digest = hashlib.sha256(data).hexdigest()
         name = f"{short_name(key)}-{digest[:12]}.safetensors"
         write_atomically(self.folder / name, data)  # even where one of this name is: it may be damaged
-        return {"file": name, "sha256": digest, "bytes": len(data)}
+        entry = {"file": name, "sha256": digest, "bytes": len(data)}
+        self._saved[key] = (version, entry)
+        return entry
 
     def _read(self, entry: Mapping[str, Any]) -> tuple[Path, bytes]:
         path = self.folder / Path(str(entry.get("file", ""))).name  # the name alone: never outside this folder

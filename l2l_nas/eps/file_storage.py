@@ -55,11 +55,20 @@ class _Record:
 
     path: Path
     image: Image
-    is_direct: bool = False
-    visits: int = 0
-    version: int = 0
+    is_direct: bool
+    visits: int
+    version: int
     is_written: bool = False
     failure: str = ""
+
+    @property
+    def cached_bytes(self) -> int:
+        return 0 if self.is_direct else self.image.end_bytes(Part.ALL)
+
+    def fail(self, error: BaseException) -> None:
+        """Note why the file could not be written."""
+        is_told = isinstance(error, StorageError)
+        self.failure = str(error) if is_told else f"{self.path}: was not written whole ({error!r})"
 
 
 class FileStorage:
@@ -75,9 +84,14 @@ class FileStorage:
             its buffers); further ones are filled ahead.
         cached_bytes: of files that the system's page cache may keep; None: half of the memory that is free now.
 
+    Attributes:
+        bytes_written: to files since the beginning.
+        misses: how often a state was opened that had not been read ahead.
+
     Raises:
         SettingError: no frames.
-        StorageError: the folder cannot be made or written.
+        StorageError: the folder cannot be made or written; in each method, a file was deleted, cut short, or cannot be
+            read or written, as on a full disk.
     """
 
     is_lasting = False
@@ -88,122 +102,56 @@ class FileStorage:
         folder = check_path("FileStorage: folder", folder)
         if cached_bytes is not None:
             check_count("FileStorage: cached_bytes", cached_bytes)
-        cached = _CACHED_SHARE * free_memory_bytes() if cached_bytes is None else cached_bytes
-        self._core = _Core(scratch.Scratch(folder), frames, cached_bytes=int(cached))
-        self._finalizer = weakref.finalize(self, self._core.close)
+        # what is left of them
+        self._cached_bytes = int(_CACHED_SHARE * free_memory_bytes()) if cached_bytes is None else cached_bytes
+        self._reader = _ReadAhead(scratch.Scratch(folder), frames)
+        self._table, self._records, self._changed = self._reader.table, self._reader.records, self._reader.changed
+        self.bytes_written = self.misses = 0
+        self._finalizer = weakref.finalize(self, self._reader.close)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """See `Storage`."""
-        return tuple(self._core.records)
+        return tuple(self._records)
 
     @property
     def folder(self) -> Path:
-        """Where the files are."""
-        return self._core.scratch.folder
+        return self._reader.folder.folder
 
     @property
     def bytes_read(self) -> int:
         """Bytes read from files since the beginning."""
-        return self._core.bytes_read
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes written to files since the beginning."""
-        return self._core.bytes_written
+        return self._reader.bytes_read
 
     @property
     def frame_bytes(self) -> int:
         """Host memory of all frames."""
-        return self._core.table.num_bytes
-
-    @property
-    def misses(self) -> int:
-        """How often a state was opened that had not been read ahead."""
-        return self._core.misses
-
-    def put(self, key: str, state: LayerState) -> None:
-        """See `Storage`.
-
-        Raises:
-            StorageError: its file cannot be written, as on a full disk; a state that was there before is lost then.
-        """
-        self._core.put(key, state)
-
-    put_new = put
-
-    def clear(self) -> None:
-        """See `Storage`."""
-        self._core.clear()
-
-    def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:
-        """See `Storage`.
-
-        Raises:
-            StorageError: its file was deleted, cut short, or cannot be read.
-        """
-        return self._core.opened(key, part, writes=False)
-
-    def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
-        """See `Storage`. The part is written back at the end, whole.
-
-        Raises:
-            StorageError: its file was deleted, cut short, or cannot be read or written.
-        """
-        return self._core.opened(key, part, writes=True)
-
-    def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
-        """See `Storage`. What the call before named and was not opened yet still counts."""
-        self._core.expect(uses)
-
-    def close(self) -> None:
-        """Delete all files and end the thread. States cannot be opened any more."""
-        self._finalizer()
-
-
-class _Core:
-    """What the storage shares with its thread, so that the thread does not keep the storage alive.
-
-    `_changed` is the lock of everything here, notified when a frame or a record changed; files are read and written
-    outside of the lock.
-    """
-
-    def __init__(self, folder: scratch.Scratch, num_frames: int, *, cached_bytes: int) -> None:
-        self.scratch = folder
-        self._cached_bytes = cached_bytes  # what is left of them
-        self.table = FrameTable(num_frames)
-        self.records: dict[str, _Record] = {}
-        self.bytes_read = self.bytes_written = self.misses = 0
-        self._largest_bytes = 0
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
+        return sum(frame.block.numel() for frame in self._table)
 
     def put(self, key: str, state: LayerState) -> None:
         with self._changed:
-            self._refuse_if_closed()
+            self._reader.refuse_if_closed()
             self._vacate(key)
-            old = self.records.get(key)
-            if old is not None and not old.is_direct:
-                self._cached_bytes += old.image.end_bytes(Part.ALL)
+            old = self._records.get(key)
+            if old is not None:
+                self._cached_bytes += old.cached_bytes
             image = Image(state.layout)
             is_direct = image.end_bytes(Part.ALL) > self._cached_bytes
             if is_direct:
                 image = Image(state.layout, scratch.PAGE_BYTES)
             size = image.end_bytes(Part.ALL)
-            self._cached_bytes -= 0 if is_direct else size
-            path = old.path if old else self.scratch.new_path(key)
-            record = self.records[key] = _Record(path, image, is_direct, state.visits, state.version)
-            self._largest_bytes = max(self._largest_bytes, size)
+            path = old.path if old else self._reader.folder.new_path(key)
+            record = self._records[key] = _Record(path, image, is_direct, state.visits, state.version)
+            self._cached_bytes -= record.cached_bytes
+            self._reader.largest_bytes = max(self._reader.largest_bytes, size)
         try:
             scratch.create(path, size)
             for offset, block in image.pieces(state):
                 scratch.write_from(path, block, offset, is_direct=is_direct)
         except BaseException as error:
-            record.failure = _reason(record, error)
+            record.fail(error)
             with self._changed:
                 if old is None:
-                    del self.records[key]
+                    del self._records[key]
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             raise
@@ -213,28 +161,46 @@ class _Core:
                 self.bytes_written += 0 if record.failure else size
                 self._changed.notify_all()
 
+    put_new = put
+
     def clear(self) -> None:
         with self._changed:
-            self.table.agenda.clear()
-            for key in self.records:
+            self._table.agenda.clear()
+            for key in self._records:
                 self._vacate(key)
-            records, self.records = self.records, {}
-            self._cached_bytes += sum(r.image.end_bytes(Part.ALL) for r in records.values() if not r.is_direct)
-            self._largest_bytes = 0
-        for record in records.values():
+            records = list(self._records.values())
+            self._records.clear()
+            self._cached_bytes += sum(record.cached_bytes for record in records)
+            self._reader.largest_bytes = 0
+        for record in records:
             with contextlib.suppress(OSError):
                 record.path.unlink(missing_ok=True)
 
+    def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:
+        return self._opened(key, part, writes=False)
+
+    def writing(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
+        """See `Storage`. The part is written back at the end, whole."""
+        return self._opened(key, part, writes=True)
+
+    def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
+        """See `Storage`. What the call before named and was not opened yet still counts."""
+        self._reader.expect(list(uses))
+
+    def close(self) -> None:
+        """Delete all files and end the thread. States cannot be opened any more."""
+        self._finalizer()
+
     def _vacate(self, key: str) -> None:
         """Have no frame hold a state."""
-        while (frame := self.table.find(key)) is not None:
+        while (frame := self._table.find(key)) is not None:
             if frame.is_idle:
-                self.table.empty(frame)
+                self._table.empty(frame)
             else:
                 self._wait_for(frame)
 
     @contextlib.contextmanager
-    def opened(self, key: str, part: Part, *, writes: bool) -> Iterator[LayerState]:
+    def _opened(self, key: str, part: Part, *, writes: bool) -> Iterator[LayerState]:
         frame, record = self._acquire(key, part, writes=writes)
         assert frame.state is not None
         try:
@@ -250,21 +216,21 @@ class _Core:
                     record.failure = lost.reason
             raise
         finally:
-            self._release(frame, writes=writes)
+            self._reader.release(frame, reads=not writes)
 
     def _acquire(self, key: str, part: Part, *, writes: bool) -> tuple[Frame, _Record]:
         """The frame with a state, filled as far as needed; held for writing, or with this thread among its readers."""
         with self._changed:
-            self.table.agenda.meet(key, part)
+            self._table.agenda.meet(key, part)
             frame, record = self._hold(key, writes=writes)
             self.misses += frame.filled_bytes < record.image.end_bytes(part)
         try:
-            self._fill(frame, record, part)
+            self._reader.fill(frame, record, part)
         except BaseException:
-            self._release(frame, writes=True)
+            self._reader.release(frame)
             raise
         with self._changed:
-            self.table.touch(frame)
+            self._table.touch(frame)
             if not writes:
                 frame.holder = None
                 frame.readers.append(threading.get_ident())
@@ -274,39 +240,23 @@ class _Core:
     def _hold(self, key: str, *, writes: bool) -> tuple[Frame, _Record]:
         """Wait for a frame for a state, and hold it. See [Note: one frame a state]."""
         while True:
-            self._refuse_if_closed()
-            record = self.records[key]
+            self._reader.refuse_if_closed()
+            record = self._records[key]
             if not record.is_written:
                 self._changed.wait()
                 continue
             if record.failure:
                 raise StateLostError(key, record.failure)
-            present = self.table.find(key)
-            frame = present or self.table.assign(key)
+            present = self._table.find(key)
+            frame = present or self._table.assign(key)
             if frame is not None and (frame.is_idle or (frame.holder is None and not writes)):
                 frame.holder = threading.get_ident()
                 return frame, record
             self._wait_for(present)
 
     def _wait_for(self, frame: Frame | None) -> None:
-        assert not self.table.stuck(frame), "a thread waits for a state that it has open itself"
+        assert not self._table.stuck(frame), "a thread waits for a state that it has open itself"
         self._changed.wait()
-
-    def _fill(self, frame: Frame, record: _Record, part: Part) -> None:
-        """Read what is missing of a part into a frame that this thread holds."""
-        if frame.state is None:
-            if frame.block.numel() < record.image.end_bytes(Part.ALL):
-                frame.block = torch.empty(0, dtype=torch.uint8)  # the old block goes first
-                frame.block = scratch.page_aligned(self._largest_bytes)
-            state = record.image.state(frame.block)
-            state.visits, state.version = record.visits, record.version
-            frame.state = state
-        start, end = frame.filled_bytes, record.image.end_bytes(part)
-        if start < end:
-            scratch.read_into(record.path, frame.block[start:end], start, is_direct=record.is_direct)
-            frame.filled_bytes = end
-            with self._changed:
-                self.bytes_read += end - start
 
     def _write_back(self, frame: Frame, record: _Record, part: Part) -> None:
         assert frame.state is not None
@@ -315,58 +265,90 @@ class _Core:
         try:
             scratch.write_from(record.path, frame.block[:end], 0, is_direct=record.is_direct)
         except BaseException as error:
-            record.failure = _reason(record, error)
+            record.fail(error)
             raise
         with self._changed:
             self.bytes_written += end
 
-    def _release(self, frame: Frame, *, writes: bool) -> None:
-        with self._changed:
-            if writes:
-                frame.holder = None
-            else:
-                frame.readers.remove(threading.get_ident())
-            self._changed.notify_all()
 
-    def _refuse_if_closed(self) -> None:
+class _ReadAhead:
+    """Fills frames from files, in a thread of its own ahead of need. It does not keep the storage alive.
+
+    `changed` is the lock of everything here, notified when a frame or a record changed; files are read and written
+    outside of the lock.
+    """
+
+    def __init__(self, folder: scratch.Scratch, num_frames: int) -> None:
+        self.folder = folder
+        self.table = FrameTable(num_frames)
+        self.records: dict[str, _Record] = {}
+        self.bytes_read = self.largest_bytes = 0
+        self.changed = threading.Condition()
+        self.thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def refuse_if_closed(self) -> None:
         if self._is_closed:
-            raise StorageError(f"{self.scratch.folder}: this storage was closed; make a new one")
+            raise StorageError(f"{self.folder.folder}: this storage was closed; make a new one")
+
+    def fill(self, frame: Frame, record: _Record, part: Part) -> None:
+        """Read what is missing of a part into a frame that this thread holds."""
+        if frame.state is None:
+            if frame.block.numel() < record.image.end_bytes(Part.ALL):
+                frame.block = torch.empty(0, dtype=torch.uint8)  # the old block goes first
+                frame.block = scratch.page_aligned(self.largest_bytes)
+            state = record.image.state(frame.block)
+            state.visits, state.version = record.visits, record.version
+            frame.state = state
+        start, end = frame.filled_bytes, record.image.end_bytes(part)
+        if start < end:
+            scratch.read_into(record.path, frame.block[start:end], start, is_direct=record.is_direct)
+            frame.filled_bytes = end
+            with self.changed:
+                self.bytes_read += end - start
+
+    def release(self, frame: Frame, *, reads: bool = False) -> None:
+        with self.changed:
+            if reads:
+                frame.readers.remove(threading.get_ident())
+            else:
+                frame.holder = None
+            self.changed.notify_all()
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
-        uses = list(uses)
-        with self._changed:
-            self._refuse_if_closed()
+        with self.changed:
+            self.refuse_if_closed()
             self.table.agenda.extend(uses)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._read_ahead, name="l2l_nas read-ahead", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._read_ahead, name="l2l_nas read-ahead", daemon=True)
+                self.thread.start()
+            self.changed.notify_all()
 
     def _read_ahead(self) -> None:
         """The thread's work: fill frames with what comes next, until the storage is closed."""
-        while (job := self._next_ahead()) is not None:
+        while (job := self._next()) is not None:
             frame, record, part = job
             try:
-                self._fill(frame, record, part)
+                self.fill(frame, record, part)
             except Exception:
                 # whoever opens the state meets the same error, or none any more; here it is not tried again
-                with self._changed:
+                with self.changed:
                     self.table.agenda.meet(str(frame.key), part)
             finally:
-                self._release(frame, writes=True)
+                self.release(frame)
 
-    def _next_ahead(self) -> tuple[Frame, _Record, Part] | None:
+    def _next(self) -> tuple[Frame, _Record, Part] | None:
         """Wait for something to read ahead, and hold its frame; None once the storage is closed."""
-        with self._changed:
+        with self.changed:
             while not self._is_closed:
-                job = self._find_ahead()
+                job = self._find()
                 if job is not None:
                     job[0].holder = threading.get_ident()
                     return job
-                self._changed.wait()
+                self.changed.wait()
             return None
 
-    def _find_ahead(self) -> tuple[Frame, _Record, Part] | None:
+    def _find(self) -> tuple[Frame, _Record, Part] | None:
         """The next use to come that is not in a frame, if some frame holds only what is needed later than that."""
         for number, (key, part) in self.table.agenda.ahead():
             record = self.records.get(key)
@@ -381,15 +363,10 @@ class _Core:
         return None
 
     def close(self) -> None:
-        with self._changed:
+        with self.changed:
             self._is_closed = True
-            thread, self._thread = self._thread, None
-            self._changed.notify_all()
+            thread, self.thread = self.thread, None
+            self.changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        self.scratch.close()
-
-
-def _reason(record: _Record, error: BaseException) -> str:
-    """Why a state that could not be written cannot be used any more."""
-    return str(error) if isinstance(error, StorageError) else f"{record.path}: was not written whole ({error!r})"
+        self.folder.close()

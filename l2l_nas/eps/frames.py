@@ -43,16 +43,14 @@ class Image:
 
     def state(self, block: Tensor) -> LayerState:
         """The state whose bytes these are: views, no copies."""
-        sizes = self._sizes()
+        layout, sizes = self.layout, self._sizes()
         buffers, weights, steps, *moments = block[: sum(sizes)].split(sizes)
         return LayerState(
-            layout=self.layout,
-            weights=weights[: self.layout.parameter_bytes],
-            moments=tuple(
-                block[: moment.num_bytes] for moment, block in zip(self.layout.moments, moments, strict=True)
-            ),
-            steps=steps.view(torch.float32)[: len(self.layout.parameters)],
-            buffers=buffers[: self.layout.buffer_bytes],
+            layout,
+            weights=weights[: layout.parameter_bytes],
+            moments=tuple(block[: moment.num_bytes] for moment, block in zip(layout.moments, moments, strict=True)),
+            steps=steps.view(torch.float32)[: len(layout.parameters)],
+            buffers=buffers[: layout.buffer_bytes],
         )
 
     def pieces(self, state: LayerState) -> Iterator[tuple[int, Tensor]]:
@@ -115,7 +113,6 @@ class Agenda:
             self._next += 1
 
     def clear(self) -> None:
-        """Expect nothing."""
         self._uses, self._numbers = {}, {}
 
     def meet(self, key: str, part: Part) -> None:
@@ -127,12 +124,10 @@ class Agenda:
     def _strike(self, number: int) -> None:
         key, _ = self._uses.pop(number)
         self._numbers[key].remove(number)
-        if not self._numbers[key]:
-            del self._numbers[key]
 
     def next_use(self, key: str) -> int:
         """The number of a state's next use; `NEVER` if none is known."""
-        return self._numbers[key][0] if key in self._numbers else NEVER
+        return next(iter(self._numbers.get(key, ())), NEVER)
 
     def ahead(self) -> Iterable[tuple[int, Use]]:
         """Numbers and uses to come."""
@@ -150,11 +145,6 @@ class FrameTable:
 
     def __iter__(self) -> Iterator[Frame]:
         return iter(self._frames)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all blocks."""
-        return sum(frame.block.numel() for frame in self._frames)
 
     def find(self, key: str) -> Frame | None:
         """The frame that holds a state."""

@@ -17,7 +17,7 @@ class GradientViews(NamedTuple):
     """The gradients of one state in a block.
 
     Attributes:
-        values: all of them, as bytes.
+        values: all of them, padding too.
         gradients: one for each parameter, with a version counter each, which tells whether autograd wrote to it.
     """
 
@@ -52,7 +52,8 @@ class GradientBlock:
             values, behind = self.memory[: layout.parameter_bytes], self.memory[layout.parameter_bytes :]
             norms = behind[: 4 * len(layout.parameters)].view(torch.float32)
             gradients = tuple(entry.view(values).data for entry in layout.parameters)
-            views = self._views[id(layout)] = GradientViews(values, gradients, norms, layout)
+            views = GradientViews(values.view(torch.float32), gradients, norms, layout)
+            self._views[id(layout)] = views
         return views
 
 

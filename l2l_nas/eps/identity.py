@@ -24,9 +24,25 @@ def space_of(pool: LayerPool) -> dict[str, Any]:
         "inputs": [str(spec) for spec in pool.inputs],
         "candidates": {position.name: sorted(c.name for c in position.candidates) for position in pool.positions},
         "order": [position.name for position in pool.positions],
-        "layouts": {layer.key: _hash(pool, layer) for layer in pool.layers},
+        "layouts": {layer.key: _layer_hash(pool, layer) for layer in pool.layers},
         **_values_of(pool),
     }
+
+
+def fingerprint(pool: LayerPool) -> str:
+    """A hash of names, order and shapes: pools of one fingerprint train alike."""
+    content = {
+        "shared": pool.shared,
+        "inputs": [str(spec) for spec in pool.inputs],
+        "positions": [
+            [position.name, [[c.name, sorted(c.tied.items()), c.is_skip] for c in position.candidates]]
+            for position in pool.positions
+        ],
+        "states": {key: layout_of(pool, key).describe() for key in sorted(pool.states)},
+        **_values_of(pool),
+    }
+    weights = {layer.key: layer.candidate.weights.fingerprint for layer in pool.layers if layer.candidate.weights}
+    return _hash({**content, "weights": weights} if weights else content)
 
 
 def _values_of(pool: LayerPool) -> dict[str, object]:
@@ -44,31 +60,17 @@ def _values_of(pool: LayerPool) -> dict[str, object]:
     return content
 
 
-def _hash(pool: LayerPool, layer: Layer) -> str:
+def _layer_hash(pool: LayerPool, layer: Layer) -> str:
     """Of names, shapes, dtypes and first weights that exist; freezing a layer leaves it the same."""
     states = [] if layer.candidate.is_skip else list(layer.states)
     described = {key: [entry[:3] for entry in layout_of(pool, key).describe()] for key in states}
     content: list[object] = [sorted(layer.candidate.tied.items()), layer.candidate.is_skip, described]
     if layer.candidate.weights is not None:
         content.append(layer.candidate.weights.fingerprint)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return _hash(content)
 
 
-def fingerprint(pool: LayerPool) -> str:
-    """A hash of names, order and shapes: pools of one fingerprint train alike."""
-    content = {
-        "shared": pool.shared,
-        "inputs": [str(spec) for spec in pool.inputs],
-        "positions": [
-            [position.name, [[c.name, sorted(c.tied.items()), c.is_skip] for c in position.candidates]]
-            for position in pool.positions
-        ],
-        "states": {key: layout_of(pool, key).describe() for key in sorted(pool.states)},
-        **_values_of(pool),
-    }
-    weights = {layer.key: layer.candidate.weights.fingerprint for layer in pool.layers if layer.candidate.weights}
-    if weights:
-        content["weights"] = weights
+def _hash(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

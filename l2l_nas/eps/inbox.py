@@ -102,10 +102,7 @@ class GradientInbox:
         self._lock = threading.Lock()
 
     def scale_losses(self, state: Mapping[str, float] | None = None) -> None:
-        """Have a loss scale from now on.
-
-        Args:
-            state: the `scale_state` of another inbox, to go on from there.
+        """Have a loss scale from now on, that of another inbox's `scale_state` if it is given.
 
         Raises:
             KeyError, TypeError, ValueError: it is no such state; the scale is as it was.
@@ -236,17 +233,16 @@ class GradientInbox:
             queued.norms = norms[key]
             self.give_back(queued.parts[1:])
             del queued.parts[1:]
-            if not queued.norms.isfinite().all():
-                values = self._views(key, queued).values.view(torch.float32)
-                if not values.isfinite().all():  # or a norm of finite numbers overflowed
-                    bad.append(key)
+            # or a norm of finite numbers overflowed
+            if not queued.norms.isfinite().all() and not self._views(key, queued).values.isfinite().all():
+                bad.append(key)
         return bad
 
     def _sum(self, key: str, queued: QueuedGradient) -> Tensor:
         """Sum the contributions to a state into the first one; returns their norms, where the gradients lie."""
         first = self._views(key, queued)
         for part in queued.parts[1:]:
-            first.values.view(torch.float32).add_(part.views(first.layout).values.view(torch.float32))
+            first.values.add_(part.views(first.layout).values)
         return norms_of(first.gradients) if queued.norms is None else queued.norms
 
     def update(self, key: str, states: Storage, *, checked: bool, clip: Clip | None = None) -> None:
@@ -321,7 +317,7 @@ class GradientInbox:
         """The gradients multiplied by a coefficient; None for parameters without one."""
         views = self._views(key, queued)
         if coefficient != 1.0:
-            views.values.view(torch.float32).mul_(coefficient)
+            views.values.mul_(coefficient)
         pairs = zip(views.gradients, queued.has_grad, strict=True)
         return [gradient if has_grad else None for gradient, has_grad in pairs]
 

@@ -41,13 +41,15 @@ class Entry:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def end_bytes(self) -> int:
+        return self.offset_bytes + self.numel * self.dtype.itemsize
 
     def view(self, block: Tensor) -> Tensor:
         """The tensor inside a uint8 block."""
-        part = block[self.offset_bytes : self.offset_bytes + self.numel * self.dtype.itemsize]
-        return part.view(self.dtype).view(self.shape)
+        return block[self.offset_bytes : self.end_bytes].view(self.dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,17 @@ class Moment:
     """A block of what an optimizer keeps: the tensors of one name.
 
     Args:
-        entries: one for each parameter of the state; None where the optimizer keeps no tensor of this name.
+        indices: of the parameters that have one.
+        entries: one for each of these.
     """
 
     name: str
-    entries: tuple[Entry | None, ...]
+    indices: tuple[int, ...]
+    entries: tuple[Entry, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Size of the block."""
-        return _end(tuple(entry for entry in self.entries if entry is not None))
+        return _end(self.entries)
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,6 @@ class Layout:
 
     @property
     def buffer_bytes(self) -> int:
-        """Size of the block of buffers."""
         return _end(self.buffers)
 
     @property
@@ -109,30 +111,22 @@ class Layout:
         """
         if dtype == torch.float32:
             return self
-
-        def rounded(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-            return _pack(
+        parameters, buffers = (
+            _pack(
                 replace(entry, dtype=dtype) if entry.dtype == torch.float32 and not entry.is_fixed else entry
                 for entry in entries
             )
-
-        return Layout(rounded(self.parameters), rounded(self.buffers), self.aliases)
+            for entries in (self.parameters, self.buffers)
+        )
+        return Layout(parameters, buffers, self.aliases)
 
     def with_moments(self, stored: Sequence[Mapping[str, tuple[tuple[int, ...], torch.dtype]]]) -> Layout:
-        """This layout with an optimizer's tensors.
-
-        Args:
-            stored: for each parameter, the shapes and dtypes of the tensors that are stored for it, by name.
-        """
+        """This layout with an optimizer's tensors: for each parameter, their shapes and dtypes by name."""
         moments = []
         for name in dict.fromkeys(name for tensors in stored for name in tensors):
-            entries = _pack(
-                Entry(parameter.name, *tensors[name])
-                for parameter, tensors in zip(self.parameters, stored, strict=True)
-                if name in tensors
-            )
-            packed = iter(entries)
-            moments.append(Moment(name, tuple(next(packed) if name in tensors else None for tensors in stored)))
+            indices = tuple(index for index, tensors in enumerate(stored) if name in tensors)
+            entries = _pack(Entry(self.parameters[index].name, *stored[index][name]) for index in indices)
+            moments.append(Moment(name, indices, entries))
         return replace(self, moments=tuple(moments))
 
     def describe(self) -> list[list[object]]:
@@ -140,20 +134,15 @@ class Layout:
         return [[e.name, list(e.shape), str(e.dtype), e.trainable] for e in (*self.parameters, *self.buffers)]
 
 
-def _end(entries: tuple[Entry, ...]) -> int:
-    if not entries:
-        return 0
-    last = entries[-1]
-    return align(last.offset_bytes + last.numel * last.dtype.itemsize)
+def _end(entries: Sequence[Entry]) -> int:
+    return align(entries[-1].end_bytes) if entries else 0
 
 
 def _pack(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Put tensors one behind the other into a block."""
     packed: list[Entry] = []
-    end = 0
     for entry in entries:
-        packed.append(replace(entry, offset_bytes=end))
-        end = _end(tuple(packed[-1:]))
+        packed.append(replace(entry, offset_bytes=_end(packed)))
     return tuple(packed)
 
 
@@ -225,6 +214,7 @@ def tied_name(pool: LayerPool, key: str) -> str | None:
 
 
 _LAYOUTS: PerPool[dict[str, Layout]] = PerPool()
+_WIRES: PerPool[dict[tuple[str, torch.dtype], Layout]] = PerPool()
 
 
 def layout_of(pool: LayerPool, key: str) -> Layout:
@@ -253,9 +243,6 @@ def _layout_of(pool: LayerPool, key: str) -> Layout:
         raise SpaceError(
             str(error), position=pool.positions[layer.position].name, candidate=layer.candidate.name
         ) from None
-
-
-_WIRES: PerPool[dict[tuple[str, torch.dtype], Layout]] = PerPool()
 
 
 def wire_layout_of(pool: LayerPool, key: str, dtype: torch.dtype) -> Layout:

@@ -36,7 +36,6 @@ class Manifest:
 
     @property
     def files(self) -> set[str]:
-        """Names of the save's files."""
         return {entry["file"] for entry in self.entries.values()}
 
     @classmethod
@@ -60,9 +59,9 @@ class Manifest:
                 entries={str(key): _entry(entry) for key, entry in content["states"].items()},
                 moments=str(content.get("moments", "fp32")),
             )
+        except StorageError:
+            raise
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            if isinstance(error, StorageError):
-                raise
             raise StorageError(f"{path}: not a manifest of weights ({described(error)})") from None
 
     @staticmethod
@@ -77,21 +76,15 @@ class Manifest:
     def check_belongs(self, server: ParamServer, *, weights_only: bool = False) -> None:
         """Raises StorageError: these weights are of another run, or what is stored beside them of another optimizer."""
         self.check_space(server)
-        optimizer = server.optimizer
-        if not weights_only and self.optimizer != optimizer.name:
-            raise StorageError(
-                f"{self.path}: saved with optimizer {self.optimizer}, this run uses {optimizer.name}; "
-                f"set optimizer={self.optimizer}"
-            )
-        if not weights_only and self.moments != moments_of(optimizer):
-            raise StorageError(
-                f"{self.path}: saved with moments in {self.moments}, this run keeps {moments_of(optimizer)}; "
-                f"set optimizer.moments={self.moments}"
-            )
+        name, moments, saved = server.optimizer.name, moments_of(server.optimizer), f"{self.path}: saved with"
+        if not weights_only and self.optimizer != name:
+            other = f"optimizer {self.optimizer}, this run uses {name}"
+            raise StorageError(f"{saved} {other}; set optimizer={self.optimizer}")
+        if not weights_only and self.moments != moments:
+            other = f"moments in {self.moments}, this run keeps {moments}"
+            raise StorageError(f"{saved} {other}; set optimizer.moments={self.moments}")
         if self.seed != server.seed:
-            raise StorageError(
-                f"{self.path}: saved with seed={self.seed}, this run has seed={server.seed}; set seed={self.seed}"
-            )
+            raise StorageError(f"{saved} seed={self.seed}, this run has seed={server.seed}; set seed={self.seed}")
 
     def check_space(self, server: ParamServer) -> None:
         """Raises StorageError: these weights are of another search space."""

@@ -35,7 +35,7 @@ class Clip:
         return float(torch.clamp(self.norm / (total_norm(norms) + 1e-6), max=1.0))
 
 
-def norms_of(gradients: list[Tensor] | tuple[Tensor, ...], *, out: Tensor | None = None) -> Tensor:
+def norms_of(gradients: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
     """The norm of each gradient, formed as `clip_grad_norm_` does: on an accelerator by one kernel for all of them."""
     return torch.stack(torch._foreach_norm(list(gradients)), out=out)
 

@@ -102,9 +102,8 @@ def read_into(path: Path, block: Tensor, offset_bytes: int, *, is_direct: bool =
             _transfer(os.preadv, handle, block, offset_bytes)
         except EOFError:
             size, expected = os.fstat(handle).st_size, offset_bytes + block.numel()
-            raise StorageError(
-                f"{path}: was cut short ({size} bytes, expected {expected} or more); {_ADVICE}"
-            ) from None
+            message = f"{path}: was cut short ({size} bytes, expected {expected} or more); {_ADVICE}"
+            raise StorageError(message) from None
 
 
 def write_from(path: Path, block: Tensor, offset_bytes: int, *, is_direct: bool = False) -> None:
@@ -139,11 +138,7 @@ _Move = Callable[[int, list[memoryview], int], int]  # `os.preadv` or `os.pwrite
 
 
 def _transfer(move: _Move, handle: int, block: Tensor, position: int) -> None:
-    """Read or write a whole block.
-
-    Raises:
-        EOFError: the file ends before.
-    """
+    """Read or write a whole block; EOFError where the file ends before."""
     view = block.numpy().data
     while view:
         count = _move(move, handle, view, position)  # never more than 2 GiB at once, sometimes less than asked

@@ -43,8 +43,8 @@ class ParamServer:
 
     Host cost: 12 bytes a parameter with AdamW when updates are eager (weights and two moments; gradients pass through
     staging buffers, as many as updates lag behind). For the layers of a path 16 when gradients are held until they are
-    checked (`exact`, `serial`), up to 28 when updates run ahead of the check (`ahead`). Beside those the weights as
-    they cross the link, where they are stored: 2 more with bf16 or fp16; see `wire.py`.
+    checked (`exact`), up to 28 when updates run ahead of the check. Beside those the weights as they cross the link,
+    where they are stored: 2 more with bf16 or fp16; see `wire.py`.
 
     Args:
         pool: of the states. Where `optimizer` freezes parameters, the server's attribute `pool` is another one.
@@ -119,7 +119,6 @@ class ParamServer:
         self._busy = user
 
     def end_updates(self) -> None:
-        """Note that no update is under way."""
         self._busy = None
 
     def drain(self) -> None:
@@ -176,14 +175,11 @@ class ParamServer:
         """
         with torch.random.fork_rng(devices=[]):  # what a factory draws is replaced
             module = self.pool.build_module(layer)
-        parameters = dict(module.named_parameters(remove_duplicate=False))
-        buffers = dict(module.named_buffers())
         state = self.state(layer.key)
+        tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
         with torch.no_grad():
-            for name, value in state.parameters().items():
-                parameters[name].copy_(value)
-            for name, value in state.named_buffers().items():
-                buffers[name].copy_(value)
+            for name, value in (state.parameters() | state.named_buffers()).items():
+                tensors[name].copy_(value)
         for name, group in layer.candidate.tied.items():
             if group not in tied:
                 key = tied_key(group)
@@ -195,8 +191,7 @@ class ParamServer:
     @property
     def num_bytes(self) -> int:
         """Memory of all states: weights, moments and buffers."""
-        tensors = (tensor for key in self.visited for tensor in self.state(key).tensors().values())
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for key in self.visited for tensor in self.state(key).tensors().values())
 
     def fork(self, keys: Iterable[str]) -> ParamServer:
         """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""

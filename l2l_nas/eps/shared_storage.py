@@ -31,7 +31,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -52,23 +51,6 @@ _UNDOS = 2  # of a process: one state is updated while another gets its buffers
 _MARGIN = 64  # in front of an undo block: visits, version, and how many bytes of the state it holds
 
 
-@dataclass(frozen=True)
-class Place:
-    """What a process needs to join a storage.
-
-    Args:
-        handle: the file descriptor that the process inherits.
-        worker: from 0, which made the storage; no two processes that are alive have the same.
-        workers: how many there are.
-        process: no two that ever used the storage have the same number.
-    """
-
-    handle: int
-    worker: int
-    workers: int
-    process: int
-
-
 class _Map:
     """Offsets in bytes. First a table of four words a state, column by column, and two words that count."""
 
@@ -86,56 +68,52 @@ class SharedStorage:
     """All states in memory that other processes use too. See the notes above.
 
     Args:
-        pool: of the states.
         optimizer: decides what is stored for the states.
-        workers: how many processes use the storage at once, this one among them.
-        place: joins the storage that another process made, of the same pool; None makes one.
+        workers: how many processes use the storage at once, this one among them; all of them say the same.
+        address: of a storage that another process of this machine made, to join it; see [Note: numbers].
 
     Raises:
         SettingError: the platform has no locks between processes.
-        SpaceError: the joined storage is of another pool.
-        StorageError: there is no memory for the states.
+        SpaceError: the storage to join is of another pool.
+        StorageError: there is no memory for the states; or the storage to join is gone, or all its numbers are held.
     """
 
     is_lasting = False
     is_shared = True
 
-    def __init__(self, pool: LayerPool, *, optimizer: Optimizer, workers: int = 1, place: Place | None = None) -> None:
+    def __init__(self, pool: LayerPool, *, optimizer: Optimizer, workers: int = 1, address: str = "") -> None:
         refuse_without_locks()
-        self._map = _Map(pool, optimizer, place.workers if place else workers)
-        self._place = place or Place(_anonymous_file(self._map.end), 0, workers, 0)
-        self._finalizer = weakref.finalize(self, os.close, self._place.handle)
-        if place is not None:
-            number_versions(place.process)
-            if os.fstat(place.handle).st_size != self._map.end:
-                raise SpaceError("this pool's states are not those of the storage; build the same pool in each process")
-        memory = mmap.mmap(self._place.handle, self._map.end)
-        self._block = torch.frombuffer(memory, dtype=torch.uint8)
+        self._map = _Map(pool, optimizer, workers)
+        self._handle = _opened(address) if address else _anonymous_file(self._map.end)
+        self._finalizer = weakref.finalize(self, os.close, self._handle)
+        if os.fstat(self._handle).st_size != self._map.end:
+            raise SpaceError("this pool's states are not those of the storage; build the same pool in each process")
         count = len(self._map.images)
+        worker = _hold_number(self._handle, count + 1, workers) if address else 0
+        memory = mmap.mmap(self._handle, self._map.end)
+        self._block = torch.frombuffer(memory, dtype=torch.uint8)
         words = memoryview(memory)[: (4 * count + 2) * _WORD].cast("q")
         # by state: its number in the order of creation, or 0; visits; version; 1 + the block that undoes a change
         self._created, self._visits, self._version, self._mark = (words[i * count : (i + 1) * count] for i in range(4))
         self._counters = words[4 * count :]  # states that were created; processes that joined
         self._numbers = {key: number for number, key in enumerate(self._map.images)}
-        self._locks = RangeLocks(self._place.handle, count + 1)
+        self._locks = RangeLocks(self._handle, count + 1)
         self._states: dict[str, LayerState] = {}
         self._undos: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(_UNDOS):
-            self._undos.put(self._place.worker * _UNDOS + number)
+            self._undos.put(worker * _UNDOS + number)
         self._order: tuple[bytes, tuple[str, ...]] = (b"", ())
-
-    def place(self, worker: int, process: int) -> Place:
-        """The place of a process that is to join; it must inherit the descriptor."""
-        return Place(self._place.handle, worker, self._place.workers, process)
+        if address:
+            self.recover(worker)
+            number_versions(self._count(1))
 
     @property
     def address(self) -> str:
-        """Where other processes of this machine `join` it, as long as this one holds it."""
-        return f"/proc/{os.getpid()}/fd/{self._place.handle}"
+        """Where other processes of this machine join it, as long as this one holds it."""
+        return f"/proc/{os.getpid()}/fd/{self._handle}"
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """See `Storage`."""
         created = self._created.tobytes()
         if created != self._order[0]:
             order = sorted((number, key) for key, number in zip(self._numbers, self._created, strict=True) if number)
@@ -143,19 +121,17 @@ class SharedStorage:
         return self._order[1]
 
     def put(self, key: str, state: LayerState) -> None:
-        """See `Storage`."""
         with self._locks.held(self._numbers[key], exclusive=True):
             self._put(key, state)
 
     def put_new(self, key: str, state: LayerState) -> None:
-        """See `Storage`."""
         with self._locks.held(self._numbers[key], exclusive=True):
             if not self._created[self._numbers[key]]:
                 self._put(key, state)
 
     def _put(self, key: str, state: LayerState) -> None:
         number = self._numbers[key]
-        order = self._created[number] or self._next_order()
+        order = self._created[number] or self._count(0)
         self._created[number] = self._mark[number] = 0
         block, image = self._bytes(key), self._map.images[key]
         for offset, piece in image.pieces(state):
@@ -163,26 +139,18 @@ class SharedStorage:
         self._visits[number], self._version[number] = state.visits, state.version
         self._created[number] = order  # last: a process killed before leaves no state at all
 
-    def count_process(self) -> int:
-        """The number of a process among all that joined, from 1."""
+    def _count(self, counter: int) -> int:
         with self._locks.held(len(self._numbers), exclusive=True):
-            self._counters[1] += 1
-            return int(self._counters[1])
-
-    def _next_order(self) -> int:
-        with self._locks.held(len(self._numbers), exclusive=True):
-            self._counters[0] += 1
-            return int(self._counters[0])
+            self._counters[counter] += 1
+            return int(self._counters[counter])
 
     def clear(self) -> None:
-        """See `Storage`."""
         for number in self._numbers.values():
             with self._locks.held(number, exclusive=True):
                 self._created[number] = self._mark[number] = 0
 
     @contextlib.contextmanager
     def reading(self, key: str, part: Part = Part.WEIGHTS) -> Iterator[LayerState]:
-        """See `Storage`."""
         number = self._numbers[key]
         while True:
             with self._locks.held(number, exclusive=False):
@@ -194,7 +162,6 @@ class SharedStorage:
 
     @contextlib.contextmanager
     def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
-        """See `Storage`."""
         number = self._numbers[key]
         with self._locks.held(number, exclusive=True):
             self._undo(key)
@@ -211,7 +178,7 @@ class SharedStorage:
                 self._undos.put(undo)
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
-        """See `Storage`."""
+        """Nothing is read ahead."""
 
     def recover(self, worker: int) -> None:
         """Undo what a killed worker left half written, so that another process may take its number."""
@@ -278,29 +245,13 @@ def _anonymous_file(size: int) -> int:
     return handle
 
 
-def join(address: str, pool: LayerPool, *, optimizer: Optimizer, workers: int) -> SharedStorage:
-    """Join the storage that another process of this machine made; see [Note: numbers].
-
-    Args:
-        address: see `SharedStorage.address`.
-        workers: as its maker said.
-
-    Raises:
-        StorageError: the storage is gone, or all numbers are held.
-        SpaceError: it is of another pool.
-    """
+def _opened(address: str) -> int:
     try:
-        handle = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(address, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise StorageError(
             f"the weights that trials share are gone ({error.strerror}): their search has ended"
         ) from error
-    count = len(pool.states)
-    worker = _hold_number(handle, count + 1, workers)
-    storage = SharedStorage(pool, optimizer=optimizer, place=Place(handle, worker, workers, 0))
-    storage.recover(worker)
-    number_versions(storage.count_process())
-    return storage
 
 
 def _hold_number(handle: int, first: int, workers: int) -> int:

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class LayerState:
     def __post_init__(self) -> None:
         self.views = [entry.view(self.weights) for entry in self.layout.parameters]
         self._moment_views = [
-            {index: entry.view(block) for index, entry in enumerate(moment.entries) if entry is not None}
+            dict(zip(moment.indices, (entry.view(block) for entry in moment.entries), strict=True))
             for moment, block in zip(self.layout.moments, self.moments, strict=False)
         ]
         self._step_views = list(self.steps.unbind())
@@ -94,15 +95,8 @@ class LayerState:
 
     @classmethod
     def zeros(cls, layout: Layout, masters: WireMemory | None = None) -> LayerState:
-        """A state of zeros.
-
-        Args:
-            masters: gives memory for the weights, if it has some.
-        """
-
-        def block(num_bytes: int) -> Tensor:
-            return torch.zeros(num_bytes, dtype=torch.uint8)
-
+        """A state of zeros; `masters` gives memory for the weights, if it has some."""
+        block = partial(torch.zeros, dtype=torch.uint8)
         pinned = None if masters is None else masters.allocate(layout.parameter_bytes)
         return cls(
             layout,
@@ -128,20 +122,13 @@ class LayerState:
         )
 
     def parameters(self) -> dict[str, Tensor]:
-        """Named views of the master weights."""
         return {entry.name: view for entry, view in zip(self.layout.parameters, self.views, strict=True)}
 
     def named_buffers(self) -> dict[str, Tensor]:
-        """Named views of the buffers."""
         return {entry.name: entry.view(self.buffers) for entry in self.layout.buffers}
 
     def update(self, calls: Sequence[RuleCall], gradients: Sequence[Tensor | None], *, lr: float) -> None:
-        """Apply one update.
-
-        Args:
-            calls: which rule updates which parameters.
-            gradients: one for each parameter; those without a gradient stay as they are, as in torch.
-        """
+        """Apply one update; parameters without a gradient stay as they are, as in torch."""
         self.version = next(_VERSIONS)  # first: an update that raises has changed something
         for call in calls:
             for part in self._parts([index for index in call.indices if gradients[index] is not None]):
@@ -185,28 +172,20 @@ class LayerState:
         for block, copy in zip(self.updated_blocks, saved.blocks, strict=True):
             block.copy_(copy)
         self.visits, self.version = saved.visits, saved.version
-        self.refresh_wire()
+        self._refresh_wire()
 
     def _parts(self, chosen: list[int]) -> list[list[int]]:
         """Parameters to update together: all, or few enough that their copies to the wire find them in the cache."""
-        if not self.wire_views or not chosen:
+        if not self.wire_views:
             return [chosen] if chosen else []
-        parts: list[list[int]] = [[]]
-        size = 0
-        for index in chosen:
-            if size > _CACHED:
-                parts.append([])
-                size = 0
-            parts[-1].append(index)
-            size += self.layout.parameters[index].numel
-        return parts
+        ends = itertools.accumulate(self.layout.parameters[index].numel for index in chosen)
+        return [list(part) for _, part in itertools.groupby(chosen, key=lambda _: next(ends) // _CACHED)]
 
     def keep_wire(self, layout: Layout, block: Tensor, dtype: torch.dtype) -> None:
         """Store a copy of the weights as they cross the link in this block, from now on."""
-        self.wire = block
-        self.wire_dtype = dtype
+        self.wire, self.wire_dtype = block, dtype
         self.wire_views = [entry.view(block) for entry in layout.parameters]
-        self.refresh_wire()
+        self._refresh_wire()
 
     @property
     def writes(self) -> tuple[int, ...]:
@@ -216,10 +195,9 @@ class LayerState:
     def mark_changed(self) -> None:
         """To be called after the tensors were written manually."""
         self.version = next(_VERSIONS)
-        self.refresh_wire()
+        self._refresh_wire()
 
-    def refresh_wire(self) -> None:
-        """Round the weights into their copy `wire`, if there is one."""
+    def _refresh_wire(self) -> None:
         for wire, view in zip(self.wire_views, self.views, strict=False):
             wire.copy_(view)
 
@@ -273,12 +251,7 @@ class LayerState:
         return named
 
     def load_weights(self, named: dict[str, Tensor]) -> None:
-        """Take over weights and buffers alone of what `tensors` gave, whatever the optimizer; the rest stays.
-
-        Raises:
-            KeyError: a name is missing or unknown.
-            ValueError: a shape or dtype differs.
-        """
+        """Take over weights and buffers alone of what `tensors` gave, whatever the optimizer; see `load_tensors`."""
         sources, targets = (
             {name: tensor for name, tensor in tensors.items() if name.startswith(("weights.", "buffers."))}
             for tensors in (named, self.tensors())
@@ -312,10 +285,6 @@ def first_state(
     pool: LayerPool, key: str, *, optimizer: Optimizer, seed: int, masters: WireMemory | None = None
 ) -> LayerState:
     """A state as its layer's factory or its candidate's `weights` initialise it, whatever was built before it.
-
-    Args:
-        optimizer: decides what is stored beside the weights.
-        masters: gives memory for the weights, if it has some.
 
     Raises:
         SpaceError: the factory raised, or the weights have another shape.
@@ -359,9 +328,10 @@ def first_weights(pool: LayerPool, layer: Layer) -> Callable[[str, torch.Size], 
         return None
 
     def read(name: str, shape: torch.Size) -> Tensor:
-        with user_code(f"reading the first weights '{name}' of '{layer.key}'"):
+        what = f"the first weights '{name}' of '{layer.key}'"
+        with user_code(f"reading {what}"):
             tensor: object = weights.read(name)
-        check_kind(f"the first weights '{name}' of '{layer.key}'", tensor, Tensor, wanted="a tensor")
+        check_kind(what, tensor, Tensor, wanted="a tensor")
         assert isinstance(tensor, Tensor)
         if tensor.shape != shape or not tensor.is_floating_point():
             raise SpaceError(
@@ -370,7 +340,7 @@ def first_weights(pool: LayerPool, layer: Layer) -> Callable[[str, torch.Size], 
                 position=pool.positions[layer.position].name,
                 candidate=layer.candidate.name,
             )
-        check_weights(f"the first weights '{name}' of '{layer.key}'", tensor)
+        check_weights(what, tensor)
         return tensor
 
     return read

@@ -62,7 +62,6 @@ def own_storage(chosen: str | Storage, *, pool: LayerPool, optimizer: Optimizer)
     Args:
         chosen: the storage itself; or a name, `FILE.py:NAME` or `MODULE:NAME`, of a class or function that makes one.
             It is called with `pool` and `optimizer`, if it takes them.
-        optimizer: decides, with the pool, what a state holds; see `LayerState`.
 
     Raises:
         SettingError: no such storage, the name is of something else, or the storage holds states already.
@@ -107,11 +106,9 @@ class RamStorage:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """See `Storage`."""
         return tuple(self._states)
 
     def put(self, key: str, state: LayerState) -> None:
-        """See `Storage`."""
         self._states[key] = state
         self._lost.pop(key, None)
         self.changes += 1
@@ -119,17 +116,14 @@ class RamStorage:
     put_new = put
 
     def clear(self) -> None:
-        """See `Storage`."""
         self._states, self._lost = {}, {}
         self.changes += 1
 
     def reading(self, key: str, part: Part = Part.WEIGHTS) -> AbstractContextManager[LayerState]:
-        """See `Storage`."""
         return contextlib.nullcontext(self.open(key))
 
     @contextlib.contextmanager
     def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
-        """See `Storage`."""
         state = self.open(key)
         before = state.writes
         try:
@@ -155,4 +149,4 @@ class RamStorage:
         return self._states[key]
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
-        """See `Storage`."""
+        """Nothing is read ahead."""

@@ -27,12 +27,8 @@ class WireMemory:
 
     def __init__(self, allocate: Allocate | None = None, *, stores: bool = True) -> None:
         self._allocate = allocate
+        self.is_pinned = allocate is not None
         self.stores = stores
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether copies to the device need pinned memory."""
-        return self._allocate is not None
 
     def allocate(self, num_bytes: int) -> Tensor | None:
         """A block for a copy that is stored; None where nothing is stored."""

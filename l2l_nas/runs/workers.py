@@ -11,7 +11,7 @@ from functools import partial
 
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.range_locks import refuse_without_locks
-from l2l_nas.eps.shared_storage import SharedStorage, join
+from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.errors import L2LError, SettingError, described
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.engines import ENGINES, Engine, check_installed, own
@@ -89,7 +89,8 @@ class SearchRecipe:
         server, workers = components.server, self.conf.search.workers
         set_threads(self.conf.relay.threads, components.training.relay, workers=workers)
         if self.shared:
-            server.move_to(join(self.shared, server.pool, optimizer=server.optimizer, workers=workers + 1))
+            shared = SharedStorage(server.pool, optimizer=server.optimizer, workers=workers + 1, address=self.shared)
+            server.move_to(shared)
         return Workplace(components.evaluator(), server, identity(components.problem))
 
 

@@ -10,9 +10,8 @@ import random
 import signal
 import warnings
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import DupFd
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from torch import nn
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.gradients import GradientBlock
 from l2l_nas.eps.inbox import GradientMessage
-from l2l_nas.eps.shared_storage import Place, SharedStorage
+from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.relay.trace import Trace
 from tests.toys import SquaredError
@@ -168,13 +167,14 @@ def half_step(storage: SharedStorage, updates: int, _: Connection) -> None:
         step(relay, ["a", "c"], number)
 
 
+WORKERS = 5
 ROLES = {"write": write, "read": read, "half": half, "forever": forever, "train": train, "half_step": half_step}
 SERVER = multiprocessing.get_context("forkserver")
 
 
-def _play(role: str, place: Place, inherited: DupFd, argument: object, talk: Connection) -> None:
+def _play(role: str, address: str, argument: object, talk: Connection) -> None:
     torch.set_num_threads(1)
-    storage = SharedStorage(POOL, optimizer=AdamW(), place=replace(place, handle=inherited.detach()))
+    storage = SharedStorage(POOL, optimizer=AdamW(), workers=WORKERS, address=address)
     talk.send("ready")
     talk.recv()
     ROLES[role](storage, argument, talk)
@@ -189,17 +189,14 @@ class Hammer:
 
     role: str
     storage: SharedStorage
-    worker: int
     argument: object = None
-    number: int = 0
 
     def __post_init__(self) -> None:
         SERVER.set_forkserver_preload([__name__])
-        place = self.storage.place(self.worker, self.number or self.worker)
         self.talk, theirs = SERVER.Pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            arguments = (self.role, place, DupFd(place.handle), self.argument, theirs)
+            arguments = (self.role, self.storage.address, self.argument, theirs)
             self.process = SERVER.Process(target=_play, args=arguments)
             self.process.start()
         theirs.close()

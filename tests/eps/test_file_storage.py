@@ -45,11 +45,11 @@ def wait_until(condition) -> None:
 
 
 def file_of(storage: FileStorage, key: str) -> Path:
-    return storage._core.records[key].path
+    return storage._records[key].path
 
 
 def filled(storage: FileStorage, key: str) -> int:
-    frame = storage._core.table.find(key)
+    frame = storage._table.find(key)
     return frame.filled_bytes if frame is not None and frame.holder is None else 0
 
 
@@ -66,7 +66,7 @@ def test_what_is_expected_is_read_ahead_as_far_as_frames_go(storage):
     with storage.reading(KEYS[3]):
         pass
     assert storage.misses == 0
-    assert storage.bytes_read - read == storage._core.records[KEYS[3]].image.end_bytes(Part.WEIGHTS)
+    assert storage.bytes_read - read == storage._records[KEYS[3]].image.end_bytes(Part.WEIGHTS)
 
 
 def test_a_state_that_is_still_in_a_frame_is_not_read_again(storage):
@@ -259,7 +259,7 @@ def test_files_are_deleted_with_the_storage_and_its_thread_ends(tmp_path):
         for key in KEYS:
             storage.put(key, state_of(key))
         storage.expect([(key, Part.ALL) for key in KEYS])
-        thread = storage._core._thread
+        thread = storage._reader.thread
         assert len(list(storage.folder.iterdir())) == len(KEYS) + 1
         if way == "close":
             storage.close()
@@ -322,10 +322,10 @@ def test_states_beyond_what_may_be_cached_are_read_and_written_past_the_page_cac
     assert len(later) > 6
     assert all(later)
     storage.put(KEYS[0], state_of(KEYS[0]))  # takes the place it had
-    assert not storage._core.records[KEYS[0]].is_direct
+    assert not storage._records[KEYS[0]].is_direct
     storage.clear()
     storage.put(KEYS[0], state_of(KEYS[0]))
-    assert not storage._core.records[KEYS[0]].is_direct
+    assert not storage._records[KEYS[0]].is_direct
     storage.close()
 
 

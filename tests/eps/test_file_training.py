@@ -12,7 +12,7 @@ import torch
 
 from l2l_nas import SGD, AdamW, LayerPool, ParamServer, Relay, UniformPaths
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.file_storage import FileStorage, _Core
+from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.frames import Frame
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.state import Part
@@ -74,7 +74,7 @@ def test_every_policy_and_pool_in_threads_under_stress_on_a_rough_disk(tmp_path,
     storage = FileStorage(tmp_path, frames=frames)
     found = train(pool, storage, stress=Stress(seed=frames), **options)
     assert_equal(found, expected)
-    assert all(frame.is_idle for frame in storage._core.table)
+    assert all(frame.is_idle for frame in storage._table)
     storage.close()
 
 
@@ -162,7 +162,7 @@ def test_states_that_pass_the_page_cache_by_and_some_that_do_not(real_disk, monk
     make_rough(monkeypatch)
     storage = FileStorage(real_disk, frames=2, cached_bytes=cached_bytes)
     assert_equal(train(pool, storage, stress=Stress(), **options), expected)
-    records = storage._core.records.values()
+    records = storage._records.values()
     passing = [record.is_direct for record in records if record.image.end_bytes(Part.ALL)]
     assert any(passing)
     assert all(passing) == (cached_bytes == 0)
@@ -197,12 +197,12 @@ def frames_given_away_while_written(monkeypatch) -> None:
 
 
 def writes_not_waited_for(monkeypatch) -> None:
-    real = _Core._write_back
+    real = FileStorage._write_back
 
-    def later(core, frame, record, part):
+    def later(storage, frame, record, part):
         copy = Frame(frame.block.clone(), state=frame.state)
         record.visits, record.version = frame.state.visits, frame.state.version
-        timer = threading.Timer(1.0, write, (core, copy, record, part))  # a busy machine reads no later
+        timer = threading.Timer(1.0, write, (storage, copy, record, part))  # a busy machine reads no later
         timer.daemon = True
         timer.start()
 
@@ -210,15 +210,15 @@ def writes_not_waited_for(monkeypatch) -> None:
         with contextlib.suppress(StorageError):  # all is over
             real(*late)
 
-    monkeypatch.setattr(_Core, "_write_back", later)
+    monkeypatch.setattr(FileStorage, "_write_back", later)
 
 
 def states_used_while_filled(monkeypatch) -> None:
-    def hold(core, key, *, writes):
-        frame = core.table.find(key) or core.table.assign(key)
-        return frame, core.records[key]
+    def hold(storage, key, *, writes):
+        frame = storage._table.find(key) or storage._table.assign(key)
+        return frame, storage._records[key]
 
-    monkeypatch.setattr(_Core, "_hold", hold)
+    monkeypatch.setattr(FileStorage, "_hold", hold)
 
 
 FAULTS = {

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.identity import fingerprint
-from l2l_nas.eps.shared_storage import SharedStorage, join
+from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.engines import processes
 from l2l_nas.nas.evaluation.evaluator import Evaluator, population_size
@@ -106,7 +106,8 @@ class TinyRecipe:
         IN_WORKER, FLAG = True, self.flag
         server = ParamServer(pool(), optimizer=AdamW(), seed=0)
         if self.shared:
-            server.move_to(join(self.shared, server.pool, optimizer=AdamW(), workers=self.workers + 1))
+            options = {"optimizer": AdamW(), "workers": self.workers + 1, "address": self.shared}
+            server.move_to(SharedStorage(server.pool, **options))
         return Workplace(evaluator_on(server, self.spend), server, {"pool": fingerprint(server.pool)})
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -177,8 +175,7 @@ class Drifts(nn.Module):
 def test_a_backward_on_a_state_that_another_process_changed_since_is_no_fault_of_the_layer(part, monkeypatch):
     pool = chain_pool(Drifts, *[partial(nn.Linear, 6, 6)] * 3, partial(nn.Linear, 6, 2))
     storage = SharedStorage(pool, optimizer=AdamW(), workers=2)
-    place = storage.place(1, 1)
-    other = SharedStorage(pool, optimizer=AdamW(), place=replace(place, handle=os.dup(place.handle)))
+    other = SharedStorage(pool, optimizer=AdamW(), workers=2, address=storage.address)
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0, storage=storage), device="cpu", slots=2)
 
     def change():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -14,6 +14,7 @@ from l2l_nas.errors import SettingError
 from l2l_nas.space.parameters import Parameter
 
 Tensors = Sequence[Tensor]
+Moments = Sequence[Tensors]
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,7 @@ class Optimizer(Protocol):
             SettingError: the rule cannot update such a parameter.
         """
 
-    def update(
-        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
-    ) -> None:
+    def update(self, weights: Tensors, gradients: Tensors, moments: Moments, steps: Tensors, *, lr: float) -> None:
         """Change weights, moments and steps in place, each list one entry for each parameter.
 
         Parameters of one call have tensors of the same names in their state.
@@ -70,17 +69,16 @@ class Optimizer(Protocol):
             weights, gradients: float32. Gradients stay as they are: they may be applied again.
             moments: a list for each tensor that `state` names, in that order.
             steps: float32 scalars, how many updates each parameter has had; incremented here.
-            lr: learning rate of this update.
         """
 
 
 def rule_for(rule: Optimizer, parameter: Parameter) -> Optimizer:
-    """The rule for one parameter: what the `for_parameter` of a rule returns, or the rule itself.
+    """What the `for_parameter` of a rule returns, or the rule itself.
 
     Raises:
         SettingError: the rule cannot update such a parameter.
     """
-    for_parameter: Callable[[Parameter], Optimizer] | None = getattr(rule, "for_parameter", None)
+    for_parameter = getattr(rule, "for_parameter", None)
     return rule if for_parameter is None else for_parameter(parameter)
 
 
@@ -95,25 +93,14 @@ def check_rule(name: str, rule: object) -> None:
     check_kind(name, rule, Optimizer, wanted="an optimizer, such as AdamW()")
 
 
-def check_rate(name: str, value: float) -> None:
+def check_rates(name: str, *values: float) -> None:
     """Raises SettingError: the decay of a moving average does not lie in [0, 1)."""
-    if not 0 <= check_number(name, value) < 1:
-        raise SettingError(f"{name} must lie in [0, 1), got {value}")
+    for value in values:
+        if not 0 <= check_number(name, value) < 1:
+            raise SettingError(f"{name} must lie in [0, 1), got {value}")
 
 
 def check_pair(name: str, values: Sequence[object]) -> None:
     """Raises SettingError: this is no list of two."""
     if len(check_list(name, values, of=object, wanted="two numbers")) != 2:
         raise SettingError(f"{name} takes two numbers, got {values!r}")
-
-
-def check_betas(betas: tuple[float, float]) -> None:
-    """Raises SettingError: these are not two decays of moving averages."""
-    check_pair("betas", betas)
-    for beta in betas:
-        check_rate("betas", beta)
-
-
-def check_weight_decay(weight_decay: float) -> None:
-    """Raises SettingError: the weight decay is below zero, or not finite."""
-    check_number("weight_decay", weight_decay, least=0)

@@ -16,7 +16,7 @@ from typing import Any
 
 from l2l_nas.arguments import check_kind, check_list, check_number
 from l2l_nas.eps.layout import Layout, layout_of, tied_name
-from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, Tensors, check_rule, check_weight_decay, rule_for
+from l2l_nas.eps.optimizers.base import Moments, Optimizer, StateTensor, Tensors, check_rule, rule_for
 from l2l_nas.errors import SettingError, did_you_mean, user_code
 from l2l_nas.space.growth import with_frozen
 from l2l_nas.space.parameters import Parameter, parameters_of
@@ -64,7 +64,7 @@ class Group:
         if not (callable(self.match) or isinstance(self.match, str)):
             raise SettingError(f"{self}: match is a pattern or a function of a parameter, got {self.match!r}")
         if self.weight_decay is not None:
-            check_weight_decay(self.weight_decay)
+            check_number("weight_decay", self.weight_decay, least=0)
         if not callable(self.lr_scale):
             _check_scale(self.lr_scale, str(self))
 
@@ -72,7 +72,6 @@ class Group:
         return f"group '{self.name or self.match}'"
 
     def matches(self, parameter: Parameter) -> bool:
-        """Whether a parameter is in the group."""
         if callable(self.match):
             with user_code(f"{self}: match", SettingError):
                 return bool(self.match(parameter))
@@ -95,8 +94,7 @@ class Group:
 
 
 def _check_one_rule(name: str, rule: object) -> None:
-    """Refuse what is no rule, and groups: those within others would be ignored."""
-    if isinstance(rule, Groups):
+    if isinstance(rule, Groups):  # groups within groups would be ignored
         raise SettingError(f"{name}: it has groups itself; write one list: Groups(it.rule, [*it.groups, ...])")
     check_rule(name, rule)
 
@@ -133,6 +131,15 @@ def no_decay() -> Group:
 
 
 @dataclass(frozen=True)
+class Treatment:
+    """How a parameter is updated."""
+
+    rule: Optimizer
+    lr_scale: float = 1.0
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
 class Groups:
     """An optimizer with groups of parameters: see [Note: groups].
 
@@ -152,16 +159,13 @@ class Groups:
 
     @property
     def name(self) -> str:
-        """See `Optimizer`."""
         return self.rule.name
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
         """See `Optimizer.state`: of parameters that are in no group."""
         return self.rule.state(shape)
 
-    def update(
-        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
-    ) -> None:
+    def update(self, weights: Tensors, gradients: Tensors, moments: Moments, steps: Tensors, *, lr: float) -> None:
         """See `Optimizer.update`: of parameters that are in no group."""
         self.rule.update(weights, gradients, moments, steps, lr=lr)
 
@@ -178,31 +182,17 @@ class Groups:
                 scale *= group.scale(parameter)
                 decay = decay if group.weight_decay is None else group.weight_decay
                 is_frozen |= group.frozen
-        rule = rule if decay is None else with_weight_decay(rule, decay)
+        rule = rule if decay is None else _with_weight_decay(rule, decay)
         return Treatment(rule if is_frozen else rule_for(rule, parameter), scale, is_frozen)
 
 
-@dataclass(frozen=True)
-class Treatment:
-    """How a parameter is updated."""
-
-    rule: Optimizer
-    lr_scale: float = 1.0
-    frozen: bool = False
-
-
-def with_weight_decay(rule: Optimizer, value: float) -> Optimizer:
-    """The rule with another weight decay; a wrapper has it in the `rule` within.
-
-    Raises:
-        SettingError: the rule has no weight decay.
-    """
-    fields_of: Any = rule  # a dataclass, or refused
-    names = {entry.name for entry in fields(fields_of)} if is_dataclass(rule) else set[str]()
+def _with_weight_decay(rule: Any, value: float) -> Optimizer:
+    """The rule with another weight decay; a wrapper has it in the `rule` within."""
+    names = {entry.name for entry in fields(rule)} if is_dataclass(rule) else set[str]()
     if "weight_decay" in names:
-        return replace(fields_of, weight_decay=value)
+        return replace(rule, weight_decay=value)
     if "rule" in names:
-        return replace(fields_of, rule=with_weight_decay(fields_of.rule, value))
+        return replace(rule, rule=_with_weight_decay(rule.rule, value))
     raise SettingError(f"optimizer {rule.name} is no dataclass with a weight_decay; give the group a rule instead")
 
 
@@ -223,11 +213,7 @@ class RuleCall:
 
 @dataclass(frozen=True)
 class StateRules:
-    """How one state is updated.
-
-    Args:
-        layout: of the state, with what is stored for the optimizer.
-    """
+    """How one state is updated, and its layout with what is stored for the optimizer."""
 
     layout: Layout
     calls: tuple[RuleCall, ...]
@@ -249,7 +235,7 @@ def state_rules(layout: Layout, treatments: Sequence[Treatment]) -> StateRules:
     ]
     layout = layout.with_moments([{tensor.name: (tensor.shape, tensor.dtype) for tensor in own} for own in stored])
     numbers = {moment.name: number for number, moment in enumerate(layout.moments)}
-    calls: list[tuple[RuleCall, list[int]]] = []
+    calls: list[tuple[RuleCall, list[int]]] = []  # a user's rule need not be hashable
     for index, (treatment, tensors) in enumerate(zip(treatments, stored, strict=True)):
         if layout.parameters[index].trainable:
             moments = tuple(numbers[tensor.name] for tensor in tensors)
@@ -287,13 +273,11 @@ class PoolRules:
             pool, optimizer = self._pool(), self.optimizer
             assert pool is not None  # its rules are asked for
             layout = layout_of(pool, key)
-            self._rules[key] = state_rules(
-                layout,
-                [
-                    _treatment(pool, optimizer, key, entry.name) if entry.trainable else Treatment(optimizer)
-                    for entry in layout.parameters
-                ],
-            )
+            treatments = [
+                _treatment(pool, optimizer, key, entry.name) if entry.trainable else Treatment(optimizer)
+                for entry in layout.parameters
+            ]
+            self._rules[key] = state_rules(layout, treatments)
         return self._rules[key]
 
 
@@ -312,11 +296,8 @@ def without_retired(optimizer: Optimizer, before: LayerPool, pool: LayerPool) ->
     if not isinstance(optimizer, Groups) or pool is before:
         return optimizer
     old, new = _parameters(before), _parameters(pool)
-
-    def is_retired(group: Group) -> bool:
-        return any(map(group.matches, old)) and not any(map(group.matches, new))
-
-    return replace(optimizer, groups=[group for group in optimizer.groups if not is_retired(group)])
+    left = [group for group in optimizer.groups if any(map(group.matches, new)) or not any(map(group.matches, old))]
+    return replace(optimizer, groups=left)
 
 
 def freeze(pool: LayerPool, optimizer: Optimizer) -> LayerPool:

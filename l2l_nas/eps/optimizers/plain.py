@@ -15,8 +15,8 @@ from l2l_nas.eps.optimizers.rules import SGD, AdamW
 class RuleOptimizer(torch.optim.Optimizer):
     """Any update rule as an optimizer of torch, of float32 parameters."""
 
-    def __init__(self, rule: Optimizer, parameters: Sequence[nn.Parameter], *, lr: float = 0.0) -> None:
-        super().__init__(parameters, {"lr": lr})
+    def __init__(self, rule: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.0})
         self.rule = rule
 
     @torch.no_grad()
@@ -38,19 +38,10 @@ class RuleOptimizer(torch.optim.Optimizer):
 def in_torch(rule: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """An optimizer of torch that computes the same: torch's own where the rule is AdamW or SGD."""
     if type(rule) is AdamW:  # a subclass may compute something else
-        return torch.optim.AdamW(
-            parameters, lr=0.0, betas=rule.betas, eps=rule.eps, weight_decay=rule.weight_decay, fused=True
-        )
+        return torch.optim.AdamW(parameters, lr=0.0, fused=True, **vars(rule))
     if type(rule) is not SGD:
         return RuleOptimizer(rule, parameters)
-    plain = torch.optim.SGD(
-        parameters,
-        lr=0.0,
-        momentum=rule.momentum,
-        weight_decay=rule.weight_decay,
-        nesterov=rule.nesterov,
-        fused=True,
-    )
+    plain = torch.optim.SGD(parameters, lr=0.0, fused=True, **vars(rule))
     _start_momentum(plain, parameters)
     return plain
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from l2l_nas.eps.optimizers.base import Optimizer, StateTensor, Tensors, check_rule, rule_for
+from l2l_nas.eps.optimizers.base import Moments, Optimizer, StateTensor, Tensors, check_rule, rule_for
 from l2l_nas.eps.optimizers.groups import Groups
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.space.parameters import Parameter
@@ -43,20 +42,16 @@ class LowPrecision:
 
     @property
     def name(self) -> str:
-        """See `Optimizer`."""
         return self.rule.name
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether the rule's updates are."""
         return getattr(self.rule, "is_elementwise", True)
 
     def for_parameter(self, parameter: Parameter) -> Optimizer:
-        """See `rule_for`."""
         return replace(self, rule=rule_for(self.rule, parameter))
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
-        """See `Optimizer.state`."""
         return tuple(
             replace(tensor, dtype=torch.bfloat16)
             if tensor.dtype == torch.float32 and tuple(tensor.shape) == tuple(shape)
@@ -64,10 +59,8 @@ class LowPrecision:
             for tensor in self.rule.state(shape)
         )
 
-    def update(
-        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
-    ) -> None:
-        """One step; see `Optimizer.update`. Parameter by parameter, so that one at a time is in float32."""
+    def update(self, weights: Tensors, gradients: Tensors, moments: Moments, steps: Tensors, *, lr: float) -> None:
+        # parameter by parameter, so that one at a time is in float32
         for weight, gradient, step, *stored in zip(weights, gradients, steps, *moments, strict=True):
             dtypes = [tensor.dtype for tensor in self.rule.state(tuple(weight.shape))]
             full = [moment.to(dtype) for moment, dtype in zip(stored, dtypes, strict=True)]

@@ -121,22 +121,18 @@ def _group(name: str, content: object) -> Group:
             raise SettingError(f"{where} takes no '{key}'{did_you_mean(str(key), _OF_A_GROUP)}")
     if not isinstance(content.get("match"), str):
         raise SettingError(f"{where}.match: write a pattern of POSITION/CANDIDATE/PARAMETER, or {', '.join(MATCHES)}")
-    decay, scale, frozen = content.get("weight_decay"), content.get("lr_scale", 1.0), content.get("frozen", False)
+    decay, frozen = content.get("weight_decay"), content.get("frozen", False)
     if not (decay is None or (isinstance(decay, int | float) and not isinstance(decay, bool))):
         raise SettingError(f"{where}.weight_decay must be a number, got {decay!r}")
     if not isinstance(frozen, bool):
         raise SettingError(f"{where}.frozen must be true or false, got {frozen!r}")
-    if callable(scale):
-        raise SettingError(f"{where}.lr_scale must be a number, got {scale!r}")
-    return Group(content["match"], weight_decay=decay, lr_scale=scale, frozen=frozen, name=name)
+    if callable(content.get("lr_scale")):
+        raise SettingError(f"{where}.lr_scale must be a number, got {content['lr_scale']!r}")
+    return Group(**content, name=name)
 
 
 def in_low_precision(optimizer: Optimizer, moments: str) -> Optimizer:
-    """An optimizer with all its moments in bf16, those of its groups' rules as well.
-
-    Raises:
-        SettingError: `moments` is not "bf16".
-    """
+    """An optimizer with all its moments in bf16, those of its groups' rules as well."""
     if not isinstance(optimizer, Groups):
         return LowPrecision(optimizer, moments)
     groups = [

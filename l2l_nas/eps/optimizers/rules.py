@@ -5,25 +5,22 @@ AdamW, SGD, Adafactor and Muon equal `torch.optim` bit for bit, Lion equals `lio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 from torch.optim._adafactor import adafactor
-from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+from torch.optim._muon import muon
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from l2l_nas.arguments import check_count, check_kind, check_number
 from l2l_nas.eps.optimizers.base import (
+    Moments,
     Optimizer,
     StateTensor,
     Tensors,
-    check_betas,
     check_pair,
-    check_rate,
-    check_weight_decay,
+    check_rates,
     like_weights,
 )
 from l2l_nas.errors import SettingError, did_you_mean
@@ -39,20 +36,17 @@ class AdamW:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        check_betas(self.betas)
-        check_weight_decay(self.weight_decay)
+        check_pair("betas", self.betas)
+        check_rates("betas", *self.betas)
+        check_number("weight_decay", self.weight_decay, least=0)
         check_number("eps", self.eps, above=0)
 
     name = "adamw"
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
-        """See `Optimizer.state`: the gradient's mean and that of its square."""
-        return like_weights(shape, 2)
+        return like_weights(shape, 2)  # the gradient's mean, and that of its square
 
-    def update(
-        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
-    ) -> None:
-        """One step; see `Optimizer.update`."""
+    def update(self, weights: Tensors, gradients: Tensors, moments: Moments, steps: Tensors, *, lr: float) -> None:
         adamw(
             list(weights),
             list(gradients),
@@ -80,8 +74,8 @@ class SGD:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        check_rate("momentum", self.momentum)
-        check_weight_decay(self.weight_decay)
+        check_rates("momentum", self.momentum)
+        check_number("weight_decay", self.weight_decay, least=0)
         check_kind("nesterov", self.nesterov, bool, wanted="True or False")
         if self.nesterov and self.momentum == 0:
             raise SettingError("nesterov needs a momentum above 0")
@@ -89,13 +83,9 @@ class SGD:
     name = "sgd"
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
-        """See `Optimizer.state`: the momentum, if there is one."""
         return like_weights(shape, 1 if self.momentum else 0)
 
-    def update(
-        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
-    ) -> None:
-        """One step; see `Optimizer.update`."""
+    def update(self, weights: Tensors, gradients: Tensors, moments: Moments, steps: Tensors, *, lr: float) -> None:
         # A zero buffer gives momentum * 0 + gradient on the first step, which is what torch.optim.SGD starts with.
         buffers: list[Tensor | None] = list(moments[0]) if moments else [None] * len(weights)
         sgd(
@@ -126,19 +116,16 @@ class Lion:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_betas(self.betas)
-        check_weight_decay(self.weight_decay)
+        check_pair("betas", self.betas)
+        check_rates("betas", *self.betas)
+        check_number("weight_decay", self.weight_decay, least=0)
 
     name = "lion"
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
-        """See `Optimizer.state`: the momentum."""
         return like_weights(shape, 1)
 
-    def update(
-        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
-    ) -> None:
-        """One step; see `Optimizer.update`."""
+    def update(self, weights: Tensors, gradients: Tensors, moments: Moments, steps: Tensors, *, lr: float) -> None:
         beta1, beta2 = self.betas
         for weight, gradient, momentum, step in zip(weights, gradients, moments[0], steps, strict=True):
             weight.mul_(1 - lr * self.weight_decay)
@@ -171,22 +158,18 @@ class Adafactor:
         for eps in self.eps if self.eps[0] is not None else self.eps[1:]:
             check_number("eps", eps, least=0)
         check_number("clip", self.clip, least=1)
-        check_weight_decay(self.weight_decay)
+        check_number("weight_decay", self.weight_decay, least=0)
 
     name = "adafactor"
     is_elementwise = False
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
-        """See `Optimizer.state`: two factors of a matrix, the second moment of a vector."""
         if len(shape) < 2:
             return (StateTensor("variance", shape),)
         rows, columns = (*shape[:-1], 1), (*shape[:-2], 1, shape[-1])
         return StateTensor("row_variance", rows), StateTensor("column_variance", columns)
 
-    def update(
-        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
-    ) -> None:
-        """One step; see `Optimizer.update`."""
+    def update(self, weights: Tensors, gradients: Tensors, moments: Moments, steps: Tensors, *, lr: float) -> None:
         for weight, gradient, step, *factors in zip(weights, gradients, steps, *moments, strict=True):
             rows, columns, variance = (*factors, None) if len(factors) == 2 else (None, None, *factors)
             adafactor(
@@ -238,10 +221,11 @@ class Muon:
     scale: str = "match_rms_adamw"
     iterations: int = 5
     eps: float = 1e-7
+    _of_experts: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_rate("momentum", self.momentum)
-        check_weight_decay(self.weight_decay)
+        check_rates("momentum", self.momentum)
+        check_number("weight_decay", self.weight_decay, least=0)
         if self.scale not in SCALES:
             raise SettingError(f"scale: no '{self.scale}'{did_you_mean(self.scale, SCALES)}")
         check_kind("nesterov", self.nesterov, bool, wanted="True or False")
@@ -252,7 +236,6 @@ class Muon:
     is_elementwise = False
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
-        """See `Optimizer.state`: the momentum."""
         if len(shape) < 2:
             raise SettingError(f"muon updates matrices, not a parameter of shape {shape}; write muon_with_adamw()")
         return like_weights(shape, 1)
@@ -264,7 +247,7 @@ class Muon:
             SettingError: it is not known which of the parameter's dimensions make a matrix.
         """
         if parameter.is_experts:
-            return _MuonOfExperts(**{entry.name: getattr(self, entry.name) for entry in fields(self)})
+            return replace(self, _of_experts=True)
         if len(parameter.shape) > 2 and not parameter.is_convolution:
             raise SettingError(
                 f"{parameter.path} {list(parameter.shape)} is neither a convolution nor experts, so muon cannot know "
@@ -272,29 +255,25 @@ class Muon:
             )
         return self
 
-    def _matrices(self, update: Tensor) -> Tensors:
-        return [update.flatten(1)]
-
-    def update(
-        self, weights: Tensors, gradients: Tensors, moments: Sequence[Tensors], steps: Tensors, *, lr: float
-    ) -> None:
-        """One step; see `Optimizer.update`."""
-        for weight, gradient, momentum, step in zip(weights, gradients, moments[0], steps, strict=True):
-            momentum.lerp_(gradient, 1 - self.momentum)
-            update = gradient.lerp(momentum, self.momentum) if self.nesterov else momentum
-            matrices = self._matrices(update)
-            orthogonal = [
-                _zeropower_via_newtonschulz(matrix, _QUINTIC, self.iterations, self.eps) for matrix in matrices
-            ]
-            weight.mul_(1 - lr * self.weight_decay)
-            rate = _adjust_lr(lr, self.scale, matrices[0].shape)
-            weight.add_(torch.stack(orthogonal).view_as(weight), alpha=-rate)
+    def update(self, weights: Tensors, gradients: Tensors, moments: Moments, steps: Tensors, *, lr: float) -> None:
+        for weight, *others, step in zip(weights, gradients, moments[0], steps, strict=True):
+            matrices = self._matrices(weight)
+            muon(
+                matrices,
+                *map(self._matrices, others),
+                lr=lr,
+                weight_decay=self.weight_decay,
+                momentum=self.momentum,
+                nesterov=self.nesterov,
+                ns_coefficients=_QUINTIC,
+                ns_steps=self.iterations,
+                eps=self.eps,
+                adjust_lr_fn=self.scale,
+                has_complex=False,
+            )
+            if matrices[0].data_ptr() != weight.data_ptr():  # a copy, as of a weight in channels_last
+                weight.copy_(matrices[0].view_as(weight))
             step.add_(1)
 
-
-@dataclass(frozen=True)
-class _MuonOfExperts(Muon):
-    """Muon for weights (experts, rows, columns)."""
-
-    def _matrices(self, update: Tensor) -> Tensors:
-        return update.unbind()
+    def _matrices(self, tensor: Tensor) -> list[Tensor]:
+        return list(tensor.unbind()) if self._of_experts else [tensor.flatten(1)]
