@@ -67,8 +67,8 @@ class _Record:
 
     def fail(self, error: BaseException) -> None:
         """Note why the file could not be written."""
-        is_told = isinstance(error, StorageError)
-        self.failure = str(error) if is_told else f"{self.path}: was not written whole ({error!r})"
+        is_named = isinstance(error, StorageError)
+        self.failure = str(error) if is_named else f"{self.path}: was not written whole ({error!r})"
 
 
 class FileStorage:
