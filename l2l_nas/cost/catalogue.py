@@ -10,11 +10,12 @@ from numbers import Real
 from torch import Tensor, nn
 
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.cost.device import DeviceBytes
+from l2l_nas.cost.device import device_bytes
 from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.latency import Latency
 from l2l_nas.cost.own import OwnCost
+from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.cost.table import LABELS, Cost, Costs
 from l2l_nas.cost.traffic import StreamedBytes
@@ -66,7 +67,7 @@ def build_costs(
         parameters_cost(relay.pool),
         Cost("flops", flops, flops.of_layer if relay.pool.is_separable else None),
         Cost("streamed_bytes", StreamedBytes(relay, sizes)),
-        Cost("device_bytes", DeviceBytes(relay, sizes)),
+        Cost("device_bytes", lambda a: float(device_bytes(RelayPath(relay, sizes, a)))),
         Cost("latency_ms", Latency(build, inputs, relay.device.torch_device), is_measured=True),
     ]
     if hardware is not None:

@@ -36,14 +36,21 @@ def _profile(name: str, lanes: str = "streams", /, **figures: Figure) -> Hardwar
     return Hardware(name, lanes=lanes, sources={figure: source for figure, (_, source) in whole.items()}, **values)
 
 
-def _peaks(fp32: float, bf16: float, fp16: float) -> dict[str, float]:
-    return {"fp32": 1e12 * fp32, "bf16": 1e12 * bf16, "fp16": 1e12 * fp16}
+def _card(name: str, /, **others: Figure) -> Hardware:
+    source, peaks, gib, bandwidth = _CARDS[name]
+    return _profile(
+        name,
+        peak_flops=({name: 1e12 * peak for name, peak in zip(("fp32", "bf16", "fp16"), peaks, strict=True)}, source),
+        device_bytes=(gib * GIB, source),
+        device_bandwidth=(bandwidth, source),
+        **others,
+    )
 
 
 def _link(rate: float, generation: int, nominal: float) -> dict[str, Figure]:
     """Both directions of a slot with sixteen lanes."""
     source = f"{ASSUMED}: of the {nominal / 1e9:g} GB/s each way of PCIe {generation}.0 x16 (PCI-SIG)"
-    return {"link_up": (rate, source), "link_down": (rate, source)}
+    return dict.fromkeys(("link_up", "link_down"), (rate, source))
 
 
 def _host(num_bytes: int, bandwidth: float, updates: float, what: str) -> dict[str, Figure]:
@@ -57,109 +64,98 @@ def _host(num_bytes: int, bandwidth: float, updates: float, what: str) -> dict[s
     }
 
 
+# source, TFLOP/s in fp32, bf16 and fp16, GiB of memory, and its bytes a second
+_CARDS = {
+    "v100": (_V100, (15.7, 15.7, 125), 16, 0.9e12),  # it has no bf16 units: such products run as fp32
+    "a100": (_A100, (19.5, 312, 312), 80, 2.0e12),
+    "h100": (_H100, (67, 989, 989), 80, 3.35e12),
+    "h200": (_H200, (67, 989, 989), 141, 4.8e12),
+    "rtx4090": (_ADA, (82.6, 165, 165), 24, 1.008e12),
+    "rtx5090": (_BLACKWELL, (104.8, 209.5, 209.5), 32, 1.79e12),
+    "gh200": (_GH200, (67, 989, 989), 96, 4.0e12),
+}
 _SERVER = "a server's share for one device"
 _DESK = "a desktop with two channels of DDR5"
 _PEERLESS: dict[str, Figure] = {
     "peers": (0.0, "none: the card has no NVLink"),
     "network": (0.0, f"{ASSUMED}: one machine"),
 }
-PROFILES: dict[str, Hardware] = {
-    profile.name: profile
-    for profile in (
-        _profile(
-            "v100",
-            # it has no bf16 units: such products run as fp32
-            peak_flops=(_peaks(15.7, 15.7, 125), _V100),
-            efficiency=(0.45, f"{ASSUMED}; Megatron-LM's own baseline reaches 0.31 (arXiv 1909.08053, section 5.1)"),
-            device_bytes=(16 * GIB, _V100),
-            device_bandwidth=(0.9e12, _V100),
-            peers=(300e9, _V100),
-            network=(200e9, "eight adapters, 100 GB/s between servers (arXiv 1909.08053, section 5), both ways"),
-            **_link(12e9, 3, 15.75e9),
-            **_host(512 * GIB, 100e9, 2e9, _SERVER),
-        ),
-        _profile(
-            "a100",
-            peak_flops=(_peaks(19.5, 312, 312), _A100),
-            efficiency=(0.45, "44 to 52 % of the peak (arXiv 2104.04473, table 1)"),
-            device_bytes=(80 * GIB, _A100),
-            device_bandwidth=(2.0e12, _A100),
-            peers=(600e9, _A100),
-            network=(400e9, "NVIDIA, DGX A100 data sheet (2020): eight adapters of 200 Gb/s, both ways"),
-            **_link(25e9, 4, 31.5e9),
-            **_host(512 * GIB, 200e9, 4e9, _SERVER),
-        ),
-        _profile(
-            "h100",
-            peak_flops=(_peaks(67, 989, 989), _H100),
-            efficiency=(0.4, "38 to 43 % of the peak (arXiv 2407.21783, table 4)"),
-            device_bytes=(80 * GIB, _H100),
-            device_bandwidth=(3.35e12, _H100),
-            peers=(900e9, _H100),
-            network=(800e9, "NVIDIA, DGX H100 data sheet (2023): eight adapters of 400 Gb/s, both ways"),
-            **_link(50e9, 5, 63e9),
-            **_host(512 * GIB, 200e9, 5e9, _SERVER),
-        ),
-        _profile(
-            "h200",
-            peak_flops=(_peaks(67, 989, 989), _H200),
-            efficiency=(0.4, f"{ASSUMED}: as the H100's, whose units these are"),
-            device_bytes=(141 * GIB, _H200),
-            device_bandwidth=(4.8e12, _H200),
-            peers=(900e9, _H200),
-            network=(800e9, "NVIDIA, DGX H200 data sheet (2024): eight adapters of 400 Gb/s, both ways"),
-            **_link(50e9, 5, 63e9),
-            **_host(512 * GIB, 200e9, 5e9, _SERVER),
-        ),
-        _profile(
-            "rtx4090",
-            peak_flops=(_peaks(82.6, 165, 165), _ADA),
-            efficiency=(0.7, f"{ASSUMED}: its peak is half of what its units do with sums in fp16"),
-            device_bytes=(24 * GIB, _ADA),
-            device_bandwidth=(1.008e12, _ADA),
-            **_PEERLESS,
-            **_link(25e9, 4, 31.5e9),
-            **_host(64 * GIB, 70e9, 2.3e9, _DESK),
-        ),
-        _profile(
-            "rtx5090",
-            peak_flops=(_peaks(104.8, 209.5, 209.5), _BLACKWELL),
-            efficiency=(0.7, f"{ASSUMED}: its peak is half of what its units do with sums in fp16"),
-            device_bytes=(32 * GIB, _BLACKWELL),
-            device_bandwidth=(1.79e12, _BLACKWELL),
-            **_PEERLESS,
-            **_link(50e9, 5, 63e9),
-            **_host(96 * GIB, 80e9, 2.6e9, _DESK),
-        ),
-        _profile(
-            "gh200",
-            peak_flops=(_peaks(67, 989, 989), _GH200),
-            efficiency=(0.4, f"{ASSUMED}: as the H100's, whose units these are"),
-            device_bytes=(96 * GIB, _GH200),
-            device_bandwidth=(4.0e12, _GH200),
-            link_up=(375e9, f"{ASSUMED}: of the 450 GB/s each way of NVLink-C2C ({_GH200.partition(';')[0]})"),
-            link_down=(375e9, f"{ASSUMED}: of the 450 GB/s each way of NVLink-C2C ({_GH200.partition(';')[0]})"),
-            peers=(900e9, f"{ASSUMED}: NVLink of the H100"),
-            network=(800e9, f"{ASSUMED}: as servers of the H100"),
-            **{
-                **_host(480 * GIB, 384e9, 10e9, "Grace's LPDDR5X"),
-                "host_bytes": (480 * GIB, _GH200.partition(";")[0]),
-                "host_bandwidth": (384e9, f"{ASSUMED}: of the 512 GB/s at most ({_GH200.partition(';')[0]})"),
-            },
-        ),
-        _profile(
-            "laptop",
-            "inline",
-            peak_flops=({"fp32": 400e9, "bf16": 200e9, "fp16": 50e9}, _LAPTOP),
-            efficiency=(0.7, _LAPTOP),
-            device_bytes=(16 * GIB, _LAPTOP),
-            device_bandwidth=(40e9, _LAPTOP),
-            **_PEERLESS,
-            **dict.fromkeys(("link_up", "link_down"), (15e9, _LAPTOP)),
-            **_host(16 * GIB, 40e9, 1.4e9, _LAPTOP.partition(": ")[2]),
-        ),
-    )
-}
+_SUMS_IN_FP32 = (0.7, f"{ASSUMED}: its peak is half of what its units do with sums in fp16")
+_AS_H100 = (0.4, f"{ASSUMED}: as the H100's, whose units these are")
+_NVLINK_C2C = (375e9, f"{ASSUMED}: of the 450 GB/s each way of NVLink-C2C ({_GH200.partition(';')[0]})")
+_ALL = (
+    _card(
+        "v100",
+        efficiency=(0.45, f"{ASSUMED}; Megatron-LM's own baseline reaches 0.31 (arXiv 1909.08053, section 5.1)"),
+        peers=(300e9, _V100),
+        network=(200e9, "eight adapters, 100 GB/s between servers (arXiv 1909.08053, section 5), both ways"),
+        **_link(12e9, 3, 15.75e9),
+        **_host(512 * GIB, 100e9, 2e9, _SERVER),
+    ),
+    _card(
+        "a100",
+        efficiency=(0.45, "44 to 52 % of the peak (arXiv 2104.04473, table 1)"),
+        peers=(600e9, _A100),
+        network=(400e9, "NVIDIA, DGX A100 data sheet (2020): eight adapters of 200 Gb/s, both ways"),
+        **_link(25e9, 4, 31.5e9),
+        **_host(512 * GIB, 200e9, 4e9, _SERVER),
+    ),
+    _card(
+        "h100",
+        efficiency=(0.4, "38 to 43 % of the peak (arXiv 2407.21783, table 4)"),
+        peers=(900e9, _H100),
+        network=(800e9, "NVIDIA, DGX H100 data sheet (2023): eight adapters of 400 Gb/s, both ways"),
+        **_link(50e9, 5, 63e9),
+        **_host(512 * GIB, 200e9, 5e9, _SERVER),
+    ),
+    _card(
+        "h200",
+        efficiency=_AS_H100,
+        peers=(900e9, _H200),
+        network=(800e9, "NVIDIA, DGX H200 data sheet (2024): eight adapters of 400 Gb/s, both ways"),
+        **_link(50e9, 5, 63e9),
+        **_host(512 * GIB, 200e9, 5e9, _SERVER),
+    ),
+    _card(
+        "rtx4090",
+        efficiency=_SUMS_IN_FP32,
+        **_PEERLESS,
+        **_link(25e9, 4, 31.5e9),
+        **_host(64 * GIB, 70e9, 2.3e9, _DESK),
+    ),
+    _card(
+        "rtx5090",
+        efficiency=_SUMS_IN_FP32,
+        **_PEERLESS,
+        **_link(50e9, 5, 63e9),
+        **_host(96 * GIB, 80e9, 2.6e9, _DESK),
+    ),
+    _card(
+        "gh200",
+        efficiency=_AS_H100,
+        link_up=_NVLINK_C2C,
+        link_down=_NVLINK_C2C,
+        peers=(900e9, f"{ASSUMED}: NVLink of the H100"),
+        network=(800e9, f"{ASSUMED}: as servers of the H100"),
+        **{
+            **_host(480 * GIB, 384e9, 10e9, "Grace's LPDDR5X"),
+            "host_bytes": (480 * GIB, _GH200.partition(";")[0]),
+            "host_bandwidth": (384e9, f"{ASSUMED}: of the 512 GB/s at most ({_GH200.partition(';')[0]})"),
+        },
+    ),
+    _profile(
+        "laptop",
+        "inline",
+        peak_flops=({"fp32": 400e9, "bf16": 200e9, "fp16": 50e9}, _LAPTOP),
+        efficiency=(0.7, _LAPTOP),
+        device_bytes=(16 * GIB, _LAPTOP),
+        device_bandwidth=(40e9, _LAPTOP),
+        **_PEERLESS,
+        **dict.fromkeys(("link_up", "link_down"), (15e9, _LAPTOP)),
+        **_host(16 * GIB, 40e9, 1.4e9, _LAPTOP.partition(": ")[2]),
+    ),
+)
+PROFILES: dict[str, Hardware] = {profile.name: profile for profile in _ALL}
 
 
 def find_hardware(name: str) -> Hardware:

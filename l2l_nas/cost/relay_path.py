@@ -21,12 +21,15 @@ class RelayPath:
 
     Args:
         sizes: samples of each micro-batch.
-        is_host: whether the device is the host, where states need not come to it.
+        is_host: whether the device is the host, where states need not come to it; None: as the relay's.
     """
 
-    def __init__(self, relay: Relay, sizes: tuple[int, ...], architecture: Architecture, *, is_host: bool) -> None:
+    def __init__(
+        self, relay: Relay, sizes: tuple[int, ...], architecture: Architecture, *, is_host: bool | None = None
+    ) -> None:
         memory = relay.memory_plan(sizes)
-        self._relay, self._keep, self._largest = relay, memory.keep, max(sizes)
+        is_host = relay.device.shares_memory if is_host is None else is_host
+        self.relay, self.sizes, self._keep = relay, sizes, memory.keep
         self.layers = relay.pool.path(architecture)
         self.numbered = relay.numbered(architecture)  # the same layers, with numbers for states and values
         self.states = path_states(relay.pool, architecture)
@@ -41,23 +44,27 @@ class RelayPath:
     @property
     def tail_start(self) -> int:
         """Index of the first layer of the tail."""
-        slots = len(self._relay.bank.slots)
+        slots = len(self.relay.bank.slots)
         return tail_start(self.numbered.layers, slots=slots, keep=self._keep, spill=self.spill)
 
     def shape(self, update: UpdateOrder, *, frames: int = 0) -> RelayShape:
         """The settings that decide its plans; `frames` are for states in files."""
         on_device = {number for number, state in enumerate(self.numbered.states) if frames and state in self.on_device}
-        return RelayShape(len(self._relay.bank.slots), self._keep, update, self.spill, frames, frozenset(on_device))
+        return RelayShape(len(self.relay.bank.slots), self._keep, update, self.spill, frames, frozenset(on_device))
 
     def value_bytes(self, values: Iterable[Name]) -> int:
         """Bytes of one sample of these values on the device."""
-        specs = self._relay.stash.specs
+        specs = self.relay.stash.specs
         return sum(bytes_of(specs[self.numbered.value(value)]) for value in values)
+
+    def largest_bytes(self, values: Iterable[Name]) -> int:
+        """Bytes of these values, for the largest micro-batch."""
+        return max(self.sizes) * self.value_bytes(values)
 
     def saved_bytes(self, states: Iterable[str]) -> int:
         """Bytes of the copies that states are put back from, if their updates run ahead of the check."""
         late = set(map(self.numbered.state, last_to_learn(self.numbered.layers)))  # these wait for it
-        return sum(state_bytes(self._relay, state, buffers=False) for state in states if state not in late)
+        return sum(state_bytes(self.relay, state, buffers=False) for state in states if state not in late)
 
     def needs(self) -> list[LayerNeeds]:
         """By layer, what its largest micro-batch asks of the device."""
@@ -68,6 +75,6 @@ class RelayPath:
 
     def layer_needs(self, layer: Layer, *, needs_gradient: bool) -> LayerNeeds:
         """What the largest micro-batch of a layer asks of the device."""
-        relay, dtype = self._relay, self._relay.config.precision.dtype
+        relay, dtype = self.relay, self.relay.config.precision.dtype
         inputs = relay.stash.inputs_of(layer)
-        return layer_needs(relay.pool, layer, inputs, self._largest, dtype=dtype, needs_gradient=needs_gradient)
+        return layer_needs(relay.pool, layer, inputs, max(self.sizes), dtype=dtype, needs_gradient=needs_gradient)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from l2l_nas.cost.chain import Chain
-from l2l_nas.cost.device import DeviceBytes
+from l2l_nas.cost.device import device_bytes, moved_bytes, owned_bytes, plain_activations
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.parallel import ALONE, EqualVisits, StepWork, all_reduce_s, ring_bandwidth, visit_seconds
 from l2l_nas.cost.relay_path import RelayPath
@@ -73,7 +73,6 @@ class StepTime:
         self._is_host = hardware.lanes == "inline"
         # threads copy and update beside the layers where they wait for a disk
         self._lanes = "threads" if self._is_host and self._in_files else hardware.lanes
-        self._device_bytes = DeviceBytes(relay, sizes, is_host=self._is_host)
         self._chains: dict[object, Chain] = {}
         self._steps_s: dict[Architecture, float] = {}
 
@@ -122,7 +121,7 @@ class StepTime:
         plain_s = forward_s + backward_s + self.hardware.device_update_s(trained)
         own_bytes = sum(state_bytes(relay, state) for state in path.states)
         weight_bytes = sum(layout.parameter_bytes for layout in layouts.values())
-        activation_bytes = self._device_bytes.plain_activations(architecture)
+        activation_bytes = plain_activations(path)
         waiting_bytes = simulation.staged_bytes
         if self._order is UpdateOrder.AHEAD:  # all gradients wait until they are checked
             waiting_bytes = sum({state: size for layer in gradients for state, size in layer.items()}.values())
@@ -132,9 +131,9 @@ class StepTime:
             lifted(chain, seconds, lanes=self._lanes),
             plain_s,
             plain_s + forward_s,
-            int(self._device_bytes(architecture)),
-            self._device_bytes.owned_bytes,
-            self._device_bytes.state_bytes(architecture),
+            device_bytes(path),
+            owned_bytes(path),
+            moved_bytes(path),
             own_bytes + weight_bytes + activation_bytes,
             activation_bytes,
             host_bytes,

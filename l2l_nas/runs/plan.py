@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.cost.device import DeviceBytes
+from l2l_nas.cost.device import device_bytes
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.parallel import Parallelism, ParallelStep, parallel_step, ways_of
+from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.simulator import Simulation
 from l2l_nas.cost.sizes import pool_bytes
 from l2l_nas.cost.step_time import Prediction, StepTime
@@ -407,12 +408,11 @@ def check_memory(relay: Relay, sizes: tuple[int, ...], architecture: Architectur
     Raises:
         SettingError: it does not fit; the message has the nearest one that does, if any was found.
     """
-    device_bytes = DeviceBytes(relay, sizes)
     there = relay.device.free_bytes() + relay.device_bytes - relay.bank.unused_bytes
     _refuse(
         relay.pool,
         architecture,
-        needs=device_bytes,
+        needs=lambda one: float(device_bytes(RelayPath(relay, sizes, one))),
         there=there,
         what="device memory",
         advice=f"a smaller train.micro_batch, relay.stash=host, search.limits.device_bytes={there}",

@@ -6,8 +6,9 @@ import pytest
 
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.cost.device import DeviceBytes
+from l2l_nas.cost.device import device_bytes
 from l2l_nas.cost.paper import PaperDevice
+from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.errors import SettingError
 from l2l_nas.runs import plan
 from l2l_nas.runs.plan import check_memory, largest
@@ -23,7 +24,7 @@ def relay_with(num_bytes: int) -> Relay:
 
 
 def test_an_architecture_that_needs_more_than_there_is_is_refused_with_the_nearest_that_fits():
-    needs = int(DeviceBytes(relay_with(1 << 30), SIZES)(dense_pool().architecture(PATH)))
+    needs = device_bytes(RelayPath(relay_with(1 << 30), SIZES, dense_pool().architecture(PATH)))
     relay = relay_with(needs)
     check_memory(relay, SIZES, relay.pool.architecture(PATH))
     relay = relay_with(needs - 1)

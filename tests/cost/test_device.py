@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
-from l2l_nas.cost.device import DeviceBytes
+from l2l_nas.cost.device import device_bytes, moved_bytes, owned_bytes, resident_bytes
+from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.space.operations import LiveBytes
@@ -49,7 +50,7 @@ def both(name: str, micro_batch: int, **options) -> tuple[float, int]:
     inputs = torch.rand(BATCH, *pool.inputs[0].shape)
     targets = torch.arange(BATCH) % 10
     try:
-        given = DeviceBytes(relay, cut_sizes(BATCH, micro_batch))(architecture)
+        given = device_bytes(RelayPath(relay, cut_sizes(BATCH, micro_batch), architecture))
         real = peak_bytes(
             relay,
             lambda: relay.train_step(
@@ -85,7 +86,7 @@ def test_values_that_wait_for_further_readers_count(micro_batch, options):
     relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", lanes="threads", **options)
     architecture = pool.architecture(["dense", "dense", "dense", "dense", "joined", "joined", "joined", "linear"])
     inputs, targets = random_data(pool, BATCH, seed=0)
-    given = DeviceBytes(relay, cut_sizes(BATCH, micro_batch))(architecture)
+    given = device_bytes(RelayPath(relay, cut_sizes(BATCH, micro_batch), architecture))
     try:
         real = peak_bytes(
             relay,
@@ -124,7 +125,9 @@ def test_how_late_updates_are_changes_nothing_on_the_device(monkeypatch):
     monkeypatch.setattr(inbox, "update", late)
     monkeypatch.setattr(inbox, "allocate", calm)
     try:
-        assert DeviceBytes(relay, (BATCH,))(architecture) == pytest.approx(peak_bytes(relay, step), rel=0.05)
+        assert device_bytes(RelayPath(relay, (BATCH,), architecture)) == pytest.approx(
+            peak_bytes(relay, step), rel=0.05
+        )
     finally:
         relay.close()
 
@@ -135,7 +138,7 @@ def test_a_network_with_larger_layers_needs_more_and_spilled_inputs_less():
 
     def given(architecture, **options):
         server = ParamServer(pool, optimizer=AdamW(), seed=0)
-        return DeviceBytes(Relay(server, device="cpu", **options), (BATCH,))(architecture)
+        return device_bytes(RelayPath(Relay(server, device="cpu", **options), (BATCH,), architecture))
 
     assert given(large) > given(small)
     assert given(large, stash="host") < given(large)
@@ -146,7 +149,7 @@ def test_the_first_layer_needs_no_gradient_of_its_inputs():
     wide = LayerPool([Position("only", Candidate("linear", lambda: nn.Linear(1000, 2)))], inputs=TensorSpec((1000,)))
     relay = Relay(ParamServer(wide, optimizer=AdamW(), seed=0), device="cpu")
     owned = len(relay.bank.slots) * relay.bank.slot_bytes + relay.stash.needs_bytes((BATCH,), frozenset())
-    moment = DeviceBytes(relay, (BATCH,))(wide.architecture(["linear"])) - owned
+    moment = device_bytes(RelayPath(relay, (BATCH,), wide.architecture(["linear"]))) - owned
     assert moment < BATCH * 1000 * 4
 
 
@@ -170,19 +173,19 @@ def test_states_that_live_on_the_device_count(resident, options, update):
     relay = Relay(server, device=copying(), update=update, resident=resident, **options)
     architecture = pool.architecture(CHOICES["convolutions"])
     inputs, targets = torch.rand(BATCH, *pool.inputs[0].shape), torch.arange(BATCH) % 10
-    counted = DeviceBytes(relay, (BATCH,))
+    path = RelayPath(relay, (BATCH,), architecture)
     for step in range(2):
         relay.train_step(
             architecture, (inputs,), targets, objective=Classification(), micro_batch=BATCH, lr=0.01, step=step
         )
     states = 0 if relay._device_states is None else relay._device_states.num_bytes
     relay.close()
-    assert counted.state_bytes(architecture) == states
-    assert relay.device_bytes == counted.owned_bytes + states
+    assert moved_bytes(path) == states
+    assert relay.device_bytes == owned_bytes(path) + states
     assert bool(states) == (resident is not None)
     # with all of them on the device, no other gradients lie in blocks of the queue; those that are applied at once may
     # follow each other in one
     if resident == "all" and update != "eager":
         blocks = sum(block.memory.numel() for block in server.gradients._blocks)
         saved = sum(block.numel() for blocks in server.gradients._spares for block in blocks)
-        assert counted.resident_bytes(architecture) - states == pytest.approx(blocks + saved, rel=0.02)
+        assert resident_bytes(path) - states == pytest.approx(blocks + saved, rel=0.02)

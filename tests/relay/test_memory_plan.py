@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
-from l2l_nas.cost.device import DeviceBytes
+from l2l_nas.cost.device import device_bytes
+from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.errors import SettingError
 from l2l_nas.layers.conv import ConvBlock
 from l2l_nas.relay.measure import layer_needs
@@ -256,7 +257,7 @@ def test_buffers_of_other_types_are_reckoned_with(precision):
             steps = [relay.train_step(architecture, (inputs,), targets, step=step, **options) for step in range(3)]
             losses.append([step.loss for step in steps])
         assert losses[0] == losses[1]
-        assert DeviceBytes(relay, (2, 2, 1))(architecture) > 0
+        assert device_bytes(RelayPath(relay, (2, 2, 1), architecture)) > 0
 
 
 def test_layers_that_need_more_than_the_tail_are_reckoned_with():
