@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from l2l_nas.cost.chain import RelayShape
-from l2l_nas.cost.closed_form import path_states
-from l2l_nas.cost.sizes import state_bytes
+from l2l_nas.cost.closed_form import path_states, state_bytes
 from l2l_nas.relay.interface import bytes_of
 from l2l_nas.relay.measure import LayerNeeds, layer_needs
 from l2l_nas.relay.path import Name, last_to_learn, tail_start

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from l2l_nas.cost.chain import Chain
+from l2l_nas.cost.closed_form import buffer_bytes, state_bytes, wire_bytes
 from l2l_nas.cost.device import device_bytes, moved_bytes, owned_bytes, plain_activations
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.parallel import ALONE, EqualVisits, StepWork, all_reduce_s, ring_bandwidth, visit_seconds
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
-from l2l_nas.cost.sizes import buffer_bytes, state_bytes, wire_bytes
 from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.relay.buffers import may_change

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from l2l_nas.cost.chain import Chain, Read, RelayShape
+from l2l_nas.cost.closed_form import buffer_bytes, wire_bytes
 from l2l_nas.cost.relay_path import RelayPath
-from l2l_nas.cost.sizes import buffer_bytes, wire_bytes
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.relay.buffers import may_change

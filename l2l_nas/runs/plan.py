@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.cost.closed_form import num_parameters, pool_bytes
 from l2l_nas.cost.device import device_bytes
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.parallel import Parallelism, ParallelStep, parallel_step, ways_of
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.simulator import Simulation
-from l2l_nas.cost.sizes import pool_bytes
 from l2l_nas.cost.step_time import Prediction, StepTime
 from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.host import free_memory_bytes

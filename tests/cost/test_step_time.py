@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas.cost.closed_form import pool_bytes, state_bytes, wire_bytes
 from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.profiles import PROFILES
-from l2l_nas.cost.sizes import pool_bytes, state_bytes, wire_bytes
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.relay.config import PRECISIONS
 from l2l_nas.relay.interface import cut_sizes
