@@ -42,7 +42,7 @@ class PublishedPool(LayerPool):
         self.family = family
 
     def hugging_face(self, architecture: Architecture) -> FoundModel:
-        """See `training.hugging_face.Publishable`."""
+        """See `training.formats.Publishable`."""
         layers = [(self.positions[layer.position].name, layer.candidate) for layer in self.path(architecture)]
         config, tokenizer = self.published.config, self.tokenizer
         if tokenizer is not None:
@@ -53,7 +53,7 @@ class PublishedPool(LayerPool):
 
     @property
     def beside(self) -> Mapping[str, bytes]:
-        """See `training.hugging_face.Publishable`."""
+        """See `training.formats.Publishable`."""
         if self.tokenizer is None:
             return self.published.beside
         return {name: text.encode() for name, text in self.tokenizer.texts.items()}

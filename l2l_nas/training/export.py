@@ -44,17 +44,18 @@ from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.values import Flow, as_tuple
 from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches, learned
 from l2l_nas.training.formats import (
+    EARLIER,
     Call,
     ExportError,
     ExportSource,
     Format,
+    HuggingFace,
     Onnx,
     Program,
     StateDict,
     largest_difference,
     module_call,
 )
-from l2l_nas.training.hugging_face import EARLIER, HuggingFace
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.randomness import own_generators
 from l2l_nas.training.source_format import SourceCode

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from l2l_nas.errors import DataError
-from l2l_nas.text.tokenizer import Bytes
-from l2l_nas.text.within import Within
+from l2l_nas.text.tokenizer import Bytes, Within
 
 
 def test_a_text_without_the_tokens_that_a_network_lacks_has_the_numbers_that_it_had():
