@@ -29,8 +29,9 @@ from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.settings import RetrainConf
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.fit import tested
 from l2l_nas.training.retrain import Validation
-from l2l_nas.training.score import Score, by_part, tested
+from l2l_nas.training.score import Score, by_part
 
 
 @dataclass(frozen=True)

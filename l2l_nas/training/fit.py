@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_methods
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.errors import DataError, SettingError, StorageError
 from l2l_nas.relay.interface import Batch, Executor, Targets, bytes_of, cut_sizes, cut_targets, each
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.space.architecture import Architecture
@@ -225,6 +226,21 @@ def score(executor: Executor, architecture: Architecture, split: Samples, *, tas
     for targets, (outputs,) in _predicted(executor, [architecture], split, reduced=reduced, micro_batch=micro_batch):
         tally.add(outputs, targets)
     return tally.score()
+
+
+def tested(trainer: Trainer, architecture: Architecture, test: Samples) -> Score:
+    """The score on a part of the data that decides nothing: what is wrong with it is reported, and refuses nothing."""
+    try:
+        score = trainer.score(architecture, test)
+    except DataError as error:
+        return Score({}, problem=f"not measured on the test data: {error}")
+    bad = {name: f"{name} is {value}" for name, value in score.values.items() if not math.isfinite(value)}
+    if not bad:
+        return score
+    # outputs without a loss are no numbers, whatever other metrics make of them
+    left = {} if "loss" in bad else {name: value for name, value in score.values.items() if name not in bad}
+    errors = {name: error for name, error in score.errors.items() if name in left}
+    return Score(left, errors, f"on the test data, {', '.join(bad.values())}")
 
 
 def sample_figures(

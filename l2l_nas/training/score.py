@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from l2l_nas.errors import DataError
-from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.samples import Samples
+from typing import Any
 
 # of the data that results tell of
 PARTS = ("validation", "test")
-
-
-class Scorer(Protocol):
-    """A `Trainer`, as far as it measures."""
-
-    def score(self, architecture: Architecture, split: Samples) -> Score:
-        """All metrics of a split, and their standard errors."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +37,3 @@ def by_part(scores: Mapping[str, Score]) -> dict[str, Any]:
     )
     problems = {part: score.problem for part, score in scores.items() if score.problem}
     return {**values, "standard_error": errors, **({"problems": problems} if problems else {})}
-
-
-def tested(trainer: Scorer, architecture: Architecture, test: Samples) -> Score:
-    """The score on a part of the data that decides nothing: what is wrong with it is reported, and refuses nothing."""
-    try:
-        score = trainer.score(architecture, test)
-    except DataError as error:
-        return Score({}, problem=f"not measured on the test data: {error}")
-    bad = {name: f"{name} is {value}" for name, value in score.values.items() if not math.isfinite(value)}
-    if not bad:
-        return score
-    # outputs without a loss are no numbers, whatever other metrics make of them
-    left = {} if "loss" in bad else {name: value for name, value in score.values.items() if name not in bad}
-    errors = {name: error for name, error in score.errors.items() if name in left}
-    return Score(left, errors, f"on the test data, {', '.join(bad.values())}")

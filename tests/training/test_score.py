@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from l2l_nas.errors import DataError
+from l2l_nas.training.fit import tested as on_test_part
 from l2l_nas.training.metrics import MeasuredTask, Metric
 from l2l_nas.training.score import Score
-from l2l_nas.training.score import tested as on_test_part
 from l2l_nas.training.task import Classification, Regression
 from tests.training.test_tally import tally_of
 

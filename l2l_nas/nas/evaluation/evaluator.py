@@ -21,9 +21,9 @@ from l2l_nas.nas.evaluation.trial_weights import START_WEIGHTS, WeightProvenance
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.fit import Trainer
+from l2l_nas.training.fit import Trainer, tested
 from l2l_nas.training.samples import Samples
-from l2l_nas.training.score import Score, tested
+from l2l_nas.training.score import Score
 
 AfterStep = Callable[[float], None]
 
