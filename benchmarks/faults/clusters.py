@@ -59,27 +59,6 @@ def descendants(pid: int) -> list[int]:
     return [*(one for child in parents.get(pid, []) for one in descendants(child)), pid]
 
 
-def wait(process: forks.Process, seconds: float) -> int | None:
-    """Its exit code; None if it runs after so long. What it leaves stays, to be looked at."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(process.number, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    return None
-
-
-def left_of(drivers: list[int]) -> list[str]:
-    """Processes and shared memory that searches left."""
-    found = [name for name in os.listdir("/dev/shm") for one in drivers if name.startswith(f"sem.loky-{one}-")]
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            if int(stat.read_text().rpartition(")")[2].split()[2]) in drivers:  # its group
-                found.append(command_line(int(stat.parent.name)))
-    return found
-
-
 def kill_tree(pid: int) -> None:
     """End a process and all below it."""
     for one in reversed(descendants(pid)):
@@ -232,23 +211,23 @@ class Killer:
         began = time.monotonic()
         code = None
         for _ in range(kills):
-            code = wait(driver, self.generator.uniform(0, self.seconds / 2))
+            code = driver.wait(self.generator.uniform(0, self.seconds / 2))
             if code is not None:
                 break
             if self.kill(driver) == "driver":
                 time.sleep(1)
                 driver = self._resumed(words, folder)
-        code = wait(driver, PATIENCE_S) if code is None else code
+        code = driver.wait(PATIENCE_S) if code is None else code
         if code is None:  # it hangs
             said = driver.output[-400:]
             kill_tree(driver.number)
-            wait(driver, 10)
+            driver.wait(10)
             return f"no end after {PATIENCE_S:.0f} s: {said}"
         if code != 0:
             return f"ended with {code}: {(driver.errors or driver.output).strip()[-600:]}"
         if not kills:
             self.seconds = time.monotonic() - began
-        return wrong_in(folder, self.alone) or self._left()
+        return wrong_in(folder, self.alone) or forks.left_of(self.drivers)
 
     def _resumed(self, words: list[str], folder: Path) -> forks.Process:
         is_begun = (folder / "config.yaml").exists() and (folder / "study.log").exists()
@@ -260,12 +239,6 @@ class Killer:
         driver = forks.command(self.place, *words)
         self.drivers.append(driver.number)
         return driver
-
-    def _left(self) -> str:
-        end = time.monotonic() + 15
-        while (left := left_of(self.drivers)) and time.monotonic() < end:
-            time.sleep(0.5)  # loky's tracker cleans up after a search that was killed
-        return f"left: {left}" if left else ""
 
 
 def run_engine(engine: str, kills: int, seed: int, minutes: float) -> dict[str, Any]:

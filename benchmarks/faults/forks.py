@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +46,11 @@ class Process:
     started: float
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, below 0 for a signal; None if it runs after so long."""
+        """Its exit code, below 0 for a signal; None if it runs after so long. What it leaves stays: see `left_of`."""
         end = time.monotonic() + seconds
         while True:
             done, status = os.waitpid(self.number, os.WNOHANG)
             if done:
-                self.kill_group()  # workers that it left
                 return os.waitstatus_to_exitcode(status)
             if time.monotonic() >= end:
                 return None
@@ -62,9 +62,8 @@ class Process:
         os.waitpid(self.number, 0)
 
     def kill_group(self) -> None:
-        """End whatever it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.number, signal.SIGKILL)
+        """End it with whatever it has started."""
+        kill_group(self.number)
 
     @property
     def output(self) -> str:
@@ -75,6 +74,32 @@ class Process:
     def errors(self) -> str:
         """What it printed to stderr."""
         return _read(self.folder / "err.txt")
+
+
+def kill_group(number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(number, signal.SIGKILL)
+
+
+def left_of(numbers: Collection[int], *, seconds: float = 15.0) -> str:
+    """What processes left that have ended, after so long: of their groups, and in shared memory. It is ended then."""
+    end = time.monotonic() + seconds
+    while (found := _left(numbers)) and time.monotonic() < end:
+        time.sleep(0.1)
+    for number in numbers:
+        kill_group(number)
+    return f"left: {', '.join(found)}" if found else ""
+
+
+def _left(numbers: Collection[int]) -> list[str]:
+    shared = [path for path in Path("/dev/shm").glob("*") if path.is_file()]
+    found = [path.name for path in shared if {*re.findall(r"\d+", path.name)} & {*map(str, numbers)}]
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):  # gone meanwhile
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(group) in numbers and state != "Z":
+                found.append((stat.parent / "cmdline").read_text().replace("\0", " "))
+    return found
 
 
 def _read(path: Path) -> str:

@@ -260,12 +260,21 @@ class Killer:
         self.seconds: dict[str, float] = {}
         self.kills: Counter[str] = Counter()
         self.early: Counter[str] = Counter()
+        self.started: list[int] = []  # processes of this life
 
     def _start(self, scenario: Scenario, *, again: bool) -> forks.Process:
-        return forks.command(self.place, *scenario.command(again=again))
+        process = forks.command(self.place, *scenario.command(again=again))
+        self.started.append(process.number)
+        return process
 
     def live(self, scenario: Scenario, wanted: int) -> str:
         """One life: so many kills, then the end; what was wrong."""
+        self.started = []
+        wrong = self._live(scenario, wanted)
+        left = forks.left_of(self.started)
+        return wrong or left
+
+    def _live(self, scenario: Scenario, wanted: int) -> str:
         shutil.rmtree(self.place, ignore_errors=True)
         shutil.copytree(self.base, self.place)
         mine = self.place / "out" / MINE if scenario.key == "folder" else None

@@ -169,6 +169,8 @@ class Harness:
             process.kill_group()
             process.wait(10)
             return f"hangs: no end after {self.seconds:.0f} s"
+        if left := forks.left_of([process.number], seconds=2.0):
+            return left
         self.codes[str(code)] += 1
         errors = process.errors.strip()
         if code not in (0, 2):

@@ -20,6 +20,7 @@ from l2l_nas.files import make_folder, read_bytes, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.evaluation.evaluator import population_size
 from l2l_nas.nas.evaluation.executor import InlineExecutor, SegmentExecutor
+from l2l_nas.nas.evaluation.futures import FuturesExecutor
 from l2l_nas.nas.objectives import Goal, counts, num_evaluated
 from l2l_nas.nas.samplers.registry import check_sampler
 from l2l_nas.nas.strategies.build import RANDOM
@@ -57,7 +58,7 @@ from l2l_nas.runs.saved_best import recall
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
 from l2l_nas.runs.terminal import warn
-from l2l_nas.runs.workers import ShownWorkers, check_workers, engine_name, worker_executor
+from l2l_nas.runs.workers import check_workers, engine_name, worker_executor
 
 # phases that keep nothing when they are stopped
 _ANEW: Mapping[type[Phase], str] = {Finalists: "the finalists begin anew", RandomSearch: "random search begins anew"}
@@ -97,7 +98,7 @@ class SearchRun:
         budget_of(conf)
         check_time(conf)
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
-        check_workers(conf, objects)
+        check_workers(conf, objects, said=said)
         self.address = study_address(conf, self.folder)
         self.components = build_components(conf, objects, said=said)
         self.conf = self.components.conf
@@ -110,13 +111,14 @@ class SearchRun:
         started = time.monotonic()
         resume = self._resumes()
         quiet_optuna()
-        if not resume:
-            make_folder(self.folder.root)
-        with (
-            self._at_work(),
-            pool_in_files(self.components.server, self.folder.root, self.conf.relay),
-            contextlib.ExitStack() as workers,
-        ):
+        with contextlib.ExitStack() as opened:
+            workers = None
+            if engine_name(self.conf, self.objects) != "inline":  # a cluster may refuse: before anything is written
+                workers = opened.enter_context(worker_executor(self.components, self.objects))
+            if not resume:
+                make_folder(self.folder.root)
+            opened.enter_context(self._at_work())
+            opened.enter_context(pool_in_files(self.components.server, self.folder.root, self.conf.relay))
             return self._go(started, resume=resume, workers=workers)
 
     @contextlib.contextmanager
@@ -126,7 +128,7 @@ class SearchRun:
             tidy(self.folder)
             yield
 
-    def _go(self, started: float, *, resume: bool, workers: contextlib.ExitStack) -> float:
+    def _go(self, started: float, *, resume: bool, workers: FuturesExecutor | None) -> float:
         is_begun = resume and self.folder.log.exists()
         before = seconds_of(read_bytes(self.folder.log).decode("utf-8", "replace")) if is_begun else 0.0
         log = Log(self.folder.log)
@@ -283,7 +285,7 @@ class SearchRun:
         )
 
     def _search(
-        self, study: Study, display: Display, page: LivePage, log: Log, workers: contextlib.ExitStack
+        self, study: Study, display: Display, page: LivePage, log: Log, workers: FuturesExecutor | None
     ) -> Search:
         def report(line: str, error: BaseException) -> None:
             warn(self.console, line)
@@ -293,10 +295,12 @@ class SearchRun:
         self._seen = seen = Callbacks(display, page, own=self.callbacks, report=report)
         components = self.components
         budget, server, evaluator = components.budget, components.server, components.evaluator()
-        executor: SegmentExecutor = InlineExecutor(evaluator, size=population_size(server, budget), poll=seen.poll)
-        if engine_name(self.conf, self.objects) != "inline":
-            watch = ShownWorkers(display, seen)
-            executor = workers.enter_context(worker_executor(components, self.objects, watch))
+        executor: SegmentExecutor
+        if workers is None:
+            executor = InlineExecutor(evaluator, size=population_size(server, budget), poll=seen.poll)
+        else:
+            executor = workers
+            workers.poll, workers.waiting, workers.lost = seen.poll, display.waiting, display.lost
         criteria, training = components.criteria, components.training
         context = SearchContext(
             training.relay,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,8 +13,7 @@ from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.range_locks import refuse_without_locks
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.errors import L2LError, SettingError, described
-from l2l_nas.nas.callback import Callback
-from l2l_nas.nas.evaluation.engines import ENGINES, Engine, check_installed, own
+from l2l_nas.nas.evaluation.engines import ENGINES, Engine, check_installed
 from l2l_nas.nas.evaluation.evaluator import population_size
 from l2l_nas.nas.evaluation.futures import FuturesExecutor
 from l2l_nas.nas.evaluation.remote import Message, Workplace, pickled
@@ -23,7 +22,6 @@ from l2l_nas.plugins import is_own, made
 from l2l_nas.runs.build import set_threads
 from l2l_nas.runs.components import Components, build_components
 from l2l_nas.runs.objects import Objects
-from l2l_nas.runs.progress import Display
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
 
@@ -36,13 +34,21 @@ def engine_name(conf: SearchConf, objects: Objects) -> str:
     return "processes" if name == "inline" and conf.search.workers > 1 else name
 
 
-def check_workers(conf: SearchConf, objects: Objects) -> None:
+def check_workers(conf: SearchConf, objects: Objects, *, said: Collection[str] = ()) -> None:
     """Refuse settings that do not go with several processes.
+
+    Args:
+        said: names of settings that were given explicitly.
 
     Raises:
         SettingError: named.
     """
     workers, name = conf.search.workers, engine_name(conf, objects)
+    if conf.executor["name"] == "inline" and name == "processes" and {"executor", "executor.name"} & {*said}:
+        raise SettingError(
+            f"executor=inline runs one trial at a time, not search.workers={workers}; say search.workers=1, or "
+            "executor=processes"
+        )
     if name == "inline":
         return
     if name == "own" and workers == 1:
@@ -113,8 +119,13 @@ def recipe_of(conf: SearchConf, objects: Objects, shared: str) -> SearchRecipe:
 
 
 @contextlib.contextmanager
-def worker_executor(components: Components, objects: Objects, watch: ShownWorkers) -> Iterator[FuturesExecutor]:
-    """The executor of a search that has workers; where these train shared weights, the states are shared meanwhile."""
+def worker_executor(components: Components, objects: Objects) -> Iterator[FuturesExecutor]:
+    """The executor of a search that has workers; where these train shared weights, the states are shared meanwhile.
+
+    Raises:
+        SettingError: the executor cannot be opened.
+        WorkerError: it takes no work.
+    """
     conf, server = components.conf, components.server
     name, workers = engine_name(conf, objects), conf.search.workers
     storage: SharedStorage | None = None
@@ -128,7 +139,6 @@ def worker_executor(components: Components, objects: Objects, watch: ShownWorker
         server,
         workers=workers,
         group=-(-population_size(server, components.budget) // workers),
-        watch=watch,
         identity=identity(components.problem),
     )
     try:
@@ -147,10 +157,11 @@ def _opened(conf: SearchConf, name: str, recipe: bytes, executor: Executor | Non
         SettingError: it cannot be.
     """
     if executor is not None:
-        return own(executor, recipe)
+        return Engine(executor, recipe)
     arguments = {key: value for key, value in conf.executor.items() if key != "name"}
     try:
-        return ENGINES[name](recipe, conf.search.workers, **arguments)
+        engine: Engine = ENGINES[name](recipe, conf.search.workers, **arguments)
+        return engine
     except L2LError:
         raise
     except Exception as error:
@@ -168,26 +179,6 @@ def _made(conf: SearchConf) -> Executor:
         kind="a concurrent.futures.Executor",
     )
     return found
-
-
-@dataclass(frozen=True)
-class ShownWorkers:
-    """What becomes of workers is shown; all that see the search may stop it."""
-
-    display: Display
-    seen: Callback
-
-    def poll(self) -> None:
-        """See `WorkerWatch`."""
-        self.seen.poll()
-
-    def waiting(self, text: str) -> None:
-        """See `WorkerWatch`."""
-        self.display.waiting(text)
-
-    def lost(self, *, ended: str, task: str, again: bool) -> None:
-        """See `WorkerWatch`."""
-        self.display.lost(ended=ended, task=task, again=again)
 
 
 def identity(problem: Problem) -> Message:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,10 +17,11 @@ import optuna
 import pytest
 import torch
 
+import l2l_nas
 from l2l_nas.__main__ import main
-from l2l_nas.errors import SettingError
-from l2l_nas.nas.evaluation.engines import PACKAGES
-from tests.cli.runs import POOL, TINY, events, start
+from l2l_nas.errors import SettingError, WorkerError
+from l2l_nas.nas.evaluation.engines import Ray
+from tests.cli.runs import POOL, TINY, environment, events, start
 from tests.studies import saved_study
 
 WORDS = ("search", "space.pool=tiny.py:build", *TINY, "folder=run")
@@ -149,35 +154,159 @@ def test_workers_and_the_search_itself_may_be_killed_and_stopped_and_no_trial_is
     check_whole(folder, trials=60)
 
 
+OWN = """\
+import concurrent.futures
+def threads(workers): return concurrent.futures.ThreadPoolExecutor(workers)
+def shut(workers):
+    pool = threads(workers)
+    pool.shutdown()
+    return pool
+def none(workers): return workers
+"""
+
+
+def session_of(process) -> list[str]:
+    """Processes of its session that are alive, and what is in shared memory that bears its number."""
+    found = [name for name in os.listdir("/dev/shm") if re.search(rf"\D{process.pid}\D", f".{name}.")]
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            state, *_, session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == process.pid and state != "Z":
+                found.append((stat.parent / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["warm-up", "search"])
+@pytest.mark.parametrize("words", [(), ("search.workers=2",), ("executor=dask",), ("executor=own.py:threads",)])
+def test_ctrl_c_ends_a_search_alike_with_any_executor_and_leaves_nothing(pool, tmp_path, words, moment):
+    if "executor=dask" in words:
+        pytest.importorskip("distributed")
+    (tmp_path / "own.py").write_text(OWN)
+    folder = tmp_path / "run"
+    more = ["search.trial_weights=fork", "sampler=random", "search.trials=60", "search.steps_per_trial=200"]
+    more += [
+        f"search.warmup_steps={50 if moment == 'search' else 10**6}",
+        "space.args.depth=6",
+        *words,
+        *(["search.workers=2"] if words else []),
+    ]
+    about = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "l2l_nas", *WORDS, *more],
+        **about,
+        cwd=tmp_path,
+        env=environment(),
+        start_new_session=True,
+    )
+    if moment == "search":
+        wait_for(lambda: len(events(folder)) >= 3, process)
+    else:
+        wait_for(lambda: events(folder, "phase"), process)
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert time.monotonic() - began < 20
+    assert (process.returncode, err) == (130, "")
+    assert [event["number"] for event in events(folder)] == [trial.number for trial in saved(folder)]
+    evaluated = sum(not event["cached"] for event in events(folder))
+    assert evaluated < 60
+    assert out.splitlines()[-1].startswith(f"stopped after {evaluated} of 60 trials, all saved. Go on with")
+    wait_for(lambda: not session_of(process))
+
+
+TWO = "search.workers=2"
+FORK = "search.trial_weights=fork"
+STAY = "weights that trials share stay in one machine's memory; take search.trial_weights=fork or scratch, or executor="
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["search.workers=0"], "search.workers must be at least 1, got 0"),
-        (
-            ["search.workers=2", "relay.storage=file"],
-            "relay.storage=file keeps states where other workers do not",
+        ([TWO, "relay.storage=file"], "relay.storage=file keeps states where other workers do not"),
+        ([TWO, "relay.trace=true"], "relay.trace tells of one process's lanes; use executor=inline"),
+        *(
+            ([TWO, f"executor={name}"], STAY)
+            for name in ("ray", "dask", "submitit", "own.py:threads")  # TINY says search.trial_weights=shared
         ),
-        (["search.workers=2", "relay.trace=true"], "relay.trace tells of one process's lanes; use executor=inline"),
+        ([TWO, "executor=inline"], "executor=inline runs one trial at a time, not search.workers=2; say search.worke"),
+        ([FORK, "executor=own.py:threads"], "executor: say how many segments it runs at a time, such as search.worke"),
+        ([FORK, TWO, "executor=own.py:shut"], "the executor takes no more work (RuntimeError: cannot schedule new fu"),
+        ([FORK, TWO, "executor=own.py:none"], "executor: own.py:none gave int; expected a concurrent.futures.Executor"),
+        ([FORK, TWO, "executor=own.py:other"], "executor: own.py has no function 'other'; it has"),
+        ([FORK, TWO, "executor=threads"], "no executor 'threads'; choose from dask, inline"),
+        ([TWO, "search.trial_weights=own"], "search.trial_weights: no such weights as 'own'"),
+        ([TWO, "relay.device=cuda"], "cuda"),
     ],
 )
 def test_settings_that_do_not_go_with_workers_are_refused(pool, tmp_path, refused, words, said):
+    (tmp_path / "own.py").write_text(OWN)
     assert said in refused(*WORDS, *words)
     assert not (tmp_path / "run").exists()
 
 
+def test_an_executor_given_in_python_that_is_shut_down_or_without_workers_is_refused(pool, tmp_path):
+    executor = concurrent.futures.ThreadPoolExecutor(1)
+    about = {"folder": "run", "progress": False, "trial_weights": "fork", "executor": executor}
+    with pytest.raises(SettingError, match="say how many segments it runs at a time"):
+        l2l_nas.search("tiny.py:build", **about)
+    executor.shutdown()
+    with pytest.raises(WorkerError, match="the executor takes no more work"):
+        l2l_nas.search("tiny.py:build", workers=2, **about)
+    assert not (tmp_path / "run").exists()
+
+
+RACE = ["search.trial_weights=scratch", "search.finalists=2", "search.finalist_steps=12", "search.steps_per_trial=8"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["executor=processes"],
+        ["relay.precision=bf16"],
+        ["relay.precision=fp16"],
+        ["relay.precision=fp16", *RACE],
+        ["relay.precision=bf16", FORK],
+        ["search.steps_per_trial=0", "search.population=4"],
+        [*RACE, "search.early_stop=halving"],
+        ["executor=own.py:threads", *RACE],
+        ["executor=own.py:threads", FORK, "search.early_stop=halving", "search.steps_per_trial=8"],
+    ],
+)
+def test_what_goes_with_workers_gives_what_one_process_gives(pool, tmp_path, words):
+    (tmp_path / "own.py").write_text(OWN)
+    words = [*words, "sampler=random"]
+    assert main([*WORDS, TWO, *words]) == 0
+    alone = [word for word in words if not word.startswith("executor=")]
+    assert main([*WORDS[:-1], *alone, "folder=alone"]) == 0
+    ours, theirs = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "alone"))
+    assert sum(ours["trials"].values()) == sum(theirs["trials"].values())
+    assert not ours["trials"]["failed"]
+    if "search.trial_weights=scratch" in words and "search.early_stop=halving" not in words:
+        scores = [
+            {tuple(event["architecture"]): event["values"] for event in events(tmp_path / name)}
+            for name in ("run", "alone")
+        ]
+        assert scores[0] == scores[1]
+        assert ours["best"]["values"] == theirs["best"]["values"]
+
+
 def test_an_executor_whose_package_is_missing_is_refused(pool, tmp_path, refused, monkeypatch):
-    monkeypatch.setitem(PACKAGES, "ray", "no_such_package")
+    monkeypatch.setattr(Ray, "package", "no_such_package")
     said = refused(*WORDS, "executor=ray", "executor.cpus=2", "search.trial_weights=fork", "search.workers=2")
     assert said == "error: executor=ray needs the package no_such_package: pip install no_such_package"
     assert not (tmp_path / "run").exists()
 
 
-def test_an_executor_that_cannot_be_reached_is_told_of_before_anything_is_trained(pool, tmp_path, capsys):
+def test_an_executor_that_cannot_be_reached_is_told_of_before_anything_is_written(pool, tmp_path, capsys):
     words = ["executor=dask", "executor.address=nowhere", "search.trial_weights=fork", "search.workers=2"]
     assert main([*WORDS, *words]) == 2
     said = capsys.readouterr()
     assert said.err == "error: executor=dask executor.address=nowhere: missing port number in address 'nowhere'\n"
-    assert "warm-up" not in said.out
+    assert not said.out
+    assert not (tmp_path / "run").exists()
 
 
 BAD = """\

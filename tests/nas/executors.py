@@ -19,7 +19,7 @@ from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, T
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.evaluation.engines import processes
+from l2l_nas.nas.evaluation.engines import Processes
 from l2l_nas.nas.evaluation.evaluator import Evaluator, population_size
 from l2l_nas.nas.evaluation.futures import FuturesExecutor
 from l2l_nas.nas.evaluation.remote import Message, Workplace
@@ -164,7 +164,7 @@ def all_done(executor: FuturesExecutor) -> list[tuple[Segment, SegmentResult]]:
 
 @contextlib.contextmanager
 def place_of(
-    flag: Path, *, workers: int = 2, identity: Message | None = None, engine: Any = processes, **changes: Any
+    flag: Path, *, workers: int = 2, identity: Message | None = None, engine: Any = Processes, **changes: Any
 ) -> Iterator[Place]:
     spend = budget(**changes)
     server = ParamServer(pool(), optimizer=AdamW(), seed=0)
@@ -179,9 +179,9 @@ def place_of(
         server,
         workers=workers,
         group=-(-population_size(server, spend) // workers),
-        watch=watch,
         identity=identity or {"pool": fingerprint(server.pool)},
     )
+    executor.poll, executor.waiting, executor.lost = watch.poll, watch.waiting, watch.lost
     try:
         yield Place(executor, server, spend, watch)
     finally:

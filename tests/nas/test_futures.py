@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -10,14 +11,16 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
+import cloudpickle
 import pytest
 import torch
 
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
-from l2l_nas.nas.evaluation.engines import dask, own, ray
-from l2l_nas.nas.evaluation.remote import error_content, error_of, unpicklable
+from l2l_nas.nas.evaluation.engines import Dask, Engine, Processes, Ray, Submitit
+from l2l_nas.nas.evaluation.remote import Workplace, error_content, error_of, unpicklable
 from l2l_nas.nas.evaluation.segment import ScoredOn, Segment
 from l2l_nas.nas.retries import ATTEMPTS
 from tests.nas.executors import all_done, place_of
@@ -29,6 +32,39 @@ SHARED = {"warmup_steps": 30, "trials": 8, "steps_per_trial": 3}
 @dataclass(slots=True)
 class Slotted:
     lock: threading.Lock
+
+
+@dataclass(frozen=True)
+class Building:
+    """A recipe that leaves a file for each time that it is built, and at the first times kills its process."""
+
+    recipe: bytes
+    place: Path
+    deaths: int = 0
+
+    def build(self) -> Workplace:
+        for number in range(100):
+            with contextlib.suppress(FileExistsError), (self.place / f"built{number}").open("x"):
+                if number < self.deaths:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                break
+        return cloudpickle.loads(self.recipe).build()
+
+
+def building(place, engine=Processes, **about):
+    return lambda recipe, workers: engine(cloudpickle.dumps(Building(recipe, place, **about)), workers)
+
+
+def on(executor):
+    """The engine of an executor of the caller's own."""
+    return lambda recipe, *_: Engine(executor, recipe)
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -173,16 +209,79 @@ def test_workers_that_cannot_even_start_end_the_search_with_a_line(tmp_path):
             future.set_exception(concurrent.futures.BrokenExecutor("no worker"))
             return future
 
-    with place_of(tmp_path / "flag", engine=lambda recipe, workers: own(Broken(), recipe), **SHARED) as place:
+    with place_of(tmp_path / "flag", engine=on(Broken()), **SHARED) as place:
         place.executor.submit(place.trial("tanh", "tanh"))
         with pytest.raises(WorkerError, match=r"end before they are ready \(no worker\); try executor=inline"):
             place.executor.finished()
 
 
+@pytest.mark.slow
+def test_workers_build_while_the_search_does_something_else(tmp_path):
+    with place_of(tmp_path / "flag", engine=building(tmp_path), trial_weights="scratch") as place:
+        began = time.monotonic()
+        place.executor.open()
+        assert time.monotonic() - began < 1
+        wait_for(lambda: len(list(tmp_path.glob("built*"))) == 2)
+        place.executor.submit(place.trial("tanh", "tanh"))
+        assert all_done(place.executor)[0][1].error is None
+    assert len(list(tmp_path.glob("built*"))) == 2
+
+
+def test_a_thread_of_the_search_builds_when_there_is_work_and_once(tmp_path):
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+    with place_of(tmp_path / "flag", engine=building(tmp_path, on(pool)), trial_weights="fork") as place:
+        place.executor.open()
+        pool.submit(int).result()
+        assert not list(tmp_path.glob("built*"))
+        place.executor.submit(place.finalist(0, "tanh", "tanh"))
+        assert all_done(place.executor)[0][1].error is None
+    assert len(list(tmp_path.glob("built*"))) == 1
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_while_it_builds_is_started_again(tmp_path):
+    with place_of(tmp_path / "flag", engine=building(tmp_path, deaths=1), trial_weights="scratch") as place:
+        place.executor.open()
+        wait_for(lambda: any(future.done() for future in place.executor._greetings))
+        place.executor.submit(place.trial("tanh", "tanh"))
+        assert all_done(place.executor)[0][1].error is None
+    assert not place.watch.losses  # no trial was running
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_whenever_they_build_end_the_search_with_a_line(tmp_path):
+    with place_of(tmp_path / "flag", workers=1, engine=building(tmp_path, deaths=99), trial_weights="scratch") as place:
+        place.executor.open()
+        place.executor.submit(place.trial("tanh", "tanh"))
+        with pytest.raises(WorkerError, match=r"end before they are ready \(.*\); try executor=inline"):
+            place.executor.finished()
+    assert len(list(tmp_path.glob("built*"))) == ATTEMPTS
+
+
+def test_a_stop_reaches_what_a_thread_of_the_search_is_doing(tmp_path):
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    with place_of(tmp_path / "flag", engine=on(pool), trial_weights="fork", steps_per_trial=10**6) as place:
+        place.executor.submit(place.trial("tanh", "tanh"))
+        place.watch.stop_when = lambda: bool(place.executor._running)
+        with pytest.raises(InterruptedError):
+            place.executor.finished()
+    pool.shutdown()  # waits for the thread
+
+
+@pytest.mark.slow
+def test_jobs_that_are_dropped_are_cancelled(tmp_path):
+    pytest.importorskip("submitit")
+    about = {"folder": str(tmp_path / "jobs"), "cluster": "local", "parameters": {"timeout_min": 5}}
+    engine = Submitit(b"recipe", 1, **about)
+    future = engine.submit(lambda recipe: time.sleep(600))
+    engine.cancel(future)
+    assert isinstance(future.exception(timeout=60), engine.lost)
+
+
 def test_an_executor_that_was_shut_down_ends_the_search_with_a_line(tmp_path):
     pool = concurrent.futures.ThreadPoolExecutor(1)
     pool.shutdown()
-    with place_of(tmp_path / "flag", engine=lambda recipe, workers: own(pool, recipe), trial_weights="fork") as place:
+    with place_of(tmp_path / "flag", engine=on(pool), trial_weights="fork") as place:
         place.executor.submit(place.trial("tanh", "tanh"))
         with pytest.raises(WorkerError, match=r"takes no more work \(RuntimeError: .*\); go on with a new one"):
             place.executor.finished()
@@ -191,8 +290,7 @@ def test_an_executor_that_was_shut_down_ends_the_search_with_a_line(tmp_path):
 @pytest.mark.slow
 def test_an_own_pool_that_breaks_ends_the_search_and_no_trial_has_failed(tmp_path):
     pool = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-    engine = lambda recipe, workers: own(pool, recipe)  # noqa: E731
-    with place_of(tmp_path / "flag", workers=1, engine=engine, trial_weights="scratch") as place:
+    with place_of(tmp_path / "flag", workers=1, engine=on(pool), trial_weights="scratch") as place:
         place.executor.submit(place.trial("tanh", "deadly"))
         with pytest.raises(WorkerError, match=r"takes no more work \(BrokenProcessPool"):
             place.executor.finished()
@@ -208,7 +306,7 @@ def test_a_stop_ends_the_wait_for_workers_and_what_waits_in_an_own_executor_is_c
             futures.append(concurrent.futures.Future())
             return futures[-1]
 
-    with place_of(tmp_path / "flag", engine=lambda recipe, workers: own(Busy(), recipe), trial_weights="fork") as place:
+    with place_of(tmp_path / "flag", engine=on(Busy()), trial_weights="fork") as place:
         place.watch.stop_when = lambda: len(place.watch.waited) == 2
         place.executor.submit(place.trial("tanh", "tanh"))
         with pytest.raises(InterruptedError):
@@ -248,15 +346,12 @@ def test_workers_end_when_their_search_is_over(tmp_path):
 @pytest.mark.parametrize("name", ["thread", "process", "dask", "ray"])
 @pytest.mark.slow
 def test_any_executor_runs_what_this_process_does(tmp_path, name):
-    def futures(executor):
-        return lambda recipe, workers: own(executor, recipe)
-
     context = multiprocessing.get_context("spawn")
     engines = {
-        "thread": futures(concurrent.futures.ThreadPoolExecutor(1)),
-        "process": futures(concurrent.futures.ProcessPoolExecutor(2, context)),
-        "dask": partial(dask, address=""),
-        "ray": partial(ray, address="", cpus=1.0, gpus=0.0, memory=0),
+        "thread": on(concurrent.futures.ThreadPoolExecutor(2)),
+        "process": on(concurrent.futures.ProcessPoolExecutor(2, context)),
+        "dask": partial(Dask, address=""),
+        "ray": partial(Ray, address="", cpus=1.0, gpus=0.0, memory=0),
     }
     if name in ("dask", "ray"):
         pytest.importorskip({"dask": "distributed"}.get(name, name))
@@ -276,7 +371,7 @@ def test_a_recipe_whose_only_dask_worker_was_killed_is_sent_again():
     distributed = pytest.importorskip("distributed")
     about = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
     with distributed.LocalCluster(**about) as cluster:
-        engine = dask(b"recipe", 1, address=cluster.scheduler_address)
+        engine = Dask(b"recipe", 1, address=cluster.scheduler_address)
         pid = engine.submit(lambda recipe: os.getpid()).result()
         os.kill(pid, signal.SIGKILL)
         time.sleep(4)  # the scheduler notices

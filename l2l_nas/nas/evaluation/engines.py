@@ -5,6 +5,7 @@ Any `concurrent.futures.Executor` is one as it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -12,13 +13,12 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Executor, Future
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import Any
 
 from l2l_nas.errors import SettingError, WorkerError, described
@@ -29,25 +29,27 @@ Function = Callable[..., Any]
 _WATCH_S = 0.5  # how often a worker asks whether its search is alive
 
 
-@dataclass
 class Engine:
-    """An executor, and what its functions are given first.
+    """Runs functions on the caller's executor, which stays open; a subclass opens one of its own.
 
     Args:
-        executor: runs functions elsewhere.
-        recipe: a pickled recipe; None where workers have it.
+        executor: runs functions elsewhere; None in a subclass with a `_submit` of its own.
+        recipe: what functions are given first; None where workers have it.
+
+    Attributes:
+        package: that a subclass needs.
         lost: errors which tell that a worker ended, not that a function failed.
         breaks: whether the executor is of no use after such an error, and is opened anew.
-        cancel: has what a future stands for not be done any more, as far as that is possible.
-        end: ends the workers.
     """
 
-    executor: Executor
-    recipe: Any
-    lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
-    breaks: bool = False
-    cancel: Callable[[Future[Any]], object] = Future.cancel
-    end: Callable[[], None] = lambda: None
+    package = ""
+    lost: tuple[type[BaseException], ...] = (BrokenExecutor, CancelledError)
+    breaks = False
+
+    def __init__(self, executor: Executor | None, recipe: Any) -> None:
+        self._executor, self._recipe = executor, recipe
+        self._cancels: weakref.WeakKeyDictionary[Future[Any], Callable[[], object]] = weakref.WeakKeyDictionary()
+        self._ending = contextlib.ExitStack()  # what ends the workers that a subclass started
 
     def submit(self, function: Function, *args: Any) -> Future[Any]:
         """Have a worker call a function with the recipe and arguments.
@@ -56,133 +58,117 @@ class Engine:
             WorkerError: the executor is shut down or broken, and is not opened anew.
         """
         try:
-            return self.executor.submit(function, self.recipe, *args)
+            return self._submit(function, *args)
         except Exception as error:
-            if self.breaks and isinstance(error, self.lost):
-                raise
-            raise WorkerError(
-                f"the executor takes no more work ({type(error).__name__}: {described(error)}); go on with a new one"
-            ) from error
+            if not (self.breaks and isinstance(error, self.lost)):
+                what = f"{type(error).__name__}: {described(error)}"
+                raise WorkerError(f"the executor takes no more work ({what}); go on with a new one") from error
+            future: Future[Any] = Future()  # a worker ended since the last call
+            future.set_exception(error)
+            return future
 
-    @staticmethod
-    def ended(error: BaseException) -> str:
-        """How a worker ended, in words, as far as an error of `lost` tells."""
-        signals = re.findall(r"\bSIG(?!TERM)[A-Z]+\b", str(error))
-        return f"was killed by {signals[0]}" if signals else f"ended ({type(error).__name__})"
+    def _submit(self, function: Function, *args: Any) -> Future[Any]:
+        assert self._executor is not None
+        return self._executor.submit(function, self._recipe, *args)
 
+    def cancel(self, future: Future[Any]) -> None:
+        """Have it not be done any more, as far as that is possible."""
+        self._cancels.get(future, future.cancel)()
 
-class Submitting(Executor):
-    """An executor of a function that submits."""
-
-    def __init__(self, submit: Callable[..., Future[Any]]) -> None:
-        self._submit = submit
-
-    def submit(self, fn: Function, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """See `concurrent.futures.Executor`."""
-        return self._submit(fn, *args, **kwargs)
+    def end(self) -> None:
+        """End the workers that were started here."""
+        self._ending.close()
 
 
-def own(executor: Executor, recipe: bytes) -> Engine:
-    """The caller's executor; it stays open."""
-    return Engine(executor, recipe)
-
-
-def processes(recipe: bytes, workers: int) -> Engine:
+class Processes(Engine):
     """Processes of this machine, by loky."""
-    loky = _imported("processes")
-    pool = loky.process_executor.ProcessPoolExecutor(
-        workers,
-        context=loky.backend.get_context("loky"),
-        initializer=_begin,
-        initargs=(recipe, os.getpid()),
-        env={"LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"},  # else a worker that holds 300 MB of weights is replaced for it
-    )
-    return Engine(pool, None, breaks=True, end=lambda: pool.shutdown(wait=True, kill_workers=True))
 
+    package = "loky"
+    breaks = True
 
-def ray(recipe: bytes, workers: int, *, address: str, cpus: float, gpus: float, memory: int) -> Engine:
-    """Tasks of a Ray cluster (Ray Core).
-
-    Args:
-        address: of the cluster; empty: the one that Ray finds, or one of this machine alone.
-        cpus, gpus, memory: what a segment takes; memory in bytes, 0: unsaid.
-    """
-    module = _imported("ray")
-    is_ours = not module.is_initialized()
-    if is_ours:
-        module.init(address=address or None, log_to_driver=False, configure_logging=False)
-    options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0, **({"memory": memory} if memory else {})}
-    remote = functools.cache(module.remote(**options))
-    references: weakref.WeakKeyDictionary[Future[Any], Any] = weakref.WeakKeyDictionary()
-
-    def submit(function: Function, *args: Any) -> Future[Any]:
-        reference = remote(function).remote(*args)
-        future: Future[Any] = reference.future()
-        references[future] = reference
-        return future
-
-    errors = module.exceptions
-    return Engine(
-        Submitting(submit),
-        module.put(recipe),
-        (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError, errors.OutOfMemoryError),
-        cancel=lambda future: module.cancel(references[future], force=True),
-        end=module.shutdown if is_ours else lambda: None,
-    )
-
-
-def dask(recipe: bytes, workers: int, *, address: str) -> Engine:
-    """Workers of a Dask cluster.
-
-    Args:
-        address: of the scheduler; empty: a cluster of this machine.
-    """
-    distributed = _imported("dask")
-    cluster = None
-    if not address:
-        cluster = distributed.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            dashboard_address=None,
-            scheduler_kwargs={"allowed_failures": 0},
-            silence_logs=logging.CRITICAL,
+    def __init__(self, recipe: bytes, workers: int) -> None:
+        loky = importlib.import_module(self.package)
+        pool = loky.process_executor.ProcessPoolExecutor(
+            workers,
+            context=loky.backend.get_context("loky"),
+            initializer=_begin,
+            initargs=(recipe, os.getpid()),
+            env={"LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"},  # else a worker that holds 300 MB of weights is replaced for it
         )
-    client = distributed.Client(cluster or address)
-    if cluster is not None:  # Ctrl-C is for the search alone
-        ignoring = {"setup": lambda self, worker: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-        client.register_plugin(type("Ignoring", (distributed.WorkerPlugin,), ignoring)(), name="ignoring Ctrl-C")
+        super().__init__(pool, None)
+        self._ending.callback(pool.shutdown, wait=True, kill_workers=True)
 
-    def end() -> None:
-        client.close()
-        if cluster is not None:
-            cluster.close()
+    def _submit(self, function: Function, *args: Any) -> Future[Any]:
+        with _without_interrupts():  # it starts workers
+            return super()._submit(function, *args)
 
-    lost = (distributed.KilledWorker, distributed.CancelledError, distributed.comm.CommClosedError)
-    executor, held = client.get_executor(pure=False), [client.scatter(recipe, broadcast=True)]
 
-    def submit(function: Function, _: None, *args: Any) -> Future[Any]:
-        if held[0].status != "finished":  # all workers that had it are gone
-            held[:] = [client.scatter(recipe, broadcast=True)]
-        future: Future[Any] = executor.submit(function, held[0], *args)
+class Ray(Engine):
+    """Tasks of a Ray cluster (Ray Core); without an address, of one that Ray finds, or of this machine."""
+
+    package = "ray"
+
+    def __init__(self, recipe: bytes, workers: int, *, address: str, cpus: float, gpus: float, memory: int) -> None:
+        self._ray = ray = importlib.import_module(self.package)
+        is_ours = not ray.is_initialized()
+        if is_ours:
+            ray.init(address=address or None, log_to_driver=False, configure_logging=False)
+        super().__init__(None, ray.put(recipe))
+        if is_ours:
+            self._ending.callback(ray.shutdown)
+        names = "WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError"
+        self.lost = *self.lost, *(getattr(ray.exceptions, name) for name in names)
+        takes = {"num_cpus": cpus, "num_gpus": gpus, **({"memory": memory} if memory else {})}
+        self._remote = functools.cache(ray.remote(max_retries=0, **takes))
+
+    def _submit(self, function: Function, *args: Any) -> Future[Any]:
+        reference = self._remote(function).remote(self._recipe, *args)
+        future: Future[Any] = reference.future()
+        self._cancels[future] = functools.partial(self._ray.cancel, reference, force=True)
         return future
 
-    return Engine(Submitting(submit), None, lost, end=end)
+
+class Dask(Engine):
+    """Workers of a Dask cluster; without an address, one of this machine."""
+
+    package = "distributed"
+
+    def __init__(self, recipe: bytes, workers: int, *, address: str) -> None:
+        self._bytes, dask = recipe, importlib.import_module(self.package)
+        cluster: Any = contextlib.nullcontext(address)
+        if not address:
+            about = {"n_workers": workers, "threads_per_worker": 1, "scheduler_kwargs": {"allowed_failures": 0}}
+            with _without_interrupts():
+                cluster = dask.LocalCluster(**about, dashboard_address=None, silence_logs=logging.CRITICAL)
+        with contextlib.ExitStack() as opened:
+            self._client = opened.enter_context(dask.Client(opened.enter_context(cluster)))
+            super().__init__(self._client.get_executor(pure=False), self._client.scatter(recipe, broadcast=True))
+            self._ending = opened.pop_all()
+        self.lost = *self.lost, dask.KilledWorker, dask.CancelledError, dask.comm.CommClosedError
+
+    def _submit(self, function: Function, *args: Any) -> Future[Any]:
+        if self._recipe.status != "finished":  # all workers that had it are gone
+            self._recipe = self._client.scatter(self._bytes, broadcast=True)
+        return super()._submit(function, *args)
 
 
-def submitit(recipe: bytes, workers: int, *, folder: str, cluster: str, parameters: Mapping[str, Any]) -> Engine:
-    """Jobs of a cluster such as Slurm, one for each segment.
+class Submitit(Engine):
+    """Jobs of a cluster such as Slurm, one for each segment. `cluster`: "slurm", "local", or "" for what it finds."""
 
-    Args:
-        folder: that all machines see; submitit keeps its files there.
-        cluster: "slurm", "local", or empty for what submitit finds.
-        parameters: of each job, as `AutoExecutor.update_parameters` takes them.
-    """
-    module = _imported("submitit")
-    executor = module.AutoExecutor(folder, cluster=cluster or None)
-    executor.update_parameters(**parameters)
+    package = "submitit"
 
-    def submit(function: Function, *args: Any) -> Future[Any]:
-        job, future = executor.submit(function, *args), Future[Any]()
+    def __init__(
+        self, recipe: bytes, workers: int, *, folder: str, cluster: str, parameters: Mapping[str, Any]
+    ) -> None:
+        module = importlib.import_module(self.package)
+        self._jobs = module.AutoExecutor(folder, cluster=cluster or None)
+        self._jobs.update_parameters(**parameters)
+        super().__init__(None, recipe)
+        self.lost = *self.lost, module.core.utils.UncompletedJobError
+
+    def _submit(self, function: Function, *args: Any) -> Future[Any]:
+        job, future = self._jobs.submit(function, self._recipe, *args), Future[Any]()
+        self._cancels[future] = job.cancel
 
         def follow() -> None:
             try:
@@ -193,16 +179,41 @@ def submitit(recipe: bytes, workers: int, *, folder: str, cluster: str, paramete
         threading.Thread(target=follow, daemon=True).start()
         return future
 
-    return Engine(Submitting(submit), recipe, (module.core.utils.UncompletedJobError,))
+
+ENGINES: Mapping[str, Any] = {"processes": Processes, "ray": Ray, "dask": Dask, "submitit": Submitit}
 
 
-ENGINES: Mapping[str, Callable[..., Engine]] = {
-    "processes": processes,
-    "ray": ray,
-    "dask": dask,
-    "submitit": submitit,
-}
-PACKAGES: Mapping[str, str] = {"processes": "loky", "ray": "ray", "dask": "distributed", "submitit": "submitit"}
+def check_installed(name: str) -> None:
+    """Refuse an engine whose package is missing.
+
+    Raises:
+        SettingError: names it.
+    """
+    package = ENGINES[name].package if name in ENGINES else ""
+    if package and importlib.util.find_spec(package) is None:
+        raise SettingError(f"executor={name} needs the package {package}: pip install {package}")
+
+
+def ended(error: BaseException) -> str:
+    """How a worker ended, in words, as far as an error of `Engine.lost` tells."""
+    signals = re.findall(r"\bSIG(?!TERM)[A-Z]+\b", str(error))
+    return f"was killed by {signals[0]}" if signals else f"ended ({type(error).__name__})"
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are started meanwhile get no Ctrl-C, not even while they import: it is for the search alone."""
+    if sys.platform == "win32":  # no such masks
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # which unblocks the signal when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(recipe: bytes, search: int) -> None:
@@ -216,19 +227,3 @@ def _begin(recipe: bytes, search: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="l2l_nas watch", daemon=True).start()
-
-
-def check_installed(name: str) -> None:
-    """Refuse an engine whose package is missing.
-
-    Raises:
-        SettingError: names it.
-    """
-    package = PACKAGES.get(name)
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise SettingError(f"executor={name} needs the package {package}: pip install {package}")
-
-
-def _imported(name: str) -> ModuleType:
-    check_installed(name)
-    return importlib.import_module(PACKAGES[name])

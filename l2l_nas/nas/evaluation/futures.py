@@ -4,6 +4,10 @@
 processes does, is opened anew; nobody knows then whose segment was at fault, so that each that was running is a suspect
 and runs alone. A segment at which too many workers ended is given up (`retries.py`): its trial has failed then.
 
+[Note: workers build early] Each worker builds pool, data and relay when it is first called. It is called as soon as the
+engine is open, while this process warms up, and waited for when there is work. A thread of this process would disturb
+what this process trains: there the first call does nothing, and another one follows.
+
 [Note: stopping] A stop lets segments that train the shared weights come to their end, as a single process does; all
 else is dropped.
 """
@@ -13,40 +17,28 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import WorkerError
-from l2l_nas.nas.evaluation.engines import Engine
+from l2l_nas.errors import WorkerError, described
+from l2l_nas.nas.evaluation.engines import Engine, ended
 from l2l_nas.nas.evaluation.evaluator import AfterStep
 from l2l_nas.nas.evaluation.executor import no_step
-from l2l_nas.nas.evaluation.remote import Message, error_of, greet, result_of, run_segments, segment_content
+from l2l_nas.nas.evaluation.remote import (
+    Message,
+    error_of,
+    greet,
+    process_name,
+    result_of,
+    run_segments,
+    segment_content,
+)
 from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
 from l2l_nas.nas.retries import ATTEMPTS, is_given_up, why_given_up
 
 _TICK_S = 0.1  # how often it is asked whether to stop
 _PATIENCE_S = 20.0  # after so long without workers that is said
-
-
-class WorkerWatch(Protocol):
-    """Is told of workers."""
-
-    def poll(self) -> None:
-        """May raise `Stopped`."""
-
-    def waiting(self, text: str) -> None:
-        """Nothing goes on, because of this. May raise `Stopped`."""
-
-    def lost(self, *, ended: str, task: str, again: bool) -> None:
-        """A worker ended.
-
-        Args:
-            ended: how.
-            task: what it was doing.
-            again: whether that is done again.
-        """
 
 
 @dataclass(eq=False)
@@ -55,11 +47,13 @@ class _Task:
 
     Attributes:
         deaths: how many workers were lost while they did it.
+        messages: what was sent; a thread of this process drops the work where they are taken away.
     """
 
     parts: list[tuple[Segment, AfterStep]]
     deaths: int = 0
-    future: Future[list[Message]] | None = field(default=None, repr=False)
+    messages: list[Message] = field(default_factory=list, repr=False)
+    future: Future[list[Message]] = field(default_factory=Future, repr=False)
 
     def __str__(self) -> str:
         return ", ".join(segment.name for segment, _ in self.parts)
@@ -73,9 +67,17 @@ class FuturesExecutor:
         server: the shared weights; its loss scale goes with segments and comes back with results.
         workers: how many segments run at a time.
         group: how many are scored together.
-        watch: is told.
         identity: what each worker must say of the pool and the data that it built.
+
+    Attributes:
+        poll: asked whether to stop; may raise `Stopped`.
+        waiting: told, in words, why nothing goes on; may raise `Stopped`.
+        lost: told of a worker that ended: how (`ended`), what it was doing (`task`), whether that is done `again`.
     """
+
+    poll: Callable[[], None]
+    waiting: Callable[[str], None]
+    lost: Callable[..., None]
 
     def __init__(
         self,
@@ -84,15 +86,13 @@ class FuturesExecutor:
         *,
         workers: int,
         group: int,
-        watch: WorkerWatch,
         identity: Message,
     ) -> None:
         self.size = workers * group
         self._open, self._server, self._workers, self._group = open_engine, server, workers, group
-        self._watch, self._identity = watch, identity
+        self._identity = identity
         self._engine: Engine | None = None
-        self._is_ready = False
-        self._single: deque[tuple[Segment, AfterStep]] = deque()
+        self._greetings: list[Future[Message]] = []  # none: all workers are ready
         self._tasks: deque[_Task] = deque()
         self._running: list[_Task] = []
         self._names: dict[str, int] = {}
@@ -100,95 +100,98 @@ class FuturesExecutor:
 
     def submit(self, segment: Segment, *, after_step: AfterStep = no_step) -> None:
         """See `SegmentExecutor`."""
-        self._single.append((segment, after_step))
+        last = self._tasks[-1] if self._tasks else None
+        is_joined = last is not None and not last.deaths and len(last.parts) < self._group
+        if last is not None and is_joined and segment.only_scores and last.parts[0][0].only_scores:
+            last.parts.append((segment, after_step))
+        else:
+            self._tasks.append(_Task([(segment, after_step)]))
 
     def finished(self) -> list[tuple[Segment, SegmentResult]]:
         """See `SegmentExecutor`."""
-        self._gather()
         found: list[tuple[Segment, SegmentResult]] = []
         while (self._tasks or self._running) and (not found or self._stop is not None):
             self._start_some()
-            futures = [task.future for task in self._running if task.future is not None]
-            done, _ = wait(futures, timeout=_TICK_S, return_when=FIRST_COMPLETED)
+            done, _ = wait([task.future for task in self._running], timeout=_TICK_S, return_when=FIRST_COMPLETED)
             for task in sorted((task for task in self._running if task.future in done), key=_has_failed):
                 if task in self._running:  # else it was lost with another one
                     found += self._take(task)
-            self._poll()
+            self._stop_if_asked()
         if not found and self._stop is not None:
             raise self._stop
         return found
 
-    def open(self) -> Engine:
-        """Open the engine, or raise what is wrong with it."""
+    def open(self, *, busy: bool = True) -> Engine:
+        """Open the engine, or raise what is wrong with it. See [Note: workers build early].
+
+        Args:
+            busy: whether this process does something else meanwhile.
+        """
         if self._engine is None:
-            self._engine, self._is_ready = self._open(), False
+            self._engine = self._open()
+            self._greet(self._engine, busy=busy)
         return self._engine
 
     def close(self) -> None:
         """End the workers, and what they do."""
         if self._engine is not None:
-            self._cancel(task.future for task in self._running)
-            self._engine.end()
-            self._engine = None
-
-    def _cancel(self, futures: Iterable[Future[Any] | None]) -> None:
-        for future in futures:
-            if self._engine is not None and future is not None and not future.done():
+            for future in self._greetings:
                 self._engine.cancel(future)
+            self._drop(self._running)
+            self._engine.end()
+            self._engine, self._greetings = None, []
 
-    def _gather(self) -> None:
-        """Make tasks of what was submitted."""
-        while self._single:
-            parts = [self._single.popleft()]
-            while (
-                self._single and len(parts) < self._group and all(s.only_scores for s, _ in (parts[0], self._single[0]))
-            ):
-                parts.append(self._single.popleft())
-            self._tasks.append(_Task(parts))
+    def _drop(self, tasks: Iterable[_Task]) -> None:
+        for task in tasks:
+            task.messages.clear()
+            if self._engine is not None and not task.future.done():
+                self._engine.cancel(task.future)
 
     def _start_some(self) -> None:
         """Start as many tasks as there are workers; a suspect alone. See [Note: a worker that is lost]."""
         while self._tasks and self._stop is None and len(self._running) < self._workers:
             if self._running and (self._tasks[0].deaths or self._running[0].deaths):
                 return
-            task = self._tasks.popleft()
-            messages = [segment_content(segment, self._server) for segment, _ in task.parts]
-            engine = self._ready_engine()
+            engine, task = self._ready_engine(), self._tasks.popleft()
+            task.messages = [segment_content(segment, self._server) for segment, _ in task.parts]
+            task.future = engine.submit(run_segments, task.messages)
             self._running.append(task)
-            try:
-                task.future = engine.submit(run_segments, messages)
-            except engine.lost as error:  # it broke since its last future
-                self._lose(self._running if engine.breaks else [task], error)
 
     def _ready_engine(self) -> Engine:
         """The engine, once its workers have built the same pool and data as here."""
-        last: BaseException | None = None
+        last: BaseException = WorkerError("")
         for _ in range(ATTEMPTS):
-            engine = self.open()
+            engine = self.open(busy=False)
             try:
-                if not self._is_ready:
-                    for answer in self._greet(engine):
+                while self._greetings:
+                    answers = self._answers()
+                    for answer in filter(None, answers):
                         self._check(answer)
-                    self._is_ready = True
+                    self._greetings = []
+                    if not all(answers):
+                        self._greet(engine, busy=False)
                 return engine
             except engine.lost as error:
                 last = error
                 if engine.breaks:
                     self.close()
-        raise WorkerError(f"worker processes end before they are ready ({last}); try executor=inline")
+                else:
+                    self._greet(engine, busy=False)
+        raise WorkerError(f"worker processes end before they are ready ({described(last)}); try executor=inline")
 
-    def _greet(self, engine: Engine) -> list[Message]:
+    def _greet(self, engine: Engine, *, busy: bool) -> None:
+        name = process_name() if busy else ""
+        self._greetings = [engine.submit(greet, name) for _ in range(self._workers)]
+
+    def _answers(self) -> list[Message]:
         """What each worker says of what it has built; waits for all of them, and may be stopped meanwhile."""
-        futures = [engine.submit(greet) for _ in range(self._workers)]
         began = time.monotonic()
-        try:
-            while left := wait(futures, timeout=_TICK_S).not_done:
-                self._watch.poll()
-                if time.monotonic() - began > _PATIENCE_S:
-                    self._watch.waiting(f"{len(futures) - len(left)} of {len(futures)} workers are ready")
-        finally:
-            self._cancel(futures)
-        return [future.result() for future in futures]
+        while left := wait(self._greetings, timeout=_TICK_S).not_done:
+            self.poll()
+            if time.monotonic() - began > _PATIENCE_S:
+                ready = len(self._greetings) - len(left)
+                self.waiting(f"{ready} of {len(self._greetings)} workers are ready")
+        return [future.result() for future in self._greetings]
 
     def _check(self, answer: Message) -> None:
         if "failure" in answer:
@@ -202,15 +205,11 @@ class FuturesExecutor:
 
     def _take(self, task: _Task) -> list[tuple[Segment, SegmentResult]]:
         """The results of a task that is done; none if it is done again."""
-        assert task.future is not None
         engine = self._engine
+        assert engine is not None
         try:
             contents = task.future.result()
-        except CancelledError as error:
-            return self._lose([task], error)
-        except Exception as error:
-            if engine is None or not isinstance(error, engine.lost):
-                raise
+        except engine.lost as error:
             return self._lose(self._running if engine.breaks else [task], error)
         self._running.remove(task)
         if "failure" in contents[0]:
@@ -230,36 +229,35 @@ class FuturesExecutor:
         if self._engine is not None and self._engine.breaks:
             self.close()
             self._names.clear()
-        found, ended = [], Engine.ended(error)
+        found: list[tuple[Segment, SegmentResult]] = []
         for task in list(tasks):
             self._running.remove(task)
             task.deaths += 1 + getattr(error, "allowed_failures", 0)  # Dask's scheduler has tried so often itself
             given_up = is_given_up(task.deaths)
             again = not given_up and self._stop is None
-            self._watch.lost(ended=ended, task=str(task), again=again)
+            self.lost(ended=ended(error), task=str(task), again=again)
             if given_up:
-                reason = WorkerError(why_given_up(task.deaths, ended))
+                reason = WorkerError(why_given_up(task.deaths, ended(error)))
                 found += [(segment, SegmentResult(error=reason)) for segment, _ in task.parts]
             elif again:
                 self._tasks.extendleft(_Task([part], task.deaths) for part in reversed(task.parts))
         return found
 
-    def _poll(self) -> None:
+    def _stop_if_asked(self) -> None:
         """Ask whether to stop, and drop what can be dropped. See [Note: stopping]."""
         if self._stop is not None:
             return
         try:
-            self._watch.poll()
+            self.poll()
         except Exception as stop:
             self._stop = stop
             self._tasks.clear()
             dropped = [task for task in self._running if not all(segment.is_shared for segment, _ in task.parts)]
-            self._cancel(task.future for task in dropped)
+            self._drop(dropped)
             self._running = [task for task in self._running if task not in dropped]
             if dropped and not self._running:
                 self.close()
 
 
 def _has_failed(task: _Task) -> bool:
-    assert task.future is not None
     return task.future.cancelled() or task.future.exception() is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import socket
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -54,6 +55,7 @@ class WorkplaceRecipe(Protocol):
 
 _KEPT: list[bytes] = []  # the recipe that this process was started with
 _BUILT: list[tuple[bytes, Workplace]] = []  # of the last recipe
+_AT_WORK = threading.Lock()  # a process has one relay, one set of random numbers: its threads take turns
 
 
 def pickled(recipe: WorkplaceRecipe) -> bytes:
@@ -121,10 +123,17 @@ def workplace(recipe: bytes | None) -> Workplace:
     return _BUILT[0][1]
 
 
-def greet(recipe: bytes | None) -> Message:
-    """Build the workplace; returns its identity, or the error."""
+def greet(recipe: bytes | None, busy: str = "") -> Message:
+    """Build the workplace; returns its identity, or the error.
+
+    Args:
+        busy: the name of a process that is training meanwhile: there nothing is built, and nothing returned.
+    """
+    if busy == process_name():
+        return {}
     try:
-        return {"identity": workplace(recipe).identity, "worker": _name()}
+        with _AT_WORK:
+            return {"identity": workplace(recipe).identity}
     except Exception as error:
         return {"failure": error_content(error)}
 
@@ -133,24 +142,32 @@ def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Mess
     """Run segments in this process: several together only where each only scores.
 
     Args:
-        messages: of `segment_content`.
+        messages: of `segment_content`. Where they become none, the work is dropped: a thread of the search's process
+            sees that.
 
     Returns:
         What `result_of` reads; or one message with "failure", where something else than an architecture failed.
     """
     losses: list[float] = []
+
+    def after_step(loss: float) -> None:
+        losses.append(loss)
+        if not messages:
+            raise InterruptedError
+
     try:
-        found = workplace(recipe)
-        if messages[0]["scale"] is not None:
-            found.server.gradients.scale_losses(messages[0]["scale"])
-        read = [_segment_of(message, found.server) for message in messages]
-        if len(read) > 1:
-            results = found.evaluator.run_together([segment for segment, _ in read])
-        else:
-            ((segment, start),) = read
-            results = [found.evaluator.run(segment, after_step=losses.append, start=start)]
-        scale = found.server.gradients.scale_state
-        return [{**_content(result), "losses": losses, "worker": _name(), "scale": scale} for result in results]
+        with _AT_WORK:
+            found = workplace(recipe)
+            if messages[0]["scale"] is not None:
+                found.server.gradients.scale_losses(messages[0]["scale"])
+            read = [_segment_of(message, found.server) for message in messages]
+            if len(read) > 1:
+                results = found.evaluator.run_together([segment for segment, _ in read])
+            else:
+                ((segment, start),) = read
+                results = [found.evaluator.run(segment, after_step=after_step, start=start)]
+            told = {"losses": losses, "worker": process_name(), "scale": found.server.gradients.scale_state}
+            return [{**_content(result), **told} for result in results]
     except Exception as error:
         return [{"failure": error_content(error)}]
 
@@ -256,5 +273,6 @@ def error_of(content: Message) -> L2LError:
     return WorkerError(f"a worker process raised {content['text']}; executor=inline shows where")
 
 
-def _name() -> str:
+def process_name() -> str:
+    """Of this one, among all machines."""
     return f"{socket.gethostname()}:{os.getpid()}"
