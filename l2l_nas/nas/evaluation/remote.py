@@ -166,8 +166,8 @@ def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Mess
             else:
                 ((segment, start),) = read
                 results = [found.evaluator.run(segment, after_step=after_step, start=start)]
-            told = {"losses": losses, "worker": process_name(), "scale": found.server.gradients.scale_state}
-            return [{**_content(result), **told} for result in results]
+            common = {"losses": losses, "worker": process_name(), "scale": found.server.gradients.scale_state}
+            return [{**_content(result), **common} for result in results]
     except Exception as error:
         return [{"failure": error_content(error)}]
 
