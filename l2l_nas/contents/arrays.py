@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +40,7 @@ def map_npy(path: Path) -> np.ndarray:
         StorageError: no such file, or not a .npy of one whole array of numbers.
     """
     with open_file(path) as file, parsing(path, "a .npy file of a plain array", advice=_ADVICE):
-        header = _Header.read(file, path.name)
+        header = _read_header(file, path.name)
         size = file.seek(0, 2)
         if size != header.end:
             raise ValueError(f"it has {size:,} bytes, its header says {header.end:,}")
@@ -74,7 +73,7 @@ def _name(member: zipfile.ZipInfo, members: list[zipfile.ZipInfo]) -> str:
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(member) as file:
-        end = _Header.read(file, member.filename).end
+        end = _read_header(file, member.filename).end
         if end != member.file_size:
             raise ValueError(f"'{member.filename}' has {member.file_size:,} bytes, its header says {end:,}")
     with archive.open(member) as file:
@@ -83,38 +82,24 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     return native(array)
 
 
-@dataclass(frozen=True)
-class _Header:
-    """What stands before the numbers of an array.
-
-    Args:
-        shape, dtype, is_fortran: of the array.
-        begin: of the numbers in the file.
-    """
+class _Header(NamedTuple):
+    """What stands before the numbers of an array, and where these begin and end in the file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     is_fortran: bool
     begin: int
+    end: int
 
-    @property
-    def end(self) -> int:
-        """Of the numbers in the file."""
-        return self.begin + math.prod(self.shape) * self.dtype.itemsize
 
-    @classmethod
-    def read(cls, file: IO[bytes], name: str) -> _Header:
-        """The header of an array, at the beginning of a file.
-
-        Raises:
-            ValueError: it is none, or not of numbers.
-        """
-        version = np.lib.format.read_magic(file)
-        if version not in _HEADERS:
-            raise ValueError(f"'{name}' is of version {version}")
-        shape, is_fortran, dtype = _HEADERS[version](file)
-        if dtype.hasobject or dtype.names is not None:
-            raise ValueError(f"'{name}' holds {dtype}, not numbers")
-        if any(size < 0 for size in shape):
-            raise ValueError(f"'{name}' is of the shape {shape}")
-        return cls(shape, dtype, is_fortran, file.tell())
+def _read_header(file: IO[bytes], name: str) -> _Header:
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"'{name}' is of version {version}")
+    shape, is_fortran, dtype = _HEADERS[version](file)
+    if dtype.hasobject or dtype.names is not None:
+        raise ValueError(f"'{name}' holds {dtype}, not numbers")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"'{name}' is of the shape {shape}")
+    begin = file.tell()
+    return _Header(shape, dtype, is_fortran, begin, begin + math.prod(shape) * dtype.itemsize)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from l2l_nas.arguments import shown
@@ -39,13 +39,13 @@ class Fields:
 
     def whole(self, name: str, *, least: int = 0, most: int = MOST_WHOLE, default: int | None = REQUIRED) -> Any:
         """A whole number from `least` to `most`."""
-        value = self._value(name, default)
-        if value is default:
-            return value
-        right = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-        if not right or int(value) != value:
-            self.refuse(name, f"a whole number from {least} to {most}")
-        return int(value)
+
+        def is_right(value: Any) -> bool:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            return is_number and least <= value <= most and int(value) == value
+
+        value = self._checked(name, default, is_right, f"a whole number from {least} to {most}")
+        return value if value is default else int(value)
 
     def wholes(self, name: str, *, least: int = 0, most: int = MOST_WHOLE) -> tuple[int, ...]:
         """None, one, or a list of whole numbers from `least` to `most`."""
@@ -59,34 +59,30 @@ class Fields:
         self, name: str, *, least: float = 0.0, most: float = _MOST_NUMBER, default: float | None = REQUIRED
     ) -> Any:
         """A finite number from `least` to `most`."""
-        value = self._value(name, default)
-        if value is default:
-            return value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            above = "" if least == -math.inf else f", at least {least:g}"
-            self.refuse(name, f"a finite number{above}" + (f" and at most {most:g}" if most < _MOST_NUMBER else ""))
-        return float(value)
+
+        def is_right(value: Any) -> bool:
+            return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+        above = "" if least == -math.inf else f", at least {least:g}"
+        below = f" and at most {most:g}" if most < _MOST_NUMBER else ""
+        value = self._checked(name, default, is_right, f"a finite number{above}{below}")
+        return value if value is default else float(value)
 
     def truth(self, name: str, *, default: bool | None = REQUIRED) -> Any:
         """True or false."""
-        value = self._value(name, default)
-        if value is not default and not isinstance(value, bool):
-            self.refuse(name, "true or false")
-        return value
+        return self._checked(name, default, lambda value: isinstance(value, bool), "true or false")
 
     def text(self, name: str, *, default: str | None = REQUIRED) -> Any:
         """A text."""
-        value = self._value(name, default)
-        if value is not default and not isinstance(value, str):
-            self.refuse(name, "a text")
-        return value
+        return self._checked(name, default, lambda value: isinstance(value, str), "a text")
 
     def table(self, name: str, *, default: Mapping[str, Any] | None = REQUIRED) -> Any:
         """Values by name."""
-        value = self._value(name, default)
-        if value is not default and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
-            self.refuse(name, "values by name")
-        return value
+
+        def is_right(value: Any) -> bool:
+            return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+
+        return self._checked(name, default, is_right, "values by name")
 
     def refuse(self, name: str, expected: str) -> NoReturn:
         """Refuse what a field is.
@@ -98,8 +94,10 @@ class Fields:
         what = "is missing" if name not in self._content else f"is {shown(value)}"
         raise self._error(f"{self.where}: {name} {what}, expected {expected}; {self._advice}")
 
-    def _value(self, name: str, default: Any) -> Any:
+    def _checked(self, name: str, default: Any, is_right: Callable[[Any], bool], expected: str) -> Any:
         value = self._content.get(name)
         if value is None and default is not REQUIRED:
             return default
+        if value is not default and not is_right(value):
+            self.refuse(name, expected)
         return value

@@ -18,8 +18,7 @@ def refuse_misplaced(spans: Mapping[str, tuple[int, int]], *, begin: int, end: i
 
     Args:
         spans: first byte and number of bytes of each tensor, in the order in which they must lie.
-        begin: where the first one must begin.
-        end: of the file; nothing lies behind the last tensor but what fills up to `alignment`.
+        begin, end: of the tensors in the file; nothing lies behind the last one but what fills up to `alignment`.
         alignment: each begins at the next multiple of it.
 
     Raises:
@@ -38,12 +37,7 @@ def refuse_misplaced(spans: Mapping[str, tuple[int, int]], *, begin: int, end: i
 
 
 def refuse_non_finite(tensor: Tensor, name: str, where: Path | str) -> None:
-    """Refuse weights with a NaN or an infinity among them.
-
-    Args:
-        tensor: of any shape.
-        name: of it, in the file.
-        where: the file.
+    """Refuse weights of a file with a NaN or an infinity among them.
 
     Raises:
         StorageError: there is one.

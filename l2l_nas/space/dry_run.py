@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.space.candidate import Specs
+from l2l_nas.space.candidate import Specs, TensorSpec
 from l2l_nas.space.losses import collect_losses
 from l2l_nas.space.operations import OperationLog, Phase
 from l2l_nas.space.randomness import preserved_generators
@@ -40,7 +40,7 @@ class DryRun:
         self.module = module
         self._device = device
         with preserved_generators(device):
-            self._batch = example(inputs, device, samples)
+            self._batch = [_example(spec, device, samples) for spec in inputs]
         for tensor in self._batch:
             tensor.requires_grad_(needs_gradient and learns(tensor))
         self._ends: list[Tensor] = []
@@ -84,10 +84,7 @@ class DryRun:
             yield
 
 
-def example(inputs: Specs, device: str, samples: int) -> list[Tensor]:
-    """A batch to try a layer on: random numbers, and zeros where integers may be indices."""
-    batch = []
-    for spec in inputs:
-        make = torch.randn if spec.dtype.is_floating_point or spec.dtype.is_complex else torch.zeros
-        batch.append(make(samples, *spec.shape, dtype=spec.dtype, device=device))
-    return batch
+def _example(spec: TensorSpec, device: str, samples: int) -> Tensor:
+    """Random numbers, and zeros where integers may be indices."""
+    make = torch.randn if spec.dtype.is_floating_point or spec.dtype.is_complex else torch.zeros
+    return make(samples, *spec.shape, dtype=spec.dtype, device=device)

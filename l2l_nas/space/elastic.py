@@ -28,6 +28,8 @@ from l2l_nas.space.pool import Layer, LayerPool, tied_key
 # a dimension of a weight, as intervals from start to stop
 Interval = tuple[int, int]
 Pieces = tuple[Interval, ...]
+# of a parameter, by dimension, the intervals that its cells take: the number among all, and the length
+Grid = tuple[tuple[tuple[int, int], ...], ...]
 Rule = Callable[[str, tuple[int, ...], tuple[int, ...]], Sequence[Sequence[slice]]]
 
 
@@ -78,8 +80,12 @@ def elastic(
     grids: dict[str, dict[str, Grid]] = {candidate: {} for candidate in family}
     for parameter, whole in shapes[largest].items():
         boxes = {c: _box(regions, c, parameter, s[parameter], whole) for c, s in shapes.items() if parameter in s}
+        borders = [
+            sorted({edge for pieces in dim for interval in pieces for edge in interval})
+            for dim in zip(*boxes.values(), strict=True)
+        ]
         for candidate, box in boxes.items():
-            grids[candidate][parameter] = _cells(box, list(boxes.values()))
+            grids[candidate][parameter] = tuple(map(_cells, box, borders))
     for candidate, parameters in shapes.items():
         missing = [parameter for parameter in parameters if parameter not in shapes[largest]]
         if missing:
@@ -130,22 +136,12 @@ def _box(
     return box
 
 
-# of a parameter, by dimension, the intervals that its cells take, each with its number among all
-Grid = tuple[tuple[tuple[int, int], ...], ...]
-
-
-def _cells(box: tuple[Pieces, ...], boxes: Sequence[tuple[Pieces, ...]]) -> Grid:
-    """For each dimension, the number and length of each interval between borders of boxes that lies in this one."""
-    borders = (
-        sorted({edge for other in boxes for interval in other[dim] for edge in interval}) for dim in range(len(box))
-    )
+def _cells(pieces: Pieces, borders: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Number and length of each interval between the borders of a dimension that lies in these pieces."""
     return tuple(
-        tuple(
-            (index, stop - start)
-            for index, (start, stop) in enumerate(itertools.pairwise(edges))
-            if any(first <= start and stop <= last for first, last in pieces)
-        )
-        for pieces, edges in zip(box, borders, strict=True)
+        (index, stop - start)
+        for index, (start, stop) in enumerate(itertools.pairwise(borders))
+        if any(first <= start and stop <= last for first, last in pieces)
     )
 
 

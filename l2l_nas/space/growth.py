@@ -42,13 +42,15 @@ def frozen(pool: LayerPool, patterns: Sequence[str]) -> tuple[LayerPool, frozens
     Raises:
         SettingError: a pattern that names none.
     """
-    names = _matching(pool, patterns, "search.freeze")
-    keys = frozenset(
-        layer.key
-        for layer in pool.layers
-        if f"{pool.positions[layer.position].name}/{layer.candidate.name}" in names and not layer.candidate.is_skip
-    )
-    return with_frozen(pool, {key: _own_names(pool, key) for key in keys}), keys
+    chosen = _matching(pool, patterns, "search.freeze")
+    names: dict[str, frozenset[str]] = {}
+    for layer in pool.layers:
+        is_chosen = f"{pool.positions[layer.position].name}/{layer.candidate.name}" in chosen
+        if is_chosen and not layer.candidate.is_skip and layer.key not in names:
+            owner = pool.owner(layer.key)
+            parameters = pool.build_module(owner, device="meta").named_parameters()
+            names[layer.key] = frozenset(name for name, _ in parameters if name not in owner.candidate.tied)
+    return with_frozen(pool, names), frozenset(names)
 
 
 def with_frozen(pool: LayerPool, names: Mapping[str, frozenset[str]]) -> LayerPool:
@@ -75,12 +77,6 @@ def with_frozen(pool: LayerPool, names: Mapping[str, frozenset[str]]) -> LayerPo
     for layer in pool.layers:
         candidates.setdefault(layer.position, []).append(fixed(layer))
     return pool.like(p.with_candidates(candidates[index]) for index, p in enumerate(pool.positions))
-
-
-def _own_names(pool: LayerPool, key: str) -> frozenset[str]:
-    layer = pool.owner(key)
-    parameters = pool.build_module(layer, device="meta").named_parameters()
-    return frozenset(name for name, _ in parameters if name not in layer.candidate.tied)
 
 
 def _build_frozen(factory: Callable[[], nn.Module], names: frozenset[str]) -> nn.Module:

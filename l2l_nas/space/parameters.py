@@ -16,29 +16,26 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a layer, at one position.
-
-    Args:
-        place: index of the position, of `num_positions`.
-        module: class of the module that holds it, such as `nn.Linear`.
-        is_output: whether the position writes an output of the pool.
-        tied: the name of its tie with other layers; empty for a parameter of one layer.
-    """
+    """A parameter of a layer, at one position."""
 
     position: str
     candidate: str
     name: str
     shape: tuple[int, ...]
-    place: int
+    place: int  # index of the position, of num_positions
     num_positions: int
-    module: type[nn.Module]
-    is_output: bool
-    tied: str = ""
+    module: type[nn.Module]  # class of the module that holds it, such as nn.Linear
+    is_output: bool  # whether the position writes an output of the pool
+    tied: str = ""  # the name of its tie with other layers
 
     @property
     def path(self) -> str:
         """`position/candidate/name`, which patterns are compared with."""
         return f"{self.position}/{self.candidate}/{self.name}"
+
+    @property
+    def _leaf(self) -> str:
+        return self.name.rpartition(".")[2]
 
     @property
     def is_norm(self) -> bool:
@@ -48,13 +45,13 @@ class Parameter:
     @property
     def is_bias(self) -> bool:
         """Whether it is called a bias, as `in_proj_bias` is."""
-        return self.name.rpartition(".")[2].endswith("bias")
+        return self._leaf.endswith("bias")
 
     @property
     def is_embedding(self) -> bool:
         """Whether it is a table of embeddings, or called so, as `pos_embed` is."""
-        names = (self.module.__name__.lower(), self.name.rpartition(".")[2].lower())
-        return issubclass(self.module, nn.Embedding | nn.EmbeddingBag) or "embedding" in names[0] or "embed" in names[1]
+        is_called_so = "embedding" in self.module.__name__.lower() or "embed" in self._leaf.lower()
+        return issubclass(self.module, nn.Embedding | nn.EmbeddingBag) or is_called_so
 
     @property
     def is_convolution(self) -> bool:
@@ -64,15 +61,12 @@ class Parameter:
     @property
     def is_experts(self) -> bool:
         """Whether it is one matrix for each expert, the experts first: its module, or one around it, is called so."""
-        names = (self.module.__name__.lower(), self.name.lower())
-        return len(self.shape) == 3 and not self.is_convolution and any("expert" in name for name in names)
+        is_called_so = "expert" in self.module.__name__.lower() or "expert" in self.name.lower()
+        return len(self.shape) == 3 and not self.is_convolution and is_called_so
 
     @property
     def is_hidden_matrix(self) -> bool:
-        """Whether it is a matrix between hidden values; no embedding, norm, bias or output layer.
-
-        The kernel of a convolution is one, and of each expert one.
-        """
+        """Whether it is a matrix (or kernel) between hidden values: no embedding, norm, bias or output layer."""
         is_matrix = len(self.shape) == 2 or self.is_convolution or self.is_experts
         return is_matrix and not (self.is_output or self.is_embedding or self.is_norm or self.is_bias)
 
@@ -86,25 +80,23 @@ def parameters_of(pool: LayerPool, layer: Layer) -> Mapping[str, Parameter]:
     Raises:
         SpaceError: the factory raised.
     """
-    parameters = _PARAMETERS.setdefault(pool, {})
+    known = _PARAMETERS.setdefault(pool, {})
     key = layer.position, layer.candidate.name
-    if key in parameters:
-        return parameters[key]
-    module = pool.build_module(layer, device="meta")
-    position = pool.positions[layer.position]
-    holders = dict(module.named_modules())
-    parameters[key] = {
-        name: Parameter(
-            position.name,
-            layer.candidate.name,
-            name,
-            tuple(parameter.shape),
-            layer.position,
-            len(pool.positions),
-            type(holders[name.rpartition(".")[0]]),
-            not set(position.writes).isdisjoint(pool.wiring.outputs),
-            layer.candidate.tied.get(name, ""),
-        )
-        for name, parameter in module.named_parameters(remove_duplicate=False)
-    }
-    return parameters[key]
+    if key not in known:
+        module = pool.build_module(layer, device="meta")
+        position = pool.positions[layer.position]
+        known[key] = {
+            name: Parameter(
+                position.name,
+                layer.candidate.name,
+                name,
+                tuple(parameter.shape),
+                layer.position,
+                len(pool.positions),
+                type(module.get_submodule(name.rpartition(".")[0])),
+                not set(position.writes).isdisjoint(pool.wiring.outputs),
+                layer.candidate.tied.get(name, ""),
+            )
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+    return known[key]

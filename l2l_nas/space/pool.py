@@ -37,15 +37,10 @@ def tied_group(key: str) -> str | None:
 
 @dataclass(frozen=True)
 class Layer:
-    """One candidate at one position: what a visit runs.
+    """One candidate at one position: what a visit runs."""
 
-    Args:
-        key: of its state in the param-server. Layers of a shared pool have one key at every position.
-        position: index of the position.
-    """
-
-    key: str
-    position: int
+    key: str  # of its state in the param-server; layers of a shared pool have one key at every position
+    position: int  # its index
     candidate: Candidate
 
     @property

@@ -157,9 +157,5 @@ class _Lock:
     def __exit__(self, *error: object) -> Any:
         return self._original.__exit__(*error)
 
-    def acquire(self, *arguments: Any, **named: Any) -> Any:
-        self._note()
-        return self._original.acquire(*arguments, **named)
-
-    def release(self) -> None:
-        self._original.release()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)

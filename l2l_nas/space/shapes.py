@@ -25,20 +25,13 @@ from l2l_nas.space.values import by_value
 
 @dataclass(frozen=True)
 class Shapes:
-    """The specs of all that flows in a pool.
+    """The specs of all that flows in a pool; see [Note: values]."""
 
-    Args:
-        values: by name; see [Note: values].
-        takes, gives: of all that the layers of each position take and give.
-        outputs: of what the pool gives out.
-        probed: by kind of layer, what a probe told wherever one of it stands.
-    """
-
-    values: Mapping[str, Specs]
-    takes: tuple[Specs, ...]
+    values: Mapping[str, Specs]  # by name
+    takes: tuple[Specs, ...]  # of all that the layers of each position take
     gives: tuple[Specs, ...]
-    outputs: Specs
-    probed: Mapping[object, list[ProbeResult]]
+    outputs: Specs  # of what the pool gives out
+    probed: Mapping[object, list[ProbeResult]]  # by kind of layer, wherever one of it stands
 
 
 _SHAPES: PerPool[Shapes] = PerPool()

@@ -66,18 +66,12 @@ def by_value(names: Sequence[str], items: Sequence[T]) -> dict[str, tuple[T, ...
 
 @dataclass(frozen=True)
 class Flow:
-    """The values of a path. A value that skips pass on bears the name under which it was written.
+    """The values of a path. A value that skips pass on bears the name under which it was written."""
 
-    Args:
-        inputs: by input of the pool, how many tensors it is.
-        reads, writes: the values that each layer takes, and those that it gives, in order.
-        outputs: what the path gives out.
-    """
-
-    inputs: Mapping[str, int]
-    reads: tuple[tuple[str, ...], ...]
+    inputs: Mapping[str, int]  # by input of the pool, how many tensors it is
+    reads: tuple[tuple[str, ...], ...]  # the values that each layer takes, in order
     writes: tuple[tuple[str, ...], ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...]  # what the path gives out
 
     def run(self, inputs: Sequence[Tensor], call: Callable[..., object]) -> tuple[Tensor, ...]:
         """Run a path as plain PyTorch does, all of it at once; its outputs.
@@ -135,7 +129,14 @@ class Wiring:
                     if name in written:
                         raise SpaceError(f"writes '{name}', which is written before; rename one")
                     written[name] = None
-            _refuse_skip(position, len(self.reads[-1]))
+                skips = [candidate.name for candidate in position.candidates if candidate.is_skip]
+                if skips and len(self.reads[-1]) < len(position.writes):
+                    raise SpaceError(
+                        f"a skip passes on what it reads, but this position writes {len(position.writes)} values and "
+                        f"reads {len(self.reads[-1])}; read as many, or leave the skip out",
+                        position=position.name,
+                        candidate=skips[0],
+                    )
             before = position.writes
         self.names = tuple(written)
         self.outputs = before if outputs is None else tuple(outputs)
@@ -197,13 +198,3 @@ class Wiring:
                 # a layer that reaches no output may write more than it reads: nobody asks for the rest
                 values.update(itertools.zip_longest(writes, inputs[: len(writes)]))
         return values, reads_of
-
-
-def _refuse_skip(position: Position, num_reads: int) -> None:
-    for candidate in position.candidates:
-        if candidate.is_skip and num_reads < len(position.writes):
-            with located(position.name, candidate.name):
-                raise SpaceError(
-                    f"a skip passes on what it reads, but this position writes {len(position.writes)} values and reads "
-                    f"{num_reads}; read as many, or leave the skip out"
-                )

@@ -17,23 +17,14 @@ ModuleOutput = tuple[str, int, int]  # what a module gave: its call, and the lea
 
 
 class Mark(NamedTuple):
-    """What tells a tensor from any other of a recording.
+    """What tells a tensor from any other of a recording."""
 
-    Args:
-        memory: where it lies, how, and how often something was written into it.
-        history: whether gradients pass through it, and whether a hook changes them.
-    """
-
-    memory: tuple[object, ...]
-    history: tuple[bool, bool]
+    memory: tuple[object, ...]  # where it lies, how, and how often something was written into it
+    history: tuple[bool, bool]  # whether gradients pass through it, and whether a hook changes them
 
 
 def mark(leaf: object) -> Mark | None:
-    """The mark of a tensor; None for anything else.
-
-    Raises:
-        SpaceError: it was made in inference mode, where nothing of this is known.
-    """
+    """The mark of a tensor; None for anything else. Of one made in inference mode nothing of this is known."""
     if not isinstance(leaf, Tensor):
         return None
     if leaf.is_inference():
@@ -59,21 +50,14 @@ def modes_of(module: nn.Module, mode: bool) -> Modes:
 
 @dataclass
 class Event:
-    """An operation outside the blocks, or a block.
+    """An operation outside the blocks, or a block."""
 
-    Args:
-        reads, writes, changes: storages; those that it changes in place are among those that it writes.
-        inside: calls of the modules that run, from the outermost on.
-        block: number of the block; None for an operation.
-        is_random: whether it draws random numbers.
-    """
-
-    reads: frozenset[int]
+    reads: frozenset[int]  # storages
     writes: frozenset[int]
-    inside: tuple[Key, ...] = ()
-    block: int | None = None
-    changes: frozenset[int] = frozenset()
-    is_random: bool = False
+    inside: tuple[Key, ...] = ()  # calls of the modules that run, from the outermost on
+    block: int | None = None  # its number; None for an operation
+    changes: frozenset[int] = frozenset()  # what it changes in place, of what it writes
+    is_random: bool = False  # whether it draws random numbers
 
     @property
     def where(self) -> str:
@@ -83,25 +67,18 @@ class Event:
 
 @dataclass
 class ModuleCall:
-    """One call of a module.
-
-    Args:
-        path, nth: of the module; how many calls of it came before.
-        inside: calls of the modules that run around it.
-        start, end: number of events before it began, and before it ended.
-        gives, gives_marks: leaves of its outputs; a block's are followed by those of what it shows.
-        is_hooked: whether the model itself listens to it by hooks.
-    """
+    """One call of a module."""
 
     path: str
-    nth: int
-    inside: tuple[Key, ...]
-    start: int
+    nth: int  # how many calls of it came before
+    inside: tuple[Key, ...]  # calls of the modules that run around it
+    start: int  # number of events before it began, and before it ended
     end: int = 0
+    # leaves of its outputs; a block's are followed by those of what it shows
     gives: list[Any] = field(default_factory=list)
     gives_tree: TreeSpec = field(default_factory=treespec_tuple)
     gives_marks: list[Mark | None] = field(default_factory=list)
-    is_hooked: bool = False
+    is_hooked: bool = False  # whether the model itself listens to it by hooks
 
     @property
     def key(self) -> Key:
@@ -111,22 +88,15 @@ class ModuleCall:
 
 @dataclass(kw_only=True)
 class BlockCall(ModuleCall):
-    """One call of a block.
+    """One call of a block."""
 
-    Args:
-        takes, marks: leaves of its arguments, when it begins.
-        modes: of modules inside it: see `modes_of`.
-        has_gradients: whether gradients are recorded where it begins: not within `torch.no_grad()`.
-        changes: leaves of its arguments that it changes in place.
-        shown: path of each module inside it that hooks of the model listen to, and the tree of what that gave.
-        aliases: outputs that are arguments: by leaf of the outputs, the leaf of the arguments.
-    """
-
-    takes: list[Any]
+    takes: list[Any]  # leaves of its arguments, when it begins
     takes_tree: TreeSpec
     marks: list[Mark | None]
-    modes: Modes
-    has_gradients: bool
-    changes: frozenset[int] = frozenset()
+    modes: Modes  # of modules inside it: see `modes_of`
+    has_gradients: bool  # whether gradients are recorded where it begins: not within `torch.no_grad()`
+    changes: frozenset[int] = frozenset()  # leaves of its arguments that it changes in place
+    # path of each module inside it that hooks of the model listen to, and the tree of what that gave
     shown: list[tuple[str, TreeSpec]] = field(default_factory=list)
+    # outputs that are arguments: by leaf of the outputs, the leaf of the arguments
     aliases: dict[int, int] = field(default_factory=dict)

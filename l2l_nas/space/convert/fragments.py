@@ -25,21 +25,14 @@ from l2l_nas.space.convert.recording import Needs, Recording
 
 @dataclass
 class FragmentDraft:
-    """A fragment in the making.
+    """A fragment in the making."""
 
-    Args:
-        index: how many calls of blocks come before it.
-        refs: what it makes.
-        needs: what they are made of, in each recording.
-        inherited: what modules gave in earlier fragments and this one reads, and the values that these are.
-        run: modules that it must run although earlier fragments ran them.
-    """
-
-    index: int
-    refs: list[Ref]
-    needs: tuple[Needs, Needs] = (Needs(), Needs())
+    index: int  # how many calls of blocks come before it
+    refs: list[Ref]  # what it makes
+    needs: tuple[Needs, Needs] = (Needs(), Needs())  # what they are made of, in each recording
+    # what modules gave in earlier fragments and this one reads, and the values that these are
     inherited: dict[ModuleOutput, Ref] = field(default_factory=dict)
-    run: frozenset[Key] = frozenset()
+    run: frozenset[Key] = frozenset()  # modules that it must run although earlier fragments ran them
 
 
 class Fragments:
@@ -51,9 +44,6 @@ class Fragments:
 
     Attributes:
         drafts: in order, the head last.
-
-    Raises:
-        SpaceError: something that must run once would run in several.
     """
 
     def __init__(

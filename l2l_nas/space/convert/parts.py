@@ -36,60 +36,43 @@ class _Shared:
 
 @dataclass(frozen=True)
 class BlockCalled(_Shared):
-    """How a model calls a block.
-
-    Args:
-        modes: by the model's mode, whether it trains, that of modules inside the block: see `modes_of`.
-        has_gradients: whether it trains what is in the block: not within `torch.no_grad()`.
-    """
+    """How a model calls a block."""
 
     takes: ArgTree
     gives: ArgTree
+    # by the model's mode, whether it trains, that of modules inside the block: see `modes_of`
     modes: tuple[Modes, Modes]
-    has_gradients: bool
+    has_gradients: bool  # whether it trains what is in the block: not within `torch.no_grad()`
 
 
 @dataclass(frozen=True)
 class BlockPlan(_Shared):
-    """A position to be made of a block.
-
-    Args:
-        reads, writes: names of values.
-        can_skip: whether what it reads first has the form of what it writes.
-    """
+    """A position to be made of a block."""
 
     name: str
-    reads: tuple[str, ...]
+    reads: tuple[str, ...]  # names of values
     writes: tuple[str, ...]
     path: str
     called: BlockCalled
-    can_skip: bool
+    can_skip: bool  # whether what it reads first has the form of what it writes
 
 
 @dataclass(frozen=True)
 class FragmentPlan(_Shared):
-    """A position to be made of what lies before, between or behind blocks.
-
-    Args:
-        reads, writes: names of values.
-        arguments: of the model; those that are `Arg` are the first values.
-        calls: of each call of a block, what it takes and gives; leaves that are `Arg` are values of the fragment.
-        others: by path of a module, what each of its calls gives where it does not run; None for those that run.
-        wanted: what it makes, with its form: by block call leaves of its arguments, by call of another module leaves
-            that it gives.
-        needed: names of parameters and buffers.
-        is_head: whether it gives the model's output.
-    """
+    """A position to be made of what lies before, between or behind blocks."""
 
     name: str
-    reads: tuple[str, ...]
+    reads: tuple[str, ...]  # names of values
     writes: tuple[str, ...]
-    arguments: ArgTree
+    arguments: ArgTree  # of the model; those that are `Arg` are the first values
+    # what each call of a block takes and gives; leaves that are `Arg` are values of the fragment
     calls: Mapping[Key, tuple[ArgTree, ArgTree]]
+    # by path of a module, what each of its calls gives where it does not run; None for those that run
     others: Mapping[str, tuple[ArgTree | None, ...]]
+    # what it makes, with its form: leaves that a block takes, or that another module gives
     wanted: Mapping[Key, Mapping[int, Form]]
-    needed: tuple[str, ...]
-    is_head: bool
+    needed: tuple[str, ...]  # names of parameters and buffers
+    is_head: bool  # whether it gives the model's output
 
 
 Plan = BlockPlan | FragmentPlan

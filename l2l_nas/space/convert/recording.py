@@ -31,19 +31,12 @@ _TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.op
 
 @dataclass(frozen=True)
 class Needs:
-    """What tensors are made of.
+    """What tensors are made of."""
 
-    Args:
-        events: numbers of the operations that made them.
-        storages: of all that went into them.
-        outputs: of blocks: number of the call and of the leaf.
-        ends: what modules gave, where the walk stopped.
-    """
-
-    events: frozenset[int] = frozenset()
-    storages: frozenset[int] = frozenset()
-    outputs: frozenset[tuple[int, int]] = frozenset()
-    ends: frozenset[ModuleOutput] = frozenset()
+    events: frozenset[int] = frozenset()  # numbers of the operations that made them
+    storages: frozenset[int] = frozenset()  # of all that went into them
+    outputs: frozenset[tuple[int, int]] = frozenset()  # of blocks: number of the call and of the leaf
+    ends: frozenset[ModuleOutput] = frozenset()  # what modules gave, where the walk stopped
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
