@@ -43,13 +43,8 @@ def as_tuple(outputs: object) -> tuple[Tensor, ...]:
         raise TypeError(
             f"a layer returns a tensor, or a tuple, dict or dataclass of tensors, got {type(outputs).__name__}{inside}"
         )
-    return tuple(_plain(item) for item in items)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    if tensor.is_complex() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.contiguous()
+    plain = (item.resolve_conj().resolve_neg() if item.is_complex() or item.is_neg() else item for item in items)
+    return tuple(item.contiguous() for item in plain)
 
 
 def learns(tensor: Tensor) -> bool:

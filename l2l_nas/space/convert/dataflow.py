@@ -15,11 +15,10 @@ from torch.utils._pytree import tree_flatten_with_path, tree_unflatten, treespec
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.convert.events import BlockCall, Key, Mark, ModuleCall, ModuleOutput
 from l2l_nas.space.convert.forms import Alias, Arg, ArgTree, Const, Form, Leaf, Ref, Unused, is_constant, layout
 from l2l_nas.space.convert.fragments import FragmentDraft, Fragments, is_counted
 from l2l_nas.space.convert.parts import BlockCalled, BlockPlan, FragmentPlan, Plan
-from l2l_nas.space.convert.recording import Recording
+from l2l_nas.space.convert.recording import BlockCall, Key, Mark, ModuleCall, ModuleOutput, Recording
 from l2l_nas.space.operations import tensors_in
 
 

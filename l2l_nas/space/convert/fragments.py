@@ -18,9 +18,8 @@ from torch import Tensor
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.convert.events import Key, ModuleCall, ModuleOutput
 from l2l_nas.space.convert.forms import Form, Ref, is_constant
-from l2l_nas.space.convert.recording import Needs, Recording
+from l2l_nas.space.convert.recording import Key, ModuleCall, ModuleOutput, Needs, Recording
 
 
 @dataclass
@@ -131,10 +130,14 @@ class Fragments:
         return maker if maker is not None and maker.index < index else None
 
     def _ref_of(self, output: ModuleOutput, index: int) -> Ref:
-        """The value that an output is. A block may take the same tensor, which then is the value."""
+        """The value that an output is: what a block takes, where that is the very tensor and not detached from it."""
+        path, nth, leaf = output
         for draft in self.drafts:
             for ref in draft.refs if draft.index < index else ():
-                if ref[0] == "made" and all(_is_taken(output, ref, recording) for recording in self._recordings):
+                if ref[0] == "made" and all(
+                    recording.others[path][nth].gives_marks[leaf] == recording.calls[ref[1]].marks[ref[2]]
+                    for recording in self._recordings
+                ):
                     return ref
         return ("module", *output)
 
@@ -175,13 +178,6 @@ class Fragments:
                             f"what '{event.where}' computes is used in several places between the blocks, but it may "
                             "run once only: it draws random numbers or changes a buffer; make it a block, too"
                         )
-
-
-def _is_taken(output: ModuleOutput, made: Ref, recording: Recording) -> bool:
-    """Whether a block took the very tensor that a module gave, and not what was detached from it."""
-    path, nth, leaf = output
-    module, block = recording.others[path][nth], recording.calls[made[1]]
-    return module.gives_marks[leaf] == block.marks[made[2]]
 
 
 def is_counted(calls: Iterable[ModuleCall]) -> bool:

@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import copy_with
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, contents
-from l2l_nas.space.convert.events import Key, Modes
 from l2l_nas.space.convert.example import Choice
 from l2l_nas.space.convert.forms import PLAIN, ArgTree, Const, Form, is_constant
 from l2l_nas.space.convert.masks import masks_always_made
+from l2l_nas.space.convert.recording import Key, Modes
 
 
 class _Shared:
@@ -40,7 +40,7 @@ class BlockCalled(_Shared):
 
     takes: ArgTree
     gives: ArgTree
-    # by the model's mode, whether it trains, that of modules inside the block: see `modes_of`
+    # by the mode of the model, whether it trains
     modes: tuple[Modes, Modes]
     has_gradients: bool  # whether it trains what is in the block: not within `torch.no_grad()`
 

@@ -11,22 +11,109 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten, treespec_tuple
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.contents import storage_of
-from l2l_nas.space.convert.events import BlockCall, Event, Key, ModuleCall, ModuleOutput, history, mark, modes_of
 from l2l_nas.space.convert.forms import Ref
 from l2l_nas.space.operations import OperationLog, tensors_in, written_by
 
+Modes = tuple[tuple[str, type[nn.Module], bool], ...]  # of modules in a block: path, class, whether they train
+Key = tuple[str, int]  # a call of a module: its path, and how many calls of it came before
+ModuleOutput = tuple[str, int, int]  # what a module gave: its call, and the leaf
 _TO_PYTHON = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
+
+
+class Mark(NamedTuple):
+    """What tells a tensor from any other of a recording."""
+
+    memory: tuple[object, ...]  # where it lies, how, and how often something was written into it
+    history: tuple[bool, bool]  # whether gradients pass through it, and whether a hook changes them
+
+
+def _mark(leaf: object) -> Mark | None:
+    """The mark of a tensor; None for anything else. Of one made in inference mode nothing of this is known."""
+    if not isinstance(leaf, Tensor):
+        return None
+    if leaf.is_inference():
+        raise SpaceError("a tensor of the model was made in torch.inference_mode(); write torch.no_grad() instead")
+    memory = storage_of(leaf), leaf.storage_offset(), leaf.shape, leaf.stride(), leaf.dtype, leaf._version
+    return Mark(memory, _history(leaf))
+
+
+def _history(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.requires_grad, bool(tensor._backward_hooks)
+
+
+def _modes_of(module: nn.Module, mode: bool) -> Modes:
+    """Modules inside another that are in another mode than what is around them: path, class, whether they train."""
+    modes: dict[str, tuple[type[nn.Module], bool]] = {}
+    for path, inner in module.named_modules():
+        outer = [outer for outer in modes if not outer or path.startswith(f"{outer}.")]
+        if inner.training is not (modes[outer[-1]][1] if outer else mode):
+            modes[path] = type(inner), inner.training
+    return tuple((path, *mode_of) for path, mode_of in modes.items())
+
+
+@dataclass
+class Event:
+    """An operation outside the blocks, or a block."""
+
+    reads: frozenset[int]  # storages
+    writes: frozenset[int]
+    inside: tuple[Key, ...] = ()  # calls of the modules that run, from the outermost on
+    block: int | None = None  # its number; None for an operation
+    changes: frozenset[int] = frozenset()  # what it changes in place, of what it writes
+    is_random: bool = False  # whether it draws random numbers
+
+    @property
+    def where(self) -> str:
+        """The module that runs, for messages."""
+        return self.inside[-1][0] if self.inside else "the model's forward"
+
+
+@dataclass
+class ModuleCall:
+    """One call of a module."""
+
+    path: str
+    nth: int  # how many calls of it came before
+    inside: tuple[Key, ...]  # calls of the modules that run around it
+    start: int  # number of events before it began, and before it ended
+    end: int = 0
+    # leaves of its outputs; a block's are followed by those of what it shows
+    gives: list[Any] = field(default_factory=list)
+    gives_tree: TreeSpec = field(default_factory=treespec_tuple)
+    gives_marks: list[Mark | None] = field(default_factory=list)
+    is_hooked: bool = False  # whether the model itself listens to it by hooks
+
+    @property
+    def key(self) -> Key:
+        """Which call it is."""
+        return self.path, self.nth
+
+
+@dataclass(kw_only=True)
+class BlockCall(ModuleCall):
+    """One call of a block."""
+
+    takes: list[Any]  # leaves of its arguments, when it begins
+    takes_tree: TreeSpec
+    marks: list[Mark | None]
+    modes: Modes
+    has_gradients: bool  # whether gradients are recorded where it begins: not within `torch.no_grad()`
+    changes: frozenset[int] = frozenset()  # leaves of its arguments that it changes in place
+    # path of each module inside it that hooks of the model listen to, and the tree of what that gave
+    shown: list[tuple[str, TreeSpec]] = field(default_factory=list)
+    # outputs that are arguments: by leaf of the outputs, the leaf of the arguments
+    aliases: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,7 +174,7 @@ class Recording(OperationLog):
             self.names.setdefault(storage_of(tensor), []).append(name)
         self.arguments = arguments
         self.argument_leaves, self.argument_tree = tree_flatten(arguments)
-        marks = [mark(leaf) for leaf in self.argument_leaves]
+        marks = [_mark(leaf) for leaf in self.argument_leaves]
         self._decisions: list[tuple[Tensor, int, str]] = []
         self._alive: list[object] = []
         self._stack: list[ModuleCall] = []
@@ -113,7 +200,7 @@ class Recording(OperationLog):
                 handle.remove()
         # the model may ask for the gradient of its input
         pairs = zip(marks, self.argument_leaves, strict=True)
-        self.argument_marks = [before and before._replace(history=history(leaf)) for before, leaf in pairs]
+        self.argument_marks = [before and before._replace(history=_history(leaf)) for before, leaf in pairs]
         # by storage, the events that write it; and those that are read and never written
         self.writers: dict[int, list[int]] = {}
         for index, event in enumerate(self.events):
@@ -146,8 +233,8 @@ class Recording(OperationLog):
             len(self.events),
             takes=leaves,
             takes_tree=tree,
-            marks=[mark(leaf) for leaf in leaves],
-            modes=modes_of(module, self._mode),
+            marks=[_mark(leaf) for leaf in leaves],
+            modes=_modes_of(module, self._mode),
             has_gradients=torch.is_grad_enabled(),
         )
         self.calls.append(call)
@@ -161,21 +248,21 @@ class Recording(OperationLog):
         call = self._stack.pop()
         call.end = len(self.events)
         call.gives, call.gives_tree = tree_flatten(outputs)
-        call.gives_marks = [mark(leaf) for leaf in call.gives]
+        call.gives_marks = [_mark(leaf) for leaf in call.gives]
         call.is_hooked = len(module._forward_hooks) + len(module._forward_pre_hooks) > 2  # two are of this class
 
     def _leave_block(self, module: nn.Module, args: Any, outputs: Any) -> None:
         self._in_block = False
         call = self.calls[-1]
         call.gives, call.gives_tree = tree_flatten(outputs)
-        call.gives_marks = [mark(leaf) for leaf in call.gives]
+        call.gives_marks = [_mark(leaf) for leaf in call.gives]
         storages = _storages((call.takes, call.gives))
         for inner, leaves, tree in self._shown:
             call.shown.append((inner, tree))
             call.gives += leaves  # those that are views of what it takes or gives are no further outputs
-            call.gives_marks += [None if storages & _storages(leaf) else mark(leaf) for leaf in leaves]
+            call.gives_marks += [None if storages & _storages(leaf) else _mark(leaf) for leaf in leaves]
         self._shown.clear()
-        pairs = enumerate(zip(call.marks, map(mark, call.takes), strict=True))
+        pairs = enumerate(zip(call.marks, map(_mark, call.takes), strict=True))
         call.changes = frozenset(leaf for leaf, (a, b) in pairs if a and b and a.memory != b.memory)
         leaf_of = {argument: leaf for leaf, argument in enumerate(call.marks) if argument}
         call.aliases = {leaf: leaf_of[made] for leaf, made in enumerate(call.gives_marks) if made in leaf_of}
@@ -276,7 +363,7 @@ class Recording(OperationLog):
     def is_last(self, call: ModuleCall, leaf: int) -> bool:
         """Whether a tensor is to the end as a module gave it, and neither has a hook."""
         item = call.gives[leaf]
-        return not call.is_hooked and not item._backward_hooks and mark(item) == call.gives_marks[leaf]
+        return not call.is_hooked and not item._backward_hooks and _mark(item) == call.gives_marks[leaf]
 
     def is_own_work(self, call: ModuleCall, leaf: int) -> bool:
         """Whether a module made a tensor that it gives; not one that it was given, or a weight."""
