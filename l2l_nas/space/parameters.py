@@ -75,11 +75,7 @@ _PARAMETERS: PerPool[dict[object, Mapping[str, Parameter]]] = PerPool()
 
 
 def parameters_of(pool: LayerPool, layer: Layer) -> Mapping[str, Parameter]:
-    """The parameters of a layer by name, one entry for each tensor; remembered for as long as the pool lives.
-
-    Raises:
-        SpaceError: the factory raised.
-    """
+    """The parameters of a layer by name, under all its names; remembered for as long as the pool lives."""
     known = _PARAMETERS.setdefault(pool, {})
     key = layer.position, layer.candidate.name
     if key not in known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -101,8 +102,8 @@ class LayerPool:
         for name in [*names, *(c.name for c in candidates), *groups, *values]:
             if not _NAME.fullmatch(name):
                 raise SpaceError(f"the name {name!r} may hold only letters, digits and _ . + -")
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(names).items():
+            if count > 1:
                 raise SpaceError("two positions of this name; rename one", position=name)
             if name == "tied":
                 raise SpaceError("this name is reserved for tied parameters; rename the position", position=name)
@@ -144,25 +145,29 @@ class LayerPool:
         Raises:
             SettingError: no candidates, or a depth below 1 or above 100,000.
         """
-        items = tuple(check_list("LayerPool.repeated: candidates", candidates, of=Candidate, wanted="Candidates"))
+        items = check_list("LayerPool.repeated: candidates", candidates, of=Candidate, wanted="Candidates")
         check_count("LayerPool.repeated: depth", depth, least=1, most=100_000)
-        middle = [Position(f"layer_{index:02d}", items) for index in range(depth)]
-        ends = [Position("first", [first])] if first else []
-        tail = [Position("last", [last])] if last else []
-        return cls([*ends, *middle, *tail], inputs=inputs, shared=True)
+        positions = [Position(f"layer_{index:02d}", items) for index in range(depth)]
+        before = [Position("first", [first])] if first else []
+        after = [Position("last", [last])] if last else []
+        return cls([*before, *positions, *after], inputs=inputs, shared=True)
 
     def _find_leaders(self) -> Iterator[int]:
         indices = {position.name: index for index, position in enumerate(self.positions)}
         for index, position in enumerate(self.positions):
-            leader = indices.get(position.follows, -1) if position.follows is not None else index
-            if position.follows is not None and not 0 <= leader < index:
+            if position.follows is None:
+                yield index
+                continue
+            leader = indices.get(position.follows, -1)
+            if not 0 <= leader < index:
                 raise SpaceError(
                     f"follows '{position.follows}', which is no position before it"
                     f"{did_you_mean(position.follows, list(indices)[:index])}",
                     position=position.name,
                 )
-            names = [{c.name for c in self.positions[number].candidates} for number in (index, leader)]
-            if names[0] != names[1] or self.positions[leader].follows not in (None, position.follows):
+            ahead = self.positions[leader]
+            names, offered = ({c.name for c in one.candidates} for one in (position, ahead))
+            if names != offered or ahead.follows is not None:
                 raise SpaceError(
                     f"follows '{position.follows}', which has other candidates or follows another itself",
                     position=position.name,

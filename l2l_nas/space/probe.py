@@ -50,13 +50,13 @@ class _Raised(SpaceError):
 
 @torch.enable_grad()
 def probe(pool: LayerPool, layer: Layer, inputs: Specs, *, device: torch.device | None = None) -> ProbeResult:
-    """Run a layer once.
+    """Run a layer once; see [Note: what a layer may keep].
 
     Args:
         device: of the relay, for a layer that the host cannot run; None: the accelerator, if there is one.
 
     Raises:
-        SpaceError: it raised, or would train wrongly: see [Note: what a layer may keep].
+        SpaceError: it raised, or would train wrongly.
     """
     with contextlib.suppress(_Raised):
         return _probed_on("meta", pool, layer, inputs)

@@ -17,6 +17,7 @@ from l2l_nas.errors import ShapeError, SpaceError, one_line
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs, describe
 from l2l_nas.space.dry_run import DryRun
+from l2l_nas.space.parameters import parameters_of
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
 from l2l_nas.space.probe import ProbeResult, probe
 from l2l_nas.space.randomness import preserved_generators
@@ -109,11 +110,8 @@ def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
 
 def _refuse_other_ties(pool: LayerPool, layer: Layer, ties: dict[str, list[int]]) -> None:
     """Refuse a tied parameter whose shape is another than in an earlier layer; `ties` are the shapes by group."""
-    if not layer.candidate.tied:
-        return
-    parameters = dict(pool.build_module(layer, device="meta").named_parameters(remove_duplicate=False))
     for name, group in layer.candidate.tied.items():
-        shape = list(parameters[name].shape)
+        shape = list(parameters_of(pool, layer)[name].shape)
         if shape != ties.setdefault(group, shape):
             raise SpaceError(f"ties '{name}' {shape} to '{group}', which is {ties[group]} in an earlier layer")
 

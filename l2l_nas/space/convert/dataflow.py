@@ -33,9 +33,6 @@ class Dataflow:
 
     Attributes:
         parts: in order.
-
-    Raises:
-        SpaceError: the blocks are not called alike in both, or depend on more than what they take.
     """
 
     def __init__(

@@ -20,11 +20,7 @@ Candidates = Mapping[str, Offer | Mapping[str, Offer]]
 
 
 class Offers:
-    """What a user offers for blocks.
-
-    Raises:
-        SpaceError: for no block, or of a name that is taken.
-    """
+    """What a user offers for blocks; what is no layer, or for no block, is refused."""
 
     def __init__(self, candidates: Candidates, parts: Sequence[BlockPlan]) -> None:
         everywhere = {name: offer for name, offer in candidates.items() if not isinstance(offer, Mapping)}

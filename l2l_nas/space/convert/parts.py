@@ -84,11 +84,7 @@ def copied(
     parameter: Callable[[nn.Parameter], nn.Parameter] = lambda tensor: tensor,
     buffer: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> nn.Module:
-    """A copy of a model whose tensors are what these functions give of the model's: by default those themselves.
-
-    Raises:
-        SpaceError: it cannot be copied.
-    """
+    """A copy of a model whose tensors are what these functions give of the model's: by default those themselves."""
     try:
         return copy_with(model, parameter, buffer)
     except Exception as error:
