@@ -27,27 +27,19 @@ from l2l_nas.relay.device_states import DeviceStates
 
 @dataclass(frozen=True)
 class OpenState:
-    """A state of a layer that was opened for visits.
-
-    Args:
-        weights: its parameters where they lie; None: they were copied to the slot.
-        visits: how many updates they have had.
-        gradients_stay: whether gradients lie in a block of the inbox; else they lie in the slot.
-    """
+    """A state of a layer that was opened for visits."""
 
     key: str
-    weights: Sequence[Tensor] | None
-    visits: int
-    gradients_stay: bool
+    weights: Sequence[Tensor] | None  # its parameters where they lie; None: they were copied to the slot
+    visits: int  # how many updates they have had
+    gradients_stay: bool  # in a block of the inbox; else they lie in the slot
 
 
 class StateAccess:
     """A relay's way to the states of one server.
 
     Args:
-        dtype: of weights on the device.
         wire: host memory for weights as they cross the link.
-        on_device: states that live on the device, if any may.
         copies: whether weights are copied to slots even where the device could compute on the host's memory.
     """
 
@@ -74,11 +66,7 @@ class StateAccess:
         return self.server.storage if self.on_device is None else self.on_device
 
     def open(self, key: str, slot: Tensor) -> OpenState:
-        """Open a state for a layer's visits.
-
-        Args:
-            slot: where its weights are copied to, if they are, laid out as they cross the link.
-        """
+        """Open a state for a layer's visits; where it is to be copied, it comes to this slot."""
         storage = self.storage
         with storage.reading(key) as state:
             self._device.stream_wait(state.written)

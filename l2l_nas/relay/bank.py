@@ -62,12 +62,10 @@ class SlotBank:
 
     @property
     def weights_bytes(self) -> int:
-        """Of the largest layer's weights on the device."""
         return self._sizes[0]
 
     @property
     def slot_bytes(self) -> int:
-        """Device memory of one slot."""
         return sum(align(size) for size in self._sizes)
 
     def resize(self, slots: int) -> None:
@@ -77,10 +75,7 @@ class SlotBank:
         self._templates = {key: template for key, template in self._templates.items() if key[1] < slots}
 
     def build(self, layer: Layer, slot: int) -> None:
-        """Have a template of a layer's kind in a slot.
-
-        In the caller's thread, before any lane asks for it: building runs the user's code.
-        """
+        """Have a template of a layer's kind in a slot, in the caller's thread: building runs the user's code."""
         kind = self.kind(layer)
         if (kind, slot) not in self._templates:
             template = self._new_template(layer, self.slots[slot])
@@ -112,11 +107,9 @@ class SlotBank:
         return template
 
     def forget(self, layer: Layer) -> None:
-        """Drop the template of a layer that `separate` gave."""
         self._separate.pop(layer.key, None)
 
     def template(self, layer: Layer, slot: int) -> Template:
-        """The template of a layer's kind in a slot, which was built."""
         return self._templates[self.kind(layer), slot]
 
     def parameter_order(self, layer: Layer) -> tuple[tuple[int, int], ...]:
@@ -135,16 +128,13 @@ class SlotBank:
 
     @property
     def num_templates(self) -> int:
-        """Of those in slots."""
         return len(self._templates)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether it is a view of a slot."""
         address = tensor.untyped_storage().data_ptr()
         return any(block.untyped_storage().data_ptr() == address for slot in self.slots for block in slot.blocks)
 
     def unbind(self) -> None:
-        """Have all parameters be those in the slots, and refer to no state."""
         for template in self.templates:
             template.unbind()
 

@@ -35,15 +35,10 @@ def may_change(pool: LayerPool, layer: Layer) -> bool:
 
 @dataclass
 class BufferWatch:
-    """What is known of the buffers of a layer.
+    """What is known of the buffers of a layer."""
 
-    Args:
-        changes: whether they are taken to change.
-        visits: after which they were found as they were before.
-    """
-
-    changes: bool
-    visits: int = 0
+    changes: bool  # whether they are taken to change
+    visits: int = 0  # after which they were found as they were before
 
     def has_changed(self, template: Template, stored: Callable[[], Tensor | None], where: Mapping[str, str]) -> bool:
         """Whether a training visit changed the buffers of a template; see [Note: buffers that stay].
@@ -51,9 +46,6 @@ class BufferWatch:
         Args:
             stored: what the visit began with, on the host; None where it is not there any more.
             where: position and candidate, for the error.
-
-        Raises:
-            SpaceError: it did, by other means than before, which were not looked for each time.
         """
         if self.changes or template.has_written_buffers:
             self.changes = True

@@ -21,15 +21,7 @@ Layers = str | Callable[..., object]
 
 
 def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory | None:
-    """What gives templates the way they run; None where they run as they are.
-
-    Args:
-        layers: one of `LAYERS`, or a backend of `torch.compile`.
-        is_chain: whether each value of the pool has one reader.
-
-    Raises:
-        SettingError: there is no such way, or not on this device.
-    """
+    """What gives templates the way they run; None where they run as they are."""
     if callable(layers):
         return Compiled(layers)
     if not isinstance(layers, str) or layers not in LAYERS:
@@ -45,11 +37,7 @@ def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory |
 
 
 def alone(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a method of a relay refuse a call while its relay or its server is at work, in this thread or in another.
-
-    Raises:
-        SettingError: `at_work`, the lock of one of them, is held.
-    """
+    """Have a method of a relay refuse a call while its relay or its server is at work, in this thread or in another."""
 
     @functools.wraps(method)
     def guarded(relay: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,12 +56,7 @@ def alone(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_modes(device: Device) -> None:
-    """Refuse what the caller is within, where layers would give something else than they should.
-
-    Raises:
-        SettingError: autocast that keeps casts of weights, whose bytes change from layer to layer; inference mode,
-            whose tensors cannot be trained.
-    """
+    """Refuse what the caller is within, where layers would give something else than they should."""
     if torch.is_autocast_enabled(device.torch_device.type) and torch.is_autocast_cache_enabled():
         raise SettingError(
             "torch.autocast keeps casts of weights, which a relay replaces by those of the next layer: write "

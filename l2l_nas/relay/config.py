@@ -40,9 +40,6 @@ class MemoryConfig:
         pinned: "all" to store weights on the host as they cross the link; None to round them for each load, into a
             block that is used again. See `eps/wire.py`.
         sharers: relays, this one among them, that fill the same device memory with `device_budget="auto"`.
-
-    Raises:
-        SettingError: a value that makes no sense.
     """
 
     slots: int = 2
@@ -54,8 +51,11 @@ class MemoryConfig:
     sharers: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("device_budget", "resident"):
-            _check_budget(name, getattr(self, name))
+        for name, value in (("device_budget", self.device_budget), ("resident", self.resident)):
+            if isinstance(value, str) and value not in ("all", "auto"):
+                raise SettingError(f"{name} takes bytes, all, auto or None, got {shown(value)}")
+            if value is not None and not isinstance(value, str):
+                check_count(name, value)
         for name in ("slots", "keep", "sharers"):
             check_count(name, getattr(self, name), least=1)
         if self.stash == "auto":
@@ -66,7 +66,6 @@ class MemoryConfig:
 
     @property
     def state_bytes(self) -> float:
-        """Device memory for states that live there."""
         wanted = ("all" if self.device_budget == "all" else None) if self.resident == "auto" else self.resident
         return float("inf") if wanted == "all" else wanted or 0
 
@@ -78,9 +77,6 @@ class PrecisionConfig:
     Args:
         precision: "fp32", "bf16", or "fp16" with a dynamic loss scale. Master weights, moments and sums of gradients
             are float32 in any case.
-
-    Raises:
-        SettingError: there is no such precision.
     """
 
     precision: str = "fp32"
@@ -105,9 +101,6 @@ class UpdateConfig:
         update: "eager", each layer's own gradient; or "exact", the whole gradient, which a clip by global norm and fp16
             need. Tests say the `UpdateOrder` instead.
         clip: scales gradients down; by global norm not with "eager".
-
-    Raises:
-        SettingError: there is no such policy, or it cannot know the norm that the clip asks for.
     """
 
     update: UpdatePolicy | UpdateOrder | str = UpdatePolicy.EAGER
@@ -132,7 +125,6 @@ class UpdateConfig:
 
     @property
     def order(self) -> UpdateOrder | None:
-        """How exact updates are done, where tests say so."""
         return self.update if isinstance(self.update, UpdateOrder) else None
 
 
@@ -147,9 +139,6 @@ class ExecutionConfig:
             "graphs": CUDA graphs for each kind, slot and mode, where the device has them. See `relay/graphs.py`.
         stress: disturbs the lanes, for tests.
         trace: records what each lane does.
-
-    Raises:
-        SettingError: a value that makes no sense.
     """
 
     lanes: str = "auto"
@@ -165,7 +154,7 @@ class ExecutionConfig:
 
 @dataclass(frozen=True)
 class RelayConfig:
-    """All four."""
+    """All four. A value that makes no sense is a SettingError when its config is made."""
 
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
@@ -181,11 +170,7 @@ class RelayConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> RelayConfig:
-        """From configs by their names, and fields of them by theirs, which then replace the config's own.
-
-        Raises:
-            SettingError: a name that there is not, or a value that makes no sense.
-        """
+        """From configs by their names, and fields of them by theirs, which then replace the config's own."""
         left, configs = dict(given), {}
         kinds: dict[str, Any] = {section.name: section.default_factory for section in fields(cls)}
         for section, kind in kinds.items():
@@ -199,13 +184,6 @@ class RelayConfig:
                 raise SettingError(f"{name} takes a {kinds[name].__name__}, got {shown(value)}")
             raise SettingError(f"Relay: no argument {name!r}{did_you_mean(name, known)}")
         return cls(**configs)
-
-
-def _check_budget(name: str, value: object) -> None:
-    if isinstance(value, str) and value not in ("all", "auto"):
-        raise SettingError(f"{name} takes bytes, all, auto or None, got {shown(value)}")
-    if value is not None and not isinstance(value, str):
-        check_count(name, value)
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> str:

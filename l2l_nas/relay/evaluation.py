@@ -35,11 +35,7 @@ _MOST_POPULATIONS = 8  # whose passes are remembered: a population is scored on 
 
 
 class Evaluation:
-    """Streams layers through a relay's slots without gradients.
-
-    Args:
-        held: visits layers where they lie, if they can be; see [Note: held].
-    """
+    """Streams layers through a relay's slots without gradients, or visits them where they lie: see [Note: held]."""
 
     def __init__(self, executor: PlanExecutor, stash: Stash, *, held: HeldSteps | None) -> None:
         self._executor = executor
@@ -52,11 +48,7 @@ class Evaluation:
         self._groups: dict[tuple[tuple[tuple[str, ...], ...], int | None], Passes] = {}
 
     def groups(self, architectures: Sequence[Architecture], *, most: int | None) -> Passes:
-        """Passes for a population; the latest are remembered. See `group`.
-
-        Raises:
-            SettingError: an architecture without layers.
-        """
+        """Passes for a population; the latest are remembered. See `group`."""
         key = tuple(Architecture.from_choices(one).choices for one in architectures), most
         found = self._groups.pop(key, None)
         if found is None:
@@ -80,12 +72,7 @@ class Evaluation:
         caches: Caches | None = None,
         reduce: Reduce | None = None,
     ) -> list[Batch]:
-        """Outputs of each architecture of a prefix tree, on the host.
-
-        Args:
-            caches: of the one architecture, whose next places these are.
-            reduce: see `Executor.predict_population`.
-        """
+        """Outputs of each architecture of a prefix tree, on the host; with caches of one, its next places these are."""
         values = self._moved(cut_batch(inputs, sizes))
         on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
         reduced_ends: set[tuple[str, ...]] = set()
@@ -161,10 +148,7 @@ class Evaluation:
         *,
         reduce: Reduce | None = None,
     ) -> dict[str, list[Batch]]:
-        """All micro-batches through a layer, for values of these names; what it gives, by name.
-
-        Reduced, all of it goes by the first name.
-        """
+        """All micro-batches through a layer; what it gives, by name. Reduced, all of it goes by the first name."""
         given: dict[str, list[Batch]] = {name: [] for name in writes}
         for index in range(len(values[reads[0]])):
             outputs = self._stored(layer, call(*(tensor for name in reads for tensor in values[name][index])))
@@ -212,10 +196,7 @@ class Evaluation:
         return dict(found)
 
     def _stored(self, layer: Layer, outputs: object) -> list[Batch]:
-        """Outputs by value, as other layers take them.
-
-        They outlive their slot: a layer may return a view of a weight or buffer, such as a mask.
-        """
+        """Outputs by value, which outlive their slot: a layer may return a view of a weight or of a mask."""
         names = self._pool.wiring.writes[layer.position]
         specs = self._stash.specs[names[0]]
         is_held = self._is_in_place  # what is a view of a master stays as it is until outputs are on the host
@@ -228,10 +209,7 @@ class Evaluation:
 
 
 def measured_norms(module: nn.Module) -> list[_BatchNorm]:
-    """The BatchNorms whose statistics training changes, not those that a layer's `train` keeps in evaluation.
-
-    The module is in evaluation then.
-    """
+    """The BatchNorms whose statistics training changes, not those that a layer's `train` keeps in evaluation."""
     norms = [part for part in module.train().modules() if isinstance(part, _BatchNorm) and part.training]
     module.eval()
     return norms

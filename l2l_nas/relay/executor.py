@@ -38,19 +38,13 @@ _STAGING_SHARE = 0.25  # of free host memory, for gradients that wait for update
 
 @dataclass(kw_only=True)
 class PlanJob:
-    """A plan to carry out, and what its steps need to know.
-
-    Attributes:
-        states: where layers come from.
-        path: says what the plan's numbers are.
-        number: of the training step, for messages; -1 where nothing is trained.
-    """
+    """A plan to carry out, and what its steps need to know."""
 
     plan: Plan
     context: StepContext
     states: StateAccess
-    path: NumberedPath
-    number: int = -1
+    path: NumberedPath  # says what the plan's numbers are
+    number: int = -1  # of the training step, for messages
     cancel: CancelToken = field(default_factory=CancelToken)
 
 
@@ -63,30 +57,19 @@ class ForwardJob(PlanJob):
 
 @dataclass(kw_only=True)
 class TrainJob(PlanJob):
-    """A training step.
+    """A training step, and what came of it."""
 
-    Attributes:
-        batch: what is learned from, its targets on the device.
-        arena: where values lie.
-        losses: once they came from the device.
-        check: of all gradients, once CHECK is done.
-        updated: states that were updated.
-    """
-
-    batch: MiniBatch
+    batch: MiniBatch  # its targets on the device
     arena: ArenaLayout
     lr: float
     update: UpdateOrder
     clip: Clip | None = None
-    losses: Losses | None = None
-    check: GradientCheck | None = None
-    updated: list[str] = field(default_factory=list)
+    losses: Losses | None = None  # once they came from the device
+    check: GradientCheck | None = None  # once CHECK is done
+    updated: list[str] = field(default_factory=list)  # states
 
     def require_finite_loss(self) -> Losses:
-        """Raise NonFiniteError unless the losses are finite, or may become so with a lower scale.
-
-        Asked before any gradient is used.
-        """
+        """Refuse losses that are not finite, and cannot become so with a lower scale, before any gradient is used."""
         self.losses = self.losses or self.context.losses.read(self.context.layers)
         if self.context.scale == 1.0:
             self.losses.require_finite(self.number)
@@ -94,13 +77,7 @@ class TrainJob(PlanJob):
 
 
 class PlanExecutor:
-    """Carries out plans, one after the other, in the same slots.
-
-    Args:
-        lanes: where copies and updates run.
-        dtype: of weights on the device.
-        stress: poisons slots that are free.
-    """
+    """Carries out plans, one after the other, in the same slots."""
 
     def __init__(
         self, device: Device, bank: SlotBank, lanes: Lanes, *, dtype: torch.dtype, stress: Stress | None = None
@@ -116,12 +93,7 @@ class PlanExecutor:
         self.staging = Staging(int(_STAGING_SHARE * free_memory_bytes()))
 
     def carry_out(self, job: PlanJob) -> None:
-        """Issue all steps. Visits (on CUDA: issued), saves and the check of gradients are done when this returns.
-
-        Raises:
-            NonFiniteError: the loss is not finite, or a gradient where all are checked.
-            L2LError: a lane failed.
-        """
+        """Issue all steps. Visits (on CUDA: issued), saves and the check of gradients are done when this returns."""
         issued: list[Future] = []
         ranks = update_ranks(job.path.layers, in_files=not job.states.storage.is_lasting)
         # other orders hold all gradients of a step
@@ -129,7 +101,9 @@ class PlanExecutor:
 
         def submit(step: Step, after: tuple[Future, ...]) -> Future:
             if step.op is Op.SEND and is_staged:
-                after += self._back_pressure(step, job, newest_first=bool(ranks))
+                layouts = {key: job.states.server.layout(key) for key in job.context.layers[step.layer].states}
+                sizes = {key: gradient_bytes(layout) for key, layout in layouts.items() if layout.is_trainable}
+                after += self.staging.send(sizes, newest_first=bool(ranks))
             issued.append(self._submit(step, job, after, rank(step, ranks)))
             if step.op is Op.UPDATE and is_staged:
                 self.staging.update(job.path.state(step.state), issued[-1])
@@ -162,21 +136,11 @@ class PlanExecutor:
         return bool(updates)
 
     def drain(self) -> None:
-        """Wait for everything under way, and forget what slots hold.
-
-        Raises:
-            L2LError: an update failed.
-        """
+        """Wait for everything under way, and forget what slots hold."""
         last, self._schedule = self._schedule, PlanSchedule()
         self.staging.clear()
         self.lanes.wait([*last.updates.values(), *(future for used in last.slots.values() for future in used)])
         self.lanes.flush_trace()
-
-    def _back_pressure(self, step: Step, job: PlanJob, *, newest_first: bool) -> tuple[Future, ...]:
-        """Updates that a gradient waits for, so that not too many wait on the host."""
-        layouts = {key: job.states.server.layout(key) for key in job.context.layers[step.layer].states}
-        sizes = {key: gradient_bytes(layout) for key, layout in layouts.items() if layout.is_trainable}
-        return self.staging.send(sizes, newest_first=newest_first)
 
     def _quiet(self, futures: Iterable[Future]) -> None:
         """Wait until nothing of a refused plan runs any more."""
@@ -259,7 +223,6 @@ class PlanExecutor:
         template.bind((), [None] * len(layer.states))  # so that blocks of the inbox can be freed
 
     def _frame(self, step: Step, job: PlanJob) -> Frames:
-        """The frame of a spilled value that is moved."""
         assert isinstance(job, TrainJob)
         return job.arena.ring[step.frames[0]][job.path.value(step.value)]
 
@@ -338,7 +301,10 @@ class PlanExecutor:
         assert isinstance(job, TrainJob)
         match step.op:
             case Op.FORWARD:
-                self._visits.forward(context, place, template, self._frames(step, job))
+                ring, own = iter(step.frames), job.arena.own
+                names = context.flow.writes[place]  # and where it writes them
+                frames = {n: job.arena.ring[next(ring)][n] if n in context.spilled else own[n] for n in names}
+                self._visits.forward(context, place, template, frames)
             case Op.TAIL:
                 self._visits.tail(context, job.batch.objective, job.batch.targets, job.batch.count)
             case Op.ENTER:
@@ -347,12 +313,6 @@ class PlanExecutor:
                 self._visits.leave(context, place, template)
             case _:
                 self._visits.backward(context, place, template)
-
-    def _frames(self, step: Step, job: TrainJob) -> dict[str, Frames]:
-        """Where a forward visit writes its values."""
-        ring = iter(step.frames)
-        names = job.context.flow.writes[step.layer]
-        return {n: job.arena.ring[next(ring)][n] if n in job.context.spilled else job.arena.own[n] for n in names}
 
     _WORK: ClassVar[Mapping[Op, Callable[[PlanExecutor, Step, Any], None]]] = {
         Op.LOAD: _load,

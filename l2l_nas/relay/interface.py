@@ -30,11 +30,7 @@ Targets = Any
 
 
 def reduced(reduce: Reduce, number: int, outputs: Batch) -> Batch:
-    """What a user's function makes of the outputs of a micro-batch.
-
-    Raises:
-        SettingError: it makes something else than tensors of it.
-    """
+    """What a user's function makes of the outputs of a micro-batch: tensors, or it is refused."""
     found: object = reduce(number, outputs)
     if not isinstance(found, tuple | list) or not all(isinstance(part, Tensor) for part in found):
         raise SettingError(f"reduce gives a tuple of tensors, got {shown(found)} ({type(found).__name__})")
@@ -151,11 +147,7 @@ class Executor(Protocol):
 
 
 def as_batch(inputs: object) -> Batch:
-    """Inputs as a tuple of tensors: a tensor or an array is one, a list holds several.
-
-    Raises:
-        DataError: they are something else.
-    """
+    """Inputs as a tuple of tensors: a tensor or an array is one, a list holds several; else a DataError."""
     parts = inputs if isinstance(inputs, tuple | list) else (inputs,)
     if not parts or not all(isinstance(part, Tensor | np.ndarray) for part in parts):
         raise DataError(f"inputs takes a tensor or a tuple of tensors, got {shown(inputs)} ({type(inputs).__name__})")
@@ -163,29 +155,15 @@ def as_batch(inputs: object) -> Batch:
 
 
 def as_targets(targets: object) -> Targets:
-    """Targets as a tensor or a tuple of them: of numpy's arrays, and of lists of numbers, tensors are made.
-
-    Raises:
-        DataError: they are something else.
-    """
-    if isinstance(targets, tuple | list) and targets and all(_has_samples(part) for part in targets):
-        return tuple(as_samples("targets", part) for part in targets)
+    """Targets as a tensor or a tuple of them: of numpy's arrays, and of lists of numbers, tensors are made."""
+    parts = targets if isinstance(targets, tuple | list) else ()
+    if parts and all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in parts):
+        return tuple(as_samples("targets", part) for part in parts)
     return as_samples("targets", targets)
 
 
-def _has_samples(part: object) -> bool:
-    return isinstance(part, Tensor | np.ndarray) and part.ndim > 0
-
-
 def as_samples(name: str, value: Any) -> Tensor:
-    """A tensor [samples, ...] as it is; an array, or a list of numbers, as one.
-
-    Args:
-        name: of the argument that it is.
-
-    Raises:
-        DataError: it is something else.
-    """
+    """A tensor [samples, ...] as it is; an array, or a list of numbers, as one; the name is for errors."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(native(np.asarray(value)))
         if tensor.dtype == torch.float64 and not hasattr(value, "__array__"):
@@ -216,12 +194,7 @@ def bytes_of(specs: Specs) -> int:
 
 
 def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:
-    """Sizes of the micro-batches of a mini-batch.
-
-    Raises:
-        SettingError: a micro-batch below 1.
-        DataError: no samples.
-    """
+    """Sizes of the micro-batches of a mini-batch; both have at least one sample."""
     if check_count("micro_batch", micro_batch, least=-(1 << 62)) < 1:
         raise SettingError(f"a micro-batch needs at least 1 sample, got {micro_batch}")
     if num_samples < 1:
@@ -236,12 +209,7 @@ def is_rate(value: object) -> bool:
 
 
 def checked_sizes(wanted: Specs, inputs: Batch, micro_batch: int, *others: Tensor) -> tuple[int, ...]:
-    """Sizes of the micro-batches of inputs that are what is wanted, and of others of as many samples.
-
-    Raises:
-        SettingError: a micro-batch below 1.
-        DataError: other inputs, other numbers of samples, or none.
-    """
+    """Sizes of the micro-batches of inputs that are what is wanted, and of others of as many samples."""
     if len(inputs) != len(wanted) or any(
         tensor.shape[1:] != spec.shape or tensor.dtype != spec.dtype
         for tensor, spec in zip(inputs, wanted, strict=True)
@@ -261,13 +229,7 @@ def shares(sizes: Sequence[int]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What a step learns from.
-
-    Args:
-        targets: of each micro-batch.
-        sizes: of the micro-batches.
-        count: of all targets, or what they weigh.
-    """
+    """What a step learns from: inputs, targets by micro-batch, and how many of these there are, or what they weigh."""
 
     inputs: Batch
     targets: Sequence[Targets]
@@ -288,13 +250,7 @@ class MiniBatch:
         lr: float,
         step: int,
     ) -> MiniBatch:
-        """Check what a step is called with, and cut inputs and targets.
-
-        Raises:
-            SettingError: a learning rate, step, objective or size that makes no sense.
-            DataError: inputs or targets are not what the pool takes, or there is nothing to learn from.
-            SpaceError: a layer of the architecture cannot train on a micro-batch of one sample, and there is one.
-        """
+        """Check what a step is called with, and cut inputs and targets."""
         if not is_rate(lr):
             raise SettingError(f"lr must be a number of at least 0, got {lr!r}")
         check_whole("step", step)

@@ -31,12 +31,7 @@ _NO_RANGE = contextlib.nullcontext()
 
 
 class Future:
-    """Says when a piece of work is done, or how it failed; `concurrent.futures` has one that takes four times as long.
-
-    Args:
-        lane: that does it.
-        number: a later one for work that was submitted later.
-    """
+    """Says when a piece of work is done, or how it failed; that of `concurrent.futures` takes four times as long."""
 
     __slots__ = ("_lock", "error", "is_done", "lane", "mark", "number")
 
@@ -49,7 +44,6 @@ class Future:
         self.mark: Any = None
 
     def finish(self, *, mark: Any = None, error: BaseException | None = None) -> None:
-        """Let go all who wait."""
         self.mark, self.error, self.is_done = mark, error, True
         self._lock.release()
 
@@ -85,14 +79,10 @@ class Label(NamedTuple):
 
 @dataclass
 class CancelToken:
-    """Holds the first error of a step; what has not begun by then is not done.
-
-    Attributes:
-        has_passed: whether the step counts whatever fails from now on: what is left of it is done, each by itself.
-    """
+    """Holds the first error of a step; what has not begun by then is not done."""
 
     error: BaseException | None = None
-    has_passed: bool = False
+    has_passed: bool = False  # the step counts whatever fails from now on: what is left of it is done, each by itself
 
 
 @dataclass(frozen=True)
@@ -103,17 +93,14 @@ class _Work:
     label: Label
     cancel: CancelToken
     future: Future
-    rank: int = 0  # see `Lanes.submit`
+    rank: int = 0
 
 
 class Lanes:
     """Runs work in lanes.
 
     Args:
-        device: its streams.
         threads: a worker thread for each lane; without, work is done where it is submitted, in the order of the plan.
-        stress: delays work at random.
-        trace: records it.
     """
 
     def __init__(
@@ -139,11 +126,7 @@ class Lanes:
         cancel: CancelToken,
         rank: int = 0,
     ) -> Future:
-        """Have work done in a lane, after other work. Returns at once.
-
-        Args:
-            rank: of works of the host's lane that may begin, the least goes first.
-        """
+        """Have work done in a lane, after other work; of the host's that may begin, the least rank goes first."""
         work = _Work(lane, do, tuple(after), label, cancel, Future(lane, next(self._numbers)), rank)
         if self.is_beside:
             if lane not in self._threads:
@@ -156,11 +139,7 @@ class Lanes:
         return work.future
 
     def compute(self, do: Callable[[], None], *, after: Iterable[Future], label: Label, cancel: CancelToken) -> Future:
-        """Do work in this thread, after other work.
-
-        Raises:
-            BaseException: what it, or something it waits for, raised.
-        """
+        """Do work in this thread, after other work; raises what it, or something it waits for, raised."""
         work = _Work("compute", do, tuple(after), label, cancel, Future("compute", next(self._numbers)))
         self._run(work)
         if work.future.error is not None:
@@ -178,7 +157,6 @@ class Lanes:
             raise error
 
     def close(self) -> None:
-        """End the threads, after the work they have."""
         while self._threads:
             self._threads.popitem()[1][0].shutdown()
 
@@ -190,7 +168,6 @@ class Lanes:
         self._run(waiting.pop(index))
 
     def _first(self, works: list[_Work]) -> int:
-        """Which work is next: in order, but of the host's those that may begin, by rank."""
         if len(works) == 1 or works[0].lane != "host":
             return 0
         ready = [
@@ -201,7 +178,6 @@ class Lanes:
         return min(ready, default=(0, 0))[1]
 
     def _run(self, work: _Work) -> None:
-        """Do one piece of work: wait, run, mark."""
         try:
             error = self._await(work)
             if error is not None:

@@ -15,44 +15,29 @@ from l2l_nas.space.pool import Layer
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a step, on the host: the task's own, and the sum of all others.
-
-    Args:
-        bad: of those that are not finite, the layer that added it; None for the task's.
-    """
+    """The losses of a step, on the host."""
 
     task: float
-    auxiliary: float
-    bad: tuple[str | None, ...]
+    auxiliary: float  # the sum of all others
+    bad: tuple[str | None, ...]  # of those that are not finite, the layer that added it; None for the task's
 
     def require_finite(self, step: int) -> None:
-        """Refuse a step whose losses are not finite.
-
-        Raises:
-            NonFiniteError: it names the layer of an auxiliary loss.
-        """
+        """Refuse a step whose losses are not finite; of an auxiliary loss the error names the layer."""
         if self.bad:
             raise NonFiniteError("auxiliary loss" if self.bad[0] else "loss", layer=self.bad[0], step=step)
 
 
 @dataclass
 class LossSums:
-    """The losses of a step so far, on the device.
+    """The losses of a step so far, on the device."""
 
-    Attributes:
-        task: the task's own; None before the first micro-batch.
-        auxiliary: by layer of the path, the sum of its auxiliary losses, each times the share of its micro-batch.
-    """
-
-    task: Tensor | None = None
-    auxiliary: dict[int, Tensor] = field(default_factory=dict)
+    task: Tensor | None = None  # of micro-batches, each divided by the count of all targets
+    auxiliary: dict[int, Tensor] = field(default_factory=dict)  # by layer, each times the share of its micro-batch
 
     def add_task(self, loss: Tensor) -> None:
-        """Add a micro-batch's loss, which is divided by the count of all targets."""
         self.task = loss.detach() if self.task is None else self.task + loss.detach()
 
     def add_auxiliary(self, place: int, losses: Sequence[Tensor], share: float) -> None:
-        """Add the auxiliary losses of a layer of the path for a micro-batch with this share of all samples."""
         for loss in losses:
             part = loss.detach() * share
             self.auxiliary[place] = self.auxiliary[place] + part if place in self.auxiliary else part

@@ -12,20 +12,12 @@ Name = int | str  # of a layer, state or value; see `numbered`
 
 
 class PathLayer(NamedTuple):
-    """What a plan needs to know of a layer.
+    """What a plan needs to know of a layer."""
 
-    Args:
-        key: the layer's name; a repeated layer has one key at all its places.
-        trainable: keys of its states that have trainable parameters; tied states appear in several layers.
-        has_buffers: whether a forward in training may change buffers.
-        reads: values that it takes; the last layer of a path reads what the loss takes from layers before it, too.
-        writes: values that it gives.
-    """
-
-    key: Name
-    trainable: tuple[Name, ...] = ()
-    has_buffers: bool = False
-    reads: tuple[Name, ...] = ()
+    key: Name  # a repeated layer has one key at all its places
+    trainable: tuple[Name, ...] = ()  # states that have trainable parameters; tied ones appear in several layers
+    has_buffers: bool = False  # whether a forward in training may change buffers
+    reads: tuple[Name, ...] = ()  # values; the last layer reads what the loss takes from layers before it, too
     writes: tuple[Name, ...] = ()
 
 
@@ -45,22 +37,14 @@ class NumberedPath:
     """A path with numbers for names: a plan depends on what is the same, not on what it is called.
 
     So paths of different layers have one plan, which is made once.
-
-    Args:
-        layers: with numbers.
-        upcoming: the first layer of the next path, if it is known.
-        states: the name of each state, by its number; layers' keys are among them.
-        values: the name of each value.
-        trainable: numbers of the states that have trainable parameters, those of the next layer included.
-        learning: names of the values whose gradients are of use.
     """
 
     layers: tuple[PathLayer, ...]
-    upcoming: PathLayer | None
-    states: tuple[str, ...]
+    upcoming: PathLayer | None  # the first layer of the next path, if it is known
+    states: tuple[str, ...]  # by number; layers' keys are among them
     values: tuple[str, ...]
-    trainable: tuple[Name, ...]
-    learning: frozenset[str]
+    trainable: tuple[Name, ...]  # states that have trainable parameters, those of the next layer included
+    learning: frozenset[str]  # names of the values whose gradients are of use
 
     def state(self, number: Name) -> str:
         return self.states[int(number)]
@@ -69,7 +53,6 @@ class NumberedPath:
         return self.values[int(number)]
 
     def numbers_of(self, values: frozenset[str]) -> frozenset[Name]:
-        """Those of values with these names."""
         return frozenset(number for number, name in enumerate(self.values) if name in values) if values else frozenset()
 
     def slot_keys(self, held: Sequence[str | None]) -> tuple[Name | None, ...]:

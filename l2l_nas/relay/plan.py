@@ -96,38 +96,24 @@ class UpdateOrder(enum.Enum):
 
 
 class Step(NamedTuple):
-    """One step. States and values go by the names that the path gives them; -1 where there is none.
-
-    Args:
-        layer: index in the path, or its length for the first layer of the next path.
-        state: to update or wait for.
-        value: what STORE and FETCH move.
-        frames: the frame that STORE reads or FETCH fills; those that a FORWARD writes its spilled values to, in order.
-        tail: for TAIL, the slots of the layers after `layer`.
-        after: indices of earlier steps that must be done first.
-    """
+    """One step. States and values go by the names that the path gives them; -1 where there is none."""
 
     op: Op
-    layer: int = -1
+    layer: int = -1  # index in the path, or its length for the first layer of the next path
     slot: int = -1
-    state: Name = -1
-    value: Name = -1
-    frames: tuple[int, ...] = ()
-    tail: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
+    state: Name = -1  # to update or wait for
+    value: Name = -1  # what STORE and FETCH move
+    frames: tuple[int, ...] = ()  # that STORE reads, FETCH fills, or a FORWARD writes its spilled values to, in order
+    tail: tuple[int, ...] = ()  # for TAIL, the slots of the layers after `layer`
+    after: tuple[int, ...] = ()  # indices of earlier steps that must be done first
 
 
 @dataclass(frozen=True)
 class Carry:
-    """What one plan leaves to the next.
+    """What one plan leaves to the next."""
 
-    Args:
-        slot_keys: by slot, the key of a layer whose present weights it holds, or None.
-        updating: states whose update was issued and may be running.
-    """
-
-    slot_keys: tuple[Name | None, ...] = ()
-    updating: tuple[Name, ...] = ()
+    slot_keys: tuple[Name | None, ...] = ()  # by slot, the key of a layer whose present weights it holds
+    updating: tuple[Name, ...] = ()  # states whose update was issued and may be running
 
 
 @dataclass(frozen=True)

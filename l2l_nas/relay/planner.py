@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill, last_to_learn, learns_from, tail_start, taken_by
@@ -32,27 +33,15 @@ def plan_training(
 
     Args:
         slots: number of slots; with 2 or more, the next load is placed before the visit it may overlap.
-        update: when states are updated.
         keep: length of the tail, at least 1; it is shorter where the path, the slots or the frames are.
-        spill: what waits on the host.
         carry: what the plan before this one left; None for a start from nothing.
         upcoming: the first layer of the next path, if it is known.
-
-    Raises:
-        SettingError: no slots, no tail, or an empty path.
     """
     return _training(tuple(path), slots, update, keep, spill, carry or _FRESH, upcoming)
 
 
 def plan_forward(path: Sequence[PathLayer], *, slots: int, saves_buffers: bool = False) -> Plan:
-    """Forward through all layers, as evaluation does.
-
-    Args:
-        saves_buffers: send changed buffers to the host, as a recalibration wants.
-
-    Raises:
-        SettingError: no slots, or an empty path.
-    """
+    """Forward through all layers, as evaluation does; a recalibration saves their buffers, too."""
     return _forward(tuple(PathLayer(one.key, has_buffers=one.has_buffers and saves_buffers) for one in path), slots)
 
 
@@ -118,10 +107,15 @@ class _Builder:
         self._steps: list[Step] = []
         self._slots = SlotTable(self._visits, slots)
         self._saves: dict[Name, int] = {}  # by key
-        self._begin_spills(spill)
-        self._begin_updates(update)
-
-    def _begin_spills(self, spill: Spill) -> None:
+        self._sends: dict[Name, list[int]] = {}  # by state
+        # by state, its last UPDATE or AWAIT, and the CHECK that may put it back
+        self._changes: dict[Name, tuple[int, ...]] = {}
+        self._updated: dict[Name, None] = {}
+        self._is_eager = update is UpdateOrder.EAGER
+        states = self._visits.gradient_counts.keys()
+        # when the last gradient comes all others are there: nothing is won by an update ahead of their check
+        late = {UpdateOrder.CHECKED: states, UpdateOrder.AHEAD: last_to_learn(self._path)}.get(update, ())
+        self._updated_at_once = states - late
         self._spilled = spill.values
         self._frames = [_Frame() for _ in range(spill.frames)]
         self._stores: dict[Name, int] = {}  # by value
@@ -133,19 +127,7 @@ class _Builder:
                 # what the tail reads stays in its frame until the tail is over; it begins behind all forwards
                 self._last_reader[value] = tail_start if self._visits[number][0] in TAIL_VISITS else number
 
-    def _begin_updates(self, update: UpdateOrder) -> None:
-        self._is_eager = update is UpdateOrder.EAGER
-        self._sends: dict[Name, list[int]] = {}  # by state
-        # by state, its last UPDATE or AWAIT, and the CHECK that may put it back
-        self._changes: dict[Name, tuple[int, ...]] = {}
-        self._updated: dict[Name, None] = {}
-        states = self._visits.gradient_counts.keys()
-        # when the last gradient comes all others are there: nothing is won by an update ahead of their check
-        late = {UpdateOrder.CHECKED: states, UpdateOrder.AHEAD: last_to_learn(self._path)}.get(update, ())
-        self._updated_at_once = states - late
-
     def build(self) -> Plan:
-        """Add all steps, one behind those that it waits for."""
         self._take_over()
         previous = -1
         for number in range(len(self._visits)):
@@ -163,7 +145,6 @@ class _Builder:
         return Plan(tuple(self._steps), Carry(tuple(left), (*updating, *self._updated)))
 
     def _take_over(self) -> None:
-        """Begin with what the last plan left."""
         for index, key in enumerate(self._carry.slot_keys):
             kept = self._add(Op.CARRY, slot=index)
             if key is None:
@@ -193,10 +174,7 @@ class _Builder:
         return tuple(slots)
 
     def _prefetch(self, number: int) -> None:
-        """Ask for what the visits after this one need, so that it comes while this one runs.
-
-        The next missing layer goes to the slot whose content is needed latest, unless that is needed sooner than it.
-        """
+        """Ask for what the visits after this one need, so that it comes while this one runs."""
         if self._spilled and number + 1 < len(self._visits):
             self._prefetch_values(number)
         while (missing := self._slots.next_missing(last=number + len(self._slots.contents))) is not None:
@@ -353,19 +331,7 @@ class _Builder:
         free = (index for index, frame in enumerate(self._frames) if frame.value not in spared)
         return min(free, key=lambda index: max(self._frames[index].users, default=-1))
 
-    def _add(
-        self,
-        op: Op,
-        layer: int = -1,
-        slot: int = -1,
-        *,
-        state: Name = -1,
-        value: Name = -1,
-        frames: tuple[int, ...] = (),
-        tail: tuple[int, ...] = (),
-        after: Iterable[int] = (),
-    ) -> int:
-        """Add a step; returns its index."""
+    def _add(self, op: Op, layer: int = -1, slot: int = -1, *, after: Iterable[int] = (), **others: Any) -> int:
         known = sorted({index for index in after if index >= 0})
-        self._steps.append(Step(op, layer, slot, state, value, frames, tail, tuple(known)))
+        self._steps.append(Step(op, layer, slot, after=tuple(known), **others))
         return len(self._steps) - 1

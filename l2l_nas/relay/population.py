@@ -19,19 +19,12 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True)
 class PopulationPass:
-    """Paths to evaluate in one pass. Values that differ have names that differ.
+    """Paths to evaluate in one pass. Values that differ have names that differ."""
 
-    Args:
-        layers: each distinct layer, by position: what is loaded, in this order.
-        visits: for each of them, the values to start from and to arrive at.
-        over: for each of them, the values that nobody needs after it.
-        ends: for each path, the values that are its outputs.
-    """
-
-    layers: tuple[Layer, ...]
-    visits: tuple[tuple[tuple[Names, Names], ...], ...]
-    over: tuple[Names, ...]
-    ends: tuple[Names, ...]
+    layers: tuple[Layer, ...]  # each distinct layer, by position: what is loaded, in this order
+    visits: tuple[tuple[tuple[Names, Names], ...], ...]  # for each of them, the values to start from and to arrive at
+    over: tuple[Names, ...]  # for each of them, the values that nobody needs after it
+    ends: tuple[Names, ...]  # for each path, the values that are its outputs
 
 
 def prefixes(pool: LayerPool, paths: Sequence[Path]) -> PopulationPass:
@@ -68,12 +61,9 @@ def prefixes(pool: LayerPool, paths: Sequence[Path]) -> PopulationPass:
 
 
 def group(pool: LayerPool, paths: Sequence[Path], *, most: int | None) -> list[list[int]]:
-    """Cut a population into groups whose passes keep at most so many values waiting.
+    """Cut a population into groups whose passes keep at most so many values waiting; None for no limit.
 
     Paths that begin alike come together, so that little is computed twice.
-
-    Args:
-        most: values alive at a time (a chain needs two); None for no limit.
     """
     if most is None:
         return [list(range(len(paths)))] if paths else []

@@ -27,15 +27,7 @@ Gradients = Batch | tuple[None, ...]
 
 
 def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch, modules: Sequence[nn.Module]) -> None:
-    """Refuse an objective that would learn what nothing updates; see [Note: objectives that learn].
-
-    Args:
-        loss: what it gave for these outputs.
-        modules: layers, whose parameters are updated.
-
-    Raises:
-        SettingError: the loss depends on a parameter that the outputs do not come from.
-    """
+    """Refuse an objective that would learn what nothing updates; see [Note: objectives that learn]."""
     leaves = [leaf for leaf in graph_leaves([loss], until=outputs) if not any(leaf is output for output in outputs)]
     if leaves and not {id(p) for module in modules for p in module.parameters()}.issuperset(map(id, leaves)):
         raise SettingError(
@@ -76,11 +68,7 @@ def refuse_moved_parameters(layer: Layer, template: Template, pool: LayerPool) -
 
 
 def refuse_changes(layer: Layer, template: Template, version: int, pool: LayerPool) -> None:
-    """Refuse what a visit may not change; the probe sees it before, unless a value decided it.
-
-    Args:
-        version: of the template's weights before the visit.
-    """
+    """Refuse what a visit may not change; the probe sees it before, unless a value decided it."""
     refuse_replaced_buffers(layer, template, pool)
     if template.weights_version != version:
         refuse_changed_parameters(layer, pool)
@@ -90,12 +78,7 @@ def refuse_changes(layer: Layer, template: Template, version: int, pool: LayerPo
 def raise_named(
     error: BaseException, path: Sequence[Layer], at: int | None, pool: LayerPool, dtype: torch.dtype
 ) -> NoReturn:
-    """Raise what the user's code raised, with the layer that it is; other errors as they are.
-
-    Args:
-        at: see `StepContext`.
-        dtype: of weights on the device.
-    """
+    """Raise what the user's code raised, with the layer that it is; other errors as they are."""
     if isinstance(error, SpaceError) and error.position is None and at is not None and at < len(path):
         raise SpaceError(str(error), **where(path[at], pool)) from None
     is_named = isinstance(error, L2LError | MemoryError | PlanError) or is_out_of_memory(error)

@@ -196,15 +196,11 @@ class Relay:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that it owns: slots, stash, and states that live there.
-
-        Slots and stash are fixed after the first step of each shape, states once those that fit have come.
-        """
+        """Device memory that it owns: slots, stash and states. It is fixed after the first steps of each shape."""
         states = 0 if self._device_states is None else self._device_states.num_bytes
         return self.bank.num_bytes + self.stash.arena.numel() + states
 
     def path(self, architecture: Architecture) -> tuple[PathLayer, ...]:
-        """An architecture's path, as plans see it."""
         layers = self.pool.path(architecture)
         flow = self.pool.flow(layers)
         own = {name for names in flow.writes[-1:] for name in names}
@@ -216,11 +212,7 @@ class Relay:
         )
 
     def numbered(self, architecture: Architecture, following: Sequence[Layer] = ()) -> NumberedPath:
-        """An architecture's path as plans see it, with numbers; paths of before are remembered.
-
-        Args:
-            following: the first layer of the next path, if it is known.
-        """
+        """An architecture's path as plans see it, with numbers; `following` is the first layer of the next path."""
         key = (Architecture.from_choices(architecture), "".join(layer.key for layer in following))
         if key not in self._paths:
             if len(self._paths) == _PATHS:
@@ -300,10 +292,7 @@ class Relay:
         """Outputs of many architectures in evaluation mode, on the host; each equals `predict`'s, bit for bit.
 
         One pass over a prefix tree of their paths: each distinct layer is loaded once, what architectures begin alike
-        is computed once.
-
-        Args:
-            max_bytes: of activations that wait on the device; more architectures than that go in several passes.
+        is computed once. What needs more than `max_bytes` goes in several passes.
         """
         inputs = as_batch(inputs)
         sizes = checked_sizes(self.pool.inputs, inputs, micro_batch)

@@ -11,26 +11,21 @@ from l2l_nas.relay.plan import Op
 
 
 class VisitList:
-    """The visits of a plan in their order, and which layers of the path they need.
-
-    Attributes:
-        tail_start: index of the first layer of the tail; the path's length where no visit is of a tail.
-        uses: by key, the numbers of the visits that need it.
-        gradient_counts: by state, how many gradients the visits make of it.
-    """
+    """The visits of a plan in their order, and which layers of the path they need."""
 
     def __init__(self, path: Sequence[PathLayer], visits: Sequence[tuple[Op, int]]) -> None:
         self._path = path
         self._visits = visits
+        # the first layer of the tail; the path's length where no visit is of a tail
         self.tail_start = next((layer for op, layer in visits if op is Op.TAIL), len(path))
-        self._first_in_tail: dict[Name, int] = {}  # by key, its first index in the tail, in ascending order
+        self.first_in_tail: dict[Name, int] = {}  # by key, its first index in the tail, in ascending order
         for index in range(self.tail_start, len(path)):
-            self._first_in_tail.setdefault(path[index].key, index)
-        self._firsts_in_tail = list(self._first_in_tail.values())
-        self.uses: dict[Name, list[int]] = {}
-        self.gradient_counts: dict[Name, int] = {}
+            self.first_in_tail.setdefault(path[index].key, index)
+        self._firsts_in_tail = list(self.first_in_tail.values())
+        self.uses: dict[Name, list[int]] = {}  # by key, the numbers of the visits that need it
+        self.gradient_counts: dict[Name, int] = {}  # by state, how many gradients the visits make of it
         for number, (op, layer) in enumerate(visits):
-            for key in self._first_in_tail if op is Op.TAIL else (path[layer].key,):
+            for key in self.first_in_tail if op is Op.TAIL else (path[layer].key,):
                 self.uses.setdefault(key, []).append(number)
             for state in path[layer].trainable if self.completes_gradients(op, layer) else ():
                 self.gradient_counts[state] = self.gradient_counts.get(state, 0) + 1
@@ -43,18 +38,13 @@ class VisitList:
 
     def completes_gradients(self, op: Op, layer: int) -> bool:
         """Whether the gradients of a layer are complete after a visit: a repeated layer leaves at its first place."""
-        return op is Op.BACKWARD or (op is Op.LEAVE and self._first_in_tail[self._path[layer].key] == layer)
+        return op is Op.BACKWARD or (op is Op.LEAVE and self.first_in_tail[self._path[layer].key] == layer)
 
     def next_use(self, key: Name | None, number: int) -> int:
         """Number of the first visit from `number` on that needs a key; the number of visits if none does."""
         uses = self.uses.get(key, ()) if key is not None else ()
         later = bisect.bisect_left(uses, number)
         return uses[later] if later < len(uses) else len(self)
-
-    def layer_of(self, key: Name, number: int) -> int:
-        """Index of the layer with a key that a visit needs."""
-        op, layer = self._visits[number]
-        return self._first_in_tail[key] if op is Op.TAIL else layer
 
     def slots_needed(self, number: int) -> int:
         """How many slots the visits from `number` on need at a time.
@@ -72,33 +62,21 @@ class VisitList:
 
 @dataclass
 class SlotContent:
-    """What a slot holds at one point of a plan.
+    """What a slot holds at one point of a plan."""
 
-    Attributes:
-        key: of the layer that it holds; None: it is free.
-        load: the step that loaded it.
-        users: steps that use it, the load among them.
-        freed: of a free slot, the step that freed it.
-    """
-
-    key: Name | None = None
-    load: int = -1
-    users: tuple[int, ...] = ()
-    freed: int = -1
+    key: Name | None = None  # of the layer that it holds; None: it is free
+    load: int = -1  # the step that loaded it
+    users: tuple[int, ...] = ()  # steps that use it, the load among them
+    freed: int = -1  # of a free slot, the step that freed it
 
 
 class SlotTable:
-    """What each slot holds while a plan is built.
-
-    Attributes:
-        contents: by slot.
-        slot_of: by key, the slot that holds it.
-    """
+    """What each slot holds while a plan is built."""
 
     def __init__(self, visits: VisitList, num_slots: int) -> None:
         self._visits = visits
         self.contents = [SlotContent() for _ in range(num_slots)]
-        self.slot_of: dict[Name, int] = {}
+        self.slot_of: dict[Name, int] = {}  # by key
         # of each slot that may be overwritten; the least is overwritten first: its content is needed latest, it is
         # empty, it was used longest ago
         self._order: dict[int, tuple[int, bool, int, int]] = {}
@@ -126,7 +104,8 @@ class SlotTable:
     def _miss(self, key: Name, number: int) -> None:
         use = self._visits.next_use(key, number)
         if use < len(self._visits):
-            self._missing[key] = use, self._visits.layer_of(key, use)
+            op, layer = self._visits[use]
+            self._missing[key] = use, self._visits.first_in_tail[key] if op is Op.TAIL else layer
 
     def rank(self, index: int, number: int) -> None:
         """Note when a slot's content is needed, from visit `number` on."""
@@ -135,7 +114,6 @@ class SlotTable:
         self._order[index] = -self._visits.next_use(content.key, number), content.key is not None, last_user, index
 
     def pin(self, index: int) -> None:
-        """Have a slot be overwritten no more."""
         del self._order[index]
 
     def victim(self, *, after: int) -> int | None:

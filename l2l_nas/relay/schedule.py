@@ -29,11 +29,7 @@ Work = TypeVar("Work", bound=Hashable)
 
 
 def update_ranks(path: Sequence[PathLayer], *, in_files: bool) -> dict[Name, int]:
-    """By state, which update the host does first; see [Note: order].
-
-    Args:
-        in_files: states are read from files ahead of need, in the plan's order: so updates keep it.
-    """
+    """By state, which update the host does first, see [Note: order]; files are read ahead in the plan's own order."""
     if in_files:
         return {}
     return dict(reversed([(state, place + 1) for place, layer in enumerate(path) for state in layer.trainable]))
@@ -45,16 +41,11 @@ def rank(step: Step, ranks: Mapping[Name, int]) -> int:
 
 
 class PlanSchedule(Generic[Work]):
-    """Has the steps of plans done, one plan after the other, each step after what it waits for.
-
-    Attributes:
-        slots: by slot, what the last plan did with it; the next plan may begin by keeping it.
-        updates: by the name of a state, its last update.
-    """
+    """Has the steps of plans done, one plan after the other, each step after what it waits for."""
 
     def __init__(self) -> None:
-        self.slots: dict[int, tuple[Work, ...]] = {}
-        self.updates: dict[str, Work] = {}
+        self.slots: dict[int, tuple[Work, ...]] = {}  # what the last plan did with it; the next one may keep it
+        self.updates: dict[str, Work] = {}  # by the name of a state, its last update
 
     def issue(
         self,

@@ -27,12 +27,7 @@ class CallFactory(Protocol):
         """Device memory that it holds for that."""
 
     def __call__(self, kind: object, template: Template, slot: int) -> None:
-        """Set `call` and `call_again` of a new template, which are its module.
-
-        Args:
-            kind: what templates of the same layer in other slots have in common.
-            slot: its number.
-        """
+        """Set `call` and `call_again` of a new template. In other slots the same layer has the same kind."""
 
 
 class Slot:
@@ -85,40 +80,24 @@ class Template:
     Its parameters are views of the slot's weights and its `.grad`s views of the slot's gradients, so that a layer
     crosses in one copy each way and autograd accumulates in place over micro-batches. `bind` puts them elsewhere: see
     `relay/access.py`. What belongs to one of the layer's states has its number in `Layer.states`.
-
-    Args:
-        dtype: of the weights on the device. Gradients are float32 in any case.
-
-    Attributes:
-        name: of the first candidate that it was built for, for messages.
-        is_channels_last: whether its factory made a weight so.
-        weights: by state, the part of the slot's weights that it uses.
-        gradients: by state, the block that its gradients lie in.
-        parameters: by state, those that are bound to it; `places` is where the module has them.
-        parameter_order: number of the state and index of each parameter, as the module lists them.
-        call: runs the layer; the module itself, its compiled form, or a graph.
-        call_again: runs it where an earlier run still waits for its backward.
-        opened: the states that its slot was loaded with.
-        buffers_version: of the buffers that were loaded, where other processes may change them.
-        compared: how many recomputed micro-batches were compared with the forward's.
     """
 
     def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
-        self.name = layer.candidate.name
+        self.name = layer.candidate.name  # of the first candidate that it was built for, for messages
         self.module = pool.build_module(layer, device="meta")
         self.is_channels_last = any(map(_is_channels_last, self.module.parameters()))
-        self.call: Callable[..., object] = self.module
-        self.call_again: Callable[..., object] = self.module
-        self.opened: tuple[OpenState, ...] = ()
-        self.buffers_version: int | None = None
-        self.compared = 0
+        self.call: Callable[..., object] = self.module  # or its compiled form, or a graph
+        self.call_again: Callable[..., object] = self.module  # where an earlier run still waits for its backward
+        self.opened: tuple[OpenState, ...] = ()  # the states that its slot was loaded with
+        self.buffers_version: int | None = None  # that was loaded, where other processes may change them
+        self.compared = 0  # micro-batches whose recompute was compared with the forward
         self._layouts = layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
         self.weights = tuple(_cut(slot.weights, [wire.parameter_bytes for wire in wires]))
         self._in_slot = [GradientBlock(memory) for memory in _cut(slot.gradients, map(slot_bytes, layouts))]
         self.gradients = list(self._in_slot)
-        self.parameters: list[list[nn.Parameter]] = []
-        self.places: list[tuple[nn.Module, str, nn.Parameter]] = []
+        self.parameters: list[list[nn.Parameter]] = []  # by state
+        self.places: list[tuple[nn.Module, str, nn.Parameter]] = []  # where the module has them
         owners: dict[int, tuple[int, int]] = {}
         for number, (key, wire) in enumerate(zip(layer.states, wires, strict=True)):
             self.parameters.append(self._bind_state(layer, key, wire, self.weights[number]))
@@ -126,6 +105,7 @@ class Template:
             self._bind_gradients(number)
         self._slot_weights = [[parameter.data for parameter in parameters] for parameters in self.parameters]
         self._bound: list[Sequence[Tensor]] = list(self._slot_weights)
+        # number of the state and index of each parameter, as the module lists them
         self.parameter_order = tuple(owners[id(p)] for p in self.module.parameters())
         self.learns = any(layout.is_trainable for layout in layouts)
         self.buffer_layout, self._master_layout = wires[0], layouts[0]
@@ -184,7 +164,6 @@ class Template:
                 self._bind_gradients(number)
 
     def unbind(self) -> None:
-        """Have parameters and gradients lie in the slot, and refer to nothing else."""
         self.opened = ()
         self.bind([None] * len(self.weights), [None] * len(self.weights))
 
@@ -206,7 +185,6 @@ class Template:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Where its weights and gradients lie."""
         weights = (tensors[0].data_ptr() for tensors in self._bound if tensors)
         return (*weights, *(block.memory.data_ptr() for block in self.gradients))
 
@@ -268,7 +246,6 @@ class Template:
 
     @property
     def has_written_buffers(self) -> bool:
-        """Whether torch knows of a write to a buffer since they were loaded."""
         return self._loaded_versions != self._buffer_versions()
 
     def _buffer_versions(self) -> list[int]:

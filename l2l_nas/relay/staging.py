@@ -14,11 +14,7 @@ from l2l_nas.relay.lanes import Future
 
 
 class Staging:
-    """Says which updates a gradient waits for before it is sent.
-
-    Args:
-        limit_bytes: of gradients that were sent and not applied yet.
-    """
+    """Says which updates a gradient waits for before it is sent."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -26,12 +22,7 @@ class Staging:
         self._updates: list[tuple[Future, int]] = []
 
     def send(self, sizes: Mapping[str, int], *, newest_first: bool) -> tuple[Future, ...]:
-        """Count gradients that are to be sent; what is to be waited for first.
-
-        Args:
-            sizes: by state, bytes of its gradient.
-            newest_first: whether of the updates that may begin the newest is done first.
-        """
+        """Count gradients that are to be sent, in bytes by state; which updates are to be waited for first."""
         self._updates = [(future, size) for future, size in self._updates if not future.is_done]
         total = sum(sizes.values()) + sum(self._sent.values()) + sum(size for _, size in self._updates)
         awaited = []
@@ -48,6 +39,5 @@ class Staging:
         self._updates.append((future, self._sent.pop(state, 0)))
 
     def clear(self) -> None:
-        """Nothing is under way any more."""
         self._sent.clear()
         self._updates.clear()

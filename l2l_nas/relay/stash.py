@@ -31,40 +31,24 @@ _MOST_READERS = 2
 
 @dataclass(frozen=True)
 class ArenaLayout:
-    """Where values lie, for micro-batches of certain sizes.
+    """Where values lie, for micro-batches of certain sizes."""
 
-    Args:
-        own: by value, its place on the device; those that are spilled have none.
-        ring: by number of the frame, the frame as it takes each spilled value.
-        host: by spilled value, where it waits.
-    """
-
-    own: Mapping[str, Frames]
-    ring: tuple[Mapping[str, Frames], ...]
-    host: Mapping[str, Frames]
+    own: Mapping[str, Frames]  # by value, its place on the device; those that are spilled have none
+    ring: tuple[Mapping[str, Frames], ...]  # each frame as it takes each spilled value
+    host: Mapping[str, Frames]  # by spilled value, where it waits
 
 
 class Stash:
-    """Frames for the values of a pool.
-
-    Args:
-        dtype: of floating values on the device.
-
-    Attributes:
-        specs: by value, on the device.
-        places: the values that have a place: all but what the last position writes, which goes to the loss.
-        spillable: those of them that may wait on the host, in the order in which they are written.
-        frames: how many of them must be on the device at a time.
-        arena: the block of device memory.
-    """
+    """Frames for the values of a pool."""
 
     def __init__(self, pool: LayerPool, device: Device, dtype: torch.dtype = torch.float32) -> None:
         wiring = pool.wiring
         self.specs = {name: on_device(specs, dtype) for name, specs in check_shapes(pool).values.items()}
         self.inputs = on_device(pool.inputs, dtype)
         self.dtype = dtype
+        # all values but what the last position writes, which goes to the loss
         self.places = (*wiring.inputs, *(name for names in wiring.writes[:-1] for name in names))
-        spillable = _spillable(pool)
+        spillable = _spillable(pool)  # what may wait on the host
         self.spillable = tuple(name for name in self.places if name in spillable)
         spillable.intersection_update(self.places)
         # where the last position is skipped, what it would write comes from layers before it
@@ -73,7 +57,7 @@ class Stash:
             len(spillable.intersection(reads)) + max(len(spillable.intersection(writes)), at_the_end)
             for reads, writes in zip(wiring.reads, wiring.writes, strict=True)
         )
-        self.frames = max(RING, most + 1)
+        self.frames = max(RING, most + 1)  # spilled values that must be on the device at a time
         self._wiring = wiring
         self._device = device
         self.arena = device.allocate(0)
@@ -85,7 +69,6 @@ class Stash:
         return tuple(spec for name in self._wiring.reads[layer.position] for spec in self.specs[name])
 
     def spill(self, values: frozenset[Name]) -> Spill:
-        """What plans need to know of values that wait on the host."""
         return Spill(values, self.frames)
 
     def size_bytes(self, value: str, sizes: tuple[int, ...]) -> int:
@@ -113,16 +96,12 @@ class Stash:
         return most
 
     def needs_bytes(self, sizes: tuple[int, ...], spilled: frozenset[str]) -> int:
-        """Count the device memory that values of these sizes take."""
+        """Device memory for values of these sizes."""
         own = sum(self.size_bytes(name, sizes) for name in self.places if name not in spilled)
         return own + self.frames * max((self.size_bytes(name, sizes) for name in spilled), default=0)
 
     def lay_out(self, sizes: tuple[int, ...], spilled: frozenset[str] = frozenset()) -> ArenaLayout:
-        """Frames for micro-batches of these sizes; an arena grows if they need more than any before.
-
-        Args:
-            spilled: values that wait on the host.
-        """
+        """Frames for micro-batches of these sizes; an arena grows if they need more than any before."""
         if (sizes, spilled) not in self._layouts:
             device, host = 0, 0
             own: dict[str, list[list[Entry]]] = {}

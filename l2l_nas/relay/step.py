@@ -72,7 +72,6 @@ class TrainingStep:
         self._calm = _CALM
 
     def use(self, states: StateAccess) -> None:
-        """Train another server from now on. Nothing may be under way."""
         if self._held is not None:
             self._held.release()
         self.states = states
@@ -92,13 +91,18 @@ class TrainingStep:
         states.server.prepare(keys)
         self._admit(keys)
         order = self._next_order()
+        carry = None
+        if self._left is not None:
+            slot_keys = path.slot_keys(self._left[: len(self._bank.slots)])
+            # where an update may be running, all are waited for, so that few plans differ
+            carry = Carry(slot_keys, path.trainable if self._executor.is_updating else ())
         plan = plan_training(
             path.layers,
             slots=len(self._bank.slots),
             update=order,
             keep=memory.keep,
             spill=self._stash.spill(path.numbers_of(memory.spilled)),
-            carry=self._taken_over(path),
+            carry=carry,
             upcoming=path.upcoming,
         )
         expect(states, plan, layers, path)
@@ -150,15 +154,17 @@ class TrainingStep:
     def run(self, job: TrainJob) -> None:
         """Have the plan carried out. Updates may be running when this returns.
 
-        Raises:
-            L2LError: the step was refused. Nothing of it is left with `exact`; with `eager` the updates that were done
-                before stay, and the error names their layers.
+        A step that is refused leaves nothing with `exact`. With `eager` the updates that were done before stay, and the
+        error names their layers.
         """
         with preserved_generators(self._device.torch_device):
             try:
                 self._executor.carry_out(job)
             except BaseException:
-                self._abandon(job.context)
+                self._left = None
+                self.states.server.gradients.discard(self.states.storage)  # those that were not applied
+                self._put_buffers_back(job.context)
+                self._end_updates()
                 raise
 
     def settle(self, job: TrainJob) -> StepResult:
@@ -187,7 +193,6 @@ class TrainingStep:
         return path if path.layers else None
 
     def run_held(self, path: HeldPath, batch: MiniBatch, *, lr: float, step: int) -> StepResult:
-        """A step of such a path."""
         steps = self._held
         assert steps is not None
         if self._left is not None:
@@ -220,31 +225,13 @@ class TrainingStep:
             self.put_back += was_needed and order is UpdateOrder.AHEAD
             self._calm = 0 if was_needed else min(self._calm + 1, _CALM)
 
-    def _taken_over(self, path: NumberedPath) -> Carry | None:
-        """What the last plan left. Where an update may be running, all are waited for, so that few plans differ."""
-        if self._left is None:
-            return None
-        slot_keys = path.slot_keys(self._left[: len(self._bank.slots)])
-        return Carry(slot_keys, path.trainable if self._executor.is_updating else ())
-
-    def _abandon(self, context: StepContext) -> None:
-        """After a refused step: forget gradients that were not applied, and put buffers back."""
-        self._left = None
-        self.states.server.gradients.discard(self.states.storage)
-        self._put_buffers_back(context)
-        self._end_updates()
-
     def _put_buffers_back(self, context: StepContext) -> None:
         for index, buffers in reversed(context.entry_buffers.items()):
             with contextlib.suppress(StateLostError):  # an update ended half-way, which is the step's error
                 self.states.store_buffers(context.layers[index].key, buffers)
 
     def drain(self) -> None:
-        """Finish all updates under way, those that wait for the next step included.
-
-        Raises:
-            NonFiniteError: a gradient of the last step was not finite.
-        """
+        """Finish all updates under way, those that wait for the next step included."""
         try:
             self.finish()
         finally:

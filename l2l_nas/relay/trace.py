@@ -54,14 +54,7 @@ class Overlap(TypedDict):
 
 
 class Trace:
-    """Records spans from any thread.
-
-    Args:
-        limit: the latest so many are stored.
-
-    Raises:
-        SettingError: a limit below 1.
-    """
+    """Records spans from any thread, the latest so many."""
 
     def __init__(self, limit: int = 100_000) -> None:
         if limit < 1:
@@ -77,7 +70,6 @@ class Trace:
 
     @property
     def spans(self) -> tuple[TraceSpan, ...]:
-        """In the order of recording."""
         with self._lock:
             return tuple(self._spans)
 
@@ -86,11 +78,7 @@ class Trace:
             self._spans.clear()
 
     def write_chrome(self, path: Path) -> None:
-        """Write a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open, one row for each lane.
-
-        Raises:
-            StorageError: it could not be written.
-        """
+        """Write a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open, one row for each lane."""
         write_atomically(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": _chrome_events(self.spans)}))
 
 

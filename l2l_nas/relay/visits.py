@@ -34,19 +34,12 @@ _COMPARISONS = 4
 
 @dataclass
 class GraphSegment:
-    """A part of a micro-batch's graph, which autograd goes back through at once.
+    """A part of a micro-batch's graph, which autograd goes back through at once."""
 
-    Attributes:
-        leaves: what it takes.
-        values: what its layers find: its leaves, and what they gave each other.
-        outputs: what they gave.
-        ends: losses that the way back begins with.
-    """
-
-    leaves: dict[str, Batch]
-    values: dict[str, Batch]
-    outputs: dict[str, Batch] = field(default_factory=dict)
-    ends: Ends = field(default_factory=list)
+    leaves: dict[str, Batch]  # what it takes
+    values: dict[str, Batch]  # what its layers find: its leaves, and what they gave each other
+    outputs: dict[str, Batch] = field(default_factory=dict)  # what they gave
+    ends: Ends = field(default_factory=list)  # losses
 
 
 @dataclass
@@ -56,66 +49,42 @@ class Tail:
     One graph, but for the last micro-batch: there each layer is a part of its own, the loss with the last one, so that
     each may leave. Where a layer is repeated its places add to one gradient in the order of one backward, so nothing
     is cut.
-
-    Attributes:
-        first: place of its first layer.
-        templates: by place.
-        segments: parts of the present micro-batch's graph, each by the place of its first layer.
-        values: what its layers gave for the present micro-batch.
     """
 
-    first: int
+    first: int  # place of its first layer
     has_repeats: bool
-    templates: list[Template] = field(default_factory=list)
+    templates: list[Template] = field(default_factory=list)  # by place
+    # of the present micro-batch, parts of its graph by the place of their first layer, and what the layers gave
     segments: dict[int, GraphSegment] = field(default_factory=dict)
     values: dict[str, Batch] = field(default_factory=dict)
 
 
 @dataclass
 class StepContext:
-    """What one pass through a plan carries from visit to visit.
+    """What one pass through a plan carries from visit to visit."""
 
-    Attributes:
-        layers: the path, and behind it the first layer of the next one if it is known.
-        depth: how many of them are the path.
-        flow: the values of the path.
-        specs: of values on the device.
-        seeds: of a position and a micro-batch.
-        values: by name, where a value is on the device, by micro-batch.
-        learning: values whose gradient is of use.
-        tracked: by value that a forward visit wrote, by micro-batch, which of its tensors have a gradient in plain
-            PyTorch: masks and tables have none. Kernels may depend on it.
-        scale: what the loss is multiplied by for the backward.
-        shares: of each micro-batch, which part of the step's samples it has.
-        gradients: by value and micro-batch, what has come of its gradient so far.
-        entry_buffers: for each layer, its buffers on the host as a forward that changes them found them; from SAVE on.
-        loaded: for each layer whose inputs are stored, the age of the weights that its forward ran with.
-        spilled: values that are not on the device all the time.
-        tail: from its first visit on.
-        at: the place of the layer whose own code runs now, for errors; the path's depth for the loss.
-    """
-
-    layers: tuple[Layer, ...]
-    depth: int
-    flow: Flow
-    specs: Mapping[str, Specs]
-    seeds: Callable[[int, int], int]
-    values: dict[str, Sequence[Batch]] = field(default_factory=dict)
-    learning: frozenset[str] = frozenset()
+    layers: tuple[Layer, ...]  # the path, and behind it the first layer of the next one if it is known
+    depth: int  # how many of them are the path
+    flow: Flow  # the values of the path
+    specs: Mapping[str, Specs]  # of values on the device
+    seeds: Callable[[int, int], int]  # of a position and a micro-batch
+    values: dict[str, Sequence[Batch]] = field(default_factory=dict)  # where they are on the device, by micro-batch
+    learning: frozenset[str] = frozenset()  # values whose gradient is of use
+    # of values that forward visits wrote, which tensors of each micro-batch have a gradient in plain PyTorch: masks and
+    # tables have none. Kernels may depend on it
     tracked: dict[str, list[tuple[bool, ...]]] = field(default_factory=dict)
-    scale: float = 1.0
-    shares: Sequence[float] = ()
+    scale: float = 1.0  # what the loss is multiplied by for the backward
+    shares: Sequence[float] = ()  # of each micro-batch, which part of the step's samples it has
     losses: LossSums = field(default_factory=LossSums)
+    # by value and micro-batch, what has come of its gradient so far
     gradients: dict[tuple[str, int], tuple[Tensor | None, ...]] = field(default_factory=dict)
-    entry_buffers: dict[int, Tensor] = field(default_factory=dict)
-    loaded: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
-    spilled: frozenset[str] = frozenset()
-    tail: Tail | None = None
-    at: int | None = None
-
-    @property
-    def num_batches(self) -> int:
-        return len(next(iter(self.values.values())))
+    entry_buffers: dict[int, Tensor] = field(default_factory=dict)  # as a forward that changes them found them
+    loaded: dict[int, tuple[int | None, ...]] = field(
+        default_factory=dict
+    )  # age of the weights that a forward ran with
+    spilled: frozenset[str] = frozenset()  # values that are not on the device all the time
+    tail: Tail | None = None  # from its first visit on
+    at: int | None = None  # the place of the layer whose own code runs now, for errors; the depth for the loss
 
     def leaves(self, names: Sequence[str], index: int) -> dict[str, Batch]:
         """Values of a micro-batch as leaves of a new graph; integers such as token numbers have no gradient."""
@@ -161,7 +130,7 @@ class Visits:
         """
         template.module.train()
         context.at = place
-        for index in range(context.num_batches):
+        for index in range(len(context.shares)):
             leaves = context.leaves(context.flow.reads[place], index)
             outputs, losses = self._through(context, place, template.call, leaves, index)
             context.losses.add_auxiliary(place, losses, context.shares[index])
@@ -190,7 +159,7 @@ class Visits:
         assert tail is not None
         modules = [template.module for template in tail.templates]
         objective = learned_by(modules, objective)
-        for index in range(context.num_batches):
+        for index in range(len(context.shares)):
             if index:
                 for place in range(tail.first, context.depth):
                     self._go_on(context, tail, place, index)
@@ -204,7 +173,7 @@ class Visits:
             context.at = None
             if loss.requires_grad:
                 segment.ends.append((loss if context.scale == 1.0 else loss * context.scale, None))
-            if index < context.num_batches - 1:
+            if index < len(context.shares) - 1:
                 self._go_back(context, tail.segments.pop(tail.first), index)
                 tail.values.clear()
             del segment, given, loss  # before the next micro-batch makes its own
@@ -218,7 +187,7 @@ class Visits:
             context.at = place if place < context.depth - 1 and not tail.has_repeats else None
             for name in segment.outputs:
                 tail.values.pop(name)
-            self._go_back(context, segment, context.num_batches - 1)
+            self._go_back(context, segment, len(context.shares) - 1)
         if tail.templates.index(template) == place - tail.first:  # a repeated layer leaves once, at its first place
             template.measure()
 
@@ -232,7 +201,7 @@ class Visits:
         # another process may have updated the weights since; then other outputs are right
         reads, writes = context.flow.reads[place], context.flow.writes[place]
         is_same = template.loaded == context.loaded[place] and context.spilled.isdisjoint(writes)
-        for index in range(context.num_batches):
+        for index in range(len(context.shares)):
             leaves = context.leaves(reads, index)
             outputs, losses = self._through(context, place, template.call, leaves, index)
             if is_same and template.compared < _COMPARISONS:
@@ -247,7 +216,7 @@ class Visits:
 
     def _go_on(self, context: StepContext, tail: Tail, place: int, index: int) -> None:
         """A micro-batch through one layer of the tail."""
-        is_cut = index == context.num_batches - 1 and not tail.has_repeats
+        is_cut = index == len(context.shares) - 1 and not tail.has_repeats
         if place == tail.first or is_cut:
             names = context.entered(place, place + 1 if is_cut else context.depth)
             leaves = context.leaves([name for name in names if name not in tail.values], index)
