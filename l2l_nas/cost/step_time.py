@@ -178,7 +178,7 @@ class StepTime:
     def _order(self) -> UpdateOrder:
         """As the relay chooses it on such a machine while nothing is clipped."""
         overlaps = self.hardware.lanes == "streams" and not self._in_files and not self.relay.config.memory.state_bytes
-        return self.relay.config.update.order or UpdateOrder.of(self.relay.update, overlaps=overlaps)
+        return self.relay.config.update.order(overlaps=overlaps)
 
     def _stored(self, path: RelayPath) -> list[str]:
         """States whose weights are stored as they cross the link: all of a path, or none with `pinned=none`.

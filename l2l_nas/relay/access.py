@@ -87,28 +87,24 @@ class StateAccess:
 
     def _copy(self, state: LayerState, layout: Layout, slot: Tensor, is_lasting: bool) -> None:
         """See [Note: what crosses]. States on disk are rounded when they are read."""
-        source = self._source(state, layout, is_lasting)
-        if source is not None:
-            slot.copy_(source, non_blocking=is_lasting)
-        elif self._wire.is_pinned:
-            block = self._wire.stage(layout.parameter_bytes)
+        wire, size = self._wire, layout.parameter_bytes
+        if self._dtype == torch.float32 and (state.is_pinned or not wire.is_pinned):
+            slot.copy_(state.weights, non_blocking=is_lasting)
+            return
+        if is_lasting:
+            is_there = state.wire is not None and state.wire.numel() == size and state.wire_dtype == self._dtype
+            if not is_there and (block := wire.allocate(size)) is not None:
+                state.keep_wire(layout, block, self._dtype)
+                is_there = True
+            if is_there and state.wire is not None:
+                slot.copy_(state.wire, non_blocking=True)
+                return
+        if wire.is_pinned:
+            block = wire.stage(size)
             state.copy_to_wire(layout, block)
             slot.copy_(block, non_blocking=True)
         else:
             state.copy_to_wire(layout, slot)
-
-    def _source(self, state: LayerState, layout: Layout, is_lasting: bool) -> Tensor | None:
-        """What is copied as it is; None where weights must be rounded, or moved to pinned memory, first."""
-        if self._dtype == torch.float32 and (state.is_pinned or not self._wire.is_pinned):
-            return state.weights
-        if not is_lasting:
-            return None
-        if state.wire is None or state.wire.numel() != layout.parameter_bytes or state.wire_dtype != self._dtype:
-            block = self._wire.allocate(layout.parameter_bytes)
-            if block is None:
-                return None
-            state.keep_wire(layout, block, self._dtype)
-        return state.wire
 
     def allocate_gradients(self, state: OpenState) -> GradientBlock | None:
         """Where the gradients of an opened state go in its backward; None: to the slot."""

@@ -123,9 +123,18 @@ class UpdateConfig:
             return UpdatePolicy.EAGER if self.update is UpdateOrder.EAGER else UpdatePolicy.EXACT
         return UpdatePolicy(self.update)
 
-    @property
-    def order(self) -> UpdateOrder | None:
-        return self.update if isinstance(self.update, UpdateOrder) else None
+    def order(self, *, overlaps: bool) -> UpdateOrder:
+        """How updates are done best, or as tests say.
+
+        Args:
+            overlaps: whether host and device work side by side on states in the host's own memory. Elsewhere nothing
+                is won by an update ahead of the check, and the copy of what it changes costs time and memory.
+        """
+        if isinstance(self.update, UpdateOrder):
+            return self.update
+        if self.update is UpdatePolicy.EAGER:
+            return UpdateOrder.EAGER
+        return UpdateOrder.AHEAD if overlaps else UpdateOrder.CHECKED
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,9 @@ from l2l_nas.relay.planner import plan_forward
 from l2l_nas.relay.population import PopulationPass, group, prefixes
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.stash import Stash
-from l2l_nas.relay.visits import StepContext, full, written
+from l2l_nas.relay.visits import full, given_by
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
-from l2l_nas.space.values import Flow, as_tuple
 
 Passes = list[tuple[list[int], PopulationPass]]  # each with the numbers of its members
 
@@ -176,10 +175,9 @@ class Evaluation:
         path = numbered([about(states.server, layer) for layer in layers])
         plan = plan_forward(path.layers, slots=len(self._bank.slots), saves_buffers=saves_buffers)
         expect(states, plan, layers, path)
-        no_values = Flow({}, (), (), ())
-        context = StepContext(tuple(layers), len(layers), no_values, self._stash.specs, lambda position, batch: 0)
+        job = ForwardJob(plan=plan, layers=tuple(layers), depth=len(layers), states=states, path=path, visit=visit)
         try:
-            self._executor.carry_out(ForwardJob(plan=plan, context=context, states=states, path=path, visit=visit))
+            self._executor.carry_out(job)
         finally:
             self._executor.drain()
 
@@ -202,7 +200,8 @@ class Evaluation:
         is_held = self._is_in_place  # what is a view of a master stays as it is until outputs are on the host
         if is_held and len(names) == 1 and len(specs) == 1 and is_plain(outputs, specs[0].dtype):
             return [(outputs,)]
-        values = list(written(names, as_tuple(outputs), self._stash.specs).values())
+        # without a gradient, what a layer gives as it took it need be no value of its own
+        values = list(given_by(names, (), outputs, self._stash.specs).values())
         return (
             values if is_held else [tuple(t.clone() if self._bank.holds(t) else t for t in batch) for batch in values]
         )

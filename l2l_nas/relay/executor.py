@@ -1,4 +1,10 @@
-"""The executor: issues the steps of a plan to the lanes, each after the steps it must wait for."""
+"""The executor: issues the steps of a plan to the lanes, each after the steps it must wait for.
+
+[Note: no deadlock] Beyond the bound of `Staging` a gradient is sent after updates that were issued before it. So a wait
+is always for work that was issued earlier; a lane, too, keeps work waiting only for work that was issued before it.
+Whatever of all was issued first can go on, and so all of it ends. Where nothing earlier would free memory, as with the
+first gradient of a layer that is used twice, a gradient is sent beyond the bound.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +34,6 @@ from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
 from l2l_nas.relay.refusals import raise_named, refuse_changes, refuse_replaced_buffers, where
 from l2l_nas.relay.schedule import LANE, PlanSchedule, rank, update_ranks
 from l2l_nas.relay.slots import Template
-from l2l_nas.relay.staging import Staging
 from l2l_nas.relay.stash import ArenaLayout, Frames
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.visits import StepContext, Visits
@@ -37,11 +42,10 @@ _STAGING_SHARE = 0.25  # of free host memory, for gradients that wait for update
 
 
 @dataclass(kw_only=True)
-class PlanJob:
+class PlanJob(StepContext):
     """A plan to carry out, and what its steps need to know."""
 
     plan: Plan
-    context: StepContext
     states: StateAccess
     path: NumberedPath  # says what the plan's numbers are
     number: int = -1  # of the training step, for messages
@@ -64,16 +68,46 @@ class TrainJob(PlanJob):
     lr: float
     update: UpdateOrder
     clip: Clip | None = None
-    losses: Losses | None = None  # once they came from the device
+    on_host: Losses | None = None  # its losses, once they came from the device
     check: GradientCheck | None = None  # once CHECK is done
     updated: list[str] = field(default_factory=list)  # states
 
     def require_finite_loss(self) -> Losses:
         """Refuse losses that are not finite, and cannot become so with a lower scale, before any gradient is used."""
-        self.losses = self.losses or self.context.losses.read(self.context.layers)
-        if self.context.scale == 1.0:
-            self.losses.require_finite(self.number)
-        return self.losses
+        self.on_host = self.on_host or self.losses.read(self.layers)
+        if self.scale == 1.0:
+            self.on_host.require_finite(self.number)
+        return self.on_host
+
+
+class Staging:
+    """A bound on the gradients that wait on the host: says after which updates one is sent; see [Note: no deadlock]."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._sent: dict[str, int] = {}  # by state, bytes whose update was not issued yet
+        self._updates: list[tuple[Future, int]] = []
+
+    def send(self, sizes: Mapping[str, int], *, newest_first: bool) -> tuple[Future, ...]:
+        """Count gradients that are to be sent, in bytes by state; which updates are to be waited for first."""
+        self._updates = [(future, size) for future, size in self._updates if not future.is_done]
+        total = sum(sizes.values()) + sum(self._sent.values()) + sum(size for _, size in self._updates)
+        awaited = []
+        while self._updates and total > self.limit_bytes:
+            future, size = self._updates.pop(-1 if newest_first else 0)
+            total -= size
+            awaited.append(future)
+        for state, size in sizes.items():
+            self._sent[state] = self._sent.get(state, 0) + size
+        return tuple(awaited)
+
+    def update(self, state: str, future: Future) -> None:
+        """Count an update that was issued: at its end the gradients of its state are free."""
+        self._updates.append((future, self._sent.pop(state, 0)))
+
+    def clear(self) -> None:
+        self._sent.clear()
+        self._updates.clear()
 
 
 class PlanExecutor:
@@ -101,7 +135,7 @@ class PlanExecutor:
 
         def submit(step: Step, after: tuple[Future, ...]) -> Future:
             if step.op is Op.SEND and is_staged:
-                layouts = {key: job.states.server.layout(key) for key in job.context.layers[step.layer].states}
+                layouts = {key: job.states.server.layout(key) for key in job.layers[step.layer].states}
                 sizes = {key: gradient_bytes(layout) for key, layout in layouts.items() if layout.is_trainable}
                 after += self.staging.send(sizes, newest_first=bool(ranks))
             issued.append(self._submit(step, job, after, rank(step, ranks)))
@@ -113,7 +147,7 @@ class PlanExecutor:
         try:
             for step in job.plan.steps:
                 if step.op is Op.LOAD:
-                    self.bank.build(job.context.layers[step.layer], step.slot)
+                    self.bank.build(job.layers[step.layer], step.slot)
             self.lanes.wait(self._schedule.issue(job.plan, job.path.state, submit, frees=is_poisoning))
             if isinstance(job, TrainJob):
                 job.require_finite_loss()
@@ -153,7 +187,7 @@ class PlanExecutor:
         self.staging.clear()
 
     def _submit(self, step: Step, job: PlanJob, after: tuple[Future, ...], rank: int) -> Future:
-        name = job.context.layers[step.layer].key if step.layer >= 0 else ""
+        name = job.layers[step.layer].key if step.layer >= 0 else ""
         if step.op is Op.UPDATE:
             name = job.path.state(step.state)
         label = Label(step.op.value, name, job.number)
@@ -162,7 +196,7 @@ class PlanExecutor:
             return self.lanes.compute(work, after=after, label=label, cancel=job.cancel)
         if step.op is Op.FETCH:  # visits are in this thread, behind it
             value = job.path.value(step.value)
-            job.context.values[value] = self._frame(step, job)
+            job.values[value] = self._frame(step, job)
         lane = LANE.get(step.op, "up")  # FREE: a slot is poisoned before it is loaded
         return self.lanes.submit(lane, work, after=after, label=label, cancel=job.cancel, rank=rank)
 
@@ -172,7 +206,7 @@ class PlanExecutor:
         self._stress.poison(slot.weights, slot.gradients, slot.buffers)
 
     def _load(self, step: Step, job: PlanJob) -> None:
-        layer, states = job.context.layers[step.layer], job.states
+        layer, states = job.layers[step.layer], job.states
         template = self.bank.template(layer, step.slot)
         template.opened = tuple(
             states.open(key, block) for key, block in zip(layer.states, template.weights, strict=True)
@@ -185,7 +219,7 @@ class PlanExecutor:
                 template.buffers_version = state.version if states.storage.is_shared else None
 
     def _save(self, step: Step, job: PlanJob) -> None:
-        layer, states = job.context.layers[step.layer], job.states
+        layer, states = job.layers[step.layer], job.states
         template = self.bank.template(layer, step.slot)
         refuse_replaced_buffers(layer, template, self.bank.pool)
 
@@ -200,11 +234,10 @@ class PlanExecutor:
             return
         with states.storage.reading(layer.key, Part.BUFFERS) as before:
             entry = self._staged(before.buffers)
-        entry_buffers = job.context.entry_buffers
-        entry_buffers[step.layer] = entry
-        for index, earlier in enumerate(job.context.layers[: step.layer]):
+        job.entry_buffers[step.layer] = entry
+        for index, earlier in enumerate(job.layers[: step.layer]):
             if earlier.key == layer.key:  # it changed nothing there, so that nothing was noted
-                entry_buffers.setdefault(index, entry)
+                job.entry_buffers.setdefault(index, entry)
         states.store_buffers(layer.key, template.buffers, template.buffer_layout)
 
     def _staged(self, buffers: Tensor) -> Tensor:
@@ -213,7 +246,7 @@ class PlanExecutor:
 
     def _send(self, step: Step, job: TrainJob) -> None:
         job.require_finite_loss()
-        layer = job.context.layers[step.layer]
+        layer = job.layers[step.layer]
         template, server = self.bank.template(layer, step.slot), job.states.server
         for number, state in enumerate(layer.states):
             if server.layout(state).is_trainable:
@@ -238,7 +271,7 @@ class PlanExecutor:
     def _check(self, step: Step, job: TrainJob) -> None:
         losses = job.require_finite_loss()
         order: dict[tuple[str, int], None] = {}
-        for layer in job.context.layers[: job.context.depth]:
+        for layer in job.layers[: job.depth]:
             for number, index in self.bank.parameter_order(layer):
                 order[layer.states[number], index] = None
         inbox, states = job.states.server.gradients, job.states.storage
@@ -258,7 +291,7 @@ class PlanExecutor:
             return
         state, inbox, states = job.path.state(step.state), job.states.server.gradients, job.states.storage
         if job.update is UpdateOrder.AHEAD and job.check is None:
-            inbox.update_ahead(state, states, scale=job.context.scale)
+            inbox.update_ahead(state, states, scale=job.scale)
             return
         try:
             inbox.update(state, states, checked=job.update is not UpdateOrder.EAGER, clip=job.clip)
@@ -267,34 +300,33 @@ class PlanExecutor:
         job.updated.append(state)
 
     def _visit(self, step: Step, job: PlanJob) -> None:
-        context = job.context
         slots = (step.slot, *step.tail)
-        layers = context.layers[step.layer : step.layer + len(slots)]
+        layers = job.layers[step.layer : step.layer + len(slots)]
         templates = [self.bank.template(layer, slot) for layer, slot in zip(layers, slots, strict=True)]
         if step.op in (Op.FORWARD, Op.BACKWARD, Op.ENTER):
             self._bind(step, job, templates[0])
         versions = [template.weights_version for template in templates]
-        context.at = step.layer
+        job.at = step.layer
         try:
             # the caller may be within `no_grad`, and a training would leave all weights as they are
             with torch.set_grad_enabled(isinstance(job, TrainJob)):
                 self._compute(step, job, templates[0])
         except BaseException as error:
-            raise_named(error, context.layers[: context.depth], context.at, self.bank.pool, self._dtype)
+            raise_named(error, job.layers[: job.depth], job.at, self.bank.pool, self._dtype)
         for layer, template, version in zip(layers, templates, versions, strict=True):
             refuse_changes(layer, template, version, self.bank.pool)
 
     @staticmethod
     def _bind(step: Step, job: PlanJob, template: Template) -> None:
         """Have a template compute on what its slot was loaded with."""
-        tail = job.context.tail
+        tail = job.tail
         # a repeated layer of the tail enters again, with the gradients of its first place
         begins = step.op is Op.BACKWARD or (step.op is Op.ENTER and (tail is None or template not in tail.templates))
         gradients = [job.states.allocate_gradients(state) for state in template.opened] if begins else None
         template.bind([state.weights for state in template.opened], gradients)
 
     def _compute(self, step: Step, job: PlanJob, template: Template) -> None:
-        context, place = job.context, step.layer
+        place = step.layer
         if isinstance(job, ForwardJob):
             job.visit(place, template)
             return
@@ -302,17 +334,17 @@ class PlanExecutor:
         match step.op:
             case Op.FORWARD:
                 ring, own = iter(step.frames), job.arena.own
-                names = context.flow.writes[place]  # and where it writes them
-                frames = {n: job.arena.ring[next(ring)][n] if n in context.spilled else own[n] for n in names}
-                self._visits.forward(context, place, template, frames)
+                names = job.flow.writes[place]
+                frames = {n: job.arena.ring[next(ring)][n] if n in job.spilled else own[n] for n in names}
+                self._visits.forward(job, place, template, frames)
             case Op.TAIL:
-                self._visits.tail(context, job.batch.objective, job.batch.targets, job.batch.count)
+                self._visits.tail(job, job.batch.objective, job.batch.targets, job.batch.count)
             case Op.ENTER:
-                self._visits.enter(context, place, template)
+                self._visits.enter(job, place, template)
             case Op.LEAVE:
-                self._visits.leave(context, place, template)
+                self._visits.leave(job, place, template)
             case _:
-                self._visits.backward(context, place, template)
+                self._visits.backward(job, place, template)
 
     _WORK: ClassVar[Mapping[Op, Callable[[PlanExecutor, Step, Any], None]]] = {
         Op.LOAD: _load,

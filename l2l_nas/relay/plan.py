@@ -82,18 +82,6 @@ class UpdateOrder(enum.Enum):
     CHECKED = "checked"
     AHEAD = "ahead"
 
-    @classmethod
-    def of(cls, policy: UpdatePolicy, *, overlaps: bool) -> UpdateOrder:
-        """How a policy is carried out best.
-
-        Args:
-            overlaps: whether host and device work side by side on states in the host's own memory. Elsewhere nothing
-                is won by an update ahead of the check, and the copy of what it changes costs time and memory.
-        """
-        if policy is UpdatePolicy.EAGER:
-            return cls.EAGER
-        return cls.AHEAD if overlaps else cls.CHECKED
-
 
 class Step(NamedTuple):
     """One step. States and values go by the names that the path gives them; -1 where there is none."""

@@ -9,21 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.errors import (
-    L2LError,
-    PlanError,
-    SettingError,
-    SpaceError,
-    UserCodeError,
-    is_out_of_memory,
-    what_raised,
-)
+from l2l_nas.errors import L2LError, PlanError, SettingError, SpaceError, UserCodeError, is_out_of_memory, what_raised
 from l2l_nas.relay.interface import Batch, Objective
 from l2l_nas.relay.slots import Template, mixed_dtypes
 from l2l_nas.space.operations import graph_leaves
 from l2l_nas.space.pool import Layer, LayerPool
-
-Gradients = Batch | tuple[None, ...]
 
 
 def refuse_own_parameters(objective: Objective, loss: Tensor, outputs: Batch, modules: Sequence[nn.Module]) -> None:

@@ -48,7 +48,6 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import check_shapes
 
-_SECTIONS = ("memory", "precision", "update", "execution")
 _PATHS = 256  # that are remembered as plans see them
 
 
@@ -138,7 +137,7 @@ class Relay:
 
     def reconfigure(self, **settings: Any) -> None:
         """Have predictions of costs assume other settings. It does not train with them."""
-        self.config = RelayConfig.of({name: getattr(self.config, name) for name in _SECTIONS} | settings)
+        self.config = RelayConfig.of({**vars(self.config), **settings})
 
     @property
     def precision(self) -> str:

@@ -103,16 +103,8 @@ class Stash:
     def lay_out(self, sizes: tuple[int, ...], spilled: frozenset[str] = frozenset()) -> ArenaLayout:
         """Frames for micro-batches of these sizes; an arena grows if they need more than any before."""
         if (sizes, spilled) not in self._layouts:
-            device, host = 0, 0
-            own: dict[str, list[list[Entry]]] = {}
-            away: dict[str, list[list[Entry]]] = {}
-            for name in self.places:
-                if name in spilled:
-                    away[name] = self._entries(name, sizes, host)
-                    host = _end(away[name], host)
-                else:
-                    own[name] = self._entries(name, sizes, device)
-                    device = _end(own[name], device)
+            own, device = self._row([name for name in self.places if name not in spilled], sizes)
+            away, host = self._row([name for name in self.places if name in spilled], sizes)
             frame = max((self.size_bytes(name, sizes) for name in away), default=0)
             ring = [
                 {name: self._entries(name, sizes, device + number * frame) for name in away}
@@ -133,6 +125,14 @@ class Stash:
         if host > self._host.numel():
             self._host = self._device.allocate_host(0)
             self._host = self._device.allocate_host(host)
+
+    def _row(self, values: Sequence[str], sizes: tuple[int, ...]) -> tuple[dict[str, list[list[Entry]]], int]:
+        """Values one behind the other, and where the last one ends."""
+        entries, end = {}, 0
+        for name in values:
+            entries[name] = self._entries(name, sizes, end)
+            end = _end(entries[name], end)
+        return entries, end
 
     def _entries(self, value: str, sizes: tuple[int, ...], start: int) -> list[list[Entry]]:
         batches: list[list[Entry]] = []

@@ -2,7 +2,7 @@
 
 [Note: many devices] One device trains here. Where several share a step, each of these places has to agree with the
 others, and nothing else: the count of targets over all of them (`MiniBatch.of`), the numbers of this device's
-micro-batches and their shares of the whole batch (`TrainingStep._context`), the least of all budgets
+micro-batches and their shares of the whole batch (`TrainingStep.prepare`), the least of all budgets
 (`Relay.memory_plan`), weights gathered after a load (`StateAccess.open`), gradients summed before they are sent
 (`PlanExecutor._send`), whether the loss is finite (`TrainJob.require_finite_loss`), norms and the overflow of all
 gradients (`GradientInbox.check`).
@@ -24,13 +24,12 @@ from l2l_nas.relay.evaluation import cut_batch, expect
 from l2l_nas.relay.executor import PlanExecutor, TrainJob
 from l2l_nas.relay.held import HeldStep, HeldSteps
 from l2l_nas.relay.held_path import HeldPath
-from l2l_nas.relay.interface import MiniBatch, StepResult, each, shares
+from l2l_nas.relay.interface import Batch, MiniBatch, StepResult, each, shares
 from l2l_nas.relay.memory import MemoryPlan
 from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
-from l2l_nas.relay.stash import ArenaLayout, Stash
-from l2l_nas.relay.visits import StepContext
+from l2l_nas.relay.stash import Frames, Stash
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.randomness import preserved_generators
@@ -107,9 +106,22 @@ class TrainingStep:
         )
         expect(states, plan, layers, path)
         arena = self._stash.lay_out(batch.sizes, memory.spilled)
+        scale, flow = states.server.gradients.loss_scale, self._bank.pool.flow(layers[: len(path.layers)])
+        values = {name: arena.own[name] for name in flow.inputs}
+        for name, tensors in flow.by_input(batch.inputs).items():
+            self._fill(values[name], tensors, batch.sizes)
         return TrainJob(
             plan=plan,
-            context=self._context(batch, path, layers, arena, step=step, spilled=memory.spilled),
+            layers=tuple(layers),
+            depth=len(path.layers),
+            flow=flow,
+            specs=self._stash.specs,
+            seeds=lambda position, batch: stream_seed(self._seed, step, position, batch),
+            values=dict(values),
+            learning=path.learning,
+            scale=scale.scale if scale is not None and self.config.precision.is_scaled else 1.0,
+            shares=shares(batch.sizes),
+            spilled=memory.spilled,
             states=states,
             path=path,
             number=step,
@@ -120,36 +132,10 @@ class TrainingStep:
             clip=self.config.update.clip,
         )
 
-    def _context(
-        self,
-        batch: MiniBatch,
-        path: NumberedPath,
-        layers: Sequence[Layer],
-        arena: ArenaLayout,
-        *,
-        step: int,
-        spilled: frozenset[str],
-    ) -> StepContext:
-        """What the step's visits begin with; its inputs are on the device."""
-        pool, depth, scale = self._bank.pool, len(path.layers), self.states.server.gradients.loss_scale
-        context = StepContext(
-            layers=tuple(layers),
-            depth=depth,
-            flow=pool.flow(layers[:depth]),
-            specs=self._stash.specs,
-            values={name: arena.own[name] for name in pool.sources},
-            seeds=lambda position, batch: stream_seed(self._seed, step, position, batch),
-            learning=path.learning,
-            scale=scale.scale if scale is not None and self.config.precision.is_scaled else 1.0,
-            spilled=spilled,
-            shares=shares(batch.sizes),
-        )
-        for name, tensors in context.flow.by_input(batch.inputs).items():
-            parts = cut_batch(each(tensors, self._device.put), batch.sizes)
-            for frame, part in zip(context.values[name], parts, strict=True):
-                for target, tensor in zip(frame, part, strict=True):
-                    target.copy_(tensor)
-        return context
+    def _fill(self, frames: Frames, inputs: Batch, sizes: Sequence[int]) -> None:
+        for frame, batch in zip(frames, cut_batch(tuple(map(self._device.put, inputs)), sizes), strict=True):
+            for target, tensor in zip(frame, batch, strict=True):
+                target.copy_(tensor)
 
     def run(self, job: TrainJob) -> None:
         """Have the plan carried out. Updates may be running when this returns.
@@ -163,7 +149,7 @@ class TrainingStep:
             except BaseException:
                 self._left = None
                 self.states.server.gradients.discard(self.states.storage)  # those that were not applied
-                self._put_buffers_back(job.context)
+                self._put_buffers_back(job)
                 self._end_updates()
                 raise
 
@@ -177,14 +163,13 @@ class TrainingStep:
         job.states.server.begin_updates(self)
         losses = job.require_finite_loss()
         if is_skipped and losses.bad:
-            self._put_buffers_back(job.context)  # they have seen what overflowed
+            self._put_buffers_back(job)  # they have seen what overflowed
         norm = job.check.norm if job.check else None
         return StepResult(losses.task, job.batch.count, norm, is_skipped, losses.auxiliary)
 
     def held_path(self, architecture: Architecture, memory: MemoryPlan) -> HeldPath | None:
         """A path whose step waits for nothing, as all is held, see [Note: held]; None for others."""
-        storage = self.states.server.storage
-        if self._held is None or memory.spilled or not (isinstance(storage, RamStorage) or storage.is_shared):
+        if self._held is None or memory.spilled or not isinstance(self.states.server.storage, RamStorage):
             return None
         pool = self._bank.pool
         if memory.keep < len(pool.positions) and memory.keep < len(pool.path(architecture)):
@@ -207,11 +192,11 @@ class TrainingStep:
     @property
     def usual_order(self) -> UpdateOrder:
         """When steps update states while nothing is clipped."""
-        storage, update = self.states.server.storage, self.config.update
+        storage = self.states.server.storage
         # files are for what memory does not hold, and what lives on the device is updated there in any case
         is_beside = self._executor.lanes.is_beside and not self._device.shares_memory
         overlaps = is_beside and storage.is_lasting and not self.config.memory.state_bytes
-        order = update.order or UpdateOrder.of(update.policy, overlaps=overlaps)
+        order = self.config.update.order(overlaps=overlaps)
         # to put back would undo what other processes did to a state meanwhile
         return UpdateOrder.CHECKED if order is UpdateOrder.AHEAD and storage.is_shared else order
 
@@ -225,10 +210,10 @@ class TrainingStep:
             self.put_back += was_needed and order is UpdateOrder.AHEAD
             self._calm = 0 if was_needed else min(self._calm + 1, _CALM)
 
-    def _put_buffers_back(self, context: StepContext) -> None:
-        for index, buffers in reversed(context.entry_buffers.items()):
+    def _put_buffers_back(self, job: TrainJob) -> None:
+        for index, buffers in reversed(job.entry_buffers.items()):
             with contextlib.suppress(StateLostError):  # an update ended half-way, which is the step's error
-                self.states.store_buffers(context.layers[index].key, buffers)
+                self.states.store_buffers(job.layers[index].key, buffers)
 
     def drain(self) -> None:
         """Finish all updates under way, those that wait for the next step included."""

@@ -23,22 +23,13 @@ Interval = tuple[float, float]  # begin and end in seconds
 
 @dataclass(frozen=True)
 class TraceSpan:
-    """One operation on one lane.
+    """One operation on one lane."""
 
-    Args:
-        lane: one of the schedule's `LANES`.
-        op: what was done, as `Op` of the plan calls it.
-        layer: the key of the layer or state it was done to; empty for none.
-        step: the training step.
-        start_s: begin, in seconds on a clock that all spans of a trace share.
-        end_s: end, on the same clock.
-    """
-
-    lane: str
-    op: str
-    layer: str
+    lane: str  # one of the schedule's `LANES`
+    op: str  # as `Op` of the plan calls it
+    layer: str  # the key of the layer or state it was done to; empty for none
     step: int
-    start_s: float
+    start_s: float  # on a clock that all spans of a trace share
     end_s: float
 
 

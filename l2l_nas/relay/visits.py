@@ -59,15 +59,15 @@ class Tail:
     values: dict[str, Batch] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StepContext:
     """What one pass through a plan carries from visit to visit."""
 
     layers: tuple[Layer, ...]  # the path, and behind it the first layer of the next one if it is known
     depth: int  # how many of them are the path
-    flow: Flow  # the values of the path
-    specs: Mapping[str, Specs]  # of values on the device
-    seeds: Callable[[int, int], int]  # of a position and a micro-batch
+    flow: Flow = Flow({}, (), (), ())  # the values of the path
+    specs: Mapping[str, Specs] = field(default_factory=dict)  # of values on the device
+    seeds: Callable[[int, int], int] = lambda position, batch: 0
     values: dict[str, Sequence[Batch]] = field(default_factory=dict)  # where they are on the device, by micro-batch
     learning: frozenset[str] = frozenset()  # values whose gradient is of use
     # of values that forward visits wrote, which tensors of each micro-batch have a gradient in plain PyTorch: masks and
@@ -292,15 +292,10 @@ def apart(taken: Batch, outputs: Batch) -> Batch:
 
 
 def given_by(names: Sequence[str], taken: Batch, outputs: object, specs: Mapping[str, Specs]) -> dict[str, Batch]:
-    """What a layer that trains gave for what it took, by value."""
-    return written(names, apart(taken, as_tuple(outputs)), specs)
-
-
-def written(names: Sequence[str], outputs: Batch, specs: Mapping[str, Specs]) -> dict[str, Batch]:
-    """What a layer gave, by value, in the dtypes in which the next layer takes it."""
+    """What a layer gave for what it took, by value, in the dtypes in which the next layer takes it."""
     return {
         name: tuple(tensor.to(spec.dtype) for tensor, spec in zip(tensors, specs[name], strict=True))
-        for name, tensors in by_value(names, outputs).items()
+        for name, tensors in by_value(names, apart(taken, as_tuple(outputs))).items()
     }
 
 
