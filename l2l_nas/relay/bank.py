@@ -42,6 +42,8 @@ class SlotBank:
         sizes = [self._layer_bytes(layer, dtype) for layer in layers]
         weights, gradients, buffers = (max(column) for column in zip((0, 0, 0), *sizes, strict=True))
         self._sizes = (weights, gradients, buffers)
+        self.weights_bytes = weights  # of the largest layer, on the device
+        self.slot_bytes = sum(align(size) for size in self._sizes)
         self.slots: tuple[Slot, ...] = ()
         self._templates: dict[tuple[object, int], Template] = {}  # by kind and number of the slot
         self._separate: dict[str, Template] = {}  # by layer, the latest last
@@ -59,14 +61,6 @@ class SlotBank:
             sum(slot_bytes(layout_of(self.pool, key)) for key in layer.states),
             wire_layout_of(self.pool, layer.key, dtype).buffer_bytes,
         )
-
-    @property
-    def weights_bytes(self) -> int:
-        return self._sizes[0]
-
-    @property
-    def slot_bytes(self) -> int:
-        return sum(align(size) for size in self._sizes)
 
     def resize(self, slots: int) -> None:
         """Have so many slots. Nothing may be under way in those that are given back."""

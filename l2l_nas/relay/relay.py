@@ -172,11 +172,7 @@ class Relay:
         self._training.use(self._access(server))
 
     def drain(self) -> None:
-        """Finish all updates under way, those that wait for the next step included.
-
-        Raises:
-            NonFiniteError: a gradient of the last step was not finite.
-        """
+        """Finish all updates under way; raises NonFiniteError where a gradient of the last step was not finite."""
         self._training.drain()
 
     def _pause(self) -> None:
@@ -221,11 +217,7 @@ class Relay:
         return self._paths[key]
 
     def memory_plan(self, sizes: tuple[int, ...]) -> MemoryPlan:
-        """What stays on the device, for micro-batches of these sizes.
-
-        Raises:
-            SettingError: the device budget is too small.
-        """
+        """What stays on the device, for micro-batches of these sizes."""
         if sizes not in self._memory_plans:
             self._memory_plans[sizes] = decide(
                 self.pool, self.bank, self.stash, sizes, self._memory, self.device.free_bytes
@@ -275,7 +267,6 @@ class Relay:
         return self._training.settle(job)
 
     def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
-        """See `Executor.predict`."""
         return self.predict_population([architecture], inputs, micro_batch=micro_batch)[0]
 
     @alone
@@ -325,7 +316,6 @@ class Relay:
 
     @property
     def reduced_bytes(self) -> int:
-        """See `Executor.reduced_bytes`."""
         return self.stash.waiting_inside_bytes
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -59,6 +58,10 @@ class Stash:
         )
         self.frames = max(RING, most + 1)  # spilled values that must be on the device at a time
         self._wiring = wiring
+        # the most that an evaluation keeps of one sample between two layers, whatever the path; and the same without
+        # what the last position writes
+        self.waiting_bytes = self._waiting(wiring.writes)
+        self.waiting_inside_bytes = self._waiting([*wiring.writes[:-1], ()])
         self._device = device
         self.arena = device.allocate(0)
         self._host = device.allocate_host(0)
@@ -73,16 +76,6 @@ class Stash:
 
     def size_bytes(self, value: str, sizes: tuple[int, ...]) -> int:
         return _end(self._entries(value, sizes, 0), 0)
-
-    @cached_property
-    def waiting_bytes(self) -> int:
-        """The most that an evaluation keeps of one sample between two layers, whatever the path."""
-        return self._waiting(self._wiring.writes)
-
-    @cached_property
-    def waiting_inside_bytes(self) -> int:
-        """The same without what the last position writes."""
-        return self._waiting([*self._wiring.writes[:-1], ()])
 
     def _waiting(self, writes: Sequence[Sequence[str]]) -> int:
         wiring = self._wiring
