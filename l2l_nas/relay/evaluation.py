@@ -44,6 +44,7 @@ class Evaluation:
         self._bank = executor.bank
         self._pool = executor.bank.pool
         self._device = executor.device
+        self._inputs = self._pool.flow(())
         self._groups: dict[tuple[tuple[tuple[str, ...], ...], int | None], Passes] = {}
 
     def groups(self, architectures: Sequence[Architecture], *, most: int | None) -> Passes:
@@ -183,13 +184,13 @@ class Evaluation:
 
     def _moved(self, batches: Iterable[Batch]) -> dict[str, Sequence[Batch]]:
         """Batches of inputs on the device, in its precision, by value."""
-        flow, found = self._pool.flow(()), {name: list[Batch]() for name in self._pool.sources}
+        found = {name: list[Batch]() for name in self._pool.sources}
         for batch in batches:
             put = tuple(
                 self._device.put(tensor).to(spec.dtype).contiguous()
                 for tensor, spec in zip(batch, self._stash.inputs, strict=True)
             )
-            for name, tensors in flow.by_input(put).items():
+            for name, tensors in self._inputs.by_input(put).items():
                 found[name].append(tensors)
         return dict(found)
 
