@@ -322,7 +322,7 @@ def _host_side(relay: Relay, *, has_residents: bool) -> tuple[int, int]:
     staged = 0 if has_residents else sum(block.memory.numel() for block in server.gradients._blocks)
     own = [server.state(key) for key in server.visited]
     states = sum(block.nbytes for state in own for block in (*state.updated_blocks, state.buffers))
-    frames = server.storage.frame_bytes if isinstance(server.storage, SlowFiles) else 0
+    frames = sum(frame.block.numel() for frame in server.storage._table) if isinstance(server.storage, SlowFiles) else 0
     return states, (frames or states) + staged + relay.stash._host.numel()
 
 

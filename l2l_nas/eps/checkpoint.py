@@ -121,9 +121,8 @@ class Checkpoint:
     ) -> dict[str, Any]:
         """Replace the server's states by saved ones; returns `extra`.
 
-        States are read one after the other: the memory needed beside theirs is that of the largest. A server that has
-        states drops them before it gets the new ones, after all files were read once to see that they are whole; only a
-        file that changes in between leaves the server with a part of the new states.
+        A server that has states drops them after all files were read once to see that they are whole; only a file that
+        changes in between leaves the server with a part of the new states.
 
         Args:
             save: the number of the save; the newest by default.
@@ -169,11 +168,7 @@ class Checkpoint:
     def load_weights(self, server: ParamServer, keys: Iterable[str]) -> tuple[str, ...]:
         """Copy weights and buffers of these states into a server; returns the keys of those that were never saved.
 
-        Moments and step counts begin anew, so that optimizer and seed may be others than those of the save. Only these
-        states are read.
-
-        Args:
-            server: of the same search space; states that it does not have yet are created.
+        Moments and step counts begin anew: only the search space must be that of the save. Missing states are created.
 
         Raises:
             StorageError: as in `load`; the server may then have a part of the states.
@@ -187,7 +182,7 @@ class Checkpoint:
                 continue
             path, data = self._read(manifest.entries[key])
             server.prepare([key])
-            with server.storage.writing(key) as state, _fitting(path, key):
+            with server.storage.writing(key) as state, _parsing(path, key):
                 state.load_weights(parse(data))
         return tuple(missing)
 
@@ -198,17 +193,16 @@ class Checkpoint:
         return dict(sorted(found.items(), reverse=True))
 
     def _newest(self) -> Manifest | None:
-        """The newest save; None where there is none, or none that can be read."""
+        """None where there is none, or none that can be read."""
         try:
             return Manifest.read(self.folder / _MANIFEST)
         except StorageError:
             return None
 
     def _find(self, save: int | None) -> Path:
-        newest = self._newest() if save is not None else None
+        newest, older = self._newest() if save is not None else None, self._older()
         if save is None or (newest is not None and newest.number == save):
             return self.folder / _MANIFEST
-        older = self._older()
         if save not in older:
             numbers = ", ".join(map(str, self.saves)) or "none"
             raise StorageError(f"{self.folder}: has no save {save}; there are: {numbers}")
@@ -282,13 +276,12 @@ class Checkpoint:
     def _read_state(self, server: ParamServer, key: str, entry: Mapping[str, Any], *, weights_only: bool) -> LayerState:
         path, data = self._read(entry)
         state = LayerState.zeros(server.rules.of(key).layout)
-        with _fitting(path, key):
+        with _parsing(path, key):
             (state.load_weights if weights_only else state.load_tensors)(parse(data))
         return state
 
 
-def _fitting(path: Path, key: str) -> contextlib.AbstractContextManager[None]:
-    """Around the use of what a file holds."""
+def _parsing(path: Path, key: str) -> contextlib.AbstractContextManager[None]:
     return parsing(path, f"the weights of the layer '{key}'", advice=ADVICE)
 
 
@@ -304,17 +297,14 @@ def _load_scale(server: ParamServer, manifest: Manifest) -> None:
 
 def _is_of(path: Path, digest: str) -> bool:
     """Whether the checksum of a file begins like this, as no file of others does."""
-    if not path.is_file():
-        return False
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest().startswith(digest)
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        if path.is_file():  # never a pipe
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest().startswith(digest)
+    return False
 
 
-def _delete(folder: Path, paths: Iterable[Path]) -> None:
-    paths = list(paths)
+def _delete(folder: Path, paths: Collection[Path]) -> None:
     for path in paths:
         with named_failures(path):
             path.unlink(missing_ok=True)

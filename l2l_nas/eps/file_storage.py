@@ -12,11 +12,10 @@ of open files does not grow with the pool, a state that is replaced by a larger 
 that locks a file while it is written (XFS does, against readers too) does not hold up reading ahead of other states.
 
 [Note: write volume] An update writes its state once: weights, moments, and 4 bytes a parameter tensor for step counts.
-So a training step writes, for each parameter of the architecture's trainable states, 12 bytes with AdamW, 8 with SGD
-with momentum, 4 without, in every precision; other candidates are not written. A layer whose forward changes buffers
-writes these alone once more a visit. A step reads 4 bytes a parameter for each load that the frames do not spare, and
-the rest (AdamW: 8) when the update comes. Weights in bf16 and fp16 are not stored but rounded from the masters, which
-costs 2 bytes of reading a parameter and load, and saves 2 of writing.
+So a step writes, for each trained parameter, 12 bytes with AdamW, 8 with SGD with momentum, 4 without, in every
+precision. A layer whose forward changes buffers writes these alone once more a visit. A step reads 4 bytes a parameter
+for each load that the frames do not spare, and the rest (AdamW: 8) when the update comes. Weights in bf16 and fp16 are
+not stored but rounded from the masters, which costs 2 bytes of reading a parameter and load, and saves 2 of writing.
 """
 
 from __future__ import annotations
@@ -45,21 +44,15 @@ _CACHED_SHARE = 0.5  # of the free memory: layers, other processes and what is n
 
 @dataclass
 class _Record:
-    """A state in a file.
-
-    Attributes:
-        is_direct: whether the file bypasses the page cache; see [Note: the page cache].
-        is_written: whether the file is complete.
-        failure: why the state cannot be used any more.
-    """
+    """A state in a file."""
 
     path: Path
     image: Image
-    is_direct: bool
+    is_direct: bool  # bypasses the page cache; see [Note: the page cache]
     visits: int
     version: int
-    is_written: bool = False
-    failure: str = ""
+    is_written: bool = False  # the file is complete
+    failure: str = ""  # why the state cannot be used any more
 
     @property
     def cached_bytes(self) -> int:
@@ -121,11 +114,6 @@ class FileStorage:
     def bytes_read(self) -> int:
         """Bytes read from files since the beginning."""
         return self._reader.bytes_read
-
-    @property
-    def frame_bytes(self) -> int:
-        """Host memory of all frames."""
-        return sum(frame.block.numel() for frame in self._table)
 
     def put(self, key: str, state: LayerState) -> None:
         with self._changed:

@@ -28,13 +28,10 @@ class Image:
     """How the bytes of a state lie in its file and in a frame: buffers, weights, then steps and moments.
 
     Each part is a beginning of it, and one read or write, whatever the number of tensors.
-
-    Args:
-        unit_bytes: every block begins at a whole number of these.
     """
 
     layout: Layout
-    unit_bytes: int = ALIGNMENT_BYTES
+    unit_bytes: int = ALIGNMENT_BYTES  # every block begins at a whole number of these
 
     def end_bytes(self, part: Part) -> int:
         """Where a part ends."""
@@ -68,24 +65,15 @@ class Image:
 
 @dataclass(eq=False)
 class Frame:
-    """A block of host memory, and what it holds.
-
-    Attributes:
-        key: of the state that the frame holds, or will hold once it is filled; None for none.
-        state: views of the block.
-        filled_bytes: how much of the state's image is there, from its beginning.
-        holder: the thread that fills, changes or writes the frame; see [Note: one frame a state].
-        readers: the threads that read the frame.
-        used: a number that grows with each use of any frame.
-    """
+    """A block of host memory, and what it holds."""
 
     block: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
-    key: str | None = None
-    state: LayerState | None = None
-    filled_bytes: int = 0
-    holder: int | None = None
-    readers: list[int] = field(default_factory=list)
-    used: int = 0
+    key: str | None = None  # of the state that it holds, or will hold once it is filled
+    state: LayerState | None = None  # views of the block
+    filled_bytes: int = 0  # of the state's image, from its beginning
+    holder: int | None = None  # the thread that fills, changes or writes it; see [Note: one frame a state]
+    readers: list[int] = field(default_factory=list)  # threads
+    used: int = 0  # grows with each use of any frame
 
     @property
     def is_idle(self) -> bool:

@@ -14,33 +14,20 @@ _REMEMBERED = 8  # layouts whose views a block remembers
 
 
 class GradientViews(NamedTuple):
-    """The gradients of one state in a block.
+    """The gradients of one state in a block."""
 
-    Attributes:
-        values: all of them, padding too.
-        gradients: one for each parameter, with a version counter each, which tells whether autograd wrote to it.
-    """
-
-    values: Tensor
-    gradients: tuple[Tensor, ...]
+    values: Tensor  # all of them, padding too
+    gradients: tuple[Tensor, ...]  # by parameter; the version counter of each tells whether autograd wrote to it
     norms: Tensor
     layout: Layout
 
 
 class GradientBlock:
-    """Memory for a state's gradients, float32 and laid out as its masters, with their norms behind them.
-
-    Args:
-        memory: bytes, on any device.
-
-    Attributes:
-        read: a mark behind the update that read the block on a device, for the stream that writes to it next; None
-            where that is over.
-    """
+    """Memory for a state's gradients, float32 and laid out as its masters, with their norms behind them."""
 
     def __init__(self, memory: Tensor) -> None:
-        self.memory = memory
-        self.read: Any = None
+        self.memory = memory  # bytes, on any device
+        self.read: Any = None  # a mark behind the update that read it on a device, for the stream that writes next
         self._views: dict[int, GradientViews] = {}  # by identity of a layout, which they keep alive
 
     def views(self, layout: Layout) -> GradientViews:

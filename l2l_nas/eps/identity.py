@@ -75,12 +75,7 @@ def _hash(content: object) -> str:
 
 
 def difference(before: object, now: Space) -> str:
-    """Why two pools cannot share a study or weights; empty where they can.
-
-    Args:
-        before: what was saved, as JSON.
-        now: of `space_of`.
-    """
+    """Why the pool that was saved as JSON and this one cannot share a study or weights; empty where they can."""
     if not _is_space(before):
         return "another space"
     assert isinstance(before, Mapping)

@@ -22,42 +22,17 @@ from l2l_nas.space.pool import LayerPool
 _HOST = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class GradientMessage:
-    """A state's gradients as its device has them.
-
-    Args:
-        has_grad: for each parameter, whether it got a gradient.
-        has_norms: whether the norms were formed.
-        stays: whether the block is one of the inbox, so that nothing is copied.
-    """
-
-    block: GradientBlock
-    has_grad: Sequence[bool]
-    has_norms: bool = True
-    stays: bool = False
-
-
 @dataclass
 class QueuedGradient:
-    """Gradients that wait for their update.
-
-    Attributes:
-        parts: a block for each index of the path that used the state; summed into the first one.
-        norms: of each parameter's gradient.
-        has_grad: for each parameter, whether it got a gradient.
-        coefficient: what the gradients are multiplied by when they are applied.
-        saved: the state before they were applied ahead of the check, if they were.
-        is_checked: whether they passed the check of all gradients of their step.
-    """
+    """Gradients that wait for their update."""
 
     lr: float
     step: int
-    parts: list[GradientBlock] = field(default_factory=list)
-    norms: Tensor | None = None
-    has_grad: list[bool] = field(default_factory=list)
-    coefficient: float = 1.0
-    saved: SavedState | None = None
+    parts: list[GradientBlock] = field(default_factory=list)  # one for each use of the state; summed into the first
+    norms: Tensor | None = None  # of each parameter's gradient
+    has_grad: list[bool] = field(default_factory=list)  # by parameter
+    coefficient: float = 1.0  # what the gradients are multiplied by when they are applied
+    saved: SavedState | None = None  # the state before they were applied ahead of the check, if they were
     is_checked: bool = False
 
     def scaled_norms(self, factor: float = 1.0) -> dict[int, Tensor]:
@@ -69,16 +44,10 @@ class QueuedGradient:
 
 @dataclass(frozen=True)
 class GradientCheck:
-    """The check of all gradients of a step.
+    """The check of all gradients of a step."""
 
-    Args:
-        norm: Euclidean, before clipping.
-        is_refused: gradients overflowed, and the loss scale was lowered; nothing of the step is applied.
-        is_clipped: gradients are scaled down.
-    """
-
-    norm: float
-    is_refused: bool = False
+    norm: float  # Euclidean, before clipping
+    is_refused: bool = False  # they overflowed, and the loss scale was lowered; nothing of the step is applied
     is_clipped: bool = False
 
 
@@ -118,27 +87,37 @@ class GradientInbox:
         return None if self.loss_scale is None else self.loss_scale.state()
 
     def add(
-        self, key: str, message: GradientMessage, *, lr: float, step: int, allocate: Allocate | None = None
+        self,
+        key: str,
+        block: GradientBlock,
+        has_grad: Sequence[bool],
+        *,
+        lr: float,
+        step: int,
+        has_norms: bool = True,
+        stays: bool = False,
+        allocate: Allocate | None = None,
     ) -> None:
         """Receive gradients from the device; a state used twice in a path contributes twice.
 
         Args:
-            message: copied on the current stream, unless it stays.
-            lr: learning rate of the update that will apply the gradients.
+            block: copied on the current stream, unless it `stays`, being one of the inbox.
+            has_grad: for each parameter, whether it got a gradient.
             step: the training step, for messages.
+            has_norms: whether the norms were formed.
             allocate: makes a block to copy to, if none is free.
         """
-        layout, block = layout_of(self._pool, key), message.block
-        if not message.stays:
+        layout = layout_of(self._pool, key)
+        if not stays:
             size = gradient_bytes(layout)
-            block = self.allocate(size, allocate)
-            copied = size if message.has_norms else layout.parameter_bytes
-            block.memory[:copied].copy_(message.block.memory[:copied], non_blocking=True)
+            sent, block = block, self.allocate(size, allocate)
+            copied = size if has_norms else layout.parameter_bytes
+            block.memory[:copied].copy_(sent.memory[:copied], non_blocking=True)
         queued = self.waiting.setdefault(key, QueuedGradient(lr, step))
         queued.parts.append(block)
-        queued.has_grad = [a or b for a, b in zip(queued.has_grad or message.has_grad, message.has_grad, strict=True)]
+        queued.has_grad = [a or b for a, b in zip(queued.has_grad or has_grad, has_grad, strict=True)]
         # behind the gradients, so that no thread waits for them here
-        is_only = message.has_norms and len(queued.parts) == 1
+        is_only = has_norms and len(queued.parts) == 1
         queued.norms = block.views(layout).norms if is_only else None
 
     def allocate(
@@ -146,9 +125,7 @@ class GradientInbox:
     ) -> GradientBlock:
         """A block for gradients and norms, to be handed to `add` or `give_back`.
 
-        Args:
-            allocator: makes a block if none is free.
-            device: where the allocator's blocks lie.
+        Where none is free on the device, `allocator` makes one there.
         """
         with self._lock:
             here = [index for index, block in enumerate(self._blocks) if block.memory.device == device]
@@ -274,10 +251,7 @@ class GradientInbox:
         """Apply a state's contributions before they are checked, as if nothing were to be clipped; `confirm` follows.
 
         The state is copied before: 12 bytes a parameter with AdamW, beside 4 for the gradient, until then. A gradient
-        that is not finite is left to the check.
-
-        Args:
-            scale: what the loss was multiplied by.
+        that is not finite is left to the check. The loss was multiplied by `scale`.
         """
         queued = self.waiting[key]
         if self._not_finite({key: queued}):
@@ -300,10 +274,10 @@ class GradientInbox:
 
         What was not updated by then is updated as usual.
         """
-        ahead = {key: queued for key, queued in self.waiting.items() if queued.saved is not None}
+        ahead = [(key, queued, queued.saved) for key, queued in self.waiting.items() if queued.saved is not None]
         if ahead:
-            self._spares = [queued.saved.blocks for queued in ahead.values() if queued.saved is not None]
-        for key, queued in ahead.items():
+            self._spares = [saved.blocks for _, _, saved in ahead]
+        for key, queued, _ in ahead:
             if queued.coefficient != 1.0:
                 self._undo(key, states)
                 self.update(key, states, checked=True)
@@ -318,8 +292,7 @@ class GradientInbox:
         views = self._views(key, queued)
         if coefficient != 1.0:
             views.values.mul_(coefficient)
-        pairs = zip(views.gradients, queued.has_grad, strict=True)
-        return [gradient if has_grad else None for gradient, has_grad in pairs]
+        return [gradient if has else None for gradient, has in zip(views.gradients, queued.has_grad, strict=True)]
 
     def _spare(self, state: LayerState) -> tuple[Tensor, ...] | None:
         """Blocks for a copy of a state that an earlier copy left."""

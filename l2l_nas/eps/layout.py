@@ -26,11 +26,7 @@ def align(num_bytes: int, to_bytes: int = ALIGNMENT_BYTES) -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor in a block.
-
-    Args:
-        is_fixed: whether the tensor crosses the link as it is, in every precision.
-    """
+    """One tensor in a block; a fixed one crosses the link as it is, in every precision."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,15 +50,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Moment:
-    """A block of what an optimizer keeps: the tensors of one name.
-
-    Args:
-        indices: of the parameters that have one.
-        entries: one for each of these.
-    """
+    """A block of what an optimizer keeps: the tensors of one name."""
 
     name: str
-    indices: tuple[int, ...]
+    indices: tuple[int, ...]  # of the parameters that have one
     entries: tuple[Entry, ...]
 
     @property
@@ -190,11 +181,7 @@ def _fixed_names(module: nn.Module) -> frozenset[str]:
 
 
 def _names_in(module: nn.Module, attribute: str) -> frozenset[str]:
-    """Tensors that an attribute of modules names; all tensors of a module where the attribute is True.
-
-    Raises:
-        TypeError: the attribute names what the module does not have.
-    """
+    """Tensors that an attribute of modules names; all tensors of a module where the attribute is True."""
     names = set()
     for path, part in module.named_modules():
         listed = getattr(part, attribute, ())

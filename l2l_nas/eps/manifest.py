@@ -110,11 +110,7 @@ def content_of(
     entries: Mapping[str, Mapping[str, Any]],
     layouts: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The content that `Manifest.read` reads back.
-
-    Args:
-        layouts: of candidates that there were before; those of the pool are added.
-    """
+    """The content that `Manifest.read` reads back; `layouts` are of candidates that there were before."""
     scale = server.gradients.scale_state
     space = space_of(server.pool)
     moments = moments_of(server.optimizer)

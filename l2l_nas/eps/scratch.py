@@ -31,10 +31,8 @@ _ADVICE = "leave scratch files alone; from the last checkpoint, go on with: resu
 class Scratch:
     """A new folder inside another one, for this process alone, and locked until it is closed.
 
-    The folders of killed processes are deleted by the next process that makes one beside them.
-
-    Raises:
-        StorageError: the folder cannot be made or written.
+    The folders of killed processes are deleted by the next process that makes one beside them. StorageError: the folder
+    cannot be made or written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,9 +88,8 @@ def _reserve(handle: int, num_bytes: int) -> None:
 def read_into(path: Path, block: Tensor, offset_bytes: int, *, is_direct: bool = False) -> None:
     """Fill a block of bytes from a position of a file.
 
-    Args:
-        is_direct: bypass the system's page cache; the block then begins and ends, in memory and in the file, at whole
-            numbers of `PAGE_BYTES`.
+    Where `is_direct` bypasses the system's page cache, the block begins and ends, in memory and in the file, at whole
+    numbers of `PAGE_BYTES`.
 
     Raises:
         StorageError: the file is missing, too short, or cannot be read.
@@ -109,9 +106,8 @@ def read_into(path: Path, block: Tensor, offset_bytes: int, *, is_direct: bool =
 def write_from(path: Path, block: Tensor, offset_bytes: int, *, is_direct: bool = False) -> None:
     """Write a block of bytes to a position of a file that exists.
 
-    Args:
-        is_direct: as for `read_into`, but the block may lie, and end, anywhere: what is behind it in the file, to the
-            next whole number of `PAGE_BYTES`, may hold anything then.
+    With `is_direct` as for `read_into` the block may lie, and end, anywhere: what is behind it in the file, to the next
+    whole number of `PAGE_BYTES`, may hold anything then.
 
     Raises:
         StorageError: the file is missing, or cannot be written; its bytes at that position are not known then.

@@ -29,28 +29,27 @@ from l2l_nas.space.pool import Layer, LayerPool, tied_key
 
 
 class StateUser(Protocol):
-    """A relay, which may have updates under way, or states on a device that are newer than the host's."""
+    """A relay, which may have updates under way, or states on a device that are newer than the host's.
 
-    def drain(self) -> None:
-        """Finish updates, and bring the host's states up to date."""
+    `drain` finishes the updates, and brings the host's states up to date; after `release` it holds no copy of a state.
+    """
 
-    def release(self) -> None:
-        """Drain, and hold no copy of a state."""
+    def drain(self) -> None: ...
+
+    def release(self) -> None: ...
 
 
 class ParamServer:
     """All layer states of a pool, on the host.
 
     Host cost: 12 bytes a parameter with AdamW when updates are eager (weights and two moments; gradients pass through
-    staging buffers, as many as updates lag behind). For the layers of a path 16 when gradients are held until they are
-    checked (`exact`), up to 28 when updates run ahead of the check. Beside those the weights as they cross the link,
-    where they are stored: 2 more with bf16 or fp16; see `wire.py`.
+    staging buffers). For the layers of a path 16 when gradients are held until they are checked (`exact`), up to 28
+    when updates run ahead of the check. Weights that are stored in bf16 or fp16 take 2 more; see `wire.py`.
 
     Args:
         pool: of the states. Where `optimizer` freezes parameters, the server's attribute `pool` is another one.
         optimizer: the update rule of every state, or `Groups` of parameters.
         seed: decides the first weights of a state, together with the state's key.
-        storage: where states live; by default in host memory.
         frozen: keys of states whose buffers stay as they are; their weights stay as long as nothing in them is
             trainable. Copies (`fork`) have none: there statistics may be measured.
 
@@ -98,7 +97,6 @@ class ParamServer:
                     )
 
     def layout(self, key: str) -> Layout:
-        """Where the tensors of a state lie."""
         return layout_of(self.pool, key)
 
     def serve(self, user: StateUser | None) -> None:
@@ -110,7 +108,7 @@ class ParamServer:
             self._user = None if user is None else weakref.ref(user)
 
     def leave(self, user: StateUser) -> None:
-        """Note that a relay does not work on the states any more."""
+        """End what `serve` began."""
         if self._user is not None and self._user() is user:
             self._user = None
 
@@ -146,8 +144,7 @@ class ParamServer:
     def state(self, key: str) -> LayerState:
         """The state of a key, created now if this is its first visit. Of a state on disk, a copy.
 
-        After weights were changed through it, call `LayerState.mark_changed`: relays in bf16, in fp16 or on CUDA load
-        the copy that is stored for the link.
+        After weights were changed through it, call `LayerState.mark_changed`: relays may load a stored copy.
 
         Raises:
             SpaceError: its factory raised, or there is no such state.
@@ -170,8 +167,7 @@ class ParamServer:
     def build_module(self, layer: Layer, tied: dict[str, nn.Parameter]) -> nn.Module:
         """A plain module with a copy of a layer's weights and buffers, on the host.
 
-        Args:
-            tied: parameters shared between modules, by name; missing ones are added, for the next module.
+        Parameters shared between modules are taken from `tied`, by name; missing ones are added, for the next module.
         """
         with torch.random.fork_rng(devices=[]):  # what a factory draws is replaced
             module = self.pool.build_module(layer)

@@ -1,17 +1,19 @@
 """States that several processes of one machine share, in one block of memory.
 
-[Note: shared memory] The block is a file that lies in memory and has no name (`memfd_create`): other processes open it
-by the descriptor of the process that made it (`/proc/PID/fd/N`), and it is gone when the last of them ends, however
-that ends. Nothing is left in `/dev/shm`, whose size does not matter. Every state of the pool has a fixed offset; what
-was never written takes no memory.
+[Note: shared memory] The block is a file in memory without a name (`memfd_create`): other processes open it by the
+descriptor of the process that made it (`/proc/PID/fd/N`), and it is gone when the last of them ends, however that ends.
+Nothing is left in `/dev/shm`, whose size does not matter. Each state has a fixed offset; what was never written takes
+no memory.
 
-[Note: numbers] A process that joins takes the lowest number that no other holds, by a lock that the kernel takes back
-when the process ends. Before it works it undoes what the last holder of that number left half written.
+[Note: locks] Each state has a lock, one byte of the file, held for as long as the state is copied or updated, never
+while something is computed with it. So a reader sees a state as some update left it, never half of two. Different
+states may be of different ages: that is what asynchronous training means (Hogwild, Niu et al., arXiv 1106.5730, without
+its races within a state). The kernel gives such a lock (`fcntl`, POSIX 2017, "advisory record locks") to a process, not
+to a thread, and takes it back when the process ends, however that ends. So threads of one process first take a lock of
+their own. A process would lose all its locks on a file by closing any descriptor of that file; ours is closed last.
 
-[Note: a state at a time] A state is read and written under a lock (see `range_locks.py`), held for as long as the state
-is copied or updated, never while something is computed with it. So a reader sees a state as some update left it, never
-half of two. Different states may be of different ages: that is what asynchronous training means (Hogwild, Niu et al.,
-arXiv 1106.5730, without its races within a state).
+[Note: numbers] A process that joins takes the lowest number that no other holds, by a lock of the same kind. Before it
+works it undoes what the last holder of that number left half written.
 
 [Note: ended while writing] Before a state is changed in place, its bytes are copied to an undo block of the writer, and
 the state is marked with that block's number; the mark goes when the change is done. A process that gets the lock of a
@@ -27,41 +29,29 @@ import errno
 import mmap
 import os
 import queue
+import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 import torch
-from torch import Tensor
 
 from l2l_nas.eps.frames import Image
 from l2l_nas.eps.layout import align
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import rules_of
-from l2l_nas.eps.range_locks import RangeLocks, refuse_without_locks
 from l2l_nas.eps.state import LayerState, Part, number_versions
-from l2l_nas.errors import SpaceError, StorageError
+from l2l_nas.errors import SettingError, SpaceError, StorageError
 from l2l_nas.space.pool import LayerPool
 
 _WORD = 8
 _WAIT_S = 30.0  # for a number that a process which is ending still holds
+_PAUSE_S = 0.001  # before a lock is asked for again
 _UNDOS = 2  # of a process: one state is updated while another gets its buffers
 _MARGIN = 64  # in front of an undo block: visits, version, and how many bytes of the state it holds
-
-
-class _Map:
-    """Offsets in bytes. First a table of four words a state, column by column, and two words that count."""
-
-    def __init__(self, pool: LayerPool, optimizer: Optimizer, workers: int) -> None:
-        rules = rules_of(pool, optimizer)
-        self.images = {key: Image(rules.of(key).layout) for key in pool.states}
-        self.sizes = {key: image.end_bytes(Part.ALL) for key, image in self.images.items()}
-        self.undo = align((4 * len(self.images) + 2) * _WORD)
-        self.undo_bytes = _MARGIN + max(self.sizes.values(), default=0)
-        *starts, self.end = accumulate(self.sizes.values(), initial=self.undo + workers * _UNDOS * self.undo_bytes)
-        self.starts = dict(zip(self.sizes, starts, strict=True))
 
 
 class SharedStorage:
@@ -83,21 +73,32 @@ class SharedStorage:
 
     def __init__(self, pool: LayerPool, *, optimizer: Optimizer, workers: int = 1, address: str = "") -> None:
         refuse_without_locks()
-        self._map = _Map(pool, optimizer, workers)
-        self._handle = _opened(address) if address else _anonymous_file(self._map.end)
+        rules = rules_of(pool, optimizer)
+        self._images = {key: Image(rules.of(key).layout) for key in pool.states}
+        self._numbers = {key: number for number, key in enumerate(self._images)}
+        count, num_undos = len(self._images), workers * _UNDOS
+        sizes = [image.end_bytes(Part.ALL) for image in self._images.values()]
+        # a table of four words a state, column by column, and two words that count; undo blocks; the states
+        start, undo_bytes = align((4 * count + 2) * _WORD), _MARGIN + max(sizes, default=0)
+        *starts, end = accumulate(sizes, initial=start + num_undos * undo_bytes)
+        self._handle = _opened(address) if address else _anonymous_file(end)
         self._finalizer = weakref.finalize(self, os.close, self._handle)
-        if os.fstat(self._handle).st_size != self._map.end:
+        if os.fstat(self._handle).st_size != end:
             raise SpaceError("this pool's states are not those of the storage; build the same pool in each process")
-        count = len(self._map.images)
         worker = _hold_number(self._handle, count + 1, workers) if address else 0
-        memory = mmap.mmap(self._handle, self._map.end)
-        self._block = torch.frombuffer(memory, dtype=torch.uint8)
+        memory = mmap.mmap(self._handle, end)
         words = memoryview(memory)[: (4 * count + 2) * _WORD].cast("q")
         # by state: its number in the order of creation, or 0; visits; version; 1 + the block that undoes a change
         self._created, self._visits, self._version, self._mark = (words[i * count : (i + 1) * count] for i in range(4))
         self._counters = words[4 * count :]  # states that were created; processes that joined
-        self._numbers = {key: number for number, key in enumerate(self._map.images)}
-        self._locks = RangeLocks(self._handle, count + 1)
+        block = torch.frombuffer(memory, dtype=torch.uint8)
+        self._blocks = {
+            key: block[first : first + size] for key, first, size in zip(self._images, starts, sizes, strict=True)
+        }
+        # three words, and space for the bytes of the largest state
+        undos = (block[start + number * undo_bytes :][:undo_bytes] for number in range(num_undos))
+        self._undo_blocks = [(undo[: 3 * _WORD].view(torch.int64), undo[_MARGIN:]) for undo in undos]
+        self._threads = [threading.Lock() for _ in range(count + 1)]
         self._states: dict[str, LayerState] = {}
         self._undos: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(_UNDOS):
@@ -121,49 +122,48 @@ class SharedStorage:
         return self._order[1]
 
     def put(self, key: str, state: LayerState) -> None:
-        with self._locks.held(self._numbers[key], exclusive=True):
+        with self._held(self._numbers[key]):
             self._put(key, state)
 
     def put_new(self, key: str, state: LayerState) -> None:
-        with self._locks.held(self._numbers[key], exclusive=True):
+        with self._held(self._numbers[key]):
             if not self._created[self._numbers[key]]:
                 self._put(key, state)
 
     def _put(self, key: str, state: LayerState) -> None:
-        number = self._numbers[key]
+        number, block = self._numbers[key], self._blocks[key]
         order = self._created[number] or self._count(0)
         self._created[number] = self._mark[number] = 0
-        block, image = self._bytes(key), self._map.images[key]
-        for offset, piece in image.pieces(state):
+        for offset, piece in self._images[key].pieces(state):
             block[offset : offset + piece.numel()].copy_(piece)
         self._visits[number], self._version[number] = state.visits, state.version
         self._created[number] = order  # last: a process killed before leaves no state at all
 
     def _count(self, counter: int) -> int:
-        with self._locks.held(len(self._numbers), exclusive=True):
+        with self._held(len(self._numbers)):
             self._counters[counter] += 1
             return int(self._counters[counter])
 
     def clear(self) -> None:
         for number in self._numbers.values():
-            with self._locks.held(number, exclusive=True):
+            with self._held(number):
                 self._created[number] = self._mark[number] = 0
 
     @contextlib.contextmanager
     def reading(self, key: str, part: Part = Part.WEIGHTS) -> Iterator[LayerState]:
         number = self._numbers[key]
         while True:
-            with self._locks.held(number, exclusive=False):
+            with self._held(number, exclusive=False):
                 if not self._mark[number]:
                     yield self._open(key)
                     return
-            with self._locks.held(number, exclusive=True):
+            with self._held(number):
                 self._undo(key)
 
     @contextlib.contextmanager
     def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
         number = self._numbers[key]
-        with self._locks.held(number, exclusive=True):
+        with self._held(number):
             self._undo(key)
             state = self._open(key)
             undo = self._undos.get()
@@ -184,12 +184,32 @@ class SharedStorage:
         """Undo what a killed worker left half written, so that another process may take its number."""
         for key, number in self._numbers.items():
             if self._mark[number] and (self._mark[number] - 1) // _UNDOS == worker:
-                with self._locks.held(number, exclusive=True):
+                with self._held(number):
                     self._undo(key)
 
     def close(self) -> None:
         """Use the memory no more; it is free when all processes are done."""
         self._finalizer()
+
+    @contextlib.contextmanager
+    def _held(self, number: int, *, exclusive: bool = True) -> Iterator[None]:
+        """Hold a lock, alone or together with other processes that do not want it alone. See [Note: locks]."""
+        import fcntl
+
+        with self._threads[number]:
+            while True:
+                try:
+                    fcntl.lockf(self._handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, 1, number)
+                    break
+                except OSError as error:
+                    # The kernel sees that A waits for B and B for A, but not that different threads hold and wait.
+                    if error.errno != errno.EDEADLK:
+                        raise
+                    time.sleep(_PAUSE_S)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, number)
 
     def _open(self, key: str) -> LayerState:
         number = self._numbers[key]
@@ -197,24 +217,14 @@ class SharedStorage:
             raise KeyError(key)
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = self._map.images[key].state(self._bytes(key))
+            state = self._states[key] = self._images[key].state(self._blocks[key])
         state.visits, state.version = self._visits[number], self._version[number]
         return state
 
-    def _bytes(self, key: str) -> Tensor:
-        start = self._map.starts[key]
-        return self._block[start : start + self._map.sizes[key]]
-
-    def _undo_block(self, undo: int) -> tuple[Tensor, Tensor]:
-        """Three words, and space for the bytes of the largest state."""
-        start = self._map.undo + undo * self._map.undo_bytes
-        block = self._block[start : start + self._map.undo_bytes]
-        return block[: 3 * _WORD].view(torch.int64), block[_MARGIN:]
-
     def _remember(self, undo: int, key: str, part: Part) -> None:
-        number, size = self._numbers[key], self._map.images[key].end_bytes(part)
-        words, space = self._undo_block(undo)
-        space[:size].copy_(self._bytes(key)[:size])
+        number, size = self._numbers[key], self._images[key].end_bytes(part)
+        words, space = self._undo_blocks[undo]
+        space[:size].copy_(self._blocks[key][:size])
         words.copy_(torch.tensor([self._visits[number], self._version[number], size]))
 
     def _undo(self, key: str) -> None:
@@ -222,11 +232,17 @@ class SharedStorage:
         number = self._numbers[key]
         if not self._mark[number]:
             return
-        words, space = self._undo_block(self._mark[number] - 1)
+        words, space = self._undo_blocks[self._mark[number] - 1]
         visits, version, size = words.tolist()
-        self._bytes(key)[:size].copy_(space[:size])
+        self._blocks[key][:size].copy_(space[:size])
         self._visits[number], self._version[number] = visits, version
         self._mark[number] = 0
+
+
+def refuse_without_locks() -> None:
+    """Raises SettingError: the platform has no locks between processes."""
+    if sys.platform == "win32":
+        raise SettingError("several processes share weights by locks that Windows does not have; use search.workers=1")
 
 
 def _anonymous_file(size: int) -> int:
@@ -237,7 +253,7 @@ def _anonymous_file(size: int) -> int:
         else:  # macOS: a file on disk, which the system keeps in memory as long as there is some
             with tempfile.TemporaryFile(prefix="l2l_nas-states-") as file:
                 handle = os.dup(file.fileno())
-        os.ftruncate(handle, max(1, size))
+        os.ftruncate(handle, size)
     except OSError as error:
         raise StorageError(
             f"no {size:,} bytes of shared memory ({error.strerror}); free some, or use search.workers=1"
@@ -255,11 +271,7 @@ def _opened(address: str) -> int:
 
 
 def _hold_number(handle: int, first: int, workers: int) -> int:
-    """The lowest number from 1 that no other process holds, held from now on.
-
-    Args:
-        first: byte of the file that the lock of number 0 is on.
-    """
+    """The lowest number from 1 that no other process holds, held from now on; number 0 has its lock on byte `first`."""
     import fcntl
 
     end = time.monotonic() + _WAIT_S

@@ -58,16 +58,14 @@ class LayerState:
         moments: the optimizer's blocks, as `layout.moments` says; none in a copy that is only examined.
         steps: float32, how many updates each parameter has had. One for each parameter, not one for the layer: a
             parameter without a gradient must not age.
-        buffers: such as BatchNorm's running statistics.
         visits: how many updates the layer has had.
         version: changes with every write, and is never the same for different contents: a checkpoint saves what
             changed since the last.
-        wire: the weights as they cross the link, where those are stored beside the masters.
+        wire, wire_views: the weights as they cross the link, where those are stored beside the masters.
         is_pinned: whether the masters lie where the device copies from.
-        is_on_device: whether the state lies on a device, and layers compute on it there.
+        is_on_device: whether layers compute on the state where it lies, on a device.
         written: a mark behind the last write on a device, for the streams that read it; None where it is over.
         views: of the weights, one for each parameter.
-        wire_views: of `wire`, one for each parameter; none where nothing is stored.
     """
 
     layout: Layout
@@ -318,10 +316,8 @@ def first_state(
 def first_weights(pool: LayerPool, layer: Layer) -> Callable[[str, torch.Size], Tensor] | None:
     """A function that reads a layer's first weights, by name and expected shape; None where its factory draws them.
 
-    Raises:
-        SpaceError: when called, for a tensor of another shape or of integers.
-        SettingError: likewise, for NaN or inf.
-        L2LError: `read` raised something.
+    It raises SpaceError for a tensor of another shape or of integers, SettingError for NaN or inf, and L2LError for
+    what the user's `read` raises.
     """
     weights = layer.candidate.weights
     if weights is None:

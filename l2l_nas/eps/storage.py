@@ -60,8 +60,8 @@ def own_storage(chosen: str | Storage, *, pool: LayerPool, optimizer: Optimizer)
     """A storage of the user's own; None for a name of `STORAGES`.
 
     Args:
-        chosen: the storage itself; or a name, `FILE.py:NAME` or `MODULE:NAME`, of a class or function that makes one.
-            It is called with `pool` and `optimizer`, if it takes them.
+        chosen: the storage itself; or `FILE.py:NAME` or `MODULE:NAME` of a class or function that makes one, called
+            with `pool` and `optimizer` if it takes them.
 
     Raises:
         SettingError: no such storage, the name is of something else, or the storage holds states already.

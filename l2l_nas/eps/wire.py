@@ -20,9 +20,7 @@ Allocate = Callable[[int], Tensor]
 class WireMemory:
     """Allocates blocks, uint8 and not initialised, for copies that are stored and for one copy each.
 
-    Args:
-        allocate: makes memory that the device copies from without a detour; None where any will do.
-        stores: whether copies are stored.
+    `allocate` makes memory that the device copies from without a detour; None where any will do.
     """
 
     def __init__(self, allocate: Allocate | None = None, *, stores: bool = True) -> None:

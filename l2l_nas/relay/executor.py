@@ -18,7 +18,7 @@ from torch import Tensor
 
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.host import free_memory_bytes
-from l2l_nas.eps.inbox import GradientCheck, GradientMessage
+from l2l_nas.eps.inbox import GradientCheck
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import NonFiniteError
@@ -250,9 +250,15 @@ class PlanExecutor:
         template, server = self.bank.template(layer, step.slot), job.states.server
         for number, state in enumerate(layer.states):
             if server.layout(state).is_trainable:
-                stays = not template.has_gradients_in_slot(number)
-                message = GradientMessage(template.gradients[number], template.has_grad(number), stays=stays)
-                server.gradients.add(state, message, lr=job.lr, step=job.number, allocate=self.device.host_allocator)
+                server.gradients.add(
+                    state,
+                    template.gradients[number],
+                    template.has_grad(number),
+                    lr=job.lr,
+                    step=job.number,
+                    stays=not template.has_gradients_in_slot(number),
+                    allocate=self.device.host_allocator,
+                )
         template.bind((), [None] * len(layer.states))  # so that blocks of the inbox can be freed
 
     def _frame(self, step: Step, job: PlanJob) -> Frames:

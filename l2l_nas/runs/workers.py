@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from l2l_nas.eps.identity import fingerprint
-from l2l_nas.eps.range_locks import refuse_without_locks
-from l2l_nas.eps.shared_storage import SharedStorage
+from l2l_nas.eps.shared_storage import SharedStorage, refuse_without_locks
 from l2l_nas.errors import L2LError, SettingError, described
 from l2l_nas.nas.evaluation.engines import ENGINES, Engine, check_installed
 from l2l_nas.nas.evaluation.evaluator import population_size

@@ -18,7 +18,6 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.gradients import GradientBlock
-from l2l_nas.eps.inbox import GradientMessage
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.relay.trace import Trace
@@ -46,8 +45,7 @@ def server_on(storage) -> ParamServer:
 def update(server: ParamServer, key: str) -> None:
     gradient = torch.ones(SIZE[key]).view(torch.uint8)
     has_grad = [True] * len(server.layout(key).parameters)
-    message = GradientMessage(GradientBlock(gradient), has_grad, has_norms=False)
-    server.gradients.add(key, message, lr=0.01, step=0)
+    server.gradients.add(key, GradientBlock(gradient), has_grad, lr=0.01, step=0, has_norms=False)
     server.gradients.update(key, server.storage, checked=False)
 
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from l2l_nas import SGD, ParamServer
 from l2l_nas.eps.gradients import GradientBlock
-from l2l_nas.eps.inbox import GradientMessage
 from l2l_nas.eps.scale import Clip, LossScale, norms_of, total_norm
 from l2l_nas.errors import NonFiniteError, SettingError
 from tests.toys import dense_pool
@@ -126,8 +125,8 @@ def contributed(*, factor=1.0, bad=None):
             entry.view(block).fill_(factor)
         if bad == key:
             layout.parameters[0].view(block)[0, 0] = math.inf
-        message = GradientMessage(GradientBlock(block), [True] * len(layout.parameters), has_norms=False)
-        server.gradients.add(key, message, lr=1.0, step=4)
+        has_grad = [True] * len(layout.parameters)
+        server.gradients.add(key, GradientBlock(block), has_grad, lr=1.0, step=4, has_norms=False)
     order = [(key, index) for key in KEYS for index in range(len(server.layout(key).parameters))]
     return server, order
 

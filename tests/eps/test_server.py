@@ -11,7 +11,6 @@ import torch
 from l2l_nas import SGD, AdamW, ParamServer, Relay
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.gradients import GradientBlock
-from l2l_nas.eps.inbox import GradientMessage
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import NonFiniteError, StateLostError
@@ -33,7 +32,7 @@ def gradient(server, value=1.0, key=KEY):
 
 
 def sent(block, has_grad):
-    return GradientMessage(GradientBlock(block), has_grad, has_norms=False)
+    return {"block": GradientBlock(block), "has_grad": has_grad, "has_norms": False}
 
 
 def snapshot(server):
@@ -56,9 +55,9 @@ def test_eager_updates_need_one_staging_buffer_however_large_the_layers_grow():
 def test_contributions_of_one_step_add_up():
     server = server_of(SGD(momentum=0.0))
     before = {name: view.clone() for name, view in server.state(KEY).parameters().items()}
-    server.gradients.add(KEY, sent(*gradient(server, 1.0)), lr=0.5, step=0)
+    server.gradients.add(KEY, **sent(*gradient(server, 1.0)), lr=0.5, step=0)
     block, touched = gradient(server, 2.0)
-    server.gradients.add(KEY, sent(block, [False, *touched[1:]]), lr=0.5, step=0)
+    server.gradients.add(KEY, **sent(block, [False, *touched[1:]]), lr=0.5, step=0)
     server.gradients.update(KEY, server.storage, checked=False)
     for name, view in server.state(KEY).parameters().items():
         assert torch.allclose(view, before[name] - 1.5)
@@ -68,7 +67,7 @@ def test_a_gradient_is_copied_when_it_is_taken():
     server = server_of(SGD(momentum=0.0))
     before = server.state(KEY).parameters()["0.bias"].clone()
     block, touched = gradient(server, 1.0)
-    server.gradients.add(KEY, sent(block, touched), lr=1.0, step=0)
+    server.gradients.add(KEY, **sent(block, touched), lr=1.0, step=0)
     block.zero_()
     server.gradients.update(KEY, server.storage, checked=False)
     assert torch.allclose(server.state(KEY).parameters()["0.bias"], before - 1)
@@ -78,17 +77,17 @@ def test_a_gradient_is_copied_when_it_is_taken():
 def test_a_gradient_that_is_not_finite_is_refused_and_changes_nothing(value):
     server = server_of()
     server.state(KEY)
-    server.gradients.add(KEY, sent(*gradient(server)), lr=0.1, step=7)
+    server.gradients.add(KEY, **sent(*gradient(server)), lr=0.1, step=7)
     server.gradients.update(KEY, server.storage, checked=False)
     before = snapshot(server)
     block, touched = gradient(server)
     server.layout(KEY).parameters[-1].view(block)[-1] = value
-    server.gradients.add(KEY, sent(block, touched), lr=0.1, step=7)
+    server.gradients.add(KEY, **sent(block, touched), lr=0.1, step=7)
     with pytest.raises(NonFiniteError, match=f"gradient of layer '{KEY}' is not finite at step 7") as caught:
         server.gradients.update(KEY, server.storage, checked=False)
     assert (caught.value.layer, caught.value.step) == (KEY, 7)
     assert_equal(server, before)
-    server.gradients.add(KEY, sent(*gradient(server)), lr=0.1, step=8)  # and the refused one is forgotten
+    server.gradients.add(KEY, **sent(*gradient(server)), lr=0.1, step=8)  # and the refused one is forgotten
     server.gradients.update(KEY, server.storage, checked=False)
     assert all(view.isfinite().all() for view in server.state(KEY).parameters().values())
 
@@ -96,7 +95,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_changes_nothing(value):
 def test_large_finite_gradients_are_taken_though_their_norm_overflows():
     server = server_of()
     server.state(KEY)
-    server.gradients.add(KEY, sent(*gradient(server, 3e38)), lr=0.1, step=0)
+    server.gradients.add(KEY, **sent(*gradient(server, 3e38)), lr=0.1, step=0)
     server.gradients.update(KEY, server.storage, checked=False)
     assert server.state(KEY).visits == 1
 
@@ -123,11 +122,11 @@ def test_a_fork_is_independent_and_leaves_the_server_alone():
     fork = server.fork([KEY, "layer1/dense"])
     assert server.visited == (KEY,)
     before = snapshot(server)
-    fork.gradients.add(KEY, sent(*gradient(fork)), lr=0.1, step=0)
+    fork.gradients.add(KEY, **sent(*gradient(fork)), lr=0.1, step=0)
     fork.gradients.update(KEY, fork.storage, checked=False)
     assert_equal(server, before)
     after = snapshot(fork)
-    server.gradients.add(KEY, sent(*gradient(server, 2.0)), lr=0.1, step=0)
+    server.gradients.add(KEY, **sent(*gradient(server, 2.0)), lr=0.1, step=0)
     server.gradients.update(KEY, server.storage, checked=False)
     assert_equal(fork, after)
     assert torch.equal(fork.state("layer1/dense").weights, server.state("layer1/dense").weights)
@@ -136,9 +135,9 @@ def test_a_fork_is_independent_and_leaves_the_server_alone():
 def test_discarded_gradients_are_never_applied():
     server = server_of(SGD(momentum=0.0))
     before = server.state(KEY).parameters()["0.bias"].clone()
-    server.gradients.add(KEY, sent(*gradient(server, 5.0)), lr=1.0, step=0)
+    server.gradients.add(KEY, **sent(*gradient(server, 5.0)), lr=1.0, step=0)
     server.gradients.discard(server.storage)
-    server.gradients.add(KEY, sent(*gradient(server, 1.0)), lr=1.0, step=0)
+    server.gradients.add(KEY, **sent(*gradient(server, 1.0)), lr=1.0, step=0)
     server.gradients.update(KEY, server.storage, checked=False)
     assert torch.allclose(server.state(KEY).parameters()["0.bias"], before - 1)
 
@@ -174,7 +173,7 @@ def test_an_update_that_ends_half_way_leaves_the_state_as_it_was_or_refused_and_
         server = ParamServer(pool, optimizer=flaky, seed=0, storage=storage)
         server.prepare([KEY, "layer1/dense"])
         before = snapshot(server)
-        server.gradients.add(KEY, sent(*gradient(server)), lr=0.5, step=0)
+        server.gradients.add(KEY, **sent(*gradient(server)), lr=0.5, step=0)
         with pytest.raises(MemoryError, match="temporary"):
             server.gradients.update(KEY, server.storage, checked=False)
         assert server.gradients.waiting == {}
@@ -185,7 +184,7 @@ def test_an_update_that_ends_half_way_leaves_the_state_as_it_was_or_refused_and_
             return
         assert_equal(server, before)
         assert server.state(KEY).visits == 0
-        server.gradients.add(KEY, sent(*gradient(server)), lr=0.5, step=0)
+        server.gradients.add(KEY, **sent(*gradient(server)), lr=0.5, step=0)
         server.gradients.update(KEY, server.storage, checked=False)
         assert server.state(KEY).visits == 1
 
@@ -194,7 +193,7 @@ def test_an_update_ahead_of_its_check_that_ends_half_way_is_put_back(flaky):
     server = server_of(flaky)
     server.prepare([KEY])
     before = snapshot(server)
-    server.gradients.add(KEY, sent(*gradient(server)), lr=0.5, step=0)
+    server.gradients.add(KEY, **sent(*gradient(server)), lr=0.5, step=0)
     with pytest.raises(MemoryError, match="temporary"):
         server.gradients.update_ahead(KEY, server.storage)
     server.gradients.discard(server.storage)

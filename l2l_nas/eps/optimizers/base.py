@@ -73,11 +73,7 @@ class Optimizer(Protocol):
 
 
 def rule_for(rule: Optimizer, parameter: Parameter) -> Optimizer:
-    """What the `for_parameter` of a rule returns, or the rule itself.
-
-    Raises:
-        SettingError: the rule cannot update such a parameter.
-    """
+    """What the `for_parameter` of a rule returns, or the rule itself."""
     for_parameter = getattr(rule, "for_parameter", None)
     return rule if for_parameter is None else for_parameter(parameter)
 

@@ -80,11 +80,7 @@ class Group:
         return fnmatch.fnmatchcase(parameter.path, self.match)
 
     def scale(self, parameter: Parameter) -> float:
-        """The factor of a parameter's rate.
-
-        Raises:
-            SettingError: `lr_scale` returns no such number, or raises.
-        """
+        """Raises SettingError: `lr_scale` returns no such number, or raises."""
         if not callable(self.lr_scale):
             return self.lr_scale
         with user_code(f"{self}: lr_scale", SettingError):
@@ -170,11 +166,7 @@ class Groups:
         self.rule.update(weights, gradients, moments, steps, lr=lr)
 
     def treatment(self, parameter: Parameter) -> Treatment:
-        """How groups have a parameter updated.
-
-        Raises:
-            SettingError: a weight decay for a rule that has none, no rate, or a rule that cannot update the parameter.
-        """
+        """Raises SettingError: a decay for a rule without one, no rate, or a rule that cannot update the parameter."""
         rule, scale, decay, is_frozen = self.rule, 1.0, None, False
         for group in self.groups:
             if group.matches(parameter):
@@ -198,17 +190,12 @@ def _with_weight_decay(rule: Any, value: float) -> Optimizer:
 
 @dataclass(frozen=True)
 class RuleCall:
-    """Parameters of one state that are updated together: one rule, one rate, tensors of the same names.
-
-    Args:
-        indices: among the state's parameters.
-        moments: indices of the state's blocks, in the rule's order.
-    """
+    """Parameters of one state that are updated together: one rule, one rate, tensors of the same names."""
 
     rule: Optimizer
     lr_scale: float
-    indices: tuple[int, ...]
-    moments: tuple[int, ...]
+    indices: tuple[int, ...]  # among the state's parameters
+    moments: tuple[int, ...]  # indices of the state's blocks, in the rule's order
 
 
 @dataclass(frozen=True)
@@ -220,15 +207,7 @@ class StateRules:
 
 
 def state_rules(layout: Layout, treatments: Sequence[Treatment]) -> StateRules:
-    """The rules of one state.
-
-    Args:
-        layout: without an optimizer's tensors.
-        treatments: one for each parameter.
-
-    Raises:
-        SettingError: a rule cannot update a parameter.
-    """
+    """The rules of one state, from its layout without an optimizer's tensors and a treatment for each parameter."""
     stored = [
         treatment.rule.state(entry.shape) if entry.trainable else ()
         for entry, treatment in zip(layout.parameters, treatments, strict=True)
@@ -251,7 +230,8 @@ class PoolRules:
     """How each state of a pool is updated.
 
     Raises:
-        SettingError: a group that matches no parameter, or differs between positions that share a layer.
+        SettingError: a group matches no parameter, or differs between positions that share a layer; or a rule cannot
+            update a parameter. Without groups, `of` raises the latter.
     """
 
     def __init__(self, pool: LayerPool, optimizer: Optimizer) -> None:
@@ -264,11 +244,6 @@ class PoolRules:
                 self.of(key)  # refuses now what cannot be updated
 
     def of(self, key: str) -> StateRules:
-        """The rules of a state.
-
-        Raises:
-            SettingError: a rule cannot update one of its parameters.
-        """
         if key not in self._rules:
             pool, optimizer = self._pool(), self.optimizer
             assert pool is not None  # its rules are asked for
@@ -301,11 +276,7 @@ def without_retired(optimizer: Optimizer, before: LayerPool, pool: LayerPool) ->
 
 
 def freeze(pool: LayerPool, optimizer: Optimizer) -> LayerPool:
-    """The pool with what groups freeze not trainable; the pool itself, if that is nothing, or was done before.
-
-    Raises:
-        SettingError: a group that differs between positions that share a layer.
-    """
+    """The pool with what groups freeze not trainable; the pool itself, if that is nothing, or was done before."""
     if not isinstance(optimizer, Groups) or not any(group.frozen for group in optimizer.groups):
         return pool
     frozen = {

@@ -241,11 +241,7 @@ class Muon:
         return like_weights(shape, 1)
 
     def for_parameter(self, parameter: Parameter) -> Muon:
-        """See `rule_for`.
-
-        Raises:
-            SettingError: it is not known which of the parameter's dimensions make a matrix.
-        """
+        """Raises SettingError: it is not known which of the parameter's dimensions make a matrix."""
         if parameter.is_experts:
             return replace(self, _of_experts=True)
         if len(parameter.shape) > 2 and not parameter.is_convolution:
