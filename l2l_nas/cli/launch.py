@@ -36,7 +36,7 @@ from l2l_nas.errors import (
     what_raised,
     without_passwords,
 )
-from l2l_nas.runs.command_line import as_text, fill_in
+from l2l_nas.runs.command_line import as_text, fill_in, given_names
 from l2l_nas.runs.explain import explain, is_explained
 from l2l_nas.runs.settings import PASSWORD_VARIABLE
 
@@ -206,28 +206,28 @@ def _sort(words: list[str]) -> tuple[list[str], list[str]]:
 
 def _resumed_sweep(command: str, overrides: list[str]) -> list[str]:
     """A sweep goes on in its own folder, each run in its own below, with the words of its start."""
-    from l2l_nas.runs.inherit import SWEEP_CONFIG, given_names, is_choice, sweep_flags, sweep_settings, sweep_words
+    from l2l_nas.runs.sweep_words import SWEEP_CONFIG, is_choice, sweep_flags, sweep_words
 
     values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
     if not values.get("resume") or "," in values["resume"]:
         return overrides
-    root = Path(str(OverridesParser.create().parse_override(f"resume={values['resume']}").value()))
+    parse = OverridesParser.create().parse_override
+    root = Path(str(parse(f"resume={values['resume']}").value()))
     if not root.is_dir():
         raise StorageError(f"resume={values['resume']}: no such folder")
-    folder = OverridesParser.create().parse_override(f"folder={values.get('folder', values['resume'])}").value()
+    folder = parse(f"folder={values.get('folder', values['resume'])}").value()
     if Path(str(folder)) != root or "hydra.sweep.dir" in values:
         raise SettingError(f"resume={root}: a sweep goes on in its own folder; leave folder= and hydra.sweep.dir= out")
     taken: list[str] = []
     if (root / SWEEP_CONFIG).is_file():
-        taken, left = sweep_words(root, sweep_settings(command))
-        names = set(values)
-        covered = names | ({"space.pool"} if "space" in names else set())
-        taken = [word for word in taken if not given_names([word]) & covered]
-        left = [word for word in left if not given_names([word]) & covered]
+        given = values.keys() | ({"space.pool"} if "space" in values else set())
+        taken, left = (
+            [word for word in words if not given_names([word]) & given] for words in sweep_words(command, root)
+        )
         if own := [word for word in left if is_choice(word)]:
             # with others in its place the runs could not be compared
-            words = shlex.join([*sweep_flags(root), *own])
-            raise SettingError(f"{root}: that sweep has a choice of your own; name it again: {words}")
+            again = shlex.join([*sweep_flags(root), *own])
+            raise SettingError(f"{root}: that sweep has a choice of your own; name it again: {again}")
         if left:
             print(f"not taken over from {root}, say it again if you want it: {shlex.join(left)}")
     return [*taken, *overrides, f"folder={values['resume']}"]

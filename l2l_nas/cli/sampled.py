@@ -23,26 +23,24 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import Container, DictConfig, OmegaConf, open_dict, read_write
 
-from l2l_nas.cli.hydra_errors import explain_value, is_of_hydra
 from l2l_nas.cli.launch import report
 from l2l_nas.cli.ranges import distribution_of, refuse_places
-from l2l_nas.cli.sweep import SWEEP_FILE, failure_of, write_failure
+from l2l_nas.cli.sweep import SWEEP_FILE, failure_of, launcher_failed
 from l2l_nas.cost.table import UNITS
 from l2l_nas.errors import L2LError, StorageError, without_passwords_in
-from l2l_nas.errors import described as described_error
 from l2l_nas.files import is_temporary, make_folder, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.nas.objectives import Goal, parse_goals
 from l2l_nas.nas.study.journal import draft_of
 from l2l_nas.nas.study.study import quiet_optuna
-from l2l_nas.nas.sweep_study import SweepPlan, SweepRecord, SweepStudy, Values, check_sweep, described, ends_of
+from l2l_nas.nas.sweep_study import SweepRecord, SweepStudy, Values, check_sweep, ends_of
 from l2l_nas.report.table import run_line, settings_text, swept_table
 from l2l_nas.runs.fields import check_bounds, declared, settings
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
-from l2l_nas.runs.inherit import SWEEP_CONFIG, resume_sweep
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.lock import locked
 from l2l_nas.runs.progress import time_to_go
 from l2l_nas.runs.settings import SearchConf, SweeperConf
+from l2l_nas.runs.sweep_words import SWEEP_CONFIG, resume_sweep
 from l2l_nas.runs.terminal import open_terminal
 
 _DECIDED = {name for name, default, _ in settings(SearchConf) if default is None}
@@ -52,22 +50,23 @@ class SamplerSweeper(Sweeper):
     """Runs led by a sampler. A run that fails is recorded so and does not end the sweep.
 
     Args:
-        said: see `SweeperConf`.
+        conf: see `SweeperConf`.
     """
 
-    def __init__(self, **said: Any) -> None:
-        self._conf = SweeperConf(**said)
+    def __init__(self, **conf: Any) -> None:
+        self._conf = SweeperConf(**conf)
         self._console = open_terminal()
-        self._hydra_context: HydraContext
+        self._context: HydraContext
         self._config: DictConfig
         self._launcher: Launcher
         self._root: Path  # the sweep's folder; each run has one below it
-        self._overrides: dict[str, Override]
+        self._shared: list[str]  # overrides that all runs have
+        self._swept: dict[str, Override]
+        self._study: SweepStudy
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """See `Sweeper.setup`."""
-        self._hydra_context = hydra_context
-        self._config = config
+        self._context, self._config = hydra_context, config
         self._root = Path(config.hydra.sweep.dir)
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
@@ -76,46 +75,46 @@ class SamplerSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
         """See `Sweeper.sweep`: of each batch what its launcher returned; exits with 2 where a run failed."""
         quiet_optuna()
-        check_bounds(self._conf, "hydra.sweeper.")
-        parser = OverridesParser.create(config_loader=self._hydra_context.config_loader)
-        words = [*(f"{name}={value}" for name, value in self._conf.params.items()), *arguments]
-        by_name = {override.key_or_group: override for override in parser.parse_overrides(words)}
-        refuse_places(list(by_name.values()))
-        asks_to_resume = by_name.pop("resume", None) is not None
-        self._overrides = by_name
-        plan = self._plan()
-        resume = _resumes(self._root, asked=asks_to_resume, num_runs=self._conf.trials)
-        make_folder(self._root)
-        with locked(self._root):
-            study = SweepStudy(
-                self._root / SWEEP_FILE,
-                plan,
-                sampler=self._conf.sampler,
-                seed=self._conf.seed,
-                num_runs=self._conf.trials,
-                resume=resume,
-            )
-            remove_leftovers(self._root)
-            content = without_passwords_in(OmegaConf.to_container(self._config, resolve=False))
-            write_atomically(self._root / SWEEP_CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))
-            returned = self._run(study, plan)
-            has_failures = any(record.state == "failed" for record in study.records)
-        if has_failures:
-            sys.exit(2)
-        return returned
-
-    def _plan(self) -> SweepPlan:
-        """What is swept, sought and shared; composed, so that a wrong word is refused before anything is written."""
-        base = self._compose([str(one.input_line) for one in self._overrides.values() if not one.is_sweep_override()])
+        conf, root = self._conf, self._root
+        check_bounds(conf, "hydra.sweeper.")
+        parser = OverridesParser.create(config_loader=self._context.config_loader)
+        words = [*(f"{name}={value}" for name, value in conf.params.items()), *arguments]
+        overrides = {override.key_or_group: override for override in parser.parse_overrides(words)}
+        refuse_places(list(overrides.values()))
+        is_resumed = overrides.pop("resume", None) is not None
+        self._shared = [str(one.input_line) for one in overrides.values() if not one.is_sweep_override()]
+        self._swept = {name: one for name, one in overrides.items() if one.is_sweep_override()}
+        # composed, so that a wrong word is refused before anything is written
+        base = self._compose(self._shared)
         distributions = {
             # numbers that are decided where nobody says them are whole ones
             name: distribution_of(override, 0 if name in _DECIDED else OmegaConf.select(base, name))
-            for name, override in self._overrides.items()
-            if override.is_sweep_override()
+            for name, override in self._swept.items()
         }
-        plan = SweepPlan(distributions, (), _fixed(base, distributions))
-        check_sweep(self._conf.sampler, plan)
-        return SweepPlan(distributions, self._goals(distributions), plan.fixed)
+        check_sweep(conf.sampler, distributions)
+        goals, fixed = self._goals(distributions), _fixed(base, distributions)
+        resume = self._resumes(is_asked=is_resumed)
+        make_folder(root)
+        with locked(root):
+            self._study = SweepStudy(
+                root / SWEEP_FILE,
+                distributions,
+                goals,
+                fixed,
+                sampler=conf.sampler,
+                seed=conf.seed,
+                num_runs=conf.trials,
+                resume=resume,
+            )
+            refuse_taken(root, [str(number) for number in range(len(self._study.records), conf.trials)])
+            remove_leftovers(root)
+            content = without_passwords_in(OmegaConf.to_container(self._config, resolve=False))
+            write_atomically(root / SWEEP_CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))
+            returned = self._run()
+            self._finish()
+        if any(record.state == "failed" for record in self._study.records):
+            sys.exit(2)
+        return returned
 
     def _goals(self, distributions: Mapping[str, Any]) -> tuple[Goal, ...]:
         """What is optimised, in the direction that the runs' own task gives it."""
@@ -123,7 +122,10 @@ class SamplerSweeper(Sweeper):
         rows = range(max(map(len, ends.values())))  # every choice, and both ends of every range, occur in one
         corners = [{name: values[row % len(values)] for name, values in ends.items()} for row in rows]
         refused: list[L2LError] = []
-        for conf in [_search_conf(self._compose(self._words(values))) for values in corners]:
+        for config in [self._compose(self._words(values)) for values in corners]:
+            with read_write(config), open_dict(config):
+                del config["hydra"]
+            conf: Any = OmegaConf.to_object(config)
             try:
                 problem = load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
             except L2LError as error:
@@ -138,122 +140,105 @@ class SamplerSweeper(Sweeper):
 
     def _words(self, values: Values) -> list[str]:
         """The overrides of a run: those that all share, then its own."""
-        fixed = [str(one.input_line) for one in self._overrides.values() if not one.is_sweep_override()]
-        return [*fixed, *(f"{self._overrides[name].get_key_element()}={value}" for name, value in values.items())]
+        return [*self._shared, *(f"{self._swept[name].get_key_element()}={value}" for name, value in values.items())]
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
-        """The configuration of a run.
+        return self._context.config_loader.load_sweep_config(self._config, list(overrides))
 
-        Raises:
-            HydraException: there is none.
-        """
-        return self._hydra_context.config_loader.load_sweep_config(self._config, list(overrides))
+    def _resumes(self, *, is_asked: bool) -> bool:
+        """Whether to go on with a sweep. One that was killed before it had a study is started."""
+        root = self._root
+        if (root / SWEEP_FILE).exists():
+            if is_asked:
+                return True
+            again = resume_sweep("search", root)
+            raise StorageError(f"{root} already holds a sweep; go on with it by: {again}; or choose another folder")
+        draft = draft_of(root / SWEEP_FILE).name
+        names = [path.name for path in root.iterdir()] if root.is_dir() else []
+        if is_asked and not all(name.startswith(draft) or is_temporary(name) for name in names):
+            raise StorageError(f"{root}: holds no sweep ({SWEEP_FILE}); check the folder, or start without resume")
+        if RunFolder(root).holds_run:
+            raise StorageError(f"{root} already holds a run, which is no sweep; choose another folder")
+        refuse_taken(root, (*SWEEP_NAMES, *map(str, range(self._conf.trials))))
+        return False
 
-    def _run(self, study: SweepStudy, plan: SweepPlan) -> list[Sequence[JobReturn]]:
+    def _run(self) -> list[Sequence[JobReturn]]:
         """All runs, a batch at a time."""
-        before, started, total = _num_over(study), time.monotonic(), self._conf.trials
+        study, total = self._study, self._conf.trials
+        before, started = _num_over(study), time.monotonic()
         if study.records:
             self._say(f"resumed with {before} finished runs")
         returned: list[Sequence[JobReturn]] = []
-        is_over = False
-        while not is_over:
+        while True:
             batch: dict[int, list[str]] = {}
-            while len(batch) < self._conf.jobs and not is_over:
-                record = study.ask()
-                is_over = record is None
-                if record is None:
-                    continue
+            while len(batch) < self._conf.jobs and (record := study.ask()) is not None:
                 done = _num_over(study)
                 pace = (time.monotonic() - started) / (done - before) if done > before else None
                 left = time_to_go(pace * (total - done) if pace is not None else None)
                 shown = settings_text(record.settings)
                 self._say(f"run {record.number}, {done + len(batch) + 1} of {total}, {left}: {shown}")
-                if words := self._words_of(record, study, plan):
-                    batch[record.number] = words
-            if batch:
-                returned.append(self._launch(batch))
+                batch[record.number] = self._words_of(record)
+            if not batch:
+                return returned
+            try:
+                returned.append(self._launcher.launch(list(batch.values()), initial_job_idx=min(batch)))
+            except Exception as error:
+                is_begun = any((self._root / str(number)).exists() for number in batch)
+                raise launcher_failed("search", self._root, error, is_begun=is_begun) from error
             for number in batch:
-                self._record(study, plan, number)
-        self._finish(study, plan)
-        return returned
+                self._record(number)
 
-    def _words_of(self, record: SweepRecord, study: SweepStudy, plan: SweepPlan) -> list[str]:
-        """The overrides of a run; none of one that cannot be composed, and has failed."""
-        folder = self._root / str(record.number)
-        if folder.exists() and record.number not in study.left_behind:
-            raise StorageError(f"{folder} is in the way of a new run; move it")
+    def _words_of(self, record: SweepRecord) -> list[str]:
         place = str(self._root).replace("\\", "\\\\").replace("'", "\\'")
-        words = [*self._words(record.settings), f"resume='{place}'"]  # it goes on in its folder, or is started there
-        try:
-            self._compose(words)
-        except Exception as error:
-            if not is_of_hydra(error):
-                raise
-            make_folder(folder)
-            write_failure(folder, explain_value(error, words))
-            self._record(study, plan, record.number)
-            return []
-        # launchers count from a number on; the folder is named by the run's own
-        return [*words, f"hydra.sweep.subdir={record.number}"]
+        # it goes on in its folder, or is started there; launchers count from a number on, a folder has the run's own
+        return [*self._words(record.settings), f"resume='{place}'", f"hydra.sweep.subdir={record.number}"]
 
-    def _launch(self, batch: Mapping[int, list[str]]) -> Sequence[JobReturn]:
-        try:
-            return self._launcher.launch(list(batch.values()), initial_job_idx=min(batch))
-        except Exception as error:
-            again = ""
-            if any((self._root / str(number)).exists() for number in batch):
-                again = f"; go on with: {resume_sweep('search', self._root)}"
-            raise L2LError(
-                f"hydra/launcher: {type(error).__name__}: {described_error(error, most=200)}{again}"
-            ) from error
-
-    def _record(self, study: SweepStudy, plan: SweepPlan, number: int) -> None:
+    def _record(self, number: int) -> None:
         """A run is over."""
-        folder = self._root / str(number)
-        values, error = _outcome(folder, plan.goals)
-        study.tell(number, values)
-        records = self._records(study, plan)
+        folder, goals = self._root / str(number), self._study.goals
+        values, error = _outcome(folder, goals)
+        self._study.tell(number, values)
+        records = self._records()
         if error:
             report(f"{folder}: {error}")
         else:
-            best = records[study.front[0]] if len(plan.goals) == 1 else None
-            self._say(run_line(records[number], plan.goals, best=best))
-        self._write(study, plan, records, {})
+            best = records[self._study.front[0]] if len(goals) == 1 else None
+            self._say(run_line(records[number], goals, best=best))
+        self._write(records, {})
 
-    def _records(self, study: SweepStudy, plan: SweepPlan) -> list[SweepRecord]:
+    def _records(self) -> list[SweepRecord]:
         """All runs, with what their folders tell."""
         found = []
-        for record in study.records:
+        for record in self._study.records:
             folder = self._root / str(record.number)
-            reason = _outcome(folder, plan.goals)[1] if record.state == "failed" else ""
+            reason = _outcome(folder, self._study.goals)[1] if record.state == "failed" else ""
             found.append(replace(record, seconds=_seconds(folder), reason=reason))
         return found
 
-    def _write(
-        self, study: SweepStudy, plan: SweepPlan, records: Sequence[SweepRecord], importances: Mapping[str, float]
-    ) -> None:
+    def _write(self, records: Sequence[SweepRecord], importances: Mapping[str, float]) -> None:
         rows = [
             {"run": record.number, "folder": str(self._root / str(record.number)), **asdict(record)}
             for record in records
         ]
         for row in rows:
             del row["number"]
-        goal = plan.goals[0]
-        front = sorted(study.front, key=lambda number: records[number].values[goal.name], reverse=goal.maximize)
+        goals = self._study.goals
+        goal = goals[0]
+        front = sorted(self._study.front, key=lambda number: records[number].values[goal.name], reverse=goal.maximize)
         content = {
-            "settings": {name: described(one) for name, one in plan.distributions.items()},
-            "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in plan.goals],
+            "settings": self._study.settings,
+            "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in goals],
             "best": rows[front[0]] if front else None,
-            "pareto": [rows[number] for number in study.front if len(plan.goals) == 2],
+            "pareto": [rows[number] for number in self._study.front if len(goals) == 2],
             "importances": dict(importances),
             "runs": rows,
         }
         write_json(self._root / "sweep.json", content)
 
-    def _finish(self, study: SweepStudy, plan: SweepPlan) -> None:
-        records = self._records(study, plan)
-        self._write(study, plan, records, study.importances())
-        self._console.print(swept_table(records, plan.goals, front=study.front))
+    def _finish(self) -> None:
+        records, study = self._records(), self._study
+        self._write(records, study.importances())
+        self._console.print(swept_table(records, study.goals, front=study.front))
         failed = [str(record.number) for record in records if record.state == "failed"]
         if failed:
             self._say(f"runs that failed: {', '.join(failed)}; sweep.json says why")
@@ -266,32 +251,8 @@ class SamplerSweeper(Sweeper):
         self._console.print(text, soft_wrap=True)
 
 
-def _resumes(root: Path, *, asked: bool, num_runs: int) -> bool:
-    """Whether to go on with a sweep. One that was killed before it had a study is started."""
-    if (root / SWEEP_FILE).exists():
-        if asked:
-            return True
-        raise StorageError(
-            f"{root} already holds a sweep; go on with it by: {resume_sweep('search', root)}; or choose another folder"
-        )
-    draft = draft_of(root / SWEEP_FILE).name
-    names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    if asked and not all(name.startswith(draft) or is_temporary(name) for name in names):
-        raise StorageError(f"{root}: holds no sweep ({SWEEP_FILE}); check the folder, or start without resume")
-    if RunFolder(root).holds_run:
-        raise StorageError(f"{root} already holds a run, which is no sweep; choose another folder")
-    refuse_taken(root, (*SWEEP_NAMES, *map(str, range(num_runs))))
-    return False
-
-
 def _num_over(study: SweepStudy) -> int:
     return sum(record.state != "running" for record in study.records)
-
-
-def _search_conf(config: DictConfig) -> SearchConf:
-    with read_write(config), open_dict(config):
-        del config["hydra"]
-    return OmegaConf.to_object(config)  # type: ignore[return-value]
 
 
 def _fixed(base: DictConfig, swept: Mapping[str, Any]) -> dict[str, Any]:

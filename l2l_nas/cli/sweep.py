@@ -48,20 +48,18 @@ from l2l_nas.errors import (
 from l2l_nas.files import read_bytes, read_json, remove_leftovers, write_atomically, write_json
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.report.table import sweep_table
-from l2l_nas.runs.command_line import fill_in, spell
+from l2l_nas.runs.command_line import fill_in, given_names, spell
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
-from l2l_nas.runs.inherit import SWEEP_CONFIG, given_names, resume_sweep
 from l2l_nas.runs.lock import locked
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, PLACES, SearchConf
+from l2l_nas.runs.sweep_words import SWEEP_CONFIG, resume_sweep
 from l2l_nas.runs.terminal import open_terminal
 
 # the study of a sweep that a sampler leads, in the sweep's folder
 SWEEP_FILE = "sweep.log"
 # in the folder of a run that failed: why, in its first line, and where that came from
 _ERROR_FILE = "error.txt"
-# of a run that left neither a result nor an error
-NO_RESULT = "its process ended without a result"
 _WAIT_SECONDS = 0.2
 
 
@@ -73,7 +71,7 @@ class SweepCallback(Callback):
 
     def __init__(self) -> None:
         self.root = Path()  # the sweep's folder
-        self._runs: list[list[str]] = []  # overrides of each; none of a sweep that sums itself up
+        self.runs: list[list[str]] = []  # overrides of each combination; none of a sweep that sums itself up
         self._numbers: list[int] = []  # of their folders
         self._before: bytes | None = None  # what stood in the folder as the settings of a sweep
 
@@ -88,81 +86,74 @@ class SweepCallback(Callback):
                 raise SettingError(explain_value(error)) from error
 
     def _begin(self, config: DictConfig) -> None:
-        subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[index,call-overload]
-        if subdir not in ("${hydra.job.num}", "${hydra:job.num}"):
-            raise no_effect("hydra.sweep.subdir")
         # Hydra's sweeper writes the settings into the sweep's folder; runs are composed anew
-        content = OmegaConf.to_container(config, resolve=False)
+        content: Any = OmegaConf.to_container(config, resolve=False)
+        if content["hydra"]["sweep"]["subdir"] not in ("${hydra.job.num}", "${hydra:job.num}"):
+            raise no_effect("hydra.sweep.subdir")
         task = config.hydra.overrides.task
         if any(without_passwords(word) != word for word in task):
             raise SettingError(
                 "a password would be written with the sweep's settings: write search.storage=ADDRESS by itself, "
                 f"or leave the password out and put it into {PASSWORD_VARIABLE}"
             )
-        if (hidden := without_passwords_in(content)) != content:
-            with read_write(config), open_dict(config):
-                config.merge_with(hidden)
         self.root = Path(config.hydra.sweep.dir)
         # one that is swept is refused below
-        is_named = "folder" in given_names(task) or content["folder"] != SearchConf.folder  # type: ignore[index,call-overload]
-        if not is_named and content["hydra"]["sweep"]["dir"] == "${folder}":  # type: ignore[index,call-overload]
-            self.root = reserve(self.root)
-            with read_write(config), open_dict(config):  # each run is composed of these words
-                config.folder = str(self.root)
+        is_named = "folder" in given_names(task) or content["folder"] != SearchConf.folder
+        hidden = without_passwords_in(content)
+        with read_write(config), open_dict(config):
+            if hidden != content:
+                config.merge_with(hidden)
+            if not is_named and content["hydra"]["sweep"]["dir"] == "${folder}":
+                self.root = reserve(self.root)
+                config.folder = str(self.root)  # each run is composed of these words
                 task.append(f"folder={spell(str(self.root))}")
         if (self.root / SWEEP_CONFIG).exists():
             self._before = read_bytes(self.root / SWEEP_CONFIG)
         if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
-            self._take(config)
+            self._take_combinations(config)
         SweepCallback.current = self
 
-    def _take(self, config: DictConfig) -> None:
+    def _take_combinations(self, config: DictConfig) -> None:
         words = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
         task: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # ${...} differs by run
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         with contextlib.suppress(HydraException):  # the sweeper reads the same words, and says what is wrong
-            overrides = parser.parse_overrides([*words, *task])
-            by_name = {override.key_or_group: override for override in overrides}
+            by_name = {override.key_or_group: override for override in parser.parse_overrides([*words, *task])}
             refuse_places(list(by_name.values()))
-            self._runs = [list(run) for run in itertools.product(*map(_values, by_name.values()))]
+            self.runs = [list(run) for run in itertools.product(*map(_values, by_name.values()))]
             if (self.root / SWEEP_FILE).exists():
                 raise StorageError(f"{self.root} holds a sweep of hydra/sweeper=l2l; name it, or choose another folder")
-            self._numbers = list(range(len(self._runs)))
+            self._numbers = list(range(len(self.runs)))
             if "resume" not in by_name:
                 refuse_taken(self.root, (*SWEEP_NAMES, *map(str, self._numbers)))
             else:
                 swept = [name for name, override in by_name.items() if override.is_sweep_override()]
-                self._numbers = folders_of(self.root, self._runs, swept)
+                self._numbers = folders_of(self.root, self.runs, swept)
                 place(config, self._numbers)
         if self.root.is_dir():
             remove_leftovers(self.root)
 
     def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
         """A line in front of each run."""
-        if self._runs:
+        if self.runs:
             index = config.hydra.job.num
-            words = " ".join(varied(self._runs)[index])
-            print(f"run {self._numbers[index]}, {index + 1} of {len(self._runs)}: {words}", flush=True)
+            words = " ".join(varied(self.runs)[index])
+            print(f"run {self._numbers[index]}, {index + 1} of {len(self.runs)}: {words}", flush=True)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """A line behind each run."""
-        if self._runs:
+        if self.runs:
             number = self._numbers[config.hydra.job.num]
             error = failure_of(self.root / str(number))
             print(f"run {number} failed: {error}" if error else f"run {number} is done", flush=True)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """The summary; exits with 2 where a run failed."""
-        if self._runs:
+        """Print a table and write `summary.json`, unless all runs were refused; exits with 2 where one failed."""
+        if self.runs:
             with reporting_errors():
-                self.sum_up()
+                self._sum_up()
 
-    def sum_up(self) -> None:
-        """Print a table and write `summary.json`, unless all runs were refused; exits with 2 where one failed.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
+    def _sum_up(self) -> None:
         folders = [self.root / str(number) for number in self._numbers]
         errors = {folder: error for folder in folders if (error := failure_of(folder))}
         if len(errors) == len(folders) > 1 and len(set(errors.values())) == 1:
@@ -175,7 +166,7 @@ class SweepCallback(Callback):
         # runs of before that were not asked for this time have their results still
         begun = begun_runs(self.root)
         runs = {number: words for number, words in begun.items() if not failure_of(self.root / str(number))}
-        runs |= dict(zip(self._numbers, self._runs, strict=True))
+        runs |= dict(zip(self._numbers, self.runs, strict=True))
         rows = [_row(self.root / str(number), runs[number]) for number in sorted(runs)]
         write_json(self.root / "summary.json", rows)
         console = open_terminal()
@@ -206,11 +197,6 @@ class SweepCallback(Callback):
         else:
             self.remove_empty()
 
-    @property
-    def is_of_combinations(self) -> bool:
-        """Whether Hydra's basic sweeper runs it, and this sums it up."""
-        return bool(self._runs)
-
 
 @contextlib.contextmanager
 def sweeping(command: str) -> Iterator[None]:
@@ -232,14 +218,19 @@ def sweeping(command: str) -> Iterator[None]:
         sweep = SweepCallback.current
         if sweep is not None and is_of_hydra(error):  # no run could be composed
             sweep.undo()
-        if is_of_hydra(error) or sweep is None or not sweep.is_of_combinations or isinstance(error, L2LError):
+        if is_of_hydra(error) or sweep is None or not sweep.runs or isinstance(error, L2LError):
             raise
-        again = "" if sweep.remove_empty() else f"; go on with: {resume_sweep(command, sweep.root)}"
-        raise L2LError(f"hydra/launcher: {type(error).__name__}: {described(error, most=200)}{again}") from error
+        raise launcher_failed(command, sweep.root, error, is_begun=not sweep.remove_empty()) from error
+
+
+def launcher_failed(command: str, root: Path, error: Exception, *, is_begun: bool) -> L2LError:
+    """What to tell of a launcher that does not work, or lost a process."""
+    again = f"; go on with: {resume_sweep(command, root)}" if is_begun else ""
+    return L2LError(f"hydra/launcher: {type(error).__name__}: {described(error, most=200)}{again}")
 
 
 def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], float]) -> float:
-    """A run in its folder below the sweep's; NaN if it failed.
+    """A run in its folder below the sweep's; NaN if it failed: what goes wrong is nobody else's concern.
 
     Args:
         command: "search" or "train".
@@ -248,27 +239,12 @@ def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], fl
     """
     sweep = Path(about.sweep.dir)
     folder = sweep / str(about.sweep.subdir)
-    again = resume_sweep(command, sweep)
-    wait_for(folder)
-    # of a sweep that a sampler leads, a run that failed is over, and no setting may change
-    with failing_alone(folder, "" if (sweep / SWEEP_FILE).exists() else again):
+    again, trace = resume_sweep(command, sweep), ""
+    _wait_for(folder)
+    (folder / _ERROR_FILE).unlink(missing_ok=True)
+    try:
         # joblib's processes share one terminal
         return go(open_terminal(quiet="joblib" in str(about.launcher._target_)), again)
-    return math.nan
-
-
-@contextlib.contextmanager
-def failing_alone(folder: Path, again: str) -> Iterator[None]:
-    """Around a run of a sweep: what goes wrong is stored in its folder, and is nobody else's concern.
-
-    Args:
-        folder: the run's, which exists.
-        again: the command that goes on with the sweep; empty if that would not have the run go on.
-    """
-    (folder / _ERROR_FILE).unlink(missing_ok=True)
-    trace = ""
-    try:
-        yield
     except Stopped:
         raise
     except SystemExit as error:
@@ -276,32 +252,28 @@ def failing_alone(folder: Path, again: str) -> Iterator[None]:
     except OmegaConfBaseException as error:
         text = explain_value(error)
     except L2LError as error:
+        # of a sweep that a sampler leads, a run that failed is over, and no setting may change
+        again = "" if (sweep / SWEEP_FILE).exists() else again
         text = fill_in(str(error), again, instead="give the same command again in another folder")
         trace = traceback.format_exc() if error.__cause__ is not None else ""
     except Exception as error:
         text, trace = explain(error), traceback.format_exc()
-    else:
-        return
-    write_failure(folder, text, trace)
-
-
-def write_failure(folder: Path, text: str, trace: str = "") -> None:
-    """Store why a run has no result; see `failure_of`."""
     path = folder / _ERROR_FILE
     line = " ".join(text.split()) + (f" (traceback in {path})" if trace else "")
     write_atomically(path, without_passwords(f"{line}\n{trace}"))
+    return math.nan
 
 
 def failure_of(folder: Path) -> str:
     """Why a run has no result, in one line; empty if it has one."""
     if (folder / _ERROR_FILE).exists():
         return read_bytes(folder / _ERROR_FILE).decode("utf-8", "replace").partition("\n")[0]
-    return "" if RunFolder(folder).result.exists() else NO_RESULT
+    return "" if RunFolder(folder).result.exists() else "its process ended without a result"
 
 
-def wait_for(folder: Path) -> None:
+def _wait_for(folder: Path) -> None:
     """Until no process is at work in a run's folder: one of its own outlives a sweep that is killed."""
-    said = False
+    is_announced = False
     while True:
         try:
             with locked(folder):
@@ -309,9 +281,9 @@ def wait_for(folder: Path) -> None:
         except StorageError as error:
             if error.__cause__ is not None:
                 return  # it cannot be read, as the run will say
-            if not said:
+            if not is_announced:
                 print(f"{folder}: running in a process of its own; waiting for it", flush=True)
-            said = True
+            is_announced = True
             time.sleep(_WAIT_SECONDS)
 
 

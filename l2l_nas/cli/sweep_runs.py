@@ -19,13 +19,12 @@ from omegaconf import DictConfig, open_dict, read_write
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_yaml_list
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.inherit import SWEEP_CONFIG
 from l2l_nas.runs.saved_config import read_config, value_in
 from l2l_nas.runs.settings import PLACES, rule_of
+from l2l_nas.runs.sweep_words import SWEEP_CONFIG
 
 # what Hydra composes each run with, where numbers of runs and of folders differ
 _NUMBERS = "hydra.callbacks.sweep.numbers"
-NUMBERED = (_NUMBERS, "hydra.sweep.subdir")
 
 Values = Mapping[str, Any]
 
@@ -94,7 +93,7 @@ def place(config: DictConfig, numbers: Sequence[int]) -> None:
         return
     words = [
         f"+{_NUMBERS}=[{','.join(map(str, numbers))}]",
-        f"{NUMBERED[1]}='${{oc.select:{_NUMBERS}.${{hydra.job.num}}}}'",  # a key must be a text, and is one there
+        f"hydra.sweep.subdir='${{oc.select:{_NUMBERS}.${{hydra.job.num}}}}'",  # a key must be a text, and is one there
     ]
     with read_write(config), open_dict(config):
         config.hydra.overrides.hydra.extend(words)

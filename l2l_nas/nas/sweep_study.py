@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,10 +34,6 @@ _FINITE = ("gp_hamming", "evolution", "local", "grid")
 # fewer runs say nothing of what matters
 _LEAST_FOR_IMPORTANCE = 4
 
-_STATES: Mapping[TrialState, Literal["complete", "failed"]] = {
-    TrialState.COMPLETE: "complete",
-    TrialState.FAIL: "failed",
-}
 # what one run of a sweep has for its settings, by name
 Values = Mapping[str, str | int | float]
 
@@ -50,7 +45,6 @@ class SweepRecord:
     Args:
         number: from 0; also the name of its folder.
         settings: what it had for the swept settings.
-        state: complete, failed, or running.
         values: by goal name; empty unless complete.
         seconds, reason: what it took, or why it failed, where its folder was read.
     """
@@ -63,94 +57,74 @@ class SweepRecord:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class SweepPlan:
-    """What a sweep is about; one that goes on must be about the same.
-
-    Args:
-        distributions: by setting, see `listed` and `between`.
-        goals: one or two.
-        fixed: settings that all runs have in common; runs with others could not be compared.
-    """
-
-    distributions: Mapping[str, BaseDistribution]
-    goals: Sequence[Goal]
-    fixed: Mapping[str, Any]
-
-    @property
-    def identity(self) -> dict[str, dict[str, Any]]:
-        """The same as plain data."""
-        return {
-            "settings": {name: described(one) for name, one in self.distributions.items()},
-            "goals": {goal.name: "up" if goal.maximize else "down" for goal in self.goals},
-            "fixed": dict(self.fixed),
-        }
-
-    @property
-    def count(self) -> int:
-        """How many combinations there are; 0: no end of them."""
-        return math.prod(len(values_of(one)) for one in self.distributions.values())
-
-    def key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The values of a run, to compare it with others."""
-        return tuple(plain(params[name]) for name in self.distributions)
-
-
 class SweepStudy:
     """Asks a sampler for settings and keeps what became of each run in a journal.
 
     Args:
         path: the file; created unless `resume`.
-        plan: what it is about.
-        sampler: its name.
-        seed: of the sampler.
+        distributions: by setting, see `listed` and `between`; checked by `check_sweep`.
+        goals: one or two.
+        fixed: settings that all runs have in common; runs with others could not be compared.
+        sampler, seed: the sampler's name and seed.
         num_runs: in all, those before a resume included.
-        resume: go on with the study in `path`.
+        resume: go on with the study in `path`, which must be about the same.
 
     Raises:
-        SettingError: no such sampler, or one that does not suit the settings.
         StorageError: the file cannot be written; or, on resume, is missing, damaged, or of another sweep.
     """
 
-    def __init__(self, path: Path, plan: SweepPlan, *, sampler: str, seed: int, num_runs: int, resume: bool) -> None:
-        check_sweep(sampler, plan)
+    def __init__(
+        self,
+        path: Path,
+        distributions: Mapping[str, BaseDistribution],
+        goals: Sequence[Goal],
+        fixed: Mapping[str, Any],
+        *,
+        sampler: str,
+        seed: int,
+        num_runs: int,
+        resume: bool,
+    ) -> None:
+        self.goals = goals
+        self.settings = {name: described(one) for name, one in distributions.items()}
         self._path = path
-        self._plan = plan
+        self._distributions = dict(distributions)
         self._num_runs = num_runs
-        self._distributions = dict(plan.distributions)
-        directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in plan.goals]
+        self._num_combinations = count(distributions)
+        about = {
+            "settings": self.settings,
+            "goals": {goal.name: "up" if goal.maximize else "down" for goal in goals},
+            "fixed": dict(fixed),
+        }
+        directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
         if resume:
             self._study = open_journal(path, name=_NAME)
             with readable(path):
-                self._refuse_other(plan.identity)
+                self._refuse_other(about)
                 refuse_directions(self._study, directions)
         else:
-            names = [goal.name for goal in plan.goals]
-            self._study = create_journal(
-                path, name=_NAME, directions=directions, metrics=names, attributes=plan.identity
-            )
-        num_before = len(self._study.get_trials(deepcopy=False))
-        self._study.sampler = build_sampler(sampler, seed=seed, num_trials=num_runs, num_finished=num_before)
-        self._random = random.Random(f"{seed} {num_before}")
+            names = [goal.name for goal in goals]
+            self._study = create_journal(path, name=_NAME, directions=directions, metrics=names, attributes=about)
         with readable(path):
-            runs = {trial.number for trial in self._runs}
-            for trial in self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-                if trial.number not in runs:  # a kill left it between two commits
+            trials, runs = self._study.get_trials(deepcopy=False), self._runs()
+            self._study.sampler = build_sampler(sampler, seed=seed, num_trials=num_runs, num_finished=len(trials))
+            self._random = random.Random(f"{seed} {len(trials)}")
+            for trial in trials:
+                if trial.state is TrialState.RUNNING and trial not in runs:  # a kill left it between two commits
                     self._study.tell(trial.number, state=TrialState.FAIL)
-            running = [record.number for record in self.records if record.state == "running"]
-        self._left = deque(running)
-        self.left_behind = frozenset(running)  # runs that were begun, and whose processes were lost
+            # runs whose processes were lost
+            self._left = [number for number, trial in enumerate(runs) if trial.state is TrialState.RUNNING]
 
     @property
     def records(self) -> tuple[SweepRecord, ...]:
         """All runs that were begun, in order."""
-        return tuple(self._record(number, trial) for number, trial in enumerate(self._runs))
+        return tuple(self._record(number, trial) for number, trial in enumerate(self._runs()))
 
     @property
     def front(self) -> tuple[int, ...]:
         """With one goal the best run; with two, those that no other beats on both."""
         best = {trial.number for trial in self._study.best_trials}
-        return tuple(number for number, trial in enumerate(self._runs) if trial.number in best)
+        return tuple(number for number, trial in enumerate(self._runs()) if trial.number in best)
 
     def ask(self) -> SweepRecord | None:
         """The next run; None when as many as asked for were begun, or every combination was.
@@ -161,23 +135,24 @@ class SweepStudy:
             StorageError: the file could not be written.
         """
         if self._left:
-            return self.records[self._left.popleft()]
-        known = {self._plan.key(trial.params): trial for trial in self._runs}
-        if len(known) >= min(self._num_runs, self._plan.count or self._num_runs):
+            return self.records[self._left.pop(0)]
+        known = {self._key(trial): trial for trial in self._runs()}
+        if len(known) >= min(self._num_runs, self._num_combinations or self._num_runs):
             return None
         for _ in range(_PATIENCE):
             trial = self._study.ask(self._distributions)
-            before = known.get(self._plan.key(trial.params))
+            before = known.get(self._key(trial))
             if before is None:
-                return self.records[len(known)]
+                return self.records[-1]
             values = before.values if before.state is TrialState.COMPLETE else None
             self._study.tell(trial, values, state=TrialState.COMPLETE if values else TrialState.PRUNED)
-        untried = self._untried(known)
-        if untried is None:
+        if not 0 < self._num_combinations <= _COUNTABLE:
             return None
-        self._study.enqueue_trial(untried)
+        every = itertools.product(*map(values_of, self._distributions.values()))
+        untried = self._random.choice([one for one in every if one not in known])
+        self._study.enqueue_trial(dict(zip(self._distributions, untried, strict=True)))
         self._study.ask(self._distributions)
-        return self.records[len(known)]
+        return self.records[-1]
 
     def tell(self, number: int, values: Mapping[str, float] | None) -> None:
         """Record that a run ended; when this returns, it is in the file.
@@ -189,17 +164,17 @@ class SweepStudy:
         Raises:
             StorageError: the file could not be written.
         """
-        ordered = None if values is None else [float(values[goal.name]) for goal in self._plan.goals]
+        ordered = None if values is None else [float(values[goal.name]) for goal in self.goals]
         state = TrialState.FAIL if ordered is None else TrialState.COMPLETE
         with readable(self._path):
-            self._study.tell(self._runs[number].number, ordered, state=state)
+            self._study.tell(self._runs()[number].number, ordered, state=state)
 
     def importances(self) -> dict[str, float]:
         """How much of the first goal's variance each setting explains (fANOVA: Hutter et al., ICML 2014).
 
         Shares of 1, largest first; empty where too few runs are complete, or all are alike.
         """
-        scores = [record.values[self._plan.goals[0].name] for record in self.records if record.state == "complete"]
+        scores = [record.values[self.goals[0].name] for record in self.records if record.state == "complete"]
         if len(self._distributions) < 2 or len(scores) < _LEAST_FOR_IMPORTANCE or len(set(scores)) < 2:
             return {}
         found = optuna.importance.get_param_importances(
@@ -209,36 +184,27 @@ class SweepStudy:
         )
         return {name: float(share) for name, share in found.items() if math.isfinite(share)}
 
-    @property
+    def _key(self, trial: FrozenTrial | optuna.trial.Trial) -> tuple[Any, ...]:
+        return tuple(plain(trial.params[name]) for name in self._distributions)
+
     def _runs(self) -> list[FrozenTrial]:
         """Trials that are runs: neither repeats, nor cut short by a kill before they had all settings."""
         first: dict[tuple[Any, ...], FrozenTrial] = {}
         for trial in self._study.get_trials(deepcopy=False):
             if trial.params.keys() == self._distributions.keys():
-                first.setdefault(self._plan.key(trial.params), trial)
+                first.setdefault(self._key(trial), trial)
         return list(first.values())
 
-    def _untried(self, known: Mapping[tuple[Any, ...], FrozenTrial]) -> dict[str, Any] | None:
-        """A random combination that no run has; None where they cannot be counted."""
-        if not 0 < self._plan.count <= _COUNTABLE:
-            return None
-        every = itertools.product(*map(values_of, self._distributions.values()))
-        chosen = self._random.choice([one for one in every if one not in known])
-        return dict(zip(self._distributions, chosen, strict=True))
-
     def _record(self, number: int, trial: FrozenTrial) -> SweepRecord:
-        values = trial.values if trial.state is TrialState.COMPLETE else None
-        return SweepRecord(
-            number=number,
-            settings={name: plain(trial.params[name]) for name in self._distributions},
-            state=_STATES.get(trial.state, "running"),
-            values={goal.name: value for goal, value in zip(self._plan.goals, values or (), strict=False)},
-        )
+        settings = dict(zip(self._distributions, self._key(trial), strict=True))
+        if trial.state is not TrialState.COMPLETE:
+            return SweepRecord(number, settings, "failed" if trial.state is TrialState.FAIL else "running")
+        values = {goal.name: value for goal, value in zip(self.goals, trial.values, strict=True)}
+        return SweepRecord(number, settings, "complete", values)
 
-    def _refuse_other(self, identity: Mapping[str, Mapping[str, Any]]) -> None:
-        found = self._study.user_attrs
+    def _refuse_other(self, about: Mapping[str, Mapping[str, Any]]) -> None:
         for kind, what in (("settings", "is over"), ("goals", "is for"), ("fixed", "has")):
-            before, now = dict(found.get(kind, {})), dict(identity[kind])
+            before, now = dict(self._study.user_attrs.get(kind, {})), dict(about[kind])
             if kind == "fixed":  # a setting that only one version knows says nothing
                 before, now = ({name: one[name] for name in before.keys() & now} for one in (before, now))
             if before != now:
@@ -248,7 +214,7 @@ class SweepStudy:
                 )
 
 
-def check_sweep(sampler: str, plan: SweepPlan) -> None:
+def check_sweep(sampler: str, distributions: Mapping[str, BaseDistribution]) -> None:
     """Refuse a sweep that makes no sense, before anything is written.
 
     Raises:
@@ -256,19 +222,24 @@ def check_sweep(sampler: str, plan: SweepPlan) -> None:
     """
     if sampler not in SAMPLERS:
         raise SettingError(f"hydra.sweeper.sampler: no sampler '{sampler}'{did_you_mean(sampler, SAMPLERS)}")
-    if not plan.distributions:
+    if not distributions:
         raise SettingError(
             "nothing to sweep: give a setting some values or a range, such as train.learning_rate=interval(0.001,0.01)"
         )
-    for name, one in plan.distributions.items():
+    for name, one in distributions.items():
         is_listed = isinstance(one, CategoricalDistribution) or (isinstance(one, IntDistribution) and not one.log)
         if sampler in _FINITE and not is_listed:
             raise SettingError(
                 f"hydra.sweeper.sampler={sampler} goes from value to value, and {name}={described(one)} lists "
                 "none: give it choice(...), or take hydra.sweeper.sampler=tpe"
             )
-    if sampler == "grid" and plan.count > _COUNTABLE:
+    if sampler == "grid" and count(distributions) > _COUNTABLE:
         raise SettingError(f"hydra.sweeper.sampler=grid goes through at most {_COUNTABLE:,} combinations")
+
+
+def count(distributions: Mapping[str, BaseDistribution]) -> int:
+    """How many combinations there are; 0: no end of them."""
+    return math.prod(len(values_of(one)) for one in distributions.values())
 
 
 def listed(values: Sequence[str]) -> CategoricalDistribution:
@@ -283,8 +254,6 @@ def between(
 
     Args:
         name: of the setting.
-        is_whole: whether it is a whole number.
-        is_log: whether factors matter rather than differences.
         step: only low, low + step, ... up to high; 0 for every number.
 
     Raises:
@@ -331,8 +300,8 @@ def values_of(distribution: BaseDistribution) -> list[Any]:
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     if not distribution.step:
         return []
-    count = round((distribution.high - distribution.low) / distribution.step) + 1
-    return [plain(distribution.low + index * distribution.step) for index in range(count)]
+    num_steps = round((distribution.high - distribution.low) / distribution.step)
+    return [plain(distribution.low + index * distribution.step) for index in range(num_steps + 1)]
 
 
 def plain(value: Any) -> Any:

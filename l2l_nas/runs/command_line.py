@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from l2l_nas.plugins import GIVEN_PROBLEM, is_given
@@ -38,6 +38,11 @@ def spell(value: Any) -> str:
     # a backslash is one before a quote and at the end alone, and a $ begins an interpolation
     quoted = re.sub(r"(\\+)(?=\"|$)", r"\1\1", text).replace('"', '\\"').replace("${", "\\${")
     return f'"{quoted}"'
+
+
+def given_names(overrides: Collection[str]) -> frozenset[str]:
+    """Names of the settings in overrides as Hydra takes them: `train.steps=5`, `++space.args.depth=6`, `space=x`."""
+    return frozenset(re.sub(r"^[+~]+", "", override).partition("=")[0].partition("@")[0] for override in overrides)
 
 
 def as_text(word: str) -> str:

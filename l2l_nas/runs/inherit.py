@@ -6,42 +6,29 @@ A run that goes on takes all of them over, see `go_on`; each setting declares wh
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.command_line import command_line, name_again, resume_command, spell
+from l2l_nas.runs.command_line import given_names, name_again, resume_command, spell
 from l2l_nas.runs.fields import changed, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.groups import GROUPS, choices, deviating
+from l2l_nas.runs.groups import deviating
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.saved_config import OWN, name_in, names_own, own_names, read_config, value_in
-from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES, SweeperConf, rule_of
+from l2l_nas.runs.settings import PLACES, rule_of
+from l2l_nas.runs.sweep_words import refuse_sweep
 
 Conf = TypeVar("Conf")
 
-# settings whose values are imported where they name something of the user's own
-_IMPORTED = tuple(f"{name}.name" if name in CHOICES else name for name in OWN)
-# the file that Hydra's sweepers write
-SWEEP_CONFIG = "multirun.yaml"
-# what a sweep says itself when it goes on
-_OF_THE_SWEEP = ("hydra.mode", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.callbacks.sweep.numbers")
-# names of what comes with this program; what names a file or a module, or interpolates, has other characters
-_OURS = re.compile(r"[\w,() ]*")
 # "auto" is decided once for a run: sums of repeated layers depend on it
 _DECIDED = frozenset({"relay.keep", "relay.slots"})
 
 
-def given_names(overrides: Collection[str]) -> frozenset[str]:
-    """Names of the settings in overrides as Hydra takes them: `train.steps=5`, `++space.args.depth=6`, `space=x`."""
-    return frozenset(re.sub(r"^[+~]+", "", override).partition("=")[0].partition("@")[0] for override in overrides)
-
-
 def _leaves(name: str, value: Any) -> list[str]:
-    """Names of the values of a setting: a dict's are those of its entries, each of which can be said alone."""
+    """Names of the values of a setting: a dict's are those of its entries, each of which can be given alone."""
     if not isinstance(value, Mapping) or not value:
         return [name]
     return [one for key, inner in value.items() for one in _leaves(f"{name}.{key}", inner)]
@@ -80,8 +67,7 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     if not folder.root.is_dir() and ours != folder.root:
         raise StorageError(f"resume={folder.root}: no such folder")
     if not folder.config.exists():
-        if (folder.root / SWEEP_CONFIG).exists():
-            raise StorageError(f"{folder.root} holds a sweep; go on with it by: {resume_sweep(command, folder.root)}")
+        refuse_sweep(command, folder.root)
         if is_other:
             raise _two_folders(conf)
         return None
@@ -223,98 +209,3 @@ def _covers(names: Collection[str], name: str) -> bool:
 
 def _is_given(given: Collection[str], name: str) -> bool:
     return _covers(given, name) or any(one.startswith(f"{name}.") for one in given)
-
-
-def sweep_words(root: Path, known: Collection[str]) -> tuple[list[str], list[str]]:
-    """The overrides that a sweep was started with.
-
-    Args:
-        root: its folder.
-        known: names of the settings of its command, and of its sweepers.
-
-    Returns:
-        Those that may be taken over, and those that must be said again: a pool of the user's own, launchers, and
-        whatever else is not a setting of this program.
-
-    Raises:
-        StorageError: the sweep's settings are damaged.
-    """
-    path = root / SWEEP_CONFIG
-    overrides = value_in(read_config(path), "hydra.overrides")
-    if not isinstance(overrides, dict) or not all(isinstance(part, list) for part in overrides.values()):
-        raise StorageError(f"{path}: damaged, not the settings of a sweep; restore it")
-    words = [str(word) for part in ("hydra", "task") for word in overrides.get(part, [])]
-    taken: list[str] = []
-    left: list[str] = []
-    for word in words:
-        name = next(iter(given_names([word])))
-        if name in PLACES or name in _OF_THE_SWEEP or word == "hydra/sweeper=combinations":
-            continue  # the last is Hydra's basic one today
-        (taken if _may_be_taken(word, name, known) else left).append(word)
-    return taken, left
-
-
-def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
-    value = word.partition("=")[2]
-    if "@" in word.partition("=")[0]:  # a group's choice, which may be a file anywhere
-        return False
-    if name == "hydra/sweeper":
-        return value in ("l2l", "basic")
-    if name.partition(".")[0] == "callbacks" or (name in _IMPORTED and not _OURS.fullmatch(value)):
-        return False  # it would be imported
-    if name in GROUPS["search"]:
-        chosen = re.sub(r"^choice\((.*)\)$", r"\1", value)
-        is_list = name == "objectives" and value.startswith("[")
-        is_glob = re.fullmatch(r"glob\([\w*?,]*\)", value)
-        known_files = (".npz",) if name == "data" else ()  # plain arrays: nothing in them is imported
-        return (
-            is_list
-            or bool(is_glob)
-            or all(one.strip() in choices(name) or one.strip().endswith(known_files) for one in chosen.split(","))
-        )
-    if name == "space.pool":
-        return all(is_builtin(one.strip()) for one in re.sub(r"^choice\((.*)\)$", r"\1", value).split(","))
-    return name in known or any(name.startswith(f"{one}.") for one in OPEN if one in known)
-
-
-def is_choice(word: str) -> bool:
-    """Whether a word of a sweep chooses what its runs are made of: a group, the user's own too, or what is imported.
-
-    Callbacks are left out, as they only observe, and so is what is Hydra's.
-    """
-    name = next(iter(given_names([word])))
-    is_group = "." not in name and not name.startswith("hydra/")
-    return (is_group or name in {*OWN, *_IMPORTED, "space.pool"}) and name != "callbacks"
-
-
-def resume_sweep(command: str, root: Path) -> str:
-    """The command that goes on with a sweep: what it was started with and does not take over itself, and `resume=`."""
-    try:
-        words = [*sweep_flags(root), *sweep_words(root, sweep_settings(command))[1]]
-    except StorageError:
-        words = []  # damaged, as resuming will say
-    return command_line(command, {"resume": str(root)}, words=("-m", *words))
-
-
-def sweep_flags(root: Path) -> list[str]:
-    """The flags that a sweep found its configs by.
-
-    Raises:
-        StorageError: the sweep's settings are damaged.
-    """
-    about = value_in(read_config(root / SWEEP_CONFIG), "hydra")
-    sources = value_in(about, "runtime.config_sources") if isinstance(about, dict) else None
-    flags: list[str] = []
-    for source in sources if isinstance(sources, list) else []:
-        if isinstance(source, dict) and source.get("provider") == "command-line":
-            path = str(source.get("path"))
-            within = os.path.relpath(path)
-            flags += ["--config-dir", path if within.startswith("..") else within]
-    name = value_in(about, "job.config_name") if flags else None
-    return [*flags, *(["--config-name", name] if isinstance(name, str) and name not in COMMANDS else [])]
-
-
-def sweep_settings(command: str) -> frozenset[str]:
-    """Names of what a sweep of a command takes over."""
-    sampled = {f"hydra.sweeper.{name}" for name, _, _ in settings(SweeperConf)} - {"hydra.sweeper.params"}
-    return frozenset({name for name, _, _ in settings(COMMANDS[command])} | sampled)

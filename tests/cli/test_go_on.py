@@ -397,12 +397,12 @@ def test_a_sampled_sweep_goes_on_by_its_folder_alone_and_a_launcher_is_said_agai
 )
 def test_what_would_run_code_is_not_taken_over_from_a_sweep_s_folder(pool, tmp_path, word):
     """The words in `multirun.yaml` are somebody else's until they are said again."""
-    from l2l_nas.runs.inherit import sweep_settings, sweep_words
+    from l2l_nas.runs.sweep_words import sweep_words
 
     Path("sweep").mkdir()
     overrides = {"hydra": ["hydra.mode=MULTIRUN"], "task": ["seed=1", word]}
     Path("sweep/multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
-    taken, left = sweep_words(Path("sweep"), sweep_settings("search"))
+    taken, left = sweep_words("search", Path("sweep"))
     assert (taken, left) == (["seed=1"], [word])
 
 

@@ -6,11 +6,13 @@ import pytest
 import yaml
 
 from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.runs.command_line import given_names
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
-from l2l_nas.runs.inherit import given_names, given_settings, inherit, sweep_settings, sweep_words
+from l2l_nas.runs.inherit import given_settings, inherit
 from l2l_nas.runs.settings import PLACES, RetrainConf
+from l2l_nas.runs.sweep_words import sweep_words
 
 RUN = {
     "seed": 4,
@@ -112,7 +114,7 @@ def test_a_sweep_that_goes_on_takes_over_nothing_that_would_be_imported(tmp_path
     ]
     settings = {"hydra": {"overrides": {"hydra": [], "task": [*words, *own]}}}
     (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(settings))
-    assert sweep_words(tmp_path, sweep_settings("search")) == (words, own)
+    assert sweep_words("search", tmp_path) == (words, own)
 
 
 def test_a_choice_that_is_made_anew_takes_no_arguments_of_the_run_s(tmp_path):

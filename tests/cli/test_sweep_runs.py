@@ -11,7 +11,7 @@ import yaml
 from l2l_nas.__main__ import main
 from l2l_nas.cli.sweep_runs import folders_of
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.runs.inherit import resume_sweep
+from l2l_nas.runs.sweep_words import resume_sweep
 from tests.cli.runs import TINY, contents
 
 

@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.study.study import quiet_optuna
-from l2l_nas.nas.sweep_study import SweepPlan, SweepStudy, between, check_sweep, listed
+from l2l_nas.nas.sweep_study import SweepStudy, between, check_sweep, listed
 from tests.studies import saved_sweep
 
 RATE = {"rate": between("rate", 1e-4, 1e-1, is_log=True)}
@@ -21,10 +21,16 @@ quiet_optuna()
 
 
 def open_sweep(folder, **changes):
-    plan = {"distributions": RATE | KIND, "goals": [UP], "fixed": FIXED}
-    values = {"sampler": "random", "seed": 0, "num_runs": 6, "resume": False}
-    plan |= {name: changes.pop(name) for name in plan.keys() & changes.keys()}
-    return SweepStudy(folder / "sweep.log", SweepPlan(**plan), **{**values, **changes})
+    values = {
+        "distributions": RATE | KIND,
+        "goals": [UP],
+        "fixed": FIXED,
+        "sampler": "random",
+        "seed": 0,
+        "num_runs": 6,
+        "resume": False,
+    }
+    return SweepStudy(folder / "sweep.log", **{**values, **changes})
 
 
 def reread(folder):
@@ -85,7 +91,7 @@ def test_runs_that_were_left_behind_come_first_under_their_own_numbers(tmp_path)
     finish(study, stop_after=1)
     left = [study.ask(), study.ask()]
     again = open_sweep(tmp_path, resume=True)
-    assert again.left_behind == {1, 2}
+    assert [record.number for record in again.records if record.state == "running"] == [1, 2]
     assert [record.number for record in finish(again)] == [1, 2, 3, 4, 5]
     assert [again.records[number].settings for number in (1, 2)] == [record.settings for record in left]
     assert {record.state for record in again.records} == {"complete"}
@@ -193,7 +199,7 @@ def test_importances_name_the_setting_that_matters(tmp_path):
 )
 def test_a_sweep_that_makes_no_sense_is_refused(sampler, distributions, says):
     with pytest.raises(SettingError, match=says):
-        check_sweep(sampler, SweepPlan(distributions, [UP], {}))
+        check_sweep(sampler, distributions)
 
 
 def test_a_file_that_is_damaged_is_named(tmp_path):
