@@ -6,8 +6,9 @@ from pathlib import Path
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.report.text import with_error
-from l2l_nas.runs.build import build_relay, data_warning, load_found, set_threads
+from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.language import TASKS, check_task, evaluate_sentences, evaluate_text, open_model
+from l2l_nas.runs.loaded import data_warning, load_found
 from l2l_nas.runs.locate import CLASSIFY
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn

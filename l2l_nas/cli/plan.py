@@ -21,7 +21,8 @@ from l2l_nas.runs.build import parse_bytes
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared, describe_binding, extremes
+from l2l_nas.runs.memory import extremes
+from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared, describe_binding
 from l2l_nas.runs.plan_files import draw_plan, plan_settings, write_plan
 from l2l_nas.runs.settings import PlanConf
 from l2l_nas.runs.terminal import open_terminal, say, warn

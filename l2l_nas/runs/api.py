@@ -20,11 +20,11 @@ from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_database_study, load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
-from l2l_nas.runs.build import load_found, read_result
 from l2l_nas.runs.call import content_of, dotted, parted
 from l2l_nas.runs.fields import built
 from l2l_nas.runs.folder import RunFolder, reserved
 from l2l_nas.runs.inherit import go_on
+from l2l_nas.runs.loaded import load_found, read_result
 from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.saved_config import read_config, value_in
 from l2l_nas.runs.search import SearchRun

@@ -1,48 +1,29 @@
-"""A run's folder: what lies in it, how it is written, and how the best network is read back."""
+"""Builds the relay of the settings: its memory, its threads, and where its states lie."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from importlib.metadata import version
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
 
-from l2l_nas import __version__
-from l2l_nas.cost.closed_form import path_states
-from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.file_storage import FileStorage
-from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import read_json, remove_if_empty, write_atomically, write_json
+from l2l_nas.errors import SettingError
+from l2l_nas.files import remove_if_empty
 from l2l_nas.relay.calls import refuse_modes
 from l2l_nas.relay.config import Budget
-from l2l_nas.relay.device import Device, name_of
+from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.trace import Trace, regime
-from l2l_nas.report.charts.timeline import timeline_sheet
-from l2l_nas.report.png import is_matplotlib_installed, png_of
-from l2l_nas.runs.command_line import name_again, resume_command
-from l2l_nas.runs.fields import typed
+from l2l_nas.relay.trace import Trace
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.locate import is_builtin, load_problem
-from l2l_nas.runs.saved_config import own_names_in, read_config, value_in
-from l2l_nas.runs.section_settings import DataConf, RelayConf
-from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.data import Data, other_data
+from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.training.fit import Trainer
-from l2l_nas.training.problem import Problem
 
 
 def build_relay(
@@ -153,67 +134,6 @@ def pool_in_files(server: ParamServer, folder: Path, conf: RelayConf) -> Iterato
         remove_if_empty(RunFolder(folder).pool)
 
 
-def write_architecture(folder: RunFolder, pool: LayerPool, architecture: Architecture) -> None:
-    """Write the architecture alone, with the names of the positions that it is for.
-
-    Raises:
-        StorageError: it could not be written.
-    """
-    write_json(
-        folder.architecture,
-        {
-            "choices": list(architecture.choices),
-            "positions": [position.name for position in pool.positions],
-            "digest": architecture.digest,
-        },
-    )
-
-
-def write_trace(folder: RunFolder, trace: Trace, console: Console) -> None:
-    """What each lane did at the end of a run, for chrome://tracing and as a picture of the last steps."""
-    trace.write_chrome(folder.trace)
-    console.print(f"trace {folder.trace}: {regime(trace.spans)}", soft_wrap=True)
-    if is_matplotlib_installed():
-        write_atomically(folder.timeline, png_of(timeline_sheet(trace.spans, last_steps=4)))
-
-
-def versions() -> dict[str, str]:
-    """What the run ran on."""
-    packages = {name: version(name) for name in ("torch", "optuna", "hydra-core", "numpy", "scikit-learn")}
-    return {"l2l_nas": __version__, "python": platform.python_version(), **packages}
-
-
-def hardware(device: torch.device) -> str:
-    """The device that the run is on, and the system: "cpu (8 cores), Linux x86_64"."""
-    name = f"{os.cpu_count()} cores" if device.type == "cpu" else name_of(device)
-    return f"{device.type} ({name}), {platform.system()} {platform.machine()}"
-
-
-# what is said where a user's own data have two parts
-NO_TEST = "no test part: no samples were held out, so no figure is of data that the choice did not depend on"
-
-
-def sizes(data: Data) -> str:
-    """How many samples each part has: "1,077 training, 360 validation, 360 test"."""
-    test = f", {len(data.test):,} test" if data.test is not None else ""
-    return f"{len(data.train):,} training, {len(data.validation):,} validation{test}"
-
-
-def described(data: Data) -> dict[str, Any]:
-    """Which data a result is of: samples of each part, and digests."""
-    parts = {"training": data.train, "validation": data.validation, "test": data.test}
-    return {
-        "samples": {name: len(part) for name, part in parts.items() if part is not None},
-        "digest": data.digest,
-        "test_digest": data.test_digest,
-    }
-
-
-def identity(choices: Sequence[str], values: Mapping[str, float]) -> dict[str, Any]:
-    """What the weights of the best network keep, so that another result file is not taken for theirs."""
-    return {"architecture": list(choices), "values": dict(values)}
-
-
 # Below this, threads cost more than they bring: with a second process on two cores, a step of the default run took
 # 32 ms on one thread and 23 to 166 ms on two. One thread also gives the same sums on every machine.
 _SMALL_LAYER_BYTES = 256 * 1024
@@ -229,104 +149,3 @@ def num_threads(threads: int, relay: Relay, *, workers: int = 1) -> int:
 def set_threads(threads: int, relay: Relay, *, workers: int = 1) -> None:
     """Set them."""
     torch.set_num_threads(num_threads(threads, relay, workers=workers))
-
-
-@dataclass(frozen=True)
-class LoadedRun:
-    """The best network of a run, read back."""
-
-    problem: Problem
-    architecture: Architecture
-    server: ParamServer
-    result: Mapping[str, Any]
-    batch_size: int
-    micro_batch: int
-    relay: RelayConf
-
-
-def data_warning(data: Data, result: object, run: Path) -> str:
-    """What to tell where data are not those that a run was made with, as far as its result tells; else nothing."""
-    recorded = result.get("data") if isinstance(result, dict) else None
-    if not isinstance(recorded, dict):
-        return ""
-    other = other_data(recorded.get("digest"), data.digest)
-    parts = [other] * bool(other) + ["test"] * (recorded.get("test_digest") != data.test_digest)
-    if not parts:
-        return ""
-    return f"the {' and '.join(parts)} data are others than those of {run}; figures cannot be compared with its own"
-
-
-_NOUNS = {"search": "search", "train": "training"}
-
-
-def _command_of(folder: RunFolder) -> str:
-    """Which command made it."""
-    if folder.config.exists():
-        return "search" if "search" in read_config(folder.config) else "train"
-    return "search" if folder.study.exists() or not folder.architecture.exists() else "train"
-
-
-def read_result(folder: RunFolder) -> Any:
-    """What is in a run's `result.json`.
-
-    Raises:
-        StorageError: it is damaged, or missing, as the run has not finished.
-    """
-    if not folder.result.exists():
-        command = _command_of(folder)
-        line = resume_command(command, folder.root, own_names_in(folder.config))
-        raise StorageError(f"{folder.result}: missing, the {_NOUNS[command]} has not finished; go on with: {line}")
-    return read_json(folder.result)
-
-
-def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> LoadedRun:
-    """Read the best network of a run.
-
-    Args:
-        run: the run's folder.
-        pool: the pool again if it is the user's own: what stands in a folder is never imported.
-        problem: what was searched, instead of its name.
-
-    Raises:
-        SettingError: no run given, or the pool must be named.
-        StorageError: something is missing or damaged.
-    """
-    if not run:
-        raise SettingError("name the run's folder: run=runs/...")
-    folder = RunFolder(Path(run))
-    if not folder.root.is_dir():
-        raise StorageError(f"{run}: no such folder")
-    command, own = _command_of(folder), own_names_in(folder.config)
-    result, config = read_result(folder), read_config(folder.config)
-    entry = result.get("best") if isinstance(result, dict) else None
-    if isinstance(entry, dict) and entry.get("trained") is False:
-        was_stopped = bool(value_in(config, "search.finalists"))  # a callback did, before there was a trained one
-        why = "stopped before its finalists were trained" if was_stopped else "this run trained no finalists"
-        line = resume_command(command, run, own if was_stopped else {**own, "search.finalists": 1})
-        raise StorageError(f"{run}: {why}, so that it has no weights; go on with: {line}")
-    try:
-        space, data, train = config["space"], config["data"], config["train"]
-        chosen = pool or str(space["pool"])
-        args = dict(space["args"])
-        samples = typed(DataConf, data)
-        seed = int(config["seed"])
-        batch_size, micro_batch = int(train["batch_size"]), int(train["micro_batch"])
-        about = config["relay"]
-        relay = RelayConf(device=str(about["device"]), slots=int(about["slots"]), threads=int(about["threads"]))
-        best = result["best"]
-        choices, values = Architecture.from_choices(best["architecture"]).choices, dict(best["values"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, SettingError) as error:
-        raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
-    if problem is None and not pool and not is_builtin(chosen):
-        raise SettingError(f"{run}: {name_again('pool', 'space.pool', chosen)}")
-    problem = problem or load_problem(chosen, args, **asdict(samples))
-    # nothing is trained: what the run's optimizer stored is left, and an optimizer of the user's own is not imported
-    server = ParamServer(problem.pool, optimizer=SGD(momentum=0.0), seed=seed)
-    architecture = problem.pool.architecture(choices)
-    needs = path_states(problem.pool, architecture)
-    if Checkpoint(folder.best).load(server, needs=needs, weights_only=True) != identity(choices, values):
-        raise StorageError(
-            f"{folder.best}: not the weights that {folder.result.name} tells of: a {_NOUNS[command]} was cut off "
-            f"while it wrote them; let it finish with: {resume_command(command, run, own)}"
-        )
-    return LoadedRun(problem, architecture, server, result, batch_size, micro_batch, relay)

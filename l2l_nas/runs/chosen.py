@@ -52,13 +52,13 @@ class ChosenArchitecture:
         return architecture
 
 
-def read_enqueued(named: Sequence[str], pool: LayerPool, *, is_said: bool) -> list[Architecture]:
+def read_enqueued(named: Sequence[str], pool: LayerPool, *, is_given: bool) -> list[Architecture]:
     """The architectures of `search.enqueue`.
 
     Args:
         named: each a file as `read_choice` takes it, "original", or the candidates as `str(architecture)` gives them.
         pool: whose they are.
-        is_said: whether it was given explicitly now. Of those that a run's folder tells, some may have left the pool.
+        is_given: whether it was given explicitly now. Of those that a run's folder tells, some may have left the pool.
 
     Raises:
         SettingError, StorageError: one is said that is none of this pool.
@@ -68,7 +68,7 @@ def read_enqueued(named: Sequence[str], pool: LayerPool, *, is_said: bool) -> li
         try:
             found.append(_enqueued(one).of(pool))
         except (SettingError, StorageError):
-            if is_said:
+            if is_given:
                 raise
     return found
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -12,36 +13,34 @@ from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.own import own_costs
 from l2l_nas.cost.profiles import PROFILES, find_hardware
-from l2l_nas.cost.table import PREDICTED, Costs, unmeasured
+from l2l_nas.cost.table import PREDICTED, Costs, Limit, unmeasured
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import Storage, own_storage
-from l2l_nas.errors import SettingError, of_user
-from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
+from l2l_nas.errors import SettingError, did_you_mean, of_user
+from l2l_nas.nas.evaluation.early_stopping import build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
-from l2l_nas.nas.objectives import Goal, parse_goals
+from l2l_nas.nas.objectives import parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler
 from l2l_nas.nas.strategies.budget import Budget, Division
 from l2l_nas.nas.strategies.build import build_phases
+from l2l_nas.nas.strategies.context import SearchComponents
 from l2l_nas.nas.strategies.division import MachineSpeed, measured
 from l2l_nas.nas.strategies.phase import Phase
-from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace
-from l2l_nas.runs.build import build_relay, build_scorer, decide_memory, set_threads
+from l2l_nas.runs.build import build_relay, build_scorer, decide_memory, parse_bytes, set_threads
 from l2l_nas.runs.chosen import read_enqueued
 from l2l_nas.runs.fields import changed
-from l2l_nas.runs.limits import parse_limits
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.memory import check_memory, largest
 from l2l_nas.runs.numbers import budget_of, decide_numbers
 from l2l_nas.runs.objects import Objects
-from l2l_nas.runs.plan import check_memory, largest
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import RetrainConf, SearchConf
-from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.growth import frozen, retired
 from l2l_nas.space.sampling import PathSampler, build_paths
@@ -71,39 +70,35 @@ class TrainingComponents:
     scorer: Trainer
     trace: Trace | None
 
-
-@dataclass(frozen=True)
-class Criteria:
-    """What architectures are chosen by, and which are allowed."""
-
-    costs: Costs
-    goals: tuple[Goal, ...]
-    constraints: tuple[Constraint, ...]
-    early_stop: EarlyStop
+    def evaluator(self, budget: Budget) -> Evaluator:
+        """What trains and scores networks in this process."""
+        data = self.problem.data
+        return Evaluator(
+            self.relay,
+            self.trainer,
+            validation=data.validation,
+            budget=budget,
+            scorer=self.scorer,
+            test=data.test,
+        )
 
 
 @dataclass(frozen=True)
 class Components:
-    """What a search is made of.
+    """All that a run of a search is made of.
 
     Args:
-        conf: all settings, with what was decided meanwhile in place of what nobody said.
+        conf: all settings, with what was decided meanwhile in place of what nobody gave.
         training: trains and measures.
-        criteria: of architectures.
+        search: what the phases work with.
         phases: of the strategy.
-        paths: of warm-up.
-        enqueued: architectures that the user wants tried first.
-        budget: how much of what.
-        division: what numbers that nobody said follow from; None where all were said.
+        division: what numbers that nobody gave follow from; None where all were given.
     """
 
     conf: SearchConf
     training: TrainingComponents
-    criteria: Criteria
+    search: SearchComponents
     phases: Sequence[Phase]
-    paths: PathSampler
-    enqueued: Sequence[Architecture]
-    budget: Budget
     division: Division | None
 
     @property
@@ -116,64 +111,59 @@ class Components:
         """The shared weights; the relay itself may be at a copy."""
         return self.training.relay.server
 
-    def evaluator(self) -> Evaluator:
-        """What trains and scores networks in this process."""
-        training, data = self.training, self.problem.data
-        return Evaluator(
-            training.relay,
-            training.trainer,
-            validation=data.validation,
-            budget=self.budget,
-            scorer=training.scorer,
-            test=data.test,
-        )
 
-
-def build_components(conf: SearchConf, objects: Objects, *, said: Collection[str] = ()) -> Components:
+def build_components(conf: SearchConf, objects: Objects, *, given: Collection[str] = ()) -> Components:
     """Build a search's components.
 
     Args:
         conf: all settings; see `completed`.
         objects: in place of what the settings name.
-        said: names of settings that were given explicitly.
+        given: names of settings that were given explicitly.
 
     Raises:
         L2LError: whatever is wrong with the settings, the objects or the problem.
     """
-    phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy)
     schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
     problem, server = _problem_and_server(conf, objects)
-    pool = problem.pool
-    if objects.sampler is None:  # refused here, built when it is known how much is done
-        build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0, size=pool.size)
-    for phase in phases:
-        with of_user(phase, "phase"):
-            phase.check(server, budget_of(conf))
+    pool, data = problem.pool, problem.data
+    phases = _phases(conf, objects, server)
     sharers = conf.search.workers + 1 if conf.search.workers > 1 else 1
     relay, memory = relay_of(problem, server, conf, sharers=sharers)
     conf = replace(conf, relay=memory)
-    step = cut_sizes(min(conf.train.batch_size, len(problem.data.train)), conf.train.micro_batch)
-    criteria = _criteria(conf, objects, problem, relay, step)
-    paths = build_paths(
-        conf.search.warmup_paths,
-        pool,
-        seed=conf.seed,
-        constraints=unmeasured((NonEmpty(pool), *criteria.constraints)),
-    )
-    criteria.costs.figures(paths.path_at(0))  # refuses costs that cannot be found
+    step = cut_sizes(min(conf.train.batch_size, len(data.train)), conf.train.micro_batch)
+    costs = _costs(conf, objects, problem, relay, step)
+    goals = parse_goals(conf.objectives.names, problem.measured_task.metrics, costs)
+    rule = objects.early_stop
+    if rule is None:
+        rule = build_early_stop(conf.search.early_stop, goals, keep_fraction=conf.search.keep_fraction)
+    constraints = _constraints(conf, problem, costs)
+    allowed = unmeasured((NonEmpty(pool), *constraints))
+    paths = build_paths(conf.search.warmup_paths, pool, seed=conf.seed, constraints=allowed)
+    costs.figures(paths.path_at(0))  # refuses costs that cannot be found
     if not conf.resume:  # what has run may go on: the figures are estimates
-        check_memory(relay, step, largest(pool, constraints=criteria.constraints))
+        check_memory(relay, step, largest(pool, constraints=constraints))
     training = build_training(problem, relay, conf, task=problem.measured_task)
-    is_warmed = any(isinstance(phase, WarmUp) for phase in phases)
-    conf, division = decide_numbers(conf, problem, pace=lambda: _pace(conf, training, paths), is_warmed=is_warmed)
+    conf, division = decide_numbers(conf, problem, phases=phases, pace=lambda: _pace(conf, training, paths))
     budget = replace(budget_of(conf), schedule=schedule)
     if not conf.resume:  # what has run may go on: a trial that fails is one that failed
         training.trainer.check(None, steps=budget.last_step)
-    is_said = not conf.resume or "search.enqueue" in said
-    enqueued = read_enqueued(conf.search.enqueue, pool, is_said=is_said)
+    enqueued = read_enqueued(conf.search.enqueue, pool, is_given=not conf.resume or "search.enqueue" in given)
     # files may be gone when it goes on
     conf = changed(conf, {"search.enqueue": list(map(str, enqueued))})
-    return Components(conf, training, criteria, phases, paths, enqueued, budget, division)
+    search = SearchComponents(
+        relay=relay,
+        trainer=training.trainer,
+        evaluator=training.evaluator(budget),
+        budget=budget,
+        goals=goals,
+        constraints=constraints,
+        costs=costs,
+        early_stop=rule,
+        paths=paths,
+        seed=conf.seed,
+        enqueued=enqueued,
+    )
+    return Components(conf, training, search, phases, division)
 
 
 def build_server(
@@ -233,15 +223,27 @@ def _problem_and_server(conf: SearchConf, objects: Objects) -> tuple[Problem, Pa
     return build_server(replace(problem, pool=pool), optimizer, seed=conf.seed, storage=storage, keys=keys)
 
 
-def _criteria(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, sizes: tuple[int, ...]) -> Criteria:
-    """Costs, goals and limits.
+def _phases(conf: SearchConf, objects: Objects, server: ParamServer) -> list[Phase]:
+    """Those of the strategy; what they, and the sampler, cannot do is refused."""
+    phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy)
+    if objects.sampler is None:  # built when it is known how much is done
+        build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0, size=server.pool.size)
+    for phase in phases:
+        with of_user(phase, "phase"):
+            phase.check(server, budget_of(conf))
+    return phases
 
-    Args:
-        sizes: samples of each micro-batch.
-    """
+
+def _constraints(conf: SearchConf, problem: Problem, costs: Costs) -> tuple[Constraint, ...]:
+    limits = _limits(conf.search.limits, costs)
+    check_limits(problem.pool, costs, limits, constraints=problem.constraints, seed=conf.seed)
+    return (*problem.constraints, *limits)
+
+
+def _costs(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, sizes: tuple[int, ...]) -> Costs:
     section, train = conf.search, problem.data.train
     some = torch.arange(section.latency_batch) % len(train)
-    costs = build_costs(
+    return build_costs(
         relay,
         sizes,
         build=lambda architecture: build_network(relay.server.fork(()), architecture),
@@ -249,13 +251,6 @@ def _criteria(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay
         own=own_costs(objects.costs or section.costs, pool=problem.pool, beside=problem.costs),
         hardware=_hardware(conf),
     )
-    goals = parse_goals(conf.objectives.names, problem.measured_task.metrics, costs)
-    rule = objects.early_stop
-    if rule is None:
-        rule = build_early_stop(section.early_stop, goals, keep_fraction=section.keep_fraction)
-    limits = parse_limits(section.limits, costs)
-    check_limits(problem.pool, costs, limits, constraints=problem.constraints, seed=conf.seed)
-    return Criteria(costs, goals, (*problem.constraints, *limits), rule)
 
 
 def _hardware(conf: SearchConf) -> Hardware | None:
@@ -280,3 +275,21 @@ def _pace(conf: SearchConf, training: TrainingComponents, paths: PathSampler) ->
         return measured(training.trainer, training.relay, paths, training.problem.data.validation, workers=workers)
     finally:
         set_threads(threads, training.relay)
+
+
+def _limits(section: Mapping[str, object], costs: Costs) -> list[Limit]:
+    """Those of `search.limits`, in the order of the costs: numbers, or, for bytes, sizes such as 4MiB."""
+    for name in section:
+        if name not in costs:
+            raise SettingError(f"search.limits: no cost '{name}'{did_you_mean(name, costs)}")
+    return [Limit(costs, name, _most(name, section[name])) for name in costs if section.get(name) is not None]
+
+
+def _most(name: str, value: object) -> float:
+    if isinstance(value, str) and name.endswith("_bytes"):
+        size = parse_bytes(value)
+        value = value if size is None else size
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        example = ", or a size such as 4MiB" if name.endswith("_bytes") else ""
+        raise SettingError(f"search.limits.{name} must be a number above 0{example}; got {value!r}")
+    return float(value)

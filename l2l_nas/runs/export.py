@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.runs.build import versions
+from l2l_nas.runs.origin import versions
 from l2l_nas.runs.terminal import warn
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.export import Export, ExportError, export_network

@@ -13,13 +13,14 @@ from l2l_nas.errors import L2LError
 from l2l_nas.nas.strategies.division import described
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.plugins import name_and_arguments
-from l2l_nas.runs.build import NO_TEST, num_threads, sizes
+from l2l_nas.runs.build import num_threads
 from l2l_nas.runs.choice_settings import CHOICES, NoArguments
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.components import Components
 from l2l_nas.runs.fields import declared, settings, value_of
 from l2l_nas.runs.locate import is_builtin, load_data
 from l2l_nas.runs.numbers import is_cold
+from l2l_nas.runs.origin import NO_TEST, sizes
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.training.problem import Problem

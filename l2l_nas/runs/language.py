@@ -15,8 +15,9 @@ from l2l_nas.pretrained.pool import is_published, published_pool
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.reference import ReferenceTrainer
-from l2l_nas.runs.build import LoadedRun, build_relay, load_found, set_threads
+from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.loaded import LoadedRun, load_found
 from l2l_nas.runs.locate import AUTO, CLASSIFY, is_text, tokenizer_of
 from l2l_nas.runs.saved_config import read_config, value_in
 from l2l_nas.runs.section_settings import RelayConf

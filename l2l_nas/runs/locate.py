@@ -49,63 +49,33 @@ def is_builtin(pool: str) -> bool:
     return pool in builtin_spaces() or is_published(pool)
 
 
-def load_problem(
-    pool: str, args: Mapping[str, Any], *, source: str, validation_fraction: float, **more: Any
-) -> Problem:
+def load_problem(pool: str, args: Mapping[str, Any], *, source: str, **conf: Any) -> Problem:
     """Import and call a pool's function.
 
     Args:
         pool: what `space.pool` says.
         args: keyword arguments of the function.
-        source, validation_fraction, more: the data to use if the function returns a bare pool, see `load_data`. A
-            built-in space takes its images and classes from them, and so does a function with arguments `image` and
-            `classes` that have no default; one that has an argument `vocabulary`, and a published model, take their
-            tokens and the length of sequences.
+        source, conf: the data to use if the function returns a bare pool, see `load_data`. A built-in space takes its
+            images and classes from them, and so does a function with arguments `image` and `classes` that have no
+            default; one that has an argument `vocabulary`, and a published model, take their tokens and the length of
+            sequences.
 
     Raises:
         SettingError: no such space, file, module, function or argument.
         SpaceError: the function raised or returned something else.
         DataError, StorageError: the data cannot be used.
     """
-    data: Data | None = None
-    task: Task | None = None
-    named = str(more.get("tokenizer", AUTO))
     build = _find(pool)
     try:
         signature = inspect.signature(build)
     except ValueError:  # built-in functions have no signature
         raise SettingError(f"space.pool: {pool} is not a function written in Python") from None
-    if is_builtin(pool) and "image" in signature.parameters:  # others bring their own data
-        data = load_data(source, validation_fraction, **more)
-        args = {**_shape_of(data, pool, source), **args}
-    elif is_published(pool) or ("vocabulary" in signature.parameters and (is_builtin(pool) or is_text(source))):
-        is_classified = more.get("objective") == CLASSIFY
-        if is_classified and "classes" not in signature.parameters:
-            raise SettingError(f"data.objective={CLASSIFY} needs a space with an argument `classes`; {pool} has none")
-        if not (is_table(source) if is_classified else is_text(source)):
-            raise SettingError(
-                f"{pool} is of language models, and data.source={source} is no "
-                + (
-                    "table of sentences; write data.source=FILE.csv"
-                    if is_classified
-                    else "text; write data=text, or data.source=FILE.txt"
-                )
-            )
-        tokenizer = tokenizer_of(pool, named)
-        data, task = load_data(source, validation_fraction, **{**more, "tokenizer": tokenizer}), Tokens()
-        length = int(data.train.inputs_specs[0].shape[0])
-        size: dict[str, Any] = {} if is_published(pool) else {"vocabulary": tokenizer.size}
-        if isinstance(data.train, Sentences):
-            task, size["classes"] = BalancedClassification(), len(data.train.form.classes)
-        elif "documents" in signature.parameters and len(data.train.inputs_specs) > 1:
-            size["documents"] = True
-        args = {**size, "length": length, **args}
-        if int(args["length"]) != length:
-            raise SettingError(f"space.args.length={args['length']}, but data.length={length}; say data.length alone")
-    elif wanted := _required(signature) & {"image", "classes"} - set(args):
-        data = load_data(source, validation_fraction, **more)
-        sizes = {"image": list(data.train.inputs_specs[0].shape)} if "image" in wanted else {}
-        args = {**sizes, **({"classes": _num_classes(data, pool, source)} if "classes" in wanted else {}), **args}
+    data, task, sizes = _sized_by_data(pool, signature, args, {"source": source, **conf})
+    args = {**sizes, **args}
+    if "length" in sizes and int(args["length"]) != sizes["length"]:
+        raise SettingError(
+            f"space.args.length={args['length']}, but data.length={sizes['length']}; say data.length alone"
+        )
     try:
         signature.bind(**args)
     except TypeError as error:
@@ -114,14 +84,56 @@ def load_problem(
         built = build(**args)
     if isinstance(built, Problem):
         return built
-    if isinstance(built, LayerPool):
-        if isinstance(built, PublishedPool) and named != AUTO:
-            built.tokenizer = tokenizer_of(pool, named)
-        if isinstance(task, Tokens):
-            _refuse_objective(built, pool, str(more.get("objective", "causal")))
-        data = data or load_data(source, validation_fraction, **more)
-        return Problem(built, data, task) if task else Problem(built, data)
-    raise SpaceError(f"space.pool={pool} returned {type(built).__name__}; return a LayerPool or a Problem")
+    if not isinstance(built, LayerPool):
+        raise SpaceError(f"space.pool={pool} returned {type(built).__name__}; return a LayerPool or a Problem")
+    tokenizer = str(conf.get("tokenizer", AUTO))
+    if isinstance(built, PublishedPool) and tokenizer != AUTO:
+        built.tokenizer = tokenizer_of(pool, tokenizer)
+    if isinstance(task, Tokens):
+        _refuse_objective(built, pool, str(conf.get("objective", "causal")))
+    data = data or load_data(source, **conf)
+    return Problem(built, data, task) if task else Problem(built, data)
+
+
+def _sized_by_data(
+    pool: str, signature: inspect.Signature, args: Mapping[str, Any], conf: dict[str, Any]
+) -> tuple[Data | None, Task | None, dict[str, Any]]:
+    """The data that arguments of a pool's function follow from, the task of texts, and these arguments."""
+    source = conf["source"]
+    if is_builtin(pool) and "image" in signature.parameters:  # others bring their own data
+        data = load_data(**conf)
+        return data, None, _shape_of(data, pool, source)
+    if is_published(pool) or ("vocabulary" in signature.parameters and (is_builtin(pool) or is_text(source))):
+        return _sized_by_text(pool, signature, conf)
+    wanted = {name for name, one in signature.parameters.items() if one.default is inspect.Parameter.empty}
+    wanted &= {"image", "classes"} - set(args)
+    if not wanted:
+        return None, None, {}
+    data = load_data(**conf)
+    sizes: dict[str, Any] = {"image": list(data.train.inputs_specs[0].shape)} if "image" in wanted else {}
+    if "classes" in wanted:
+        sizes["classes"] = _num_classes(data, pool, source)
+    return data, None, sizes
+
+
+def _sized_by_text(pool: str, signature: inspect.Signature, conf: dict[str, Any]) -> tuple[Data, Task, dict[str, Any]]:
+    source, is_classified = conf["source"], conf.get("objective") == CLASSIFY
+    if is_classified and "classes" not in signature.parameters:
+        raise SettingError(f"data.objective={CLASSIFY} needs a space with an argument `classes`; {pool} has none")
+    if not (is_table(source) if is_classified else is_text(source)):
+        wanted = "text; write data=text, or data.source=FILE.txt"
+        if is_classified:
+            wanted = "table of sentences; write data.source=FILE.csv"
+        raise SettingError(f"{pool} is of language models, and data.source={source} is no {wanted}")
+    tokenizer = tokenizer_of(pool, str(conf.get("tokenizer", AUTO)))
+    data = load_data(**{**conf, "tokenizer": tokenizer})
+    sizes: dict[str, Any] = {} if is_published(pool) else {"vocabulary": tokenizer.size}
+    sizes["length"] = int(data.train.inputs_specs[0].shape[0])
+    if isinstance(data.train, Sentences):
+        return data, BalancedClassification(), {**sizes, "classes": len(data.train.form.classes)}
+    if "documents" in signature.parameters and len(data.train.inputs_specs) > 1:
+        sizes["documents"] = True
+    return data, Tokens(), sizes
 
 
 def _refuse_objective(built: LayerPool, pool: str, objective: str) -> None:
@@ -156,11 +168,6 @@ def tokenizer_of(pool: str, name: str) -> Tokenizer:
     tokenizer = published.tokenizer() if name == AUTO else load_tokenizer(name)
     vocabulary = family_of(published.config).vocabulary
     return tokenizer if tokenizer.size <= vocabulary else Within(tokenizer, vocabulary)
-
-
-def _required(signature: inspect.Signature) -> set[str]:
-    """Arguments without a default."""
-    return {name for name, one in signature.parameters.items() if one.default is inspect.Parameter.empty}
 
 
 def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:

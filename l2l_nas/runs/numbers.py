@@ -9,6 +9,8 @@ from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
 from l2l_nas.nas.strategies.budget import Budget, Division, halved
 from l2l_nas.nas.strategies.division import MachineSpeed, division, fitted, parse_time
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
@@ -37,22 +39,22 @@ def check_time(conf: SearchConf) -> None:
 
 
 def decide_numbers(
-    conf: SearchConf, problem: Problem, *, pace: Callable[[], MachineSpeed], is_warmed: bool
+    conf: SearchConf, problem: Problem, *, phases: Sequence[Phase], pace: Callable[[], MachineSpeed]
 ) -> tuple[SearchConf, Division | None]:
     """Settings with numbers in place of those that nobody said; and what is divided how, None where all were said.
 
     Args:
         conf: the settings.
         problem: what is searched.
+        phases: of the strategy: without a warm-up, no steps are for it.
         pace: measures the machine, where a time is to be divided.
-        is_warmed: whether the strategy has a warm-up.
 
     Raises:
         SettingError: a time that is too short.
     """
     section = conf.search
     said = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
-    if is_cold(conf) or not is_warmed:
+    if is_cold(conf) or not any(isinstance(phase, WarmUp) for phase in phases):
         said.setdefault("warmup_steps", 0)  # nothing would use its weights, or train them
     free = [name for name in _NUMBERS if name not in said and (section.finalists or name != "finalist_steps")]
     if section.time and not conf.resume and not free:

@@ -23,13 +23,13 @@ from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, headline, terminal_table
 from l2l_nas.report.text import counted, format_value
 from l2l_nas.report.text_chart import charts_text
-from l2l_nas.runs.build import NO_TEST, described, identity, versions, write_architecture
 from l2l_nas.runs.components import Components
 from l2l_nas.runs.export import export_or_warn
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.inherit import SWEEP_CONFIG
+from l2l_nas.runs.origin import NO_TEST, described, identity, versions, write_architecture
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Log
+from l2l_nas.runs.sweep_words import SWEEP_CONFIG
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.training.export import remove_export
 

@@ -18,7 +18,7 @@ from l2l_nas.report.history import TRIALS, RunHistory, Spent
 from l2l_nas.report.html.view import is_page, render_page
 from l2l_nas.report.results import only_finite
 from l2l_nas.report.summary import Command, Summary
-from l2l_nas.runs.build import versions
+from l2l_nas.runs.origin import versions
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
 

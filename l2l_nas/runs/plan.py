@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from l2l_nas.cost.closed_form import num_parameters, pool_bytes
-from l2l_nas.cost.device import device_bytes
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.parallel import Parallelism, ParallelStep, parallel_step, ways_of
-from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.simulator import Simulation
 from l2l_nas.cost.step_time import Prediction, StepTime
-from l2l_nas.cost.table import unmeasured
-from l2l_nas.eps.host import free_memory_bytes
-from l2l_nas.eps.layout import layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import ConstraintError, SettingError, SpaceError
+from l2l_nas.errors import SettingError
 from l2l_nas.relay.config import STASHES
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
-from l2l_nas.report.text import format_bytes, format_choices
+from l2l_nas.report.text import format_bytes
 from l2l_nas.runs.build import build_relay
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
-from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.sampling import Repair, UniformPaths
 from l2l_nas.training.problem import Problem
 
 _HALVES = 4  # micro-batches that are tried: the batch, half of it, ...
 _STATE_SHARES = (None, 12 / 16)  # of device memory that is left, for states: all of them, or beside their gradients
-_DRAWS = 51  # the median is that of so many random architectures
 _ROLES = {
     "compute": "compute",
     "launches": "launching operations",
@@ -339,40 +328,6 @@ def _written(conf: RelayConf, micro_batch: int) -> dict[str, Any]:
     return {"train.micro_batch": micro_batch, **{f"relay.{name}": getattr(conf, name) for name in names}}
 
 
-def extremes(problem: Problem, *, seed: int = 0) -> dict[str, Architecture]:
-    """The smallest, the median and the largest architecture, by their weights.
-
-    The ends are those of every position by itself, or the ends of the random ones where constraints refuse those; the
-    median is that of random ones.
-
-    Raises:
-        ConstraintError: no architecture is allowed.
-    """
-    pool = problem.pool
-    constraints = (NonEmpty(pool), *problem.constraints)
-    draws = UniformPaths(pool, seed=seed, constraints=constraints)
-    count = min(_DRAWS, pool.size)
-    found = sorted((draws.path_at(number) for number in range(count)), key=lambda one: num_parameters(pool, one))
-    ends = [_end(pool, is_large=is_large) for is_large in (False, True)]
-    allowed = [one for one in ends if one is not None and first_violation(one, constraints) is None]
-    ranked = sorted((*found, *allowed), key=lambda one: num_parameters(pool, one))
-    return {"smallest": ranked[0], "median": found[len(found) // 2], "largest": ranked[-1]}
-
-
-def _end(pool: LayerPool, *, is_large: bool) -> Architecture | None:
-    def size(layer: Layer) -> int:
-        return sum(layout_of(pool, state).num_parameters for state in layer.states)
-
-    rows: list[list[Layer]] = [[] for _ in pool.positions]
-    for layer in pool.layers:
-        rows[layer.position].append(layer)
-    pick = max if is_large else min
-    try:
-        return pool.canonical(pool.architecture([pick(row, key=size).candidate.name for row in rows]))
-    except (SpaceError, ConstraintError):
-        return None  # choices that must follow others
-
-
 def describe_binding(prediction: Prediction) -> str:
     """What binds, and what would lift it."""
     simulation = prediction.simulation
@@ -382,70 +337,4 @@ def describe_binding(prediction: Prediction) -> str:
     return (
         f"{_ROLES[what]} binds ({simulation.use(lane):.0%} of the step); twice as fast, the step would take "
         f"{gain:.0%} less; what lifts it: {_LIFTS[what]}"
-    )
-
-
-def largest(pool: LayerPool, *, constraints: Sequence[Constraint] = ()) -> Architecture:
-    """The architecture with most weights that is allowed, or a random one where the largest of all is refused.
-
-    Raises:
-        ConstraintError: no architecture is allowed.
-    """
-    allowed = (NonEmpty(pool), *unmeasured(constraints))
-    end = _end(pool, is_large=True)
-    if end is not None and first_violation(end, allowed) is None:
-        return end
-    return UniformPaths(pool, seed=0, constraints=allowed).path_at(0)
-
-
-def check_memory(relay: Relay, sizes: tuple[int, ...], architecture: Architecture) -> None:
-    """Refuse an architecture that needs more memory than there is, before anything is trained.
-
-    Args:
-        sizes: samples of each micro-batch.
-
-    Raises:
-        SettingError: it does not fit; the message has the nearest one that does, if any was found.
-    """
-    there = relay.device.free_bytes() + relay.device_bytes - relay.bank.unused_bytes
-    _refuse(
-        relay.pool,
-        architecture,
-        needs=lambda one: float(device_bytes(RelayPath(relay, sizes, one))),
-        there=there,
-        what="device memory",
-        advice=f"a smaller train.micro_batch, relay.stash=host, search.limits.device_bytes={there}",
-    )
-    if relay.server.storage.is_lasting:
-        host_bytes = free_memory_bytes()
-        _refuse(
-            relay.pool,
-            architecture,
-            needs=lambda one: float(pool_bytes(relay, relay.pool.path(one))),
-            there=host_bytes,
-            what="host memory",
-            advice="relay.storage=file",
-        )
-
-
-def _refuse(
-    pool: LayerPool,
-    architecture: Architecture,
-    *,
-    needs: Callable[[Architecture], float],
-    there: int,
-    what: str,
-    advice: str,
-) -> None:
-    if needs(architecture) <= there:
-        return
-
-    def excess(one: Architecture) -> float:
-        return max(0.0, needs(one) / max(there, 1) - 1) if NonEmpty(pool).violation(one) is None else math.inf
-
-    nearest, left = Repair(pool, excess).descend(architecture, random.Random(0))
-    hint = "none was found that fits" if left > 0 else f"the nearest that fits: {format_choices(nearest)}"
-    raise SettingError(
-        f"{format_choices(architecture)}: a training step needs {needs(architecture):,.0f} bytes of {what}, {there:,} "
-        f"are free; {hint}; what would help: {advice}"
     )

@@ -12,11 +12,11 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.strategies.finalists import Finalist, Recall
 from l2l_nas.plugins import name_and_arguments
-from l2l_nas.runs.build import identity
 from l2l_nas.runs.choice_settings import OptimizerConf
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import deviations
+from l2l_nas.runs.origin import identity
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import warn
 from l2l_nas.training.problem import Problem

@@ -33,13 +33,7 @@ from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
-from l2l_nas.runs.build import (
-    described,
-    hardware,
-    pool_in_files,
-    versions,
-    write_trace,
-)
+from l2l_nas.runs.build import pool_in_files
 from l2l_nas.runs.components import build_components
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.fields import check_bounds
@@ -50,6 +44,7 @@ from l2l_nas.runs.groups import completed
 from l2l_nas.runs.lock import locked
 from l2l_nas.runs.numbers import budget_of, check_time
 from l2l_nas.runs.objects import Objects
+from l2l_nas.runs.origin import described, hardware, versions, write_trace
 from l2l_nas.runs.output import Output
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan_files import plan_run
@@ -100,7 +95,7 @@ class SearchRun:
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
         check_workers(conf, objects, said=said)
         self.address = study_address(conf, self.folder)
-        self.components = build_components(conf, objects, said=said)
+        self.components = build_components(conf, objects, given=said)
         self.conf = self.components.conf
         self.output = Output(self.folder, self.components, console, place=self.place)
         self._seen: Callbacks | None = None
@@ -144,7 +139,7 @@ class SearchRun:
             study = self._study(resume=resume)
             if not resume:
                 refuse_weights_of_another(self.conf, study)
-            done, asked = study.num_evaluated, self.components.budget.trials
+            done, asked = study.num_evaluated, self.components.search.budget.trials
             if done > asked and "search.trials" in self.said and not self.address:
                 raise SettingError(f"search.trials={asked}: {done} trials are evaluated; ask for at least as many")
             if is_bare:
@@ -153,7 +148,7 @@ class SearchRun:
                 self.console,
                 log,
                 goals=self.goals,
-                budget=self.components.budget,
+                budget=self.components.search.budget,
                 workers=self.conf.search.workers,
             ) as display:
                 self._display = display
@@ -191,7 +186,7 @@ class SearchRun:
         """Write what a search is of, and tell it."""
         components, training = self.components, self.components.training
         if not resume and self.address is None and self.conf.search.hardware:
-            within = replace(training.problem, constraints=unmeasured(components.criteria.constraints))
+            within = replace(training.problem, constraints=unmeasured(components.search.constraints))
             plan_run(self.folder, within, self.conf, components.server.optimizer)
         about = {"versions": versions(), "device": hardware(training.relay.device.torch_device)}
         about["data"] = described(training.problem.data)
@@ -233,7 +228,7 @@ class SearchRun:
             log.write("stopped", **counts(study.records), **({"by": by} if by else {}))
             page.write(is_running=False)
         at = (
-            f" after {num_evaluated(study.records)} of {self.components.budget.trials} trials, all saved"
+            f" after {num_evaluated(study.records)} of {self.components.search.budget.trials} trials, all saved"
             if study
             else ""
         )
@@ -272,7 +267,7 @@ class SearchRun:
             say=partial(self.console.print, soft_wrap=True),
             waiting=lambda line: self._display.waiting(line) if self._display is not None else None,
         )
-        problem, budget = self.components.problem, self.components.budget
+        problem, budget = self.components.problem, self.components.search.budget
         return Study(
             store,
             pool=problem.pool,
@@ -294,32 +289,15 @@ class SearchRun:
 
         self._seen = seen = Callbacks(display, page, own=self.callbacks, report=report)
         components = self.components
-        budget, server, evaluator = components.budget, components.server, components.evaluator()
+        server, parts = components.server, components.search
         executor: SegmentExecutor
         if workers is None:
-            executor = InlineExecutor(evaluator, size=population_size(server, budget), poll=seen.poll)
+            executor = InlineExecutor(parts.evaluator, size=population_size(server, parts.budget), poll=seen.poll)
         else:
             executor = workers
             workers.poll, workers.waiting, workers.lost = seen.poll, display.waiting, display.lost
-        criteria, training = components.criteria, components.training
-        context = SearchContext(
-            training.relay,
-            training.trainer,
-            evaluator,
-            executor,
-            study=study,
-            goals=criteria.goals,
-            budget=budget,
-            checkpoint=Checkpoint(self.folder.weights),
-            constraints=criteria.constraints,
-            seed=self.conf.seed,
-            callback=seen,
-            paths=components.paths,
-            costs=criteria.costs,
-            early_stop=criteria.early_stop,
-            enqueued=components.enqueued,
-            recall=recall(self.conf, components.problem, server, self.folder, self.console),
-        )
+        cache = recall(self.conf, components.problem, server, self.folder, self.console)
+        context = SearchContext(parts, executor, study, Checkpoint(self.folder.weights), seen, cache)
         return Search(context, components.phases)
 
     def _resumes(self) -> bool:
@@ -340,7 +318,7 @@ class SearchRun:
     @property
     def goals(self) -> tuple[Goal, ...]:
         """What is searched for."""
-        return self.components.criteria.goals
+        return self.components.search.goals
 
     @property
     def place(self) -> str:

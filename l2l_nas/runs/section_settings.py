@@ -30,8 +30,8 @@ _WHERE_GUESSED = UsedIf("data.objective", lambda conf: conf.data.objective == "m
 class SpaceConf:
     """What is searched."""
 
-    pool: str = setting("image_blocks", "built in, FILE.py:FUNCTION or MODULE:FUNCTION")
-    args: dict[str, Any] = setting({}, "arguments of the pool: space.args.channels=32")
+    pool: str = setting("image_blocks", "built in, FILE.py:FUNCTION or MODULE:FUNCTION", resume=MAY_CHANGE)
+    args: dict[str, Any] = setting({}, "arguments of the pool: space.args.channels=32", resume=MAY_CHANGE)
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class ObjectivesConf:
 class RelayConf:
     """The device side."""
 
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    slots: int = setting(2, "layers on the device at once", most=4096, is_inherited=False)
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N", resume=FREE)
+    slots: int = setting(2, "layers on the device at once", most=4096, is_inherited=False, resume=FREE)
     update: str = setting("eager", "eager: at once; exact: after the global norm", resume=MAY_CHANGE)
     clip: float = setting(0.0, "largest gradient norm; 0: no clipping", least=0, resume=stays(TRAINED))
     clip_scope: str = setting(
@@ -95,23 +95,25 @@ class RelayConf:
         effect=UsedIf("relay.clip", lambda conf: conf.relay.clip > 0),
     )
     precision: str = setting("fp32", "fp32, bf16 or fp16 on the device", resume=stays(TRAINED))
-    stash: str = setting("device", "where saved inputs wait: device or host")
-    keep: int = setting(1, "number of last layers that are not recomputed", most=4096, is_inherited=False)
-    budget: str = setting("auto", "device memory to fill: 4GiB, all, none", is_inherited=False)
+    stash: str = setting("device", "where saved inputs wait: device or host", resume=FREE)
+    keep: int = setting(1, "number of last layers that are not recomputed", most=4096, is_inherited=False, resume=FREE)
+    budget: str = setting("auto", "device memory to fill: 4GiB, all, none", is_inherited=False, resume=FREE)
     resident: str = setting(
         "auto",
         "states kept on the device: 4GiB, all, none",
         effect=UsedIf("relay.device", _has_link),
         is_inherited=False,
+        resume=FREE,
     )
     pinned: str = setting(
         "all",
         "host copies for the link: all, none",
         effect=UsedIf("relay.precision", lambda conf: conf.relay.precision != "fp32" or _has_link(conf)),
         is_inherited=False,
+        resume=FREE,
     )
-    lanes: str = setting("auto", "threads, inline, or what suits")
-    storage: str = setting("ram", "where layer states lie: ram, file, FILE.py:NAME", is_code=True)
-    layers: str = setting("eager", "how layers run: eager, compile, graphs (CUDA)")
-    trace: bool = setting(False, "write trace.json and timeline.png", is_inherited=False)
-    threads: int = setting(0, "CPU threads; 0: one for small layers", least=0, most=4096)
+    lanes: str = setting("auto", "threads, inline, or what suits", resume=FREE)
+    storage: str = setting("ram", "where layer states lie: ram, file, FILE.py:NAME", is_code=True, resume=FREE)
+    layers: str = setting("eager", "how layers run: eager, compile, graphs (CUDA)", resume=FREE)
+    trace: bool = setting(False, "write trace.json and timeline.png", is_inherited=False, resume=FREE)
+    threads: int = setting(0, "CPU threads; 0: one for small layers", least=0, most=4096, resume=FREE)

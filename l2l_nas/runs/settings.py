@@ -52,7 +52,9 @@ class SearchSection:
         "time for warm-up, trials and finalists: 10m",
         resume=stays("it was divided when the run began; search.trials says a new total"),
     )
-    trials: Optional[int] = setting(None, "architectures to evaluate; null: automatic", least=1, read_by="Trials")
+    trials: Optional[int] = setting(
+        None, "architectures to evaluate; null: automatic", least=1, read_by="Trials", resume=MAY_CHANGE
+    )
     warmup_steps: Optional[int] = setting(
         None, "steps on random architectures; null: automatic", least=0, resume=stays(TRAINED), read_by="WarmUp"
     )
@@ -66,7 +68,9 @@ class SearchSection:
         None, "training steps of a trial; null: automatic", least=0, resume=stays(_COMPARED)
     )
     trial_weights: str = setting("scratch", "what a trial trains: scratch, shared, fork", resume=stays(_COMPARED))
-    finalists: int = setting(8, "number of best trials to train further", least=0, read_by="Finalists")
+    finalists: int = setting(
+        8, "number of best trials to train further", least=0, read_by="Finalists", resume=MAY_CHANGE
+    )
     finalist_steps: Optional[int] = setting(
         None,
         "steps of a finalist in total; null: automatic",
@@ -82,13 +86,16 @@ class SearchSection:
         least=1,
         effect=UsedIf("search.finalists", lambda conf: conf.search.finalists > 0),
         read_by="Finalists",
+        resume=MAY_CHANGE,
     )
     finalist_learning_rate: float = setting(
         0.0, "peak rate of finalists; 0: that of trials", resume=OnResume(unless=_in_a_race)
     )
-    baseline: str = setting("none", "none; random: run random search as well", read_by="RandomSearch")
-    limits: dict[str, Any] = setting({}, "upper bounds on costs: search.limits.flops=2e6")
-    costs: list[str] = setting([], "costs of your own: [FILE.py:NAME]", is_code=True)
+    baseline: str = setting(
+        "none", "none; random: run random search as well", read_by="RandomSearch", resume=MAY_CHANGE
+    )
+    limits: dict[str, Any] = setting({}, "upper bounds on costs: search.limits.flops=2e6", resume=MAY_CHANGE)
+    costs: list[str] = setting([], "costs of your own: [FILE.py:NAME]", is_code=True, resume=MAY_CHANGE)
     latency_batch: int = setting(
         1,
         "batch size at which latency_ms is measured",
@@ -114,6 +121,7 @@ class SearchSection:
         effect=UsedIf(
             "search.early_stop", lambda conf: conf.search.early_stop == "halving" or is_own(conf.search.early_stop)
         ),
+        resume=MAY_CHANGE,
     )
     population: int = setting(
         16,
@@ -121,18 +129,23 @@ class SearchSection:
         least=1,
         most=1_000_000,
         effect=UsedIf("search.steps_per_trial", lambda conf: conf.search.steps_per_trial == 0),
+        resume=MAY_CHANGE,
     )
-    workers: int = setting(1, "processes that train and score trials", least=1, most=4096)
+    workers: int = setting(1, "processes that train and score trials", least=1, most=4096, resume=MAY_CHANGE)
     checkpoint_seconds: float = setting(15.0, "seconds between checkpoints of shared weights", least=0, resume=FREE)
     failures: int = setting(10, "failed trials in a row that end the search", least=1, resume=FREE)
-    enqueue: list[str] = setting([], "try these first: [FILE.json,original]")
-    retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5")
-    freeze: list[str] = setting([], "candidates whose weights are not trained")
-    introduce: float = setting(1.0, "fraction of mean updates for new candidates", least=0)
-    storage: str = setting("", "database of the study; '': the run's folder")
-    study: str = setting("search", "name of the study in that database", effect=_IN_DATABASE)
+    enqueue: list[str] = setting([], "try these first: [FILE.json,original]", resume=MAY_CHANGE)
+    retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5", resume=MAY_CHANGE)
+    freeze: list[str] = setting([], "candidates whose weights are not trained", resume=MAY_CHANGE)
+    introduce: float = setting(1.0, "fraction of mean updates for new candidates", least=0, resume=MAY_CHANGE)
+    storage: str = setting("", "database of the study; '': the run's folder", resume=MAY_CHANGE)
+    study: str = setting("search", "name of the study in that database", effect=_IN_DATABASE, resume=MAY_CHANGE)
     storage_retry_seconds: float = setting(
-        60.0, "seconds to wait for an unreachable database", least=0, effect=_IN_DATABASE
+        60.0,
+        "seconds to wait for an unreachable database",
+        least=0,
+        effect=_IN_DATABASE,
+        resume=MAY_CHANGE,
     )
 
 

@@ -17,13 +17,7 @@ from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, read_json, write_yaml
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.relay.interface import cut_sizes
-from l2l_nas.runs.build import (
-    data_warning,
-    pool_in_files,
-    sizes,
-    versions,
-    write_architecture,
-)
+from l2l_nas.runs.build import pool_in_files
 from l2l_nas.runs.chosen import (
     SCRATCH,
 )
@@ -32,9 +26,11 @@ from l2l_nas.runs.components import build_server, build_training, relay_of
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder, tidy
 from l2l_nas.runs.groups import completed
+from l2l_nas.runs.loaded import data_warning
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.lock import locked
-from l2l_nas.runs.plan import check_memory
+from l2l_nas.runs.memory import check_memory
+from l2l_nas.runs.origin import sizes, versions, write_architecture
 from l2l_nas.runs.progress import Log, Meter, StopSignals
 from l2l_nas.runs.saved_config import own_names
 from l2l_nas.runs.settings import RetrainConf
@@ -60,6 +56,7 @@ class TrainRun:
         self, conf: RetrainConf, *, given: Collection[str], again: str, files: Mapping[str, str], console: Console
     ) -> None:
         check_bounds(conf)
+        is_resumed = bool(conf.resume)
         self.again = again
         self.files = files
         self.console = console
@@ -86,7 +83,8 @@ class TrainRun:
         relay, memory = relay_of(problem, server, conf)
         self.conf = conf = replace(conf, metric=metric, relay=memory)
         samples = min(section.batch_size, len(problem.data.train))
-        check_memory(relay, cut_sizes(samples, section.micro_batch), self.architecture)
+        if not is_resumed:  # what has run may go on: the figures are estimates
+            check_memory(relay, cut_sizes(samples, section.micro_batch), self.architecture)
         self.components = build_training(problem, relay, conf, task=problem.task)
         self.components.trainer.check(self.architecture, steps=section.steps)
         self.output = TrainingOutput(self.folder, conf, self.components, self.architecture, console)

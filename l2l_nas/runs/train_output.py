@@ -16,16 +16,10 @@ from l2l_nas.report.charts.curve import curve_sheet
 from l2l_nas.report.network import Network
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import headline
-from l2l_nas.runs.build import (
-    NO_TEST,
-    described,
-    identity,
-    versions,
-    write_trace,
-)
 from l2l_nas.runs.components import TrainingComponents
 from l2l_nas.runs.export import export_or_warn
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.origin import NO_TEST, described, identity, versions, write_trace
 from l2l_nas.runs.settings import RetrainConf
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.space.architecture import Architecture

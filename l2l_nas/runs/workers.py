@@ -96,7 +96,7 @@ class SearchRecipe:
         if self.shared:
             shared = SharedStorage(server.pool, optimizer=server.optimizer, workers=workers + 1, address=self.shared)
             server.move_to(shared)
-        return Workplace(components.evaluator(), server, identity(components.problem))
+        return Workplace(components.search.evaluator, server, identity(components.problem))
 
 
 def recipe_of(conf: SearchConf, objects: Objects, shared: str) -> SearchRecipe:
@@ -137,7 +137,7 @@ def worker_executor(components: Components, objects: Objects) -> Iterator[Future
         partial(_opened, conf, name, recipe, own_executor),
         server,
         workers=workers,
-        group=-(-population_size(server, components.budget) // workers),
+        group=-(-population_size(server, components.search.budget) // workers),
         identity=identity(components.problem),
     )
     try:

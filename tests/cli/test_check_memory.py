@@ -11,7 +11,7 @@ from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.errors import SettingError
 from l2l_nas.runs import plan
-from l2l_nas.runs.plan import check_memory, largest
+from l2l_nas.runs.memory import check_memory, largest
 from l2l_nas.space.sampling import UniformPaths
 from tests.relay.steps import PATH
 from tests.toys import dense_pool

@@ -19,7 +19,7 @@ from l2l_nas import ParamServer
 from l2l_nas.__main__ import main
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.rules import AdamW
-from l2l_nas.runs.build import load_found
+from l2l_nas.runs.loaded import load_found
 from l2l_nas.runs.locate import load_problem
 from tests.cli.runs import ROOT, TINY, events, start, write_pool
 from tests.studies import saved_study

@@ -18,7 +18,7 @@ from l2l_nas.nas.evaluation.evaluator import Evaluator, population_size
 from l2l_nas.nas.evaluation.executor import InlineExecutor
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
-from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.context import SearchComponents, SearchContext
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.storage import StudyFile
@@ -175,22 +175,25 @@ def search_on(
     observer = Watcher()
     evaluator = Evaluator(relay, trainer, validation=split.validation, budget=spend, test=split.test)
     paths = paths or UniformPaths(pool, seed=0, constraints=unmeasured((NonEmpty(pool), *constraints)))
-    context = SearchContext(
-        relay,
-        trainer,
-        evaluator,
-        InlineExecutor(evaluator, size=population_size(server, spend), poll=observer.poll),
-        study=held,
-        goals=study.get("goals", GOALS),
+    components = SearchComponents(
+        relay=relay,
+        trainer=trainer,
+        evaluator=evaluator,
         budget=spend,
-        checkpoint=Checkpoint(folder / "weights"),
+        goals=study.get("goals", GOALS),
         constraints=constraints,
-        seed=0,
-        callback=observer,
-        paths=paths,
         costs=costs or Costs([parameters_cost(pool)]),
         early_stop=early_stop or NeverStop(),
-        recall=recall,
+        paths=paths,
+        seed=0,
+    )
+    context = SearchContext(
+        components,
+        InlineExecutor(evaluator, size=population_size(server, spend), poll=observer.poll),
+        held,
+        Checkpoint(folder / "weights"),
+        observer,
+        recall,
     )
     search = Search(context)
     if resume:

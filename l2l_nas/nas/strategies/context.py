@@ -34,27 +34,48 @@ from l2l_nas.training.fit import Trainer
 _DRAWS = 1000
 
 
-@dataclass
-class SearchContext:
-    """The parts of a search, and what its phases have done so far.
+@dataclass(frozen=True, kw_only=True)
+class SearchComponents:
+    """What a search is made of, built once, before anything is written.
 
     Args:
         relay: with the shared weights.
         trainer: on that relay.
         evaluator: on both; scores architectures in this process.
-        executor: evaluates trials and trains networks alone.
-        study: where trials are recorded.
-        goals: the study's.
         budget: how much of what.
-        checkpoint: where the shared weights are saved.
+        goals: the study's.
         constraints: trials that they refuse are never trained, nor are paths of warm-up that those refuse which need no
             measurement. That a path has a layer is one of them in any case.
-        seed: of the paths.
-        callback: sees it go by.
-        paths: of warm-up. They must be allowed, and not empty.
         costs: of an architecture, recorded with each trial.
         early_stop: which trials do not take all their steps.
+        paths: of warm-up. They must be allowed, and not empty.
+        seed: of the paths.
         enqueued: architectures that the user wants tried first.
+    """
+
+    relay: Relay
+    trainer: Trainer
+    evaluator: Evaluator
+    budget: Budget
+    goals: tuple[Goal, ...]
+    constraints: Sequence[Constraint]
+    costs: Costs
+    early_stop: EarlyStop
+    paths: PathSampler
+    seed: int
+    enqueued: Sequence[Architecture] = ()
+
+
+@dataclass
+class SearchContext:
+    """The parts of a search, and what its phases have done so far.
+
+    Args:
+        components: what it is made of; each is an attribute here, too.
+        executor: evaluates trials and trains networks alone.
+        study: where trials are recorded.
+        checkpoint: where the shared weights are saved.
+        callback: sees it go by.
         recall: finds finalists of an earlier session again; without it, they are always trained.
 
     Attributes:
@@ -72,22 +93,24 @@ class SearchContext:
         over: those that are done in this session.
     """
 
-    relay: Relay
-    trainer: Trainer
-    evaluator: Evaluator
+    components: SearchComponents
     executor: SegmentExecutor
     study: Study
-    goals: Sequence[Goal]
-    budget: Budget
     checkpoint: Checkpoint
-    constraints: Sequence[Constraint]
-    seed: int
     callback: Callback
-    paths: PathSampler
-    costs: Costs
-    early_stop: EarlyStop
     recall: Recall | None = None
-    enqueued: Sequence[Architecture] = ()
+
+    relay: Relay = field(init=False)
+    trainer: Trainer = field(init=False)
+    evaluator: Evaluator = field(init=False)
+    budget: Budget = field(init=False)
+    goals: Sequence[Goal] = field(init=False)
+    constraints: Sequence[Constraint] = field(init=False)
+    costs: Costs = field(init=False)
+    early_stop: EarlyStop = field(init=False)
+    paths: PathSampler = field(init=False)
+    seed: int = field(init=False)
+    enqueued: Sequence[Architecture] = field(init=False)
 
     server: ParamServer = field(init=False)
     coverage: Coverage = field(init=False)
@@ -103,6 +126,7 @@ class SearchContext:
     over: list[Phase] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
+        vars(self).update(vars(self.components))
         self.server = self.relay.server  # the relay itself may be at a copy
         self.constraints = in_order((NonEmpty(self.pool), *self.constraints))
         self.coverage = Coverage(self.pool)

@@ -14,6 +14,7 @@ from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.segment import Segment
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.numbers import decide_numbers
@@ -202,7 +203,7 @@ def test_where_less_is_better_figures_are_told_as_they_are_and_losses_count_upwa
 def test_it_searches_as_a_search_that_is_told_nothing(tmp_path, weights):
     conf = changed(SearchConf(), {"search.trial_weights": weights})
     problem = load_problem("image_blocks", {}, source="cluttered_digits", validation_fraction=0.2, test_fraction=0.2)
-    conf, decided = decide_numbers(conf, problem, pace=None, is_warmed=True)
+    conf, decided = decide_numbers(conf, problem, phases=[WarmUp()], pace=None)
     assert decided is not None
     given = settings(tmp_path, problem=problem, **{**BENCHES["search_chain"].defaults, "trial_weights": weights})
     found = chain._budget(given)

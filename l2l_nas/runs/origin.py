@@ -1,0 +1,83 @@
+"""What results say of their origin: versions, machine and data; and what a search and a training write alike."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from l2l_nas import __version__
+from l2l_nas.files import write_atomically, write_json
+from l2l_nas.relay.device import name_of
+from l2l_nas.relay.trace import Trace, regime
+from l2l_nas.report.charts.timeline import timeline_sheet
+from l2l_nas.report.png import is_matplotlib_installed, png_of
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.data import Data
+
+# what is shown where a user's own data have two parts
+NO_TEST = "no test part: no samples were held out, so no figure is of data that the choice did not depend on"
+
+
+def versions() -> dict[str, str]:
+    """What the run ran on."""
+    packages = {name: version(name) for name in ("torch", "optuna", "hydra-core", "numpy", "scikit-learn")}
+    return {"l2l_nas": __version__, "python": platform.python_version(), **packages}
+
+
+def hardware(device: torch.device) -> str:
+    """The device that the run is on, and the system: "cpu (8 cores), Linux x86_64"."""
+    name = f"{os.cpu_count()} cores" if device.type == "cpu" else name_of(device)
+    return f"{device.type} ({name}), {platform.system()} {platform.machine()}"
+
+
+def sizes(data: Data) -> str:
+    """How many samples each part has: "1,077 training, 360 validation, 360 test"."""
+    test = f", {len(data.test):,} test" if data.test is not None else ""
+    return f"{len(data.train):,} training, {len(data.validation):,} validation{test}"
+
+
+def described(data: Data) -> dict[str, Any]:
+    """Which data a result is of: samples of each part, and digests."""
+    parts = {"training": data.train, "validation": data.validation, "test": data.test}
+    return {
+        "samples": {name: len(part) for name, part in parts.items() if part is not None},
+        "digest": data.digest,
+        "test_digest": data.test_digest,
+    }
+
+
+def identity(choices: Sequence[str], values: Mapping[str, float]) -> dict[str, Any]:
+    """What the weights of the best network keep, so that another result file is not taken for theirs."""
+    return {"architecture": list(choices), "values": dict(values)}
+
+
+def write_architecture(folder: RunFolder, pool: LayerPool, architecture: Architecture) -> None:
+    """Write the architecture alone, with the names of the positions that it is for.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    write_json(
+        folder.architecture,
+        {
+            "choices": list(architecture.choices),
+            "positions": [position.name for position in pool.positions],
+            "digest": architecture.digest,
+        },
+    )
+
+
+def write_trace(folder: RunFolder, trace: Trace, console: Console) -> None:
+    """What each lane did at the end of a run, for chrome://tracing and as a picture of the last steps."""
+    trace.write_chrome(folder.trace)
+    console.print(f"trace {folder.trace}: {regime(trace.spans)}", soft_wrap=True)
+    if is_matplotlib_installed():
+        write_atomically(folder.timeline, png_of(timeline_sheet(trace.spans, last_steps=4)))
