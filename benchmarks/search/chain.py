@@ -133,7 +133,7 @@ def search_chain(settings: Settings, watch: BenchWatch) -> dict[str, Any]:
 
 
 def _budget(settings: Settings) -> Budget:
-    """As of a search that is given no more than what is said here."""
+    """As of a search that is given no more than what is given here."""
     problem, weights = settings.asked_problem, settings.trial_weights
     counts = {
         "warmup_steps": settings.warmup_steps,
@@ -141,8 +141,10 @@ def _budget(settings: Settings) -> Budget:
         "steps_per_trial": settings.steps,
         "finalist_steps": settings.training_steps,
     }
-    said = {name: number for name, number in counts.items() if number} | COUNTS
-    found = division(problem.pool, samples=len(problem.data.train), batch_size=BATCH, trial_weights=weights, said=said)
+    given = {name: number for name, number in counts.items() if number} | COUNTS
+    found = division(
+        problem.pool, samples=len(problem.data.train), batch_size=BATCH, trial_weights=weights, given=given
+    )
     return Budget(**asdict(found), learning_rate=LEARNING_RATE, finalist_learning_rate=LEARNING_RATE)
 
 
@@ -166,7 +168,7 @@ def _stages(
     problem, recipe = settings.asked_problem, _recipe(settings)
     seed = FIRST_SEED + settings.work.seed + run
     budget = replace(_budget(settings), trials=len(architectures))
-    said = f"supernet {run + 1} of {settings.runs}"
+    label = f"supernet {run + 1} of {settings.runs}"
     relay = Relay(
         ParamServer(problem.pool, optimizer=recipe.optimizer, seed=seed),
         device=settings.work.device,
@@ -182,18 +184,18 @@ def _stages(
             start=0,
             steps=budget.warmup_steps,
             schedule=Cosine(budget.learning_rate, budget.shared_steps),
-            after_step=lambda step, loss: watch.advance(1, f"{said}, warm-up"),
+            after_step=lambda step, loss: watch.advance(1, f"{label}, warm-up"),
         )
         evaluator = Evaluator(relay, trainer, validation=problem.data.validation, budget=budget, test=problem.data.test)
         for ordinal, architecture in enumerate(architectures):
             trial = evaluator.run(Segment.of_trial(architecture, ordinal, budget, done=0, server=None))
             assert trial.error is None, trial.error
             found.setdefault("trial", []).append(trial.metrics[metric])
-            watch.advance(budget.steps_per_trial, f"{said}, trials")
+            watch.advance(budget.steps_per_trial, f"{label}, trials")
         for index, architecture in enumerate(architectures):
             for name, value in _finalist(evaluator, budget, architecture, index, metric).items():
                 found.setdefault(name, []).append(value)
-            watch.advance(budget.finalist_steps, f"{said}, finalists")
+            watch.advance(budget.finalist_steps, f"{label}, finalists")
     finally:
         relay.close()
     return found

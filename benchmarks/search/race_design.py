@@ -65,10 +65,10 @@ def train(data: str, networks: int) -> None:
     """Train what is missing, and save after each."""
     path = RESULTS / f"race_design_{Path(data).stem}.json"
     problem = load_problem("image_blocks", {}, source=data, validation_fraction=0.2, test_fraction=0.2)
-    said = {"finalists": 8, "finalist_rounds": 3}
+    given = {"finalists": 8, "finalist_rounds": 3}
     batch = TrainConf().batch_size
     found = division(
-        problem.pool, samples=len(problem.data.train), batch_size=batch, trial_weights="scratch", said=said
+        problem.pool, samples=len(problem.data.train), batch_size=batch, trial_weights="scratch", given=given
     )
     steps = found.finalist_steps
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []

@@ -42,7 +42,7 @@ Row = dict[str, Any]
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
     parser.add_argument("--seeds", type=numbers, default="0,1,2", help="such as 0,1")
-    parser.add_argument("--out", type=Path, help="results/search_front_DATA.json if nothing is said")
+    parser.add_argument("--out", type=Path, help="results/search_front_DATA.json if nothing is given")
     parser.add_argument("--runs", type=Path, help="where the runs' folders stay; a temporary folder by default")
 
 
@@ -86,7 +86,7 @@ def measure(data: str, seed: int, run: Path) -> Row:
         samples=len(problem.data.train),
         batch_size=found.batch_size,
         trial_weights="scratch",
-        said={"finalists": len(finalists), "finalist_rounds": 1},
+        given={"finalists": len(finalists), "finalist_rounds": 1},
     )
     trials = sum(result["trials"][state] for state in ("complete", "pruned", "stopped", "failed"))
     # a finalist's steps begin with its trial's

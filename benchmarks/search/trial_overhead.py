@@ -120,7 +120,7 @@ def measure_trial(positions: int) -> float:
         samples=len(problem.data.train),
         batch_size=64,
         trial_weights="scratch",
-        said={"finalists": 8, "finalist_rounds": 3},
+        given={"finalists": 8, "finalist_rounds": 3},
     )
     budget = Budget(**asdict(found), learning_rate=0.008, finalist_learning_rate=0.008)
     relay = Relay(ParamServer(problem.pool, optimizer=AdamW(), seed=0), device_budget="all")

@@ -63,8 +63,8 @@ def explain_hydra(command: str, error: Exception, flags: Sequence[str], override
         return _unreadable_word(str(error.override), error)
     sweeps = is_sweep(flags, overrides)
     for word in overrides:
-        if said := _explain_word(word, error, folders, words=overrides, sweeps=sweeps):
-            return said
+        if explained := _explain_word(word, error, folders, words=overrides, sweeps=sweeps):
+            return explained
     if isinstance(error, MissingConfigException):
         group, _, choice = str(error.missing_cfg_file or "").partition("/")
         known = [one for one in error.options or () if not is_named(one)] or _offered(group, folders)

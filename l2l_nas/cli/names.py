@@ -32,12 +32,12 @@ def check_words(command: str, flags: Sequence[str], overrides: Sequence[str]) ->
     known = [name for name, _, _ in settings(COMMANDS[command])]
     groups = GROUPS.get(command, ())
     sections = {name.split(".")[0] for name in known if "." in name} | set(groups)
-    said = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
+    given = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
     place = "hydra.sweep.dir" if is_sweep(flags, overrides) else "hydra.run.dir"
-    if {"folder", place} <= said.keys() and said["folder"] != said[place]:
-        raise two_folders(said["folder"], place, said[place])
+    if {"folder", place} <= given.keys() and given["folder"] != given[place]:
+        raise two_folders(given["folder"], place, given[place])
     for name in ("folder", place):
-        if name in said and not said[name].strip(" '\""):
+        if name in given and not given[name].strip(" '\""):
             raise SettingError(f"{name} is empty; name one, or leave it out")
     for override in overrides:
         prefix, name, equals, value = re.fullmatch(r"([+~]*)([^=]*)(=?)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]

@@ -29,4 +29,4 @@ def prepared(
     again = again or resume_command("search", conf.resume or conf.folder, own_names(asdict(conf)))
     before = go_on("search", conf, given=given) if conf.resume else None
     # of a run that goes on they tell how it was started
-    return SearchRun(before or conf, console, again=again, said=given, files=files if before is None else {})
+    return SearchRun(before or conf, console, again=again, given=given, files=files if before is None else {})

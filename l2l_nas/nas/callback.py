@@ -37,7 +37,7 @@ class Callback:
         """A phase begins.
 
         Args:
-            name: "warm-up", "newcomers", "finalists", "baseline" (in steps), "search" (in trials), "blocks" or
+            name: "warm-up", "catch-up", "finalists", "baseline" (in steps), "search" (in trials), "blocks" or
                 "scores" (in blocks).
             total: steps or trials of the phase.
             done: of these, by an earlier session.
@@ -64,7 +64,7 @@ class Callback:
     def finalist(self, finalist: Finalist) -> None:
         """A finalist was trained further and scored; or was by an earlier session, which stored the outcome."""
 
-    def given_up(self, record: TrialRecord, reason: str) -> None:
+    def abandoned(self, record: TrialRecord, reason: str) -> None:
         """A trial could not be trained further, or not to its end: in this session, or in an earlier one."""
 
     def poll(self) -> None:
@@ -131,9 +131,9 @@ class Callbacks(Callback):
         """See `Callback`."""
         self._each("finalist", finalist)
 
-    def given_up(self, record: TrialRecord, reason: str) -> None:
+    def abandoned(self, record: TrialRecord, reason: str) -> None:
         """See `Callback`."""
-        self._each("given_up", record, reason)
+        self._each("abandoned", record, reason)
 
     def poll(self) -> None:
         """See `Callback`."""

@@ -110,7 +110,7 @@ class TrialRecord:
         worker: the process that evaluated it, from 1; 0 where there is only one.
         metrics: all metrics and costs that are known, by name.
         rungs: metrics that it had on its way, by so many of so many steps: "50/200".
-        live: whether all its candidates are in the pool.
+        in_space: whether all its candidates are in the pool.
     """
 
     number: int
@@ -124,7 +124,7 @@ class TrialRecord:
     worker: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    live: bool = True
+    in_space: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", State.of(self.state))  # from a log or a message it comes as text

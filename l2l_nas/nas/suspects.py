@@ -43,7 +43,7 @@ def suspects(records: Iterable[TrialRecord], positions: Sequence[tuple[str, Sequ
         records: of a study; those whose candidates are gone tell nothing.
         positions: of the pool: name, and the names of its candidates.
     """
-    known = [record for record in records if record.live and not record.cached]
+    known = [record for record in records if record.in_space and not record.cached]
     choices = {name for name, candidates in positions if len(candidates) > 1}
     names = [name for name, _ in positions]
     blamed: dict[int, str] = {}

@@ -59,7 +59,7 @@ class Results:
 
     card: SpaceCard  # the space searched
     goals: tuple[Goal, ...]  # one to three
-    # all trials; those that are not `live` have candidates that the space no longer offers
+    # all trials; those that are not `in_space` have candidates that the space no longer offers
     records: tuple[TrialRecord, ...]
     trained: tuple[Network, ...] = ()  # what was trained further, the winner first
     found: Network | None = None  # the network that the search came to, where it trained none; None before its end
@@ -70,14 +70,14 @@ class Results:
         return num_evaluated(self.records)
 
     @cached_property
-    def live(self) -> tuple[TrialRecord, ...]:
+    def in_space(self) -> tuple[TrialRecord, ...]:
         """Trials whose candidates are all there."""
-        return tuple(record for record in self.records if record.live)
+        return tuple(record for record in self.records if record.in_space)
 
     @cached_property
     def finalists(self) -> tuple[Network, ...]:
         """What was trained further, each once, with the scores of their trials and their parameters."""
-        scores = {record.number: record for record in self.live if record.state.has_score}
+        scores = {record.number: record for record in self.in_space if record.state.has_score}
         networks: dict[int, Network] = {}
         for network in self.trained:
             record = scores.get(network.trial)
@@ -97,7 +97,7 @@ class Results:
         if self.finalists:
             return self.finalists[:limit]
         found = [self.found] if self.found is not None else []  # finalists=0 trains none
-        trials = [Network.of_trial(record) for record in ranked(self.live, self.goals)[: limit + 1]]
+        trials = [Network.of_trial(record) for record in ranked(self.in_space, self.goals)[: limit + 1]]
         networks = {network.trial: self._counted(network) for network in (*found, *trials)}
         return tuple(networks.values())[:limit]
 
@@ -109,7 +109,7 @@ class Results:
         if not record.state.has_score or PARAMETERS.name in record.values:
             return record
         known = record.metrics.get(PARAMETERS.name)
-        if known is None and not record.live:
+        if known is None and not record.in_space:
             return record
         count = float(self.card.num_parameters(record.architecture)) if known is None else known
         return replace(record, values={**record.values, PARAMETERS.name: count})
@@ -127,7 +127,7 @@ class Results:
     @cached_property
     def scored(self) -> tuple[TrialRecord, ...]:
         """Trials with a score of their own, of candidates that are there, with what the trade-offs need."""
-        return tuple(self.with_parameters(record) for record in distinct(self.live))
+        return tuple(self.with_parameters(record) for record in distinct(self.in_space))
 
     @cached_property
     def trial_front(self) -> tuple[TrialRecord, ...]:
@@ -141,7 +141,7 @@ class Results:
 
     def effects(self) -> tuple[Effect, ...]:
         """What each position's choice did to the first goal."""
-        return main_effects(self.card, self.live, self.goals[0].name)
+        return main_effects(self.card, self.in_space, self.goals[0].name)
 
     def reasons(self) -> tuple[Reason, ...]:
         """Why trials have no score, most frequent first; reasons that differ in numbers alone are one."""
@@ -162,7 +162,7 @@ class Results:
         None for fewer than two, or where that was not measured.
         """
         goal = self.goals[0].name
-        order = [record.number for record in ranked(self.live, self.goals)]
+        order = [record.number for record in ranked(self.in_space, self.goals)]
         finalists = [n for n in self.finalists if n.trial in order and goal in n.trial_score and n.validation]
         steps = min((network.steps for network in finalists), default=0)
         alike = [n if n.steps == steps else replace(n, validation=n.rungs.get(steps), steps=steps) for n in finalists]
@@ -182,7 +182,7 @@ class Results:
     @property
     def suspects(self) -> tuple[Suspect, ...]:
         """What failed trials have in common."""
-        return suspects(self.live, [(position.name, position.candidates) for position in self.card.positions])
+        return suspects(self.in_space, [(position.name, position.candidates) for position in self.card.positions])
 
     def coverage(self, warmup: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, Tried]]:
         """By row and candidate, how often it was trained and tried.
@@ -204,7 +204,7 @@ class Results:
             counts = rows.setdefault(row_of.get(position.name, position.name), {})
             for name in position.candidates:
                 counts.setdefault(name, Tried())
-        for record in filter(is_evaluated, self.live):
+        for record in filter(is_evaluated, self.in_space):
             failed = record.state is State.FAILED
             for name, choice in zip(names, record.architecture.choices, strict=True):
                 counts = rows[row_of.get(name, name)]

@@ -41,7 +41,7 @@ class Summary:
     done: str  # how much of its phase a running search has done, such as "step 200 of 1,000"; may be empty
     history: RunHistory  # what the log tells
     goals: tuple[Goal, ...]  # one to three
-    # all trials; those that are not `live` have candidates that the space no longer offers
+    # all trials; those that are not `in_space` have candidates that the space no longer offers
     records: tuple[TrialRecord, ...]
     num_asked: int  # how many trials were asked for
     found: Network | None  # the network in the run's result; None before there is one

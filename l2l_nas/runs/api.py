@@ -123,7 +123,7 @@ class SearchResult:
 
 
 def search(
-    problem: Problem | str, *, progress: bool = True, callbacks: Sequence[Callback | str] = (), **said: Any
+    problem: Problem | str, *, progress: bool = True, callbacks: Sequence[Callback | str] = (), **settings: Any
 ) -> SearchResult:
     """Search for the best architecture of a problem.
 
@@ -133,7 +133,7 @@ def search(
         problem: layers, data and task; or the name of a space, as `space.pool` takes it.
         progress: whether to print how far it is, what was found, and warnings.
         callbacks: that see it go by; objects, or names, as in `callbacks=[FILE.py:NAME]`.
-        **said: settings, see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`), then
+        **settings: see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`), then
             `seed`, `folder` (by default `runs/DATE_TIME`), `resume`, `export`, `objectives=["accuracy"]`, and the
             sections `train`, `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`. `sampler`,
             `strategy`, `optimizer` and `schedule` are a name, or a dict of it and its arguments: `sampler="tpe"`,
@@ -156,29 +156,25 @@ def search(
         raise SettingError(
             f"search() takes a Problem or the name of a space, got {type(problem).__name__}; write Problem(pool, data)"
         )
-    if isinstance(problem, Problem):
-        for name in ("data", "space"):
-            if said.get(name):
-                raise SettingError(f"search() takes {name}= with the name of a space; a Problem has its own")
     check_kind("progress", progress, bool, wanted="True or False")
     for one in check_list("callbacks", callbacks, of=object, wanted="callbacks"):
         refuse_class("callbacks", one)
-    own, named = parted(said)
+    own, named = parted(settings)
     check_early_stop(own.get("early_stop", "none"))
     content = content_of(problem, named)
     conf: SearchConf = built(SearchConf, content)
-    given = {name for name in dotted(content) if name != "folder" or said.get("folder")}
+    given = {name for name in dotted(content) if name != "folder" or settings.get("folder")}
     console = open_terminal(quiet=not progress)
     threads = torch.get_num_threads()
     try:
         with optuna_as_it_was(), contextlib.ExitStack() as kept:
-            if not conf.resume and not said.get("folder"):
+            if not conf.resume and not settings.get("folder"):
                 conf = replace(conf, folder=str(kept.enter_context(reserved(Path(conf.folder)))))
             if conf.resume:
                 conf = go_on("search", conf, given=given) or conf
             again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
             whole = None if isinstance(problem, str) else problem
-            run = SearchRun(conf, console, again=again, objects=Objects(whole, **own, callbacks=callbacks), said=given)
+            run = SearchRun(conf, console, again=again, objects=Objects(whole, **own, callbacks=callbacks), given=given)
             try:
                 run.go()
             except Stopped:
@@ -186,4 +182,4 @@ def search(
                     raise KeyboardInterrupt from None
     finally:
         torch.set_num_threads(threads)
-    return SearchResult(run.folder.root, run.components.problem, str(said.get("storage") or ""))
+    return SearchResult(run.folder.root, run.components.problem, str(settings.get("storage") or ""))

@@ -37,15 +37,15 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
-def parted(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def parted(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is given as objects, and all settings with a mark in the place of each.
 
     Raises:
         SettingError: costs that are no list.
     """
-    if isinstance(said.get("costs"), Mapping):
-        said = {**said, "costs": named_costs(said["costs"])}
-    own = {name: said[name] for name in _OBJECTS if not isinstance(said.get(name), str | Mapping | NoneType)}
+    if isinstance(named.get("costs"), Mapping):
+        named = {**named, "costs": named_costs(named["costs"])}
+    own = {name: named[name] for name in _OBJECTS if not isinstance(named.get(name), str | Mapping | NoneType)}
     for name, given in own.items():
         if name != "schedule":  # a class makes one of a peak and the steps
             refuse_class(name, given)
@@ -53,24 +53,28 @@ def parted(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if "costs" in own:
         own["costs"] = check_list("search.costs", own["costs"], of=object, wanted="functions or names")
         marks["costs"] = [one if isinstance(one, str) else GIVEN for one in own["costs"]]
-    relay = said.get("relay")
+    relay = named.get("relay")
     if isinstance(relay, Mapping) and not isinstance(relay.get("storage", ""), str):
         own["storage"], marks["relay"] = relay["storage"], {**relay, "storage": GIVEN}
-    return own, {**said, **marks}
+    return own, {**named, **marks}
 
 
-def content_of(problem: Problem | str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings said, as a nested dict whose names and types are right.
+def content_of(problem: Problem | str, named: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a call names, as a nested dict whose names and types are right.
 
     Raises:
-        SettingError: one is not.
+        SettingError: one is not, or it does not go with the problem.
     """
+    if isinstance(problem, Problem):
+        for name in ("data", "space"):
+            if named.get(name):
+                raise SettingError(f"search() takes {name}= with the name of a space; a Problem has its own")
     known = {name: default for name, default, _ in settings(SearchConf)}
     sections = {name for name, _ in titles(SearchConf)} - {"search", "objectives"}
     of_search = {name.partition(".")[2] for name in known if name.startswith("search.")}
     top = {name for name in known if "." not in name} - {"callbacks"}
     content: dict[str, Any] = {"search": {}, **{name: {} for name in sections}}
-    for name, value in said.items():
+    for name, value in named.items():
         if name in sections:
             if not isinstance(value, Mapping):
                 raise SettingError(f"{name} must be a dict of settings, got {value!r}")

@@ -63,27 +63,27 @@ def command_line(command: str, settings: Mapping[str, Any], *, words: Sequence[s
     return shlex.join(["python", "-m", "l2l_nas", command, *words, *spelled])
 
 
-def resume_command(command: str, folder: object, said: Mapping[str, Any]) -> str:
+def resume_command(command: str, folder: object, named: Mapping[str, Any]) -> str:
     """The command that goes on with a run; the call, where an object was given in Python.
 
     Args:
         command: search or train.
         folder: the run's.
-        said: settings to say again, or anew; see `own_names`.
+        named: settings to name again, or anew; see `own_names`.
     """
-    if any(map(_is_object, said.values())):
-        return _resume_call(folder, said)
-    return command_line(command, {"resume": str(folder), **said})
+    if any(map(_is_object, named.values())):
+        return _resume_call(folder, named)
+    return command_line(command, {"resume": str(folder), **named})
 
 
 def _is_object(value: object) -> bool:
     return any(map(is_given, value)) if isinstance(value, list) else is_given(value)
 
 
-def _resume_call(folder: object, said: Mapping[str, Any]) -> str:
-    pool = said.get("space.pool", GIVEN_PROBLEM)
+def _resume_call(folder: object, named: Mapping[str, Any]) -> str:
+    pool = named.get("space.pool", GIVEN_PROBLEM)
     words = ["problem" if is_given(pool) else repr(pool), f"resume={str(folder)!r}"]
-    for name, value in said.items():
+    for name, value in named.items():
         shown = "..." if _is_object(value) else repr(value)
         section, dot, leaf = name.removeprefix("search.").partition(".")
         if name != "space.pool":

@@ -26,11 +26,11 @@ from l2l_nas.runs.terminal import say, warn
 from l2l_nas.training.problem import Problem
 
 
-def greet(console: Console, components: Components, *, sampler: Any, folder: Path, said: Collection[str]) -> None:
+def greet(console: Console, components: Components, *, sampler: Any, folder: Path, given: Collection[str]) -> None:
     """Tell what is searched, where, with what, and which settings change nothing.
 
     Args:
-        said: names of the settings that somebody said.
+        given: names of settings that were given explicitly.
     """
     conf, problem, relay = components.conf, components.problem, components.training.relay
     pool, bank = problem.pool, relay.bank
@@ -43,7 +43,7 @@ def greet(console: Console, components: Components, *, sampler: Any, folder: Pat
         f"sampler {_shown(sampler)}, seed {conf.seed}, into {folder}",
         soft_wrap=True,
     )
-    for line in (*without_effect(conf, said, components.phases), *data_without_effect(conf, said, problem)):
+    for line in (*without_effect(conf, given, components.phases), *data_without_effect(conf, given, problem)):
         warn(console, line)
     workers = conf.search.workers
     if workers > 1:

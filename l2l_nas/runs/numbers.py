@@ -1,4 +1,4 @@
-"""What a search does how often: numbers that nobody said follow from the space, the data, and a time given."""
+"""What a search does how often: numbers that were not given follow from the space, the data, and a time given."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
 
 # numbers that are decided when a search begins, and what stands for them until then
-_UNSAID = {"warmup_steps": 1, "trials": 1, "steps_per_trial": LEAST_STEPS, "finalist_steps": 2**31}
-_NUMBERS = tuple(_UNSAID)
+_UNDECIDED = {"warmup_steps": 1, "trials": 1, "steps_per_trial": LEAST_STEPS, "finalist_steps": 2**31}
+_NUMBERS = tuple(_UNDECIDED)
 _ROUNDS = 3  # of finalists at most, where nobody says it
 
 
@@ -41,7 +41,7 @@ def check_time(conf: SearchConf) -> None:
 def decide_numbers(
     conf: SearchConf, problem: Problem, *, phases: Sequence[Phase], pace: Callable[[], MachineSpeed]
 ) -> tuple[SearchConf, Division | None]:
-    """Settings with numbers in place of those that nobody said; and what is divided how, None where all were said.
+    """Settings with numbers in place of those not given; and what is divided how, None where all were given.
 
     Args:
         conf: the settings.
@@ -53,27 +53,27 @@ def decide_numbers(
         SettingError: a time that is too short.
     """
     section = conf.search
-    said = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
+    given = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
     if is_cold(conf) or not any(isinstance(phase, WarmUp) for phase in phases):
-        said.setdefault("warmup_steps", 0)  # nothing would use its weights, or train them
-    free = [name for name in _NUMBERS if name not in said and (section.finalists or name != "finalist_steps")]
+        given.setdefault("warmup_steps", 0)  # nothing would use its weights, or train them
+    free = [name for name in _NUMBERS if name not in given and (section.finalists or name != "finalist_steps")]
     if section.time and not conf.resume and not free:
         raise SettingError(
             f"search.time divides what is not said, and {_listed(_NUMBERS)} are all said, or without effect; leave one "
             "of them out, or the time"
         )
-    if len(said) == len(_NUMBERS):
-        return changed(conf, _settings(said)), None
+    if len(given) == len(_NUMBERS):
+        return changed(conf, _settings(given)), None
     found = division(
         problem.pool,
         samples=len(problem.data.train),
         batch_size=conf.train.batch_size,
         trial_weights=section.trial_weights,
-        said={**said, "finalists": section.finalists, "finalist_rounds": _rounds(conf)},
+        given={**given, "finalists": section.finalists, "finalist_rounds": _rounds(conf)},
     )
     if section.time:
-        given = [name for name in _NUMBERS if name not in free]
-        found = fitted(found, parse_time(section.time), pace(), said=given, most_trials=problem.pool.size)
+        kept = [name for name in _NUMBERS if name not in free]
+        found = fitted(found, parse_time(section.time), pace(), given=kept, most_trials=problem.pool.size)
     return changed(conf, _settings({name: getattr(found, name) for name in _NUMBERS})), found
 
 
@@ -87,7 +87,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _rounds(conf: SearchConf) -> int:
-    """Of finalists: what is said, or as many as halve them to one; with several goals no half is the better one."""
+    """Of finalists: what is given, or as many as halve them to one; with several goals no half is the better one."""
     section = conf.search
     if section.finalist_rounds is not None:
         return section.finalist_rounds
@@ -110,10 +110,10 @@ def budget_of(conf: SearchConf) -> Budget:
     """
     section = conf.search
     numbers = {name: getattr(section, name) for name in _NUMBERS}
-    unsaid = dict(_UNSAID)
+    undecided = dict(_UNDECIDED)
     if section.finalist_steps:  # a trial is shorter than a finalist's training
-        unsaid["steps_per_trial"] = max(1, min(LEAST_STEPS, section.finalist_steps - 1))
-    numbers = {name: unsaid[name] if number is None else number for name, number in numbers.items()}
+        undecided["steps_per_trial"] = max(1, min(LEAST_STEPS, section.finalist_steps - 1))
+    numbers = {name: undecided[name] if number is None else number for name, number in numbers.items()}
     rate = conf.train.learning_rate
     if is_cold(conf):  # a warm-up would train what nobody uses
         numbers["warmup_steps"] = min(numbers["warmup_steps"], 0)

@@ -84,7 +84,7 @@ class Output:
             {
                 "best": best.entry(),
                 "finalists": [one.entry() for one in search.finalists],
-                "given_up": [{"trial": number, "reason": reason} for number, reason in search.given_up.items()],
+                "given_up": [{"trial": number, "reason": reason} for number, reason in search.abandoned.items()],
                 "pareto": front or trials,
                 "trial_front": trials,
                 "baseline": search.baseline.entry() if search.baseline else None,

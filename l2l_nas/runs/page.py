@@ -84,7 +84,7 @@ def gather(
         raise StorageError(
             f"{folder.study}: holds an architecture of another space than {folder.log.name}; restore both"
         )
-    records = [replace(r, live=r.live and history.card.offers(r.architecture)) for r in records]
+    records = [replace(r, in_space=r.in_space and history.card.offers(r.architecture)) for r in records]
     found = _of_this_run(folder, history, found, goals)
     try:
         trials = int(config["search"]["trials"])

@@ -202,8 +202,8 @@ class Display(Callback):
         """See `Callback.finalist`."""
         self._log.write("finalist", number=finalist.record.number, **finalist.figures())
 
-    def given_up(self, record: TrialRecord, reason: str) -> None:
-        """See `Callback.given_up`."""
+    def abandoned(self, record: TrialRecord, reason: str) -> None:
+        """See `Callback.abandoned`."""
         self._log.write("given_up", number=record.number, reason=reason)
         warn(self._console, f"trial {record.number} could not be trained to the end: {reason}")
 

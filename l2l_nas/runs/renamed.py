@@ -14,6 +14,7 @@ _RENAMED = {
     "adamw": "optimizer",
     "sgd": "optimizer",
     "train.look_steps": "train.validation_steps",
+    "search.introduce": "search.catch_up_fraction",
     "relay.compile": "relay.layers",
 }
 

@@ -10,7 +10,7 @@ from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import StorageError
-from l2l_nas.nas.strategies.finalists import Finalist, Recall
+from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache
 from l2l_nas.plugins import name_and_arguments
 from l2l_nas.runs.choice_settings import OptimizerConf
 from l2l_nas.runs.fields import settings
@@ -22,7 +22,9 @@ from l2l_nas.runs.terminal import warn
 from l2l_nas.training.problem import Problem
 
 
-def recall(conf: SearchConf, problem: Problem, server: ParamServer, folder: RunFolder, console: Console) -> Recall:
+def finalist_cache(
+    conf: SearchConf, problem: Problem, server: ParamServer, folder: RunFolder, console: Console
+) -> FinalistCache:
     """What finalists of an earlier session of a run are recognised by, and where their weights are.
 
     Args:
@@ -47,7 +49,7 @@ def recall(conf: SearchConf, problem: Problem, server: ParamServer, folder: RunF
         if finalist.server is not None:
             checkpoint.save(finalist.server, extra=_identity(finalist))
 
-    return Recall(_settings(conf, problem, server), weights, save)
+    return FinalistCache(_settings(conf, problem, server), weights, save)
 
 
 def _identity(finalist: Finalist) -> dict[str, Any]:

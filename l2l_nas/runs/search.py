@@ -49,7 +49,7 @@ from l2l_nas.runs.output import Output
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.saved_best import recall
+from l2l_nas.runs.saved_best import finalist_cache
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
 from l2l_nas.runs.terminal import warn
@@ -67,7 +67,7 @@ class SearchRun:
         console: where it tells how far it is.
         again: the command that resumes this run.
         objects: in place of what the settings name.
-        said: names of settings that were given explicitly; one without effect produces a warning.
+        given: names of settings that were given explicitly; one without effect produces a warning.
         files: of whoever started it, written beside the settings.
     """
 
@@ -78,14 +78,14 @@ class SearchRun:
         *,
         again: str,
         objects: Objects | None = None,
-        said: Collection[str] = (),
+        given: Collection[str] = (),
         files: Mapping[str, str] | None = None,
     ) -> None:
         conf = completed(conf)
         check_bounds(conf)
         self.console = console
         self.again = again
-        self.said = said
+        self.given = given
         self.files = files or {}
         self.objects = objects = objects or Objects()
         self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks])
@@ -93,9 +93,9 @@ class SearchRun:
         budget_of(conf)
         check_time(conf)
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
-        check_workers(conf, objects, said=said)
+        check_workers(conf, objects, given=given)
         self.address = study_address(conf, self.folder)
-        self.components = build_components(conf, objects, given=said)
+        self.components = build_components(conf, objects, given=given)
         self.conf = self.components.conf
         self.output = Output(self.folder, self.components, console, place=self.place)
         self._seen: Callbacks | None = None
@@ -140,7 +140,7 @@ class SearchRun:
             if not resume:
                 refuse_weights_of_another(self.conf, study)
             done, asked = study.num_evaluated, self.components.search.budget.trials
-            if done > asked and "search.trials" in self.said and not self.address:
+            if done > asked and "search.trials" in self.given and not self.address:
                 raise SettingError(f"search.trials={asked}: {done} trials are evaluated; ask for at least as many")
             if is_bare:
                 self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
@@ -192,7 +192,7 @@ class SearchRun:
         about["data"] = described(training.problem.data)
         log.write("start", resume=resume, trials=len(study.records), **about)
         log.write("space", **card_of(training.problem.pool, training.relay.shapes).to_json())
-        greet(self.console, components, sampler=self.sampler, folder=self.folder.root, said=self.said)
+        greet(self.console, components, sampler=self.sampler, folder=self.folder.root, given=self.given)
         evaluated = study.num_evaluated
         if self.address:
             self.console.print(f"study in {self.place}: {evaluated} trials are evaluated", soft_wrap=True)
@@ -296,7 +296,7 @@ class SearchRun:
         else:
             executor = workers
             workers.poll, workers.waiting, workers.lost = seen.poll, display.waiting, display.lost
-        cache = recall(self.conf, components.problem, server, self.folder, self.console)
+        cache = finalist_cache(self.conf, components.problem, server, self.folder, self.console)
         context = SearchContext(parts, executor, study, Checkpoint(self.folder.weights), seen, cache)
         return Search(context, components.phases)
 

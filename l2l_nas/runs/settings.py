@@ -137,7 +137,7 @@ class SearchSection:
     enqueue: list[str] = setting([], "try these first: [FILE.json,original]", resume=MAY_CHANGE)
     retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5", resume=MAY_CHANGE)
     freeze: list[str] = setting([], "candidates whose weights are not trained", resume=MAY_CHANGE)
-    introduce: float = setting(1.0, "fraction of mean updates for new candidates", least=0, resume=MAY_CHANGE)
+    catch_up_fraction: float = setting(1.0, "fraction of mean updates for new candidates", least=0, resume=MAY_CHANGE)
     storage: str = setting("", "database of the study; '': the run's folder", resume=MAY_CHANGE)
     study: str = setting("search", "name of the study in that database", effect=_IN_DATABASE, resume=MAY_CHANGE)
     storage_retry_seconds: float = setting(

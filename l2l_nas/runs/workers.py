@@ -33,11 +33,11 @@ def engine_name(conf: SearchConf, objects: Objects) -> str:
     return "processes" if name == "inline" and conf.search.workers > 1 else name
 
 
-def check_workers(conf: SearchConf, objects: Objects, *, said: Collection[str] = ()) -> None:
+def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] = ()) -> None:
     """Refuse settings that do not go with several processes.
 
     Args:
-        said: names of settings that were given explicitly.
+        given: names of settings that were given explicitly.
 
     Raises:
         SettingError: named.

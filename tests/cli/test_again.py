@@ -100,7 +100,7 @@ def test_the_command_to_go_on_names_the_folder_the_total_and_a_pool_of_ones_own(
 
 def test_a_run_of_a_version_with_fewer_settings_is_still_described(finished) -> None:
     config = config_of(finished)
-    del config["search"]["introduce"], config["data"]["validation_fraction"]
+    del config["search"]["catch_up_fraction"], config["data"]["validation_fraction"]
     assert {setting.name for setting in changed_settings(config)} >= {"search.trials", "space.pool"}
 
 

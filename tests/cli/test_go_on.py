@@ -301,7 +301,7 @@ def test_numbered_folders_of_a_sweep_stay_so_in_a_config_file_too(pool, refused)
 @pytest.mark.slow
 def test_a_run_of_a_version_with_fewer_settings_goes_on(finished, refused):
     config = config_of("run")
-    del config["search"]["introduce"], config["search"]["study"], config["relay"]["trace"], config["strategy"]
+    del config["search"]["catch_up_fraction"], config["search"]["study"], config["relay"]["trace"], config["strategy"]
     Path("run/config.yaml").write_text(yaml.safe_dump(config))
     line = refused("search", OWN, "resume=run", "strategy=mine.py:phases")
     assert "the run in run has strategy=default and must keep it" in line

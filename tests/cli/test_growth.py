@@ -63,7 +63,7 @@ def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished
     edit(finished.parent, 'kinds = {"linear": nn.Identity, "tanh": nn.Tanh, "gelu": nn.GELU}')
     saved = (finished / "study.log").read_bytes()
     assert main([*WORDS, "search.trials=30", "resume=run"]) == 0
-    assert "newcomers" in capsys.readouterr().out
+    assert "catch-up" in capsys.readouterr().out
     assert (finished / "study.log").read_bytes().startswith(saved)
     trials = check_consistent(finished, 30)
     for old, new in zip(before, trials, strict=False):
@@ -149,7 +149,7 @@ def test_a_pool_that_is_not_the_same_grown_is_refused_in_one_line(refused, finis
     )
     assert "would leave position 'stem' without candidates" in refused(*words, "search.retire=[stem/linear]")
     assert "search.freeze: no candidate 'x'" in refused(*words, "search.freeze=[x]")
-    assert "search.introduce must be at least 0" in refused(*words, "search.introduce=-1")
+    assert "search.catch_up_fraction must be at least 0" in refused(*words, "search.catch_up_fraction=-1")
     assert (finished / "study.log").read_bytes() == before
 
 
@@ -159,14 +159,14 @@ def test_kill_9_at_any_moment_of_the_change_leaves_a_study_that_goes_on(finished
     edit(finished.parent, 'kinds = {"linear": nn.Identity, "tanh": nn.Tanh, "gelu": nn.GELU}')
     words = [*WORDS, "search.trials=40", "resume=run", "search.checkpoint_seconds=0.05"]
     before = trials_of(finished)
-    for moment in ("study", "newcomers", "trials"):
+    for moment in ("study", "catch-up", "trials"):
         process = start(*words, cwd=finished.parent)
         count = len(events(finished))
         while process.poll() is None:
             if moment == "study":
                 if b"gelu" in (finished / "study.log").read_bytes():
                     break
-            elif moment == "newcomers" and any(e["name"] == "newcomers" for e in events(finished, "phase")):
+            elif moment == "catch-up" and any(e["name"] == "catch-up" for e in events(finished, "phase")):
                 time.sleep(0.05)
                 break
             elif moment == "trials" and len(events(finished)) >= count + 2:

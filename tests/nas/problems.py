@@ -119,7 +119,7 @@ class Watcher:
     def finalist(self, finalist) -> None:
         self.finalists.append(finalist)
 
-    def given_up(self, record, reason: str) -> None:
+    def abandoned(self, record, reason: str) -> None:
         self.lost[record.number] = reason
 
     def poll(self) -> None:
@@ -163,7 +163,7 @@ def search_on(
     early_stop=None,
     task=None,
     split=None,
-    recall=None,
+    cache=None,
     **study,
 ):
     """A search with everything it needs, its relay, study and observer beside it."""
@@ -193,7 +193,7 @@ def search_on(
         held,
         Checkpoint(folder / "weights"),
         observer,
-        recall,
+        cache,
     )
     search = Search(context)
     if resume:

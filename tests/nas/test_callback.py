@@ -12,7 +12,7 @@ CALLS = [
     ("covered", ("coverage",), {}),
     ("trial", ("record", ["record"]), {}),
     ("finalist", ("finalist",), {}),
-    ("given_up", ("record", "reason"), {}),
+    ("abandoned", ("record", "reason"), {}),
     ("poll", (), {}),
 ]
 

@@ -25,15 +25,15 @@ def covered(pool, *, steps=90):
 def grown(before, now, *, share=1.0):
     coverage = Coverage(now)
     coverage.load(covered(before))
-    return coverage, coverage.newcomers(share)
+    return coverage, coverage.new_candidates(share)
 
 
-def test_newcomers_are_those_that_the_counts_do_not_name():
+def test_new_candidates_are_those_that_the_counts_do_not_name():
     coverage, found = grown(pool_of("tanh", "relu", depth=2), pool_of("tanh", "relu", "wide", depth=2))
     assert found == {"p0": {"wide": 45}, "p1": {"wide": 45}}
-    assert coverage.newcomers(0.5)["p0"] == {"wide": 22}
-    assert coverage.newcomers(0.0) == {}
-    assert Coverage(pool_of("tanh")).newcomers(1.0) == {}
+    assert coverage.new_candidates(0.5)["p0"] == {"wide": 22}
+    assert coverage.new_candidates(0.0) == {}
+    assert Coverage(pool_of("tanh")).new_candidates(1.0) == {}
     _, found = grown(pool_of("tanh", "relu"), pool_of("tanh"))
     assert found == {}
 
@@ -47,14 +47,14 @@ def test_counts_of_candidates_that_are_gone_come_back_with_them():
     again.load(without.to_json())
     assert again.steps("warmup", "p0")["relu"] == before["warmup"]["p0"]["relu"]
     assert again.steps("warmup", "p0")["tanh"] == before["warmup"]["p0"]["tanh"] + 1
-    assert again.newcomers(1.0) == {}
+    assert again.new_candidates(1.0) == {}
 
 
 def counts_of(paths, index):
     return Counter(path.choices[index] for path in paths)
 
 
-def test_a_plan_trains_each_newcomer_up_to_its_target_those_of_all_positions_at_a_time():
+def test_a_plan_trains_each_new_candidate_up_to_its_target_those_of_all_positions_at_a_time():
     now = pool_of("tanh", "relu", "wide", "normed", depth=3)
     coverage, targets = grown(pool_of("tanh", "relu", depth=3), now)
     assert targets["p1"] == {"wide": 45, "normed": 45}
@@ -75,7 +75,7 @@ def test_a_plan_made_half_way_is_the_rest_of_the_first():
     assert len(set(first[30:])) > 1
 
 
-def test_constraints_that_refuse_all_newcomers_at_once_take_them_one_by_one_and_impossible_ones_none():
+def test_constraints_that_refuse_all_new_candidates_at_once_take_them_one_by_one_and_impossible_ones_none():
     now = pool_of("tanh", "relu", "wide", depth=3)
     coverage, targets = grown(pool_of("tanh", "relu", depth=3), now)
     single = Require("one wide", lambda a: a.choices.count("wide") <= 1)
@@ -88,18 +88,18 @@ def test_constraints_that_refuse_all_newcomers_at_once_take_them_one_by_one_and_
 
 def run_and_grow(folder, *, stop_at=-1, share=1.0):
     folder.mkdir()
-    spend = budget(warmup_steps=40, trials=3, finalist_steps=0, introduce=share)
+    spend = budget(warmup_steps=40, trials=3, finalist_steps=0, catch_up_fraction=share)
     search, _, study, _ = search_on(folder, pool_of("tanh", "relu", depth=3), spend=spend)
     search.run()
     study.close()
-    spend = budget(warmup_steps=40, trials=6, finalist_steps=0, introduce=share)
+    spend = budget(warmup_steps=40, trials=6, finalist_steps=0, catch_up_fraction=share)
     pool = pool_of("tanh", "relu", "wide", depth=3)
     search, relay, study, observer = search_on(folder, pool, spend=spend, resume=True)
     if stop_at >= 0:
         observer.stop_at, observer.stop = stop_at, Stopped
         with pytest.raises(Stopped):
             search.run()
-        assert observer.phases[-1][0] == "newcomers"
+        assert observer.phases[-1][0] == "catch-up"
         study.close()
         search, relay, study, observer = search_on(folder, pool, spend=spend, resume=True)
     held = {}
@@ -119,7 +119,7 @@ def run_and_grow(folder, *, stop_at=-1, share=1.0):
 @pytest.mark.slow
 def test_new_candidates_are_trained_before_they_are_judged(tmp_path):
     search, observer, _ = run_and_grow(tmp_path / "run")
-    assert [name for name, *_ in observer.phases] == ["warm-up", "newcomers", "search", "finalists"]
+    assert [name for name, *_ in observer.phases] == ["warm-up", "catch-up", "search", "finalists"]
     assert observer.phases[1][1] == 20
     for row in ("p0", "p1", "p2"):
         assert search.context.coverage.steps("warmup", row)["wide"] == 20
@@ -129,7 +129,7 @@ def test_new_candidates_are_trained_before_they_are_judged(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [1, 7, 19])
-def test_an_interrupted_introduction_goes_on_as_if_nothing_had_been(tmp_path, stop_at):
+def test_an_interrupted_catch_up_goes_on_as_if_nothing_had_been(tmp_path, stop_at):
     _, _, whole = run_and_grow(tmp_path / "whole")
     search, _, pieces = run_and_grow(tmp_path / "pieces", stop_at=stop_at)
     assert whole.keys() == pieces.keys()

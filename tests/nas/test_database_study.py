@@ -166,7 +166,9 @@ def test_a_pool_with_new_candidates_goes_on_in_a_study_of_its_own_with_all_trial
         study, store, _ = open_in(tmp_path, pool=pool, say=said.append)
         assert said[-1].endswith(f"so its {len(before)} trials go on in '{place}'")
         assert store.place.endswith(f"study '{place}'")
-        assert [replace(record, live=True) for record in study.records] == [replace(r, live=True) for r in before]
+        assert [replace(record, in_space=True) for record in study.records] == [
+            replace(r, in_space=True) for r in before
+        ]
         assert complete(study).number == len(before)
         study.close()
     again, store, _ = open_in(tmp_path, pool=pool_of("wide", "relu"), say=said.append)  # all of it was there once

@@ -57,15 +57,15 @@ def test_a_study_goes_on_with_candidates_added_and_removed(tmp_path, sampler):
         (r.number, r.architecture, r.values) for r in first
     ]
     for record in study.records:
-        assert record.live == ("relu" not in record.architecture.choices)
-    live = [r for r in study.records if r.live]
+        assert record.in_space == ("relu" not in record.architecture.choices)
+    live = [r for r in study.records if r.in_space]
     assert 0 < len(live) < 12
     memory = study._memory.trials
     assert [tuple(t.params.values()) for t in memory] == [r.architecture.choices[1:4] for r in live]
     assert {t.distributions["p0"].choices for t in memory} == {("skip", "tanh", "wide")}
     second = fill(study, 20)
     assert [r.number for r in second] == list(range(12, 32))
-    assert all(r.live for r in second)
+    assert all(r.in_space for r in second)
     assert any("wide" in r.architecture.choices for r in second)
     study.close()
     saved = reread(tmp_path).trials
@@ -81,7 +81,7 @@ def test_a_study_goes_on_with_candidates_added_and_removed(tmp_path, sampler):
         tmp_path, pool_of("tanh", "relu", "skip", "wide", depth=3), sampler=sampler, num_trials=40, resume=True
     )
     assert (tmp_path / "study.log").read_bytes() == before  # no candidate joined that was never there
-    assert all(r.live for r in again.records)
+    assert all(r.in_space for r in again.records)
     assert len(again._memory.trials) == 32
     assert fill(again, 1)[0].number == 32
     again.close()

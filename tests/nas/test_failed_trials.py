@@ -162,8 +162,8 @@ def test_where_all_chosen_finalists_fail_others_are_chosen(tmp_path, monkeypatch
     best = search.run()
     assert best.is_trained
     assert best.record.architecture == asked[1] != asked[0]
-    assert len(search.context.given_up) == 1
-    assert observer.lost == search.context.given_up
+    assert len(search.context.abandoned) == 1
+    assert observer.lost == search.context.abandoned
 
 
 def test_where_every_trial_fails_the_end_says_what_they_have_in_common(tmp_path):

@@ -10,7 +10,7 @@ from l2l_nas import Data
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.nas.evaluation.segment import SegmentResult
 from l2l_nas.nas.objectives import Goal, TrialRecord, pareto_front
-from l2l_nas.nas.strategies.finalists import Finalist, Recall, choose, key_of, order, trained_front
+from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache, choose, key_of, order, trained_front
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
@@ -46,26 +46,26 @@ def test_of_two_that_would_come_to_the_same_one_is_enough():
     draws = np.random.default_rng(0).normal(size=(3, 1, 500)) * 0.1
     twin = draws[0] - 0.01  # always behind the other
     of = [0.8 + draws[0], 0.8 + twin, 0.75 + draws[1]]
-    believed = {record.architecture: one for record, one in zip(some, of, strict=False)}
-    assert numbers(choose(some, ACCURACY, count=1, believed=believed)) == [0]
-    assert numbers(choose(some, ACCURACY, count=2, believed=believed)) == [0, 2]
+    posterior = {record.architecture: one for record, one in zip(some, of, strict=False)}
+    assert numbers(choose(some, ACCURACY, count=1, posterior=posterior)) == [0]
+    assert numbers(choose(some, ACCURACY, count=2, posterior=posterior)) == [0, 2]
     # of what nobody believes anything the score counts; where nothing is gained any more, the best come first
-    assert numbers(choose(some, ACCURACY, count=3, believed=believed)) == [0, 1, 2]
-    assert numbers(choose(some, ACCURACY, count=9, believed=believed)) == [0, 1, 2, 3]
-    assert choose(some, ACCURACY, count=2, believed=believed)[0].values["accuracy"] == 0.9
+    assert numbers(choose(some, ACCURACY, count=3, posterior=posterior)) == [0, 1, 2]
+    assert numbers(choose(some, ACCURACY, count=9, posterior=posterior)) == [0, 1, 2, 3]
+    assert choose(some, ACCURACY, count=2, posterior=posterior)[0].values["accuracy"] == 0.9
 
 
 def test_less_is_better_where_the_goal_says_so():
     some = [TrialRecord(n, Architecture((f"c{n}",)), "complete", {"loss": 0.1 * n}) for n in range(3)]
     draws = np.random.default_rng(0).normal(size=(1, 500)) * 0.01
-    believed = {record.architecture: 0.3 - 0.1 * n + draws for n, record in enumerate(some)}
-    assert numbers(choose(some, (Goal("loss", maximize=False),), count=2, believed=believed)) == [2, 1]
+    posterior = {record.architecture: 0.3 - 0.1 * n + draws for n, record in enumerate(some)}
+    assert numbers(choose(some, (Goal("loss", maximize=False),), count=2, posterior=posterior)) == [2, 1]
 
 
 def test_a_front_is_that_of_what_is_believed():
     some = records((0.9, 5.0), (0.8, 4.0), (0.7, 3.0))
-    believed = {some[0].architecture: np.array([[0.6], [5.0]])}
-    assert numbers(choose(some, GOALS, count=2, believed=believed)) == [1, 2]
+    posterior = {some[0].architecture: np.array([[0.6], [5.0]])}
+    assert numbers(choose(some, GOALS, count=2, posterior=posterior)) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -203,16 +203,16 @@ def test_a_test_part_that_cannot_be_measured_is_told_and_refuses_nothing(tmp_pat
 
 def resumed(folder, weights, **changes):
     """A finished search gone on with; the finalists that were trained this time, and those it has."""
-    recall = Recall({"batch": 16}, weights)
+    cache = FinalistCache({"batch": 16}, weights)
     steps = []
     spend = budget(**{"trials": 6, "finalists": 2, **changes})
     pool = pool_of("tanh", "relu", "skip", depth=3)
     done = (folder / "study.log").exists()
-    search, _, study, observer = search_on(folder, pool, spend=spend, resume=done, recall=recall)
+    search, _, study, observer = search_on(folder, pool, spend=spend, resume=done, cache=cache)
     observer.advance = lambda done, *, detail="": steps.append(detail) if "loss" in detail else None
     best = search.run()
     study.close()
-    assert observer.lost == search.context.given_up
+    assert observer.lost == search.context.abandoned
     return best, [name for name, *_ in observer.phases], observer.finalists, observer.lost
 
 

@@ -118,14 +118,14 @@ def test_what_is_believed_of_trials_is_nearer_to_the_truth_than_their_scores():
     scores = truth + rng.normal(size=50) * np.std(truth)
     scored = [Scored(one, (score, 1.0)) for one, score in zip(genotypes, scores.tolist(), strict=True)]
     known = {1: lambda genotype: 1.0}
-    believed = HammingGP(seed=0).draws(SPACE, History(scored, set(genotypes), known=known))
-    assert all((values[1] == 1).all() for values in believed.values())
-    found = [believed[one][0].mean() for one in genotypes]
+    posterior = HammingGP(seed=0).draws(SPACE, History(scored, set(genotypes), known=known))
+    assert all((values[1] == 1).all() for values in posterior.values())
+    found = [posterior[one][0].mean() for one in genotypes]
     assert kendalltau(found, truth)[0] > kendalltau(scores, truth)[0] + 0.05
     assert np.mean(found) == pytest.approx(np.mean(truth), abs=0.5)
     other = HammingGP(seed=1).draws(SPACE, History(scored[::-1], set(genotypes), known=known))
     # neither the order of trials nor what the sampler did before is a part of it
-    assert all((other[one] == believed[one]).all() for one in genotypes)
+    assert all((other[one] == posterior[one]).all() for one in genotypes)
     assert HammingGP(seed=0, start=51).draws(SPACE, History(scored, set(genotypes))) == {}
 
 
@@ -136,9 +136,9 @@ def test_of_many_trials_those_are_believed_in_that_are_best_or_latest(monkeypatc
     scores = np.random.default_rng(0).permutation(40).astype(float)
     scored = [Scored(one, (score,)) for one, score in zip(genotypes, scores.tolist(), strict=True)]
     random.Random(0).shuffle(scored)
-    believed = HammingGP(seed=0).draws(SPACE, History(scored, set(genotypes)))
+    posterior = HammingGP(seed=0).draws(SPACE, History(scored, set(genotypes)))
     best = sorted(scored, key=lambda one: -one.values[0])[:5]
-    assert set(believed) == {one.genotype for one in best} | {
+    assert set(posterior) == {one.genotype for one in best} | {
         one.genotype for one in [one for one in scored if one not in best][-5:]
     }
 

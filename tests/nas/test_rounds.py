@@ -127,10 +127,10 @@ def test_a_finalist_that_is_refused_on_its_way_leaves_its_place_to_nobody(tmp_pa
     assert [rounds.count(done) for done in dict.fromkeys(rounds)] == [4, 2, 1]
     assert best.steps == search.context.budget.finalist_steps
     assert sorted(one.steps for one in search.context.finalists) == [3, 3, 3, 21]  # what it came to before it failed
-    ((number, reason),) = search.context.given_up.items()
+    ((number, reason),) = search.context.abandoned.items()
     assert number in {one.record.number for one in search.context.finalists if one.steps == 3}
     assert reason.startswith("gradient is not finite at step 1;")
-    assert observer.lost == search.context.given_up
+    assert observer.lost == search.context.abandoned
     assert sorted(one.record.number for one in observer.finalists) == sorted(
         one.record.number for one in search.context.finalists
     )

@@ -61,7 +61,7 @@ def every_state(records) -> list[TrialRecord]:
         TrialRecord(100 + index, records[index].architecture, state, reason=f"because {state}")
         for index, state in enumerate(state for state in State if not state.has_score)
     ]
-    return [*records[:5], replace(records[5], architecture=GONE, live=False), *silent]
+    return [*records[:5], replace(records[5], architecture=GONE, in_space=False), *silent]
 
 
 def finalist_figures(record: TrialRecord, *, with_test: bool) -> dict:

@@ -76,7 +76,7 @@ def test_trials_of_candidates_that_are_gone_are_in_no_front_and_no_mean() -> Non
         number=12,
         architecture=Architecture(("stem", "old", "old", "old", "head")),
         values={"accuracy": 2.0, "parameters": 1.0},
-        live=False,
+        in_space=False,
     )
     summary = summary_of(card, [*records, gone])
     plain = summary_of(card, records)

@@ -168,7 +168,7 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         """
         return {}
 
-    def believed(self, study: optuna.Study) -> Iterator[tuple[Params, Floats]]:
+    def posterior(self, study: optuna.Study) -> Iterator[tuple[Params, Floats]]:
         """Parameters of all that trials scored, and `draws` as the study's goals count; nothing without a model."""
         space = {name: _values(one) for name, one in self._finite(study).items()}
         if space:

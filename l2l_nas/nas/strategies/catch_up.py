@@ -1,8 +1,8 @@
 """A warm-up for candidates that joined the pool between two runs: untrained, they could only get bad scores.
 
-Its paths are random ones that take newcomers wherever a position has one to train, each up to its target: those
+Its paths are random ones that take new candidates wherever a position has one to train, each up to its target: those
 of all positions are trained at a time. They are planned beforehand, and a plan made again half way through is the rest
-of the first one, so that an interrupted introduction goes on as if nothing had been.
+of the first one, so that an interrupted catch-up goes on as if nothing had been.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from l2l_nas.space.sampling import UniformPaths
 
 Targets = Mapping[str, Mapping[str, int]]
 
-# draws for a step before it is given up, where constraints refuse the newcomers
+# draws for a step before it is given up, where constraints refuse the new candidates
 _DRAWS = 50
 
 
@@ -27,7 +27,7 @@ class Introduction:
     """Plans the paths.
 
     Args:
-        pool: with the newcomers.
+        pool: with the new candidates.
         coverage: what was trained so far.
         targets: target warm-up steps of each new candidate, by row and candidate.
         seed: of the paths.
@@ -71,7 +71,7 @@ class Introduction:
         return paths
 
     def _path(self, step: int, missing: Mapping[tuple[str, str], int]) -> Architecture | None:
-        """A path with at least one newcomer; None where the constraints leave none."""
+        """A path with at least one new candidate; None where the constraints leave none."""
         for draw in range(_DRAWS):
             generator = random.Random(f"{self._seed}/newcomers/{step}/{draw}")
             try:
@@ -80,7 +80,7 @@ class Introduction:
                 return None
             choices = list(base.choices)
             wanting = self._wanting(missing)
-            # where all newcomers at once are refused, fewer of them may be allowed
+            # where all new candidates at once are refused, fewer of them may be allowed
             count = len(wanting) if draw < _DRAWS // 2 else generator.randint(1, len(wanting))
             for index, name in generator.sample(wanting, count):
                 choices[index] = name
@@ -90,7 +90,7 @@ class Introduction:
         return None
 
     def _wanting(self, missing: Mapping[tuple[str, str], int]) -> list[tuple[int, str]]:
-        """By position, the newcomer that lacks most."""
+        """By position, the new candidate that lacks most."""
         found = []
         for index, position in enumerate(self._pool.positions):
             row = self._coverage.row_of(index)

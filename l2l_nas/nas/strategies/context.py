@@ -20,7 +20,7 @@ from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.catch_up import Targets
 from l2l_nas.nas.strategies.coverage import Coverage
-from l2l_nas.nas.strategies.finalists import Finalist, Recall
+from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.study.study import Study
 from l2l_nas.nas.suspects import Suspect, suspects
@@ -76,18 +76,18 @@ class SearchContext:
         study: where trials are recorded.
         checkpoint: where the shared weights are saved.
         callback: sees it go by.
-        recall: finds finalists of an earlier session again; without it, they are always trained.
+        cache: finds finalists of an earlier session again; without it, they are always trained.
 
     Attributes:
         server: the shared weights.
         coverage: how often each candidate was trained on the shared weights.
         warm_steps: steps of warm-up on random paths.
-        introduced: steps of warm-ups of candidates that joined later.
-        newcomers: target warm-up steps of each new candidate, by row and candidate.
+        catch_up_steps: steps of warm-ups of candidates that joined later.
+        new_candidates: target warm-up steps of each new candidate, by row and candidate.
         weights_of_trials: those that finalists may go on with.
         best: what is returned; None until a phase has chosen it.
         finalists: those trained further, in the order in which they were chosen; without weights.
-        given_up: why others were not trained further, or not to the end, by the numbers of their trials.
+        abandoned: why others were not trained further, or not to the end, by the numbers of their trials.
         baseline: what random search came to; None if it did not follow, or could not train any network.
         phases: all of the search; what they are at is saved beside the weights.
         over: those that are done in this session.
@@ -98,7 +98,7 @@ class SearchContext:
     study: Study
     checkpoint: Checkpoint
     callback: Callback
-    recall: Recall | None = None
+    cache: FinalistCache | None = None
 
     relay: Relay = field(init=False)
     trainer: Trainer = field(init=False)
@@ -115,12 +115,12 @@ class SearchContext:
     server: ParamServer = field(init=False)
     coverage: Coverage = field(init=False)
     warm_steps: int = field(default=0, init=False)
-    introduced: int = field(default=0, init=False)
-    newcomers: Targets = field(default_factory=dict, init=False)
+    catch_up_steps: int = field(default=0, init=False)
+    new_candidates: Targets = field(default_factory=dict, init=False)
     weights_of_trials: dict[Architecture, ParamServer] = field(default_factory=dict, init=False)
     best: Finalist | None = field(default=None, init=False)
     finalists: tuple[Finalist, ...] = field(default=(), init=False)
-    given_up: Mapping[int, str] = field(default_factory=dict, init=False)
+    abandoned: Mapping[int, str] = field(default_factory=dict, init=False)
     baseline: Baseline | None = field(default=None, init=False)
     phases: tuple[Phase, ...] = field(default=(), init=False)
     over: list[Phase] = field(default_factory=list, init=False)
@@ -185,11 +185,11 @@ class SearchContext:
 
         What has candidates that are gone stays: no limit can be asked about it.
         """
-        return tuple(r for r in records if not r.state.has_score or not r.live or self.is_allowed(r.architecture))
+        return tuple(r for r in records if not r.state.has_score or not r.in_space or self.is_allowed(r.architecture))
 
     def costs_of(self, record: TrialRecord) -> dict[str, float]:
         """All costs that are known of a trial's architecture; of what is gone from the pool, those recorded with it."""
-        if record.live:
+        if record.in_space:
             return self.figures(record.architecture)
         return {name: value for name, value in record.metrics.items() if name in self.costs}
 
@@ -210,13 +210,13 @@ class SearchContext:
             scored = [int(rung.partition("/")[0]) for rung in record.rungs]
             trials += whole if record.state.has_score else max(scored, default=0)
         finalists = sum(max(0, (one.steps or self.budget.finalist_steps) - begun) for one in self.finalists)
-        return self.warm_steps + self.introduced + trials + finalists
+        return self.warm_steps + self.catch_up_steps + trials + finalists
 
     def best_so_far(self) -> Finalist | None:
         """What a search that ends now would return: what was chosen, else the best trial as it is; None before one."""
         if self.best is not None:
             return self.best
-        best = ranked([record for record in self.allowed(self.study.records) if record.live], self.goals)
+        best = ranked([record for record in self.allowed(self.study.records) if record.in_space], self.goals)
         return Finalist(best[0], self.figures(best[0].architecture)) if best else None
 
     def results(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Coverage:
             found += [Scarce(row, name, steps, mean) for name, steps in counts.items() if steps < share * mean]
         return tuple(found)
 
-    def newcomers(self, share: float) -> dict[str, dict[str, int]]:
+    def new_candidates(self, share: float) -> dict[str, dict[str, int]]:
         """Candidates that were not there when the counts that were loaded began, in rows that warm-up has trained.
 
         Args:

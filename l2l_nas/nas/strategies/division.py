@@ -98,7 +98,7 @@ def measured(trainer: Trainer, relay: Relay, paths: PathSampler, validation: Sam
 
 
 def division(
-    pool: LayerPool, *, samples: int, batch_size: int, trial_weights: str, said: Mapping[str, int]
+    pool: LayerPool, *, samples: int, batch_size: int, trial_weights: str, given: Mapping[str, int]
 ) -> Division:
     """What suits a space and its data; see [Note: first weights] and [Note: passes].
 
@@ -106,7 +106,7 @@ def division(
         samples: of the training data.
         batch_size: samples a step.
         trial_weights: what trials train.
-        said: numbers that somebody named, by the name of their field; they stay. How many finalists, and in how many
+        given: numbers that somebody named, by the name of their field; they stay. How many finalists, and in how many
             rounds at most, are among them.
     """
     passing = samples / min(batch_size, samples)
@@ -128,28 +128,30 @@ def division(
         }
     found = {name: _within(name, _rounded(value)) if value else 0 for name, value in wanted.items()}
     found["trials"] = max(1, min(found["trials"], pool.size))
-    return _in_order(Division(**{**found, **said}, trial_weights=trial_weights), said)
+    return _in_order(Division(**{**found, **given}, trial_weights=trial_weights), given)
 
 
-def fitted(start: Division, seconds: float, pace: MachineSpeed, *, said: Collection[str], most_trials: int) -> Division:
+def fitted(
+    start: Division, seconds: float, pace: MachineSpeed, *, given: Collection[str], most_trials: int
+) -> Division:
     """A division that takes about this long; see [Note: a time].
 
     Args:
         start: what it is fitted from.
-        said: names of the numbers that stay.
+        given: names of the numbers that stay.
         most_trials: as many architectures as there are.
 
     Raises:
         SettingError: the least takes longer.
     """
-    free = [name for name in _LEAST if name not in said and getattr(start, name)]
+    free = [name for name in _LEAST if name not in given and getattr(start, name)]
 
     def by(factor: float) -> Division:
         wanted = {name: getattr(start, name) * (math.sqrt(factor) if name == "trials" else factor) for name in free}
         rounded = {name: max(_LEAST[name], _rounded(value)) for name, value in wanted.items()}
         if "trials" in rounded:
             rounded["trials"] = min(rounded["trials"], most_trials)
-        return _in_order(replace(start, **rounded), said)  # type: ignore[arg-type]
+        return _in_order(replace(start, **rounded), given)  # type: ignore[arg-type]
 
     least = pace.seconds(by(1 / _RANGE))
     if least > seconds:
@@ -160,13 +162,13 @@ def fitted(start: Division, seconds: float, pace: MachineSpeed, *, said: Collect
     return by(_largest(lambda factor: pace.seconds(by(factor)) <= seconds))
 
 
-def _in_order(found: Division, said: Collection[str]) -> Division:
-    """In a race, what nobody said follows what was said: a finalist trains for twice a trial's steps at least."""
+def _in_order(found: Division, given: Collection[str]) -> Division:
+    """In a race, what was not given follows what was: a finalist trains for twice a trial's steps at least."""
     if not found.is_raced:
         return found
-    if "finalist_steps" not in said:
+    if "finalist_steps" not in given:
         return replace(found, finalist_steps=max(found.finalist_steps, 2 * found.steps_per_trial))
-    if "steps_per_trial" not in said:
+    if "steps_per_trial" not in given:
         return replace(found, steps_per_trial=min(found.steps_per_trial, max(1, found.finalist_steps // 2)))
     return found
 

@@ -29,7 +29,7 @@ class Finalists(Phase):
             ConstraintError: nothing satisfies the constraints, or nothing that does could be trained.
         """
         budget = search.budget
-        allowed = [record for record in search.allowed(search.study.records) if record.live]
+        allowed = [record for record in search.allowed(search.study.records) if record.in_space]
         best = ranked(allowed, search.goals)
         if not best:
             raise ConstraintError(_nothing_found(search))
@@ -38,26 +38,26 @@ class Finalists(Phase):
             return
         key = key_of(_chosen(search, allowed), _settings(search))
         search.best = _recalled(search, key) or _trained(search, allowed, key)
-        if budget.baseline != "none" and search.recall is not None:
-            search.recall.save(search.best)  # more follows, which may be interrupted
+        if budget.baseline != "none" and search.cache is not None:
+            search.cache.save(search.best)  # more follows, which may be interrupted
 
 
 def _settings(search: SearchContext) -> dict[str, Any]:
     """All that finalists' scores depend on but which they are; the steps behind the shared weights among it."""
     budget = search.budget
     return {
-        **(search.recall.settings if search.recall else {}),
+        **(search.cache.settings if search.cache else {}),
         "steps": [budget.steps_before_finalists, budget.finalist_steps, *map(astuple, budget.rounds[1:])],
         "learning_rate": budget.finalist_learning_rate,
         "trial_weights": budget.trial_weights,
-        "trained": [search.warm_steps, search.introduced, search.coverage.to_json()],
+        "trained": [search.warm_steps, search.catch_up_steps, search.coverage.to_json()],
     }
 
 
 def _recalled(search: SearchContext, key: str) -> Finalist | None:
     """The best of those that an earlier session trained, if they are these and the best one's weights are there."""
     content = search.study.stored_finalists(key)
-    if content is None or search.recall is None:
+    if content is None or search.cache is None:
         return None
     records = {record.number: record for record in search.study.records}
     try:
@@ -66,19 +66,19 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
         best = order(found, search.goals)[0]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         return None  # of another version, or by another program: they are trained again, and stored as they should be
-    server = search.recall.weights(best)
+    server = search.cache.weights(best)
     if server is None:
         return None
     for one in found:
         search.callback.finalist(one)
     for record, reason in lost:
-        search.callback.given_up(record, reason)
-    search.finalists, search.given_up = tuple(found), {record.number: reason for record, reason in lost}
+        search.callback.abandoned(record, reason)
+    search.finalists, search.abandoned = tuple(found), {record.number: reason for record, reason in lost}
     return replace(best, server=server)
 
 
 def _chosen(search: SearchContext, allowed: Sequence[TrialRecord]) -> list[TrialRecord]:
-    return choose(allowed, search.goals, count=search.budget.finalists, believed=search.study.believed())
+    return choose(allowed, search.goals, count=search.budget.finalists, posterior=search.study.posterior())
 
 
 def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) -> Finalist:
@@ -97,7 +97,7 @@ def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) ->
         ]
         held.clear()
         best = rounds.train(going)
-        failed |= rounds.given_up
+        failed |= rounds.abandoned
         left = [record for record in left if record.number not in failed]
         if best is not None:
             break
@@ -105,9 +105,9 @@ def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) ->
             assert rounds.failure is not None
             raise rounds.failure
     assert best is not None
-    search.finalists, search.given_up = rounds.finalists, failed
+    search.finalists, search.abandoned = rounds.finalists, failed
     kept = [one.to_json() for one in search.finalists]
-    kept += [{"trial": number, "given_up": reason} for number, reason in search.given_up.items()]
+    kept += [{"trial": number, "given_up": reason} for number, reason in search.abandoned.items()]
     search.study.keep_finalists(key, kept)
     return best
 

@@ -107,7 +107,7 @@ class Finalist:
 
 
 @dataclass(frozen=True)
-class Recall:
+class FinalistCache:
     """What it takes to recognise finalists that an earlier session of a run has trained.
 
     Args:
@@ -126,30 +126,32 @@ def choose(
     goals: Sequence[Goal],
     *,
     count: int,
-    believed: Mapping[Architecture, Floats] | None = None,
+    posterior: Mapping[Architecture, Floats] | None = None,
 ) -> list[TrialRecord]:
     """The trials to train further, best first by the first goal.
 
     With one goal, one after the other that which raises most what the best of them is expected to come to (the greedy
     choice for a submodular function: Nemhauser, Wolsey and Fisher, 1978): of two that would come to the same, one is
-    enough. Where nothing is believed of trials, these are the best. With more goals, trials spread over the Pareto
+    enough. Where there is no posterior, these are the best. With more goals, trials spread over the Pareto
     front, both of its ends among them; all of the front if it is no larger than `count`, and the best of the others
     behind it.
 
     Args:
         records: of a study.
         count: how many there are to be, at least 1.
-        believed: what architectures may come to, of shape (goals, draws), each draw for all architectures at once; of
+        posterior: what architectures may come to, of shape (goals, draws), each draw for all architectures at once; of
             one that is not there, its score.
     """
-    believed = believed or {}
-    shown = [_as_believed(record, goals, believed) if record.state.has_score else record for record in records]
+    posterior = posterior or {}
+    shown = [_with_posterior_mean(record, goals, posterior) if record.state.has_score else record for record in records]
     own = {record.number: record for record in records}
-    return [own[record.number] for record in _chosen(shown, goals, count, believed)]
+    return [own[record.number] for record in _chosen(shown, goals, count, posterior)]
 
 
-def _as_believed(record: TrialRecord, goals: Sequence[Goal], believed: Mapping[Architecture, Floats]) -> TrialRecord:
-    draws = believed.get(record.architecture)
+def _with_posterior_mean(
+    record: TrialRecord, goals: Sequence[Goal], posterior: Mapping[Architecture, Floats]
+) -> TrialRecord:
+    draws = posterior.get(record.architecture)
     if draws is None:
         return record
     means = dict(zip((goal.name for goal in goals), draws.mean(axis=1).tolist(), strict=True))
@@ -157,11 +159,11 @@ def _as_believed(record: TrialRecord, goals: Sequence[Goal], believed: Mapping[A
 
 
 def _chosen(
-    records: Sequence[TrialRecord], goals: Sequence[Goal], count: int, believed: Mapping[Architecture, Floats]
+    records: Sequence[TrialRecord], goals: Sequence[Goal], count: int, posterior: Mapping[Architecture, Floats]
 ) -> list[TrialRecord]:
     best = ranked(records, goals)
-    if len(goals) == 1 and believed:
-        return _promising(best, goals[0], count, believed)
+    if len(goals) == 1 and posterior:
+        return _promising(best, goals[0], count, posterior)
     if len(goals) == 1:
         return best[:count]
     front = pareto_front(records, goals)
@@ -176,17 +178,17 @@ def _chosen(
 
 
 def _promising(
-    best: Sequence[TrialRecord], goal: Goal, count: int, believed: Mapping[Architecture, Floats]
+    best: Sequence[TrialRecord], goal: Goal, count: int, posterior: Mapping[Architecture, Floats]
 ) -> list[TrialRecord]:
     """See `choose`.
 
     Args:
-        best: trials, that which is believed to be best first.
+        best: trials, that of the best mean first.
     """
-    width = next(iter(believed.values())).shape[1]
+    width = next(iter(posterior.values())).shape[1]
     sign = 1 if goal.maximize else -1
     draws = {
-        record.number: sign * believed.get(record.architecture, np.full((1, width), record.values[goal.name]))[0]
+        record.number: sign * posterior.get(record.architecture, np.full((1, width), record.values[goal.name]))[0]
         for record in best
     }
     chosen: set[int] = set()

@@ -33,7 +33,7 @@ class Rounds:
 
     Attributes:
         finalists: those that could be trained, in the order in which they were chosen; without weights.
-        given_up: why others were not trained, or not to the end, by the numbers of their trials.
+        abandoned: why others were not trained, or not to the end, by the numbers of their trials.
         failure: what is to be said where none was trained to the end.
     """
 
@@ -43,7 +43,7 @@ class Rounds:
         self._goals = tuple(goals)
         self._callback = callback
         self.finalists: tuple[Finalist, ...] = ()
-        self.given_up: dict[int, str] = {}
+        self.abandoned: dict[int, str] = {}
         self.failure: L2LError | None = None
 
     def train(self, chosen: list[Finalist]) -> Finalist | None:
@@ -105,8 +105,8 @@ class Rounds:
             before = going[index]
             if trained and before.is_trained:  # what it came to before
                 self._callback.finalist(before)
-            self.given_up[before.record.number] = reason
-            self._callback.given_up(before.record, reason)
+            self.abandoned[before.record.number] = reason
+            self._callback.abandoned(before.record, reason)
         for left_behind in trained if not spend.is_last else ():
             if left_behind.server is None:
                 self._callback.finalist(left_behind)

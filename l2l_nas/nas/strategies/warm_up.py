@@ -28,7 +28,7 @@ class WarmUp(Phase):
         """
         try:
             self._warm_up(search)
-            self._introduce(search)
+            self._catch_up(search)
         except SpaceError as error:
             if error.candidate is None:
                 raise
@@ -38,18 +38,22 @@ class WarmUp(Phase):
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
         """See `Phase`."""
-        if not search.newcomers and not search.introduced:
+        if not search.new_candidates and not search.catch_up_steps:
             return {"warm_steps": search.warm_steps}
-        return {"warm_steps": search.warm_steps, "newcomers": search.newcomers, "introduced": search.introduced}
+        return {
+            "warm_steps": search.warm_steps,
+            "newcomers": search.new_candidates,
+            "introduced": search.catch_up_steps,
+        }
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
         """See `Phase`."""
         budget, coverage = search.budget, search.coverage
         search.warm_steps = int(state.get("warm_steps", 0))
-        search.introduced = int(state.get("introduced", 0))
-        met = coverage.newcomers(budget.introduce) if search.warm_steps >= budget.warmup_steps else {}
+        search.catch_up_steps = int(state.get("introduced", 0))
+        met = coverage.new_candidates(budget.catch_up_fraction) if search.warm_steps >= budget.warmup_steps else {}
         saved = state.get("newcomers", {})
-        search.newcomers = {
+        search.new_candidates = {
             row: {**saved.get(row, {}), **met.get(row, {})} for row in coverage.rows if row in met or row in saved
         }
 
@@ -80,26 +84,26 @@ class WarmUp(Phase):
         )
         search.callback.covered(search.coverage)
 
-    def _introduce(self, search: SearchContext) -> None:
+    def _catch_up(self, search: SearchContext) -> None:
         plan = Introduction(
             search.pool,
             search.coverage,
-            targets=search.newcomers,
+            targets=search.new_candidates,
             seed=search.seed,
             constraints=search.constraints,
-        ).plan(done=search.introduced)
-        search.newcomers = search.newcomers if plan else {}
+        ).plan(done=search.catch_up_steps)
+        search.new_candidates = search.new_candidates if plan else {}
         if not plan:
             return
         # numbers behind all others: see [Note: steps] in `default.py`
         first = search.budget.steps
-        done = search.introduced
+        done = search.catch_up_steps
         start = first + done
-        search.callback.phase("newcomers", total=len(plan), done=0)
+        search.callback.phase("catch-up", total=len(plan), done=0)
 
         def after_step(step: int, loss: float) -> None:
             search.coverage.add("warmup", plan[step - start])
-            search.introduced = done + step + 1 - start
+            search.catch_up_steps = done + step + 1 - start
             search.callback.advance(step + 1 - start, detail=f"loss {loss:.3f}")
             search.save_when_due()
             search.callback.poll()
@@ -112,5 +116,5 @@ class WarmUp(Phase):
             offset=first,
             after_step=after_step,
         )
-        search.newcomers = {}
+        search.new_candidates = {}
         search.callback.covered(search.coverage)

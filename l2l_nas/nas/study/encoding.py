@@ -33,7 +33,7 @@ class Encoding:
         self.distributions = distributions_of({name: self._today[name] for name in free})
         self._stored = distributions_of({name: stored.get(name, ()) for name in free})
 
-    def is_live(self, choices: Sequence[str]) -> bool:
+    def is_in_space(self, choices: Sequence[str]) -> bool:
         """Whether all candidates of an architecture are in the pool."""
         return len(choices) == len(self._today) and all(
             name in names for name, names in zip(choices, self._today.values(), strict=True)
@@ -47,7 +47,7 @@ class Encoding:
         """A trial as the sampler reads it; None if one of its candidates is not there any more."""
         if trial.distributions == self.distributions:
             return trial
-        if not self.is_live(trial.user_attrs["architecture"]):
+        if not self.is_in_space(trial.user_attrs["architecture"]):
             return None
         found = with_choices(trial, self.distributions, positions=list(self._today))
         if found.distributions != self.distributions:

@@ -228,7 +228,7 @@ class Study:
                 is_raced=is_raced,
             )
 
-    def believed(self) -> dict[Architecture, Floats]:
+    def posterior(self) -> dict[Architecture, Floats]:
         """What scored architectures may come to if trained further, of shape (goals, draws); see `choose`.
 
         Empty where the sampler has no model.
@@ -236,7 +236,7 @@ class Study:
         sampler = self._memory.sampler
         if not isinstance(sampler, GenotypeSampler):
             return {}
-        return {self._of_params(params): values for params, values in sampler.believed(self._memory)}
+        return {self._of_params(params): values for params, values in sampler.posterior(self._memory)}
 
     def _of_architecture(self, cost: Callable[[Architecture], float]) -> Callable[[Mapping[str, Any]], float]:
         return lambda params: cost(self._of_params(params))
@@ -338,13 +338,13 @@ class Study:
             raise self._foreign(trial, error) from None
         if len(architecture.choices) != len(self._pool):
             raise self._foreign(trial, SpaceError(f"{len(architecture.choices)} choices"))
-        return self._pool.canonical(architecture) if self._encoding.is_live(architecture.choices) else architecture
+        return self._pool.canonical(architecture) if self._encoding.is_in_space(architecture.choices) else architecture
 
     def _record(self, trial: FrozenTrial) -> TrialRecord:
         architecture = self._architecture(trial)
         try:
             record = record_of(trial, self._goals, lambda choices: architecture)
-            return replace(record, live=self._encoding.is_live(architecture.choices))
+            return replace(record, in_space=self._encoding.is_in_space(architecture.choices))
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise self._foreign(trial, error) from None
 

@@ -37,10 +37,10 @@ def finalist_curves(results: Results) -> Chart:
 
 def trial_curves(results: Results) -> Chart:
     """The scores of trials during their training; of very many, an even choice and the best."""
-    goal = _measured(results.goals, [metrics for one in results.live for metrics in one.rungs.values()])
-    best = [record.number for record in ranked(results.live, results.goals)[:1]]
+    goal = _measured(results.goals, [metrics for one in results.in_space for metrics in one.rungs.values()])
+    best = [record.number for record in ranked(results.in_space, results.goals)[:1]]
     groups: dict[State, list[Curve]] = {}
-    for record in results.live:
+    for record in results.in_space:
         values = {step: found[goal.name] for step, found in read_rungs(record.rungs).items() if goal.name in found}
         if values and record.state.has_score and goal.name in record.values:
             values[_total(record.rungs)] = record.values[goal.name]

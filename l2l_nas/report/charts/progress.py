@@ -26,13 +26,13 @@ def progress_chart(results: Results) -> Chart:
             Point(r.number, r.values.get(goal.name, 0.0), tip=trial_tip(results, r), trial=r.number) for r in group
         )
 
-    live = [record for record in scored if record.live]
+    live = [record for record in scored if record.in_space]
     best = ranked(live, results.goals)[:1]
     silent = [record for record in records if not record.state.has_score]
     groups = [
         ("cached", "a repeat, not trained again", [r for r in records if r.cached and r.state.has_score]),
         ("trial", "other trial", [record for record in live if record not in best]),
-        ("gone", f"a trial {GONE}", [record for record in scored if not record.live]),
+        ("gone", f"a trial {GONE}", [record for record in scored if not record.in_space]),
         ("best", "best", best),
     ]
     series = [

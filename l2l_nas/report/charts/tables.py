@@ -79,7 +79,7 @@ def hue_classes(card: SpaceCard) -> dict[str, str]:
 def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
     """An architecture for a cell; of candidates that are gone there are only the names."""
     words = format_choices(network.architecture, is_whole=True)
-    if isinstance(network, TrialRecord) and not network.live:
+    if isinstance(network, TrialRecord) and not network.in_space:
         return Drawn(words, is_gone=True)
     hues = hue_classes(card)
     pairs = zip(card.positions, network.architecture.choices, strict=True)

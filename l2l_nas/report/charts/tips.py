@@ -22,7 +22,7 @@ def trial_tip(results: Results, record: TrialRecord) -> str:
     ]
     if not record.state.has_score:
         lines.append(f"{record.state.label}: {record.reason or record.state.meaning}")
-    if not record.live:
+    if not record.in_space:
         lines.append(GONE)
     return "\n".join([*lines, format_choices(record.architecture)])
 

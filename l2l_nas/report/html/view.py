@@ -164,7 +164,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "reasons": results.reasons(),
         "suspects": results.suspects,
         "retire": to_retire(one.pattern for one in results.suspects),
-        "num_failed": counts(results.live)[State.FAILED],
+        "num_failed": counts(results.in_space)[State.FAILED],
         "max_numbers": _MAX_NUMBERS,
         "trials": tables.trial_table(results) if results.records else None,
         "made": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.made_at)),

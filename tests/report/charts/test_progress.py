@@ -13,7 +13,7 @@ from tests.report.pages import results_of
 
 
 def test_every_trial_is_in_the_chart_in_its_own_way() -> None:
-    gone = replace(trial(7, {"accuracy": 1.0, "parameters": 5}), architecture=Architecture(("old",)), live=False)
+    gone = replace(trial(7, {"accuracy": 1.0, "parameters": 5}), architecture=Architecture(("old",)), in_space=False)
     chart = progress_chart(results_of([*some_trials(), gone], [ACCURACY, PARAMETERS]))
     assert places(styled(chart, "trial")) == [(0, 0.5), (5, 0.7), (6, 0.6)]
     assert places(styled(chart, "cached")) == [(3, 0.5)]

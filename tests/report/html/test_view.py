@@ -82,7 +82,7 @@ def summaries():
     yield "equal scores", summary_of(card, [replace(r, values=many[0].values) for r in many])
     yield "every state", summary_of(card, every_state(many))
     yield "three goals", summary_of(card, random_trials(card, 20, THREE), goals=THREE, num_finalists=4)
-    yield "only gone", summary_of(card, [replace(many[0], architecture=GONE, live=False)])
+    yield "only gone", summary_of(card, [replace(many[0], architecture=GONE, in_space=False)])
     yield "no test part", summary_of(card, many, num_finalists=3, with_test=False)
     yield "one goal", summary_of(card, random_trials(card, 20, (LOSS,)), goals=(LOSS,))
     yield "two metrics", summary_of(card, random_trials(card, 20, (ACCURACY, LOSS)), goals=(ACCURACY, LOSS))
