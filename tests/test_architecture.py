@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from l2l_nas.__main__ import main
+from l2l_nas.space.pool import LayerPool
 from l2l_nas.testing.problems import searched
+from l2l_nas.training.data import Data
+from l2l_nas.training.problem import Problem
 from tests.cli.runs import ROOT
+from tests.test_imports import LEVEL
 
 PACKAGE = str(ROOT / "l2l_nas")
 SAVE = ("StudyFile.save", "nas/study/storage.py")
@@ -126,3 +131,40 @@ def test_a_setting_is_named_in_at_most_eight_files_from_the_command_line_to_its_
     files = {code.co_filename for code in functions if names_it(code, setting)}
     assert 2 <= len(files) <= 7, files  # and `runs/settings.py`, which declares it
     assert len({file for _, file in used}) <= 8, used
+
+
+def names_of_problem(frame):
+    """Arguments of a call that are a problem, or its pool or data."""
+    code = frame.f_code
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return [name for name in arguments if isinstance(frame.f_locals.get(name), Problem | LayerPool | Data)]
+
+
+@pytest.mark.slow
+def test_a_problem_goes_straight_to_what_is_built_of_it(tmp_path):
+    """From `search()` to the first phase: functions that are given the problem, its pool or its data, each once."""
+    carriers, is_over = {}, False
+
+    def profile(frame, event, argument):
+        nonlocal is_over
+        code = frame.f_code
+        if event != "call" or is_over or not code.co_filename.startswith(PACKAGE) or code.co_name.startswith("<"):
+            return
+        is_over = code.co_qualname == "Search.run"
+        call = code.co_qualname, Path(code.co_filename).relative_to(PACKAGE).as_posix()
+        if (carriers or call == ("search", "runs/api.py")) and call not in carriers:
+            names = [name for name in names_of_problem(frame) if name != "self"]
+            if names:
+                carriers[call] = names
+
+    sys.setprofile(profile)
+    try:
+        searched(tmp_path / "run", trials=1, trial_weights="scratch", warmup_steps=0, finalist_steps=9)
+    finally:
+        sys.setprofile(None)
+    composed = [file for _, file in carriers if file.partition("/")[0] in ("runs", "nas", "report")]
+    for files, changes, climbs in ((composed, 16, 4), ([file for _, file in carriers], 60, 21)):
+        rooms = [LEVEL[file.partition("/")[0].removesuffix(".py")] for file in files]
+        assert sum(a != b for a, b in pairwise(files)) <= changes, list(carriers)
+        assert sum(a < b for a, b in pairwise(rooms)) <= climbs, list(carriers)
+    assert len({name for names in carriers.values() for name in names}) <= 6
