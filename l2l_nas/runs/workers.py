@@ -43,7 +43,7 @@ def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] 
         SettingError: named.
     """
     workers, name = conf.search.workers, engine_name(conf, objects)
-    if conf.executor["name"] == "inline" and name == "processes" and {"executor", "executor.name"} & {*said}:
+    if conf.executor["name"] == "inline" and name == "processes" and {"executor", "executor.name"} & {*given}:
         raise SettingError(
             f"executor=inline runs one trial at a time, not search.workers={workers}; say search.workers=1, or "
             "executor=processes"
