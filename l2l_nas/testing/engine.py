@@ -43,9 +43,6 @@ def check_optimizer(build: Callable[[], Optimizer], *, lr: float = 0.01, steps: 
         build: a new optimizer, or `Groups` of rules.
         lr: a learning rate that suits it.
         steps: of training.
-
-    Raises:
-        AssertionError: it does not; what it raises comes through.
     """
     rule = build()
     assert isinstance(rule, Optimizer), "it has no name, state or update; see l2l_nas.eps.optimizers.base.Optimizer"
@@ -155,9 +152,6 @@ def check_storage(build: Callable[[LayerPool], Storage], *, steps: int = 20) -> 
     Args:
         build: a new storage for the states of a pool, with two moments each.
         steps: of training, on random paths.
-
-    Raises:
-        AssertionError: it does not.
     """
     pool = small_pool()
     storage = build(pool)
@@ -232,9 +226,6 @@ def check_extend(build: Callable[[], nn.Module], x: Tensor, *, pieces: Sequence[
         build: makes the layer.
         x: its input [batch, places, ...], of more places than all pieces have.
         pieces: new places of one call after the other; what is left comes in one more.
-
-    Raises:
-        AssertionError: it does not; what the layer raises comes through.
     """
     layer = build().eval()
     extend: Callable[..., tuple[Tensor, tuple[Tensor, ...]]] = layer.extend  # type: ignore[assignment]

@@ -37,9 +37,6 @@ def check_sampler(build: Callable[[int], Any], *, num_goals: int = 1, trials: in
         build: a sampler of a seed.
         num_goals: objectives that it is tried with, 1 or 2.
         trials: how many it proposes.
-
-    Raises:
-        AssertionError: it does not.
     """
     with optuna_as_it_was():
         quiet_optuna()
@@ -70,9 +67,6 @@ def check_strategy(build: Callable[[], Sequence[Phase]], **said: Any) -> None:
     Args:
         build: new phases each time.
         said: settings that it needs, as `l2l_nas.search` takes them.
-
-    Raises:
-        AssertionError: it does not.
     """
     with tempfile.TemporaryDirectory() as scratch:
         whole = searched(Path(scratch) / "whole", strategy=build(), **said)
@@ -115,9 +109,6 @@ def check_callback(build: Callable[[], Callback]) -> None:
 
     Args:
         build: a new callback each time.
-
-    Raises:
-        AssertionError: it is not, or the callback raised something.
     """
     with tempfile.TemporaryDirectory() as scratch:
         alone = searched(Path(scratch) / "alone")
@@ -141,9 +132,6 @@ def check_early_stop(build: Callable[[Sequence[Goal]], EarlyStop], *, num_goals:
     Args:
         build: a new rule for some goals.
         num_goals: objectives that it is tried with, 1 or 2.
-
-    Raises:
-        AssertionError: it does not.
     """
     goals = _GOALS[:num_goals]
     (whole, records), (same, _) = (_seen(build(goals), 0, _TRIALS) for _ in range(2))
@@ -183,9 +171,6 @@ def check_cost(cost: Callable[[Architecture], float], pool: LayerPool, *, archit
         cost: less is better.
         pool: whose architectures it is asked about.
         architectures: how many random ones.
-
-    Raises:
-        AssertionError: it is not; what the cost raises comes through.
     """
     paths = UniformPaths(pool, seed=0)
     drawn = [paths.path_at(step) for step in range(architectures)]

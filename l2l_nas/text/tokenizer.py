@@ -195,8 +195,7 @@ class Within(Tokenizer):
 def texts_of(made: Any, special: Mapping[str, int | None]) -> dict[str, str]:
     """The files of a `tokenizers.Tokenizer`, as `transformers` loads them.
 
-    Args:
-        special: numbers of special tokens by what `transformers` calls them: "bos", "eos", "pad".
+    `special` are numbers of special tokens by what `transformers` calls them: "bos", "eos", "pad".
     """
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     about |= {f"{name}_token": made.id_to_token(number) for name, number in special.items() if number is not None}

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_path, shown
-from l2l_nas.contents.arrays import native, read_npz
+from l2l_nas.contents.arrays import read_npz
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.interface import as_samples
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import DatasetSamples, SampleSource
-from l2l_nas.training.folder import array_parts, has_arrays, image_parts, numbers, refuse_left_over
+from l2l_nas.training.folder import array_parts, has_arrays, image_parts, images_of, numbers, refuse_left_over
 from l2l_nas.training.form import Columns, SampleForm
-from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target, read
+from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target, read, tensor_of
 
 # `cluttered_digits`: pixels of a side of an image and of a piece, and how many pieces, and images of each digit
 _CANVAS, _PIECE, _PIECES, _COPIES = 10, 3, 2, 4
@@ -105,11 +104,8 @@ class Data:
         if stratify is not None:
             check_kind("stratify", stratify, bool, wanted="True, False or None")
         if isinstance(x, np.memmap) and x.ndim:
-            y = np.asarray(y)
-            if len(x) != len(y):
-                raise DataError(f"{len(x)} inputs, but {len(y)} targets")
-            rows = cut(len(x), **fractions, classes=classes_of(y, stratify))
-            whole = partial(Mapped, (x,), y, as_inputs=_as_read, as_targets=_targets)
+            whole = partial(Mapped, x, np.asarray(y), as_inputs=tensor_of)
+            rows = cut(len(whole()), **fractions, classes=classes_of(np.asarray(y), stratify))
             return cls._of([whole(rows=chosen) for chosen in rows])
         inputs, targets = (as_samples(f"Data.from_arrays: {name}", one).detach() for name, one in (("x", x), ("y", y)))
         if len(inputs) != len(targets):
@@ -217,7 +213,7 @@ class Data:
         if has_arrays(folder):
             if size is not None or transform is not None or workers:
                 raise SettingError(f"{folder} holds .npy arrays: size, transform and workers are of image files")
-            parts = array_parts(folder, as_inputs=_images, as_targets=_targets, fractions=fractions)
+            parts = array_parts(folder, fractions=fractions)
         else:
             parts = image_parts(folder, size=size, transform=transform, workers=workers, fractions=fractions)
         return cls(parts["train"], parts["validation"], parts.get("test"))
@@ -313,7 +309,9 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: flo
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
         names = ["train", "test", *(["validation"] if {"x_validation", "y_validation"} <= arrays.keys() else [])]
         refuse_left_over(arrays, {f"{kind}_{part}" for kind in "xy" for part in names}, path)
-        parts = {name: Split((_images(arrays[f"x_{name}"]),), _targets(arrays[f"y_{name}"])) for name in names}
+        parts = {
+            name: Split((images_of(arrays[f"x_{name}"]),), as_target(tensor_of(arrays[f"y_{name}"]))) for name in names
+        }
         train, validation = parts["train"], parts.get("validation")
         if validation is not None:
             return Data(train, validation, parts["test"])
@@ -322,30 +320,12 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: flo
         return replace(cut, test=parts["test"])
     if {"x", "y"} <= arrays.keys():
         refuse_left_over(arrays, {"x", "y"}, path)
-        x, y = _images(arrays["x"]), _targets(arrays["y"])
+        x, y = images_of(arrays["x"]), as_target(tensor_of(arrays["y"]))
         return Data.from_arrays(x, y, validation_fraction=validation_fraction, test_fraction=test_fraction)
     raise DataError(
         f"{path}: holds {', '.join(sorted(arrays))}; expected x_train y_train x_test y_test (and x_validation "
         "y_validation, if you have them), or x y"
     )
-
-
-def _images(array: np.ndarray) -> Tensor:
-    array = native(array)
-    if array.dtype != np.uint8:
-        return torch.from_numpy(array).float() if array.dtype.kind == "f" else torch.from_numpy(array)
-    tensor = torch.from_numpy(array).float().div_(255)
-    if tensor.dim() == 3:
-        return tensor.unsqueeze(1)
-    return tensor.permute(0, 3, 1, 2).contiguous() if tensor.dim() == 4 else tensor
-
-
-def _as_read(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(native(array))
-
-
-def _targets(array: np.ndarray) -> Tensor:
-    return as_target(_as_read(array))
 
 
 class Batches:

@@ -77,11 +77,7 @@ _TOLERANCE = 1e-4
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse names that are none, and formats that need packages which are missing.
-
-    Raises:
-        SettingError: with the names there are, or what to install.
-    """
+    """Refuse names that are none, and formats that need packages which are missing, with a SettingError."""
     if not names:
         raise SettingError(f"formats: name at least one of {', '.join(FORMATS)}")
     for name in names:
@@ -92,11 +88,7 @@ def check_formats(names: Sequence[str]) -> None:
 
 
 class PlainNetwork(nn.Sequential):
-    """`nn.Sequential` whose layers take and give values.
-
-    Args:
-        flow: its values.
-    """
+    """`nn.Sequential` whose layers take and give the values of a flow."""
 
     def __init__(self, flow: Flow) -> None:
         super().__init__()

@@ -294,7 +294,7 @@ def learned(task: Task, executor: Executor) -> Task:
     else:
         module = executor.server.build_module(layer, {})
     found: Task = learned_by([module.eval()], task)
-    return task.of(found) if isinstance(task, MeasuredTask) else found
+    return MeasuredTask(found, task.own) if isinstance(task, MeasuredTask) else found
 
 
 def _predicted(

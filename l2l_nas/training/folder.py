@@ -18,7 +18,7 @@ from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import DatasetSamples, SampleSource
 from l2l_nas.training.form import SampleForm, refuse_deep
 from l2l_nas.training.image_files import folders_in, images_in, opened, roots_of
-from l2l_nas.training.samples import Mapped, Samples, spread
+from l2l_nas.training.samples import Mapped, Samples, spread, tensor_of
 
 Parts = dict[str, Samples]
 _PARTS = ("train", "validation", "test")
@@ -130,13 +130,7 @@ def refuse_left_over(names: Iterable[str], used: Collection[str], place: Path) -
         )
 
 
-def array_parts(
-    folder: Path,
-    *,
-    as_inputs: Callable[[np.ndarray], Tensor],
-    as_targets: Callable[[np.ndarray], Tensor],
-    fractions: tuple[float, float],
-) -> Parts:
+def array_parts(folder: Path, *, fractions: tuple[float, float]) -> Parts:
     """The parts of a folder with `x.npy y.npy`, or with `x_train.npy y_train.npy x_test.npy y_test.npy`.
 
     Raises:
@@ -146,7 +140,7 @@ def array_parts(
 
     def mapped(end: str, rows: np.ndarray | None = None) -> Mapped:
         inputs, targets = (_mapped(folder / f"{name}{end}.npy") for name in "xy")
-        return Mapped((inputs,), targets, rows=rows, as_inputs=as_inputs, as_targets=as_targets)
+        return Mapped(inputs, targets, as_inputs=images_of, rows=rows)
 
     def parts_of(end: str, test_fraction: float) -> Parts:
         classes = classes_of(_mapped(folder / f"y{end}.npy"))
@@ -175,3 +169,14 @@ def numbers(array: np.ndarray, place: str) -> np.ndarray:
 
 def _mapped(path: Path) -> np.ndarray:
     return numbers(map_npy(path), f"{path}:")
+
+
+def images_of(array: np.ndarray) -> Tensor:
+    """Images as uint8 become float32 [images, channels, height, width] from 0 to 1; other numbers stay."""
+    tensor = tensor_of(array)
+    if tensor.dtype != torch.uint8:
+        return tensor.float() if tensor.is_floating_point() else tensor
+    tensor = tensor.float().div_(255)
+    if tensor.dim() == 3:
+        return tensor.unsqueeze(1)
+    return tensor.permute(0, 3, 1, 2).contiguous() if tensor.dim() == 4 else tensor

@@ -106,9 +106,6 @@ class MeasuredTask:
         self.streaming = {name: metric for name, metric in own.items() if metric.is_streaming}
         self.metrics: Mapping[str, bool] = {**task.metrics, **{name: one.maximize for name, one in own.items()}}
 
-    def of(self, task: Task) -> MeasuredTask:
-        return MeasuredTask(task, self.own)
-
     def loss(self, outputs: Batch, targets: Targets) -> Tensor:
         return self.plain.loss(outputs, targets)
 

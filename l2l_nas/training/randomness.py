@@ -32,11 +32,7 @@ def own_generators() -> Iterator[None]:
 
 
 def seed_generators(key: tuple[int, int], row: int, own: Sequence[Any] = ()) -> None:
-    """Seed the generators of Python, numpy and torch for one sample.
-
-    Args:
-        own: generators that a data set holds, of the kinds in `GENERATORS`.
-    """
+    """Seed the generators of Python, numpy and torch, and those that a data set holds, for one sample."""
     seed = stream_seed(*key, row, _SAMPLES)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

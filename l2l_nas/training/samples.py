@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from l2l_nas.contents.arrays import native
 from l2l_nas.errors import DataError, of_user
 from l2l_nas.relay.interface import Batch, Targets, as_samples, each
 from l2l_nas.space.candidate import Specs, TensorSpec
@@ -125,6 +126,11 @@ def as_target(tensor: Tensor) -> Tensor:
     return found
 
 
+def tensor_of(array: np.ndarray) -> Tensor:
+    """An array, whatever its byte order, as a tensor."""
+    return torch.from_numpy(native(array))
+
+
 def _each_tensor(name: str, value: object) -> Targets:
     if isinstance(value, tuple):
         return tuple(as_samples(name, one) for one in value)
@@ -180,33 +186,29 @@ class Mapped(Samples):
 
     Args:
         inputs, targets: arrays whose first dimension is the sample, as `numpy.load(..., mmap_mode="r")` gives them.
+        as_inputs: makes a tensor of what was read of the inputs.
         rows: the samples of this part; None: all.
-        as_inputs, as_targets: make a tensor of what was read of an array.
     """
 
     def __init__(
         self,
-        inputs: Sequence[np.ndarray],
+        inputs: np.ndarray,
         targets: np.ndarray,
         *,
-        rows: np.ndarray | None = None,
         as_inputs: Callable[[np.ndarray], Tensor],
-        as_targets: Callable[[np.ndarray], Tensor],
+        rows: np.ndarray | None = None,
     ) -> None:
-        self._inputs = tuple(inputs)
-        self._targets = targets
+        if len(inputs) != len(targets):
+            raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
+        self._inputs, self._targets, self._as_inputs = inputs, targets, as_inputs
         self._rows = np.arange(len(targets)) if rows is None else rows
-        self._as_inputs, self._as_targets = as_inputs, as_targets
-        for array in self._inputs:
-            if len(array) != len(targets):
-                raise DataError(f"{len(array)} inputs, but {len(targets)} targets")
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         chosen = self._rows[rows.numpy()]
-        return tuple(self._as_inputs(array[chosen].view(np.ndarray)) for array in self._inputs), self._learned(chosen)
+        return (self._as_inputs(self._inputs[chosen].view(np.ndarray)),), self._learned(chosen)
 
     def preview(self) -> Loaded:
         """See `Samples.preview`; the targets are all there are, if these are few bytes."""
@@ -216,7 +218,7 @@ class Mapped(Samples):
         return inputs, targets
 
     def _learned(self, chosen: np.ndarray) -> Tensor:
-        return self._as_targets(self._targets[chosen].view(np.ndarray))
+        return as_target(tensor_of(self._targets[chosen].view(np.ndarray)))
 
 
 class _Some(Samples):

@@ -94,11 +94,7 @@ class SourceCode(Format):
 
 
 def _statements(source: ExportSource, imports: dict[str, set[str]]) -> Iterator[str]:
-    """The body of `build`: a layer used twice is one module, a tied weight one parameter.
-
-    Args:
-        imports: names by module; what the statements need is added.
-    """
+    """The body of `build`: a layer used twice is one module, a tied weight one parameter. Adds to names by module."""
     first, owners = dict[str, str](), dict[str, str]()
     layers = source.pool.path(source.architecture)
     for name, layer in zip(source.network._modules, layers, strict=True):  # `named_children` has each layer once
@@ -114,11 +110,7 @@ def _statements(source: ExportSource, imports: dict[str, set[str]]) -> Iterator[
 
 
 def _call_of(candidate: Candidate, imports: dict[str, set[str]]) -> str:
-    """How a layer is made, as text.
-
-    Raises:
-        ExportError: its factory is no class or `functools.partial` of one, or has arguments that are not plain.
-    """
+    """How a layer is made, as text: by a class, or `functools.partial` of one, with arguments that are plain."""
     factory = candidate.factory if isinstance(candidate.factory, partial) else partial(candidate.factory)
     if not inspect.isclass(factory.func):
         raise ExportError(
@@ -162,11 +154,7 @@ def _imports(module: str) -> Iterator[str]:
 
 
 def _with_imported(modules: set[str]) -> list[str]:
-    """The modules, and all of `l2l_nas.layers` that they import.
-
-    Raises:
-        ExportError: one imports another part of l2l_nas.
-    """
+    """The modules, and all of `l2l_nas.layers` that they import; they may import no other part of l2l_nas."""
     found: set[str] = set()
     waiting = sorted(modules)
     while waiting:

@@ -19,12 +19,7 @@ Teacher = Callable[[Batch], Batch]
 
 
 class TaughtBatches(Batches):
-    """Batches whose targets are followed by the first output of a teacher.
-
-    Args:
-        batches: those of the training part.
-        teacher: gives outputs for inputs.
-    """
+    """Batches of the training part whose targets are followed by the first output of a teacher."""
 
     def __init__(self, batches: Batches, teacher: Teacher) -> None:
         self._batches, self._teacher = batches, teacher
@@ -47,7 +42,6 @@ class TaughtTask(MeasuredTask):
     """A task whose loss asks for what a teacher gives, too; its metrics are the task's, of plain targets.
 
     Args:
-        task: classification, of samples or of tokens.
         share: of the teacher in the loss: the divergence of Kullback and Leibler of the network's probabilities from
             the teacher's, summed over the targets that count.
 
