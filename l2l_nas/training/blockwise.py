@@ -10,8 +10,9 @@ trained in any order, and each of them alone. A table of embeddings that is the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,20 +29,21 @@ from l2l_nas.space.convert.parts import BlockLayer
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.space.values import by_value, learns
+from l2l_nas.training.fit import in_micro_batches
 from l2l_nas.training.schedule import Cosine
 
 # a part of the samples that nothing is trained on: the errors that are reported are of these
 _HELD_OUT = 0.25
 
 
-class Imitation:
+class _Imitation:
     """Squared error to what the original gave, a share of the mean square of that.
 
     Outputs and targets are tensors of equal shapes [batch, ...]; those that are no floating numbers do not count.
     """
 
-    def __init__(self, scales: Sequence[float]) -> None:
-        self._scales = scales
+    def __init__(self, targets: Batch) -> None:
+        self._scales = [max(1e-12, float(t.double().square().mean())) if learns(t) else 1.0 for t in targets]
 
     def loss(self, outputs: Batch, targets: Batch) -> Tensor:
         """The mean over numbers of a sample, summed over samples and outputs."""
@@ -203,26 +205,23 @@ class _PositionTraining:
     seed: int
 
     @property
-    def _held_out(self) -> int:
+    def _first_held_out(self) -> int:
         count = len(self.inputs[0])
         return max(1, count - int(count * _HELD_OUT)) if count > 1 else 0
 
     def outputs(self, name: str) -> Batch:
         """What a candidate gives for all samples, in evaluation mode; so many at a time are on the device."""
         size = self.settings.micro_batch
-        parts = [
-            self.relay.predict(Architecture((name,)), some, micro_batch=size)
-            for some in zip(*(tensor.split(size) for tensor in self.inputs), strict=True)
-        ]
-        return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        predict = partial(self.relay.predict, Architecture((name,)), micro_batch=size)
+        return in_micro_batches(predict, self.inputs, size)
 
     def error(self, outputs: Batch, targets: Batch) -> float:
-        some = [tuple(tensor[self._held_out :] for tensor in batch) for batch in (outputs, targets)]
-        return float(Imitation(_scales_of(some[1])).loss(*some) / len(some[1][0]))
+        some = [tuple(tensor[self._first_held_out :] for tensor in batch) for batch in (outputs, targets)]
+        return float(_Imitation(some[1]).loss(*some) / len(some[1][0]))
 
     def train(self, name: str, targets: Batch, poll: Callable[[], None]) -> None:
-        count, settings = max(1, self._held_out), self.settings
-        objective = Imitation(_scales_of(targets))
+        count, settings = max(1, self._first_held_out), self.settings
+        objective = _Imitation(targets)
         schedule = Cosine(settings.learning_rate, steps=max(1, settings.steps))
         generator = torch.Generator().manual_seed(self.seed)
         for step in range(settings.steps):
@@ -238,11 +237,6 @@ class _PositionTraining:
                 step=step,
             )
         self.relay.drain()
-
-
-def _scales_of(targets: Batch) -> list[float]:
-    """The mean square of each, at least a little."""
-    return [max(1e-12, float(tensor.double().square().mean())) if learns(tensor) else 1.0 for tensor in targets]
 
 
 def _begin_as(server: ParamServer, layer: Layer, teacher: Layer, inputs: Batch) -> None:

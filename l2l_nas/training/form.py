@@ -23,8 +23,8 @@ Columns = tuple[Name | tuple[Name, ...], Name | tuple[Name, ...]]
 class SampleForm:
     """How samples are read."""
 
-    # names (of a dict) or places (of a tuple) of inputs and targets: `("image", "label")`, or `(("tokens", "mask"),
-    # "label")` where there are several. None: samples are pairs.
+    # names (of a dict) or places (of a tuple) of inputs and targets, such as `("image", "label")`, or
+    # `(("tokens", "mask"), "label")` where there are several. None: samples are pairs.
     columns: Columns | None = None
     # makes a batch of a list of samples, as a `DataLoader`'s; None: tensors are stacked
     collate: Callable[[list[Any]], Any] | None = None

@@ -38,20 +38,13 @@ class ExportError(L2LError):
 
 @dataclass(frozen=True)
 class ExportSource:
-    """What is exported.
+    """What is exported."""
 
-    Args:
-        network: in evaluation mode.
-        example: inputs of at least two samples; the number of samples stays free.
-        pool, architecture: what the network is of.
-        empty: builds the network anew, with other weights.
-    """
-
-    network: nn.Module
-    example: Batch
+    network: nn.Module  # in evaluation mode
+    example: Batch  # inputs of at least two samples; the number of samples stays free
     pool: LayerPool
     architecture: Architecture
-    empty: Callable[[], nn.Module]
+    empty: Callable[[], nn.Module]  # builds the network anew, with other weights
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:

@@ -110,7 +110,6 @@ class Validating:
     metric: str  # decides which validation is the best
 
     def is_better(self, values: Mapping[str, float], than: Mapping[str, float]) -> bool:
-        """Whether some values are better than others."""
         a, b = values[self.metric], than[self.metric]
         return a > b if self.scorer.task.metrics[self.metric] else a < b
 
