@@ -169,7 +169,8 @@ class TrainingStep:
 
     def held_path(self, architecture: Architecture, memory: MemoryPlan) -> HeldPath | None:
         """A path whose step waits for nothing, as all is held, see [Note: held]; None for others."""
-        if self._held is None or memory.spilled or not isinstance(self.states.server.storage, RamStorage):
+        storage = self.states.server.storage
+        if self._held is None or memory.spilled or not (isinstance(storage, RamStorage) or storage.is_shared):
             return None
         pool = self._bank.pool
         if memory.keep < len(pool.positions) and memory.keep < len(pool.path(architecture)):
