@@ -142,7 +142,7 @@ class _FamilyBuilder:
         )
 
     def family(self) -> Family:
-        row, tensors = self._row, self._row.tensors
+        row = self._row
         positions = [("embedding", self._embedding)]
         for index, kind in enumerate(self._config.kinds(self._layers, row.windows)):
             positions += [(f"{name}_{index}", factory) for name, factory in self._block(kind).items()]
@@ -160,7 +160,7 @@ class _FamilyBuilder:
                     parameters_of[kind] = dict(factory().named_parameters())
             tied = ties[name] if self._is_tied and name == "head" else ""
             own_parameters = {key: parameter for key, parameter in parameters_of[kind].items() if key != tied}
-            block = tensors.block.format(number) if number else ""
+            block = row.block.format(number) if number else ""
             for key, source in self._sources(kind, own_parameters, block):
                 sources[name, key] = source
                 first, *others = own_parameters[key].shape
@@ -168,11 +168,11 @@ class _FamilyBuilder:
                 shapes[source.name] = shape[::-1] if source.is_transposed else shape
         tied_to = {name: {key: "embedding"} for name, key in ties.items()} if self._is_tied else {}
         originals = [Position(name, Candidate(ORIGINAL, factory, tied_to.get(name, {}))) for name, factory in positions]
-        copies = dict(tensors.copies)
+        copies = dict(row.copies)
         if self._is_tied:
-            head = tensors.names["head.out" if row.is_masked else "head"]
+            head = row.names["head.out" if row.is_masked else "head"]
             copies[f"{head}.weight"] = sources["embedding", "token.weight"].name
-        return Family(tuple(originals), sources, shapes, self._vocabulary, self._length, tensors.ignored, copies)
+        return Family(tuple(originals), sources, shapes, self._vocabulary, self._length, row.ignored, copies)
 
     def _count(self, key: str) -> int:
         return self._config.count(self._row.keys[key])
@@ -189,7 +189,7 @@ class _FamilyBuilder:
     @property
     def _embedding(self) -> Factory:
         row, dropout = self._row, self._dropout("embedding_dropout")
-        is_normed = "embedding.norm" in row.tensors.names
+        is_normed = "embedding.norm" in row.names
         options: dict[str, Any] = {
             "places": row.rope is None and self._length,
             "kinds": "kinds" in row.keys and self._count("kinds"),
@@ -267,18 +267,18 @@ class _FamilyBuilder:
 
     def _sources(self, kind: str, parameters: Mapping[str, Tensor], block: str) -> Iterator[tuple[str, TensorSource]]:
         """Where the parameters of a layer are; within a block, published names begin with that of the block."""
-        tensors = self._row.tensors
+        row = self._row
         prefix = {"block": "", "feedforward": "feed_forward."}.get(kind, f"{kind}.")
-        fused = {part: (name, parts) for name, parts in tensors.fused.items() for part in parts}
+        fused = {part: (name, parts) for name, parts in row.fused.items() for part in parts}
         for key, parameter in parameters.items():
             module, _, leaf = f"{prefix}{key}".rpartition(".")
             part = module.partition(".")[2]
-            is_turned = tensors.is_transposed and bool(block) and parameter.dim() == 2
+            is_turned = row.is_transposed and bool(block) and parameter.dim() == 2
             if part not in fused:
-                yield key, TensorSource(block + _named(tensors.names, f"{module}.{leaf}"), is_turned)
+                yield key, TensorSource(block + _named(row.names, f"{module}.{leaf}"), is_turned)
                 continue
             name, parts = fused[part]
-            groups = self._count("heads") if tensors.is_by_head else 1
+            groups = self._count("heads") if row.is_by_head else 1
             before = key.removesuffix(f"{part}.{leaf}")
             counts = [len(parameters[f"{before}{other}.{leaf}"]) // groups for other in parts]
             begin = sum(counts[: parts.index(part)])

@@ -60,7 +60,7 @@ class Folder(Published):
             self._scan(file, names)
         kind = config["model_type"]
         # some are saved without their head, and names begin otherwise
-        base = FAMILIES[kind].tensors.base if kind in FAMILIES else ""
+        base = FAMILIES[kind].base if kind in FAMILIES else ""
         if base and not any(name.startswith(base) for name in self.shapes):
             self.shapes = {f"{base}{name}": shape for name, shape in self.shapes.items()}
             self._places = {f"{base}{name}": place for name, place in self._places.items()}

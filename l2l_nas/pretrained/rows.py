@@ -50,11 +50,11 @@ _ADDED_NORMS = {
 
 
 @dataclass(frozen=True)
-class Tensors:
-    """What the tensors of a family are called; as those of llama by default."""
+class Row:
+    """One family: what differs from llama."""
 
-    names: Names = field(default_factory=lambda: _LLAMA)
-    block: str = "model.layers.{}."  # what names of a block begin with, `{}` for its number
+    names: Names = field(default_factory=lambda: _LLAMA)  # of its tensors
+    block: str = "model.layers.{}."  # what names of tensors of a block begin with, `{}` for its number
     # tensors that hold several of our parts, one behind the other, and which
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_by_head: bool = False  # whether they do so within each head
@@ -62,13 +62,6 @@ class Tensors:
     base: str = "model."  # what names of a model without its head lack
     ignored: tuple[str, ...] = ()  # beginnings of names that may be there in addition: other heads
     copies: Names = field(default_factory=dict)  # names that may be there in addition: each a copy of which tensor
-
-
-@dataclass(frozen=True)
-class Row:
-    """One family: what differs from llama."""
-
-    tensors: Tensors = field(default_factory=Tensors)
     keys: Names = field(default_factory=lambda: _LLAMA_KEYS)  # fields of the config by what they mean
     # of fields, where those of `transformers` and of our layers differ, or those of families
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -115,7 +108,7 @@ _GEMMA = Row(
 )
 _GEMMA_2 = replace(
     _GEMMA,
-    tensors=Tensors(_GEMMA_NAMES),
+    names=_GEMMA_NAMES,
     keys={
         **_LLAMA_KEYS,
         "activation": "hidden_activation",
@@ -137,28 +130,26 @@ _GEMMA_2 = replace(
 
 FAMILIES: Mapping[str, Row] = {
     "bert": Row(
-        Tensors(
-            {
-                **{f"attention.{name}": f"attention.self.{name}" for name in ("query", "key", "value")},
-                "attention.out": "attention.output.dense",
-                "attention.norm": "attention.output.LayerNorm",
-                "feed_forward.up": "intermediate.dense",
-                "feed_forward.down": "output.dense",
-                "feed_forward.norm": "output.LayerNorm",
-                "embedding.token": "bert.embeddings.word_embeddings",
-                "embedding.place": "bert.embeddings.position_embeddings",
-                "embedding.kind": "bert.embeddings.token_type_embeddings",
-                "embedding.norm": "bert.embeddings.LayerNorm",
-                "head.dense": "cls.predictions.transform.dense",
-                "head.norm": "cls.predictions.transform.LayerNorm",
-                "head.out": "cls.predictions.decoder",
-                "head.out.bias": "cls.predictions.bias",
-            },
-            "bert.encoder.layer.{}.",
-            base="bert.",
-            ignored=("bert.pooler.", "cls.seq_relationship."),
-            copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
-        ),
+        names={
+            **{f"attention.{name}": f"attention.self.{name}" for name in ("query", "key", "value")},
+            "attention.out": "attention.output.dense",
+            "attention.norm": "attention.output.LayerNorm",
+            "feed_forward.up": "intermediate.dense",
+            "feed_forward.down": "output.dense",
+            "feed_forward.norm": "output.LayerNorm",
+            "embedding.token": "bert.embeddings.word_embeddings",
+            "embedding.place": "bert.embeddings.position_embeddings",
+            "embedding.kind": "bert.embeddings.token_type_embeddings",
+            "embedding.norm": "bert.embeddings.LayerNorm",
+            "head.dense": "cls.predictions.transform.dense",
+            "head.norm": "cls.predictions.transform.LayerNorm",
+            "head.out": "cls.predictions.decoder",
+            "head.out.bias": "cls.predictions.bias",
+        },
+        block="bert.encoder.layer.{}.",
+        base="bert.",
+        ignored=("bert.pooler.", "cls.seq_relationship."),
+        copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
         keys={
             **_KEYS,
             "eps": "layer_norm_eps",
@@ -184,23 +175,21 @@ FAMILIES: Mapping[str, Row] = {
         is_masked=True,
     ),
     "gpt2": Row(
-        Tensors(
-            {
-                "attention.out": "attn.c_proj",
-                "attention.norm": "ln_1",
-                "feed_forward.up": "mlp.c_fc",
-                "feed_forward.down": "mlp.c_proj",
-                "feed_forward.norm": "ln_2",
-                "embedding.token": "transformer.wte",
-                "embedding.place": "transformer.wpe",
-                "norm": "transformer.ln_f",
-                "head": "lm_head",
-            },
-            "transformer.h.{}.",
-            fused={"attn.c_attn": ("query", "key", "value")},
-            is_transposed=True,
-            base="transformer.",
-        ),
+        names={
+            "attention.out": "attn.c_proj",
+            "attention.norm": "ln_1",
+            "feed_forward.up": "mlp.c_fc",
+            "feed_forward.down": "mlp.c_proj",
+            "feed_forward.norm": "ln_2",
+            "embedding.token": "transformer.wte",
+            "embedding.place": "transformer.wpe",
+            "norm": "transformer.ln_f",
+            "head": "lm_head",
+        },
+        block="transformer.h.{}.",
+        fused={"attn.c_attn": ("query", "key", "value")},
+        is_transposed=True,
+        base="transformer.",
         keys={
             "hidden": "n_embd",
             "vocabulary": "vocab_size",
@@ -238,15 +227,13 @@ FAMILIES: Mapping[str, Row] = {
         windows="all",
     ),
     "mixtral": Row(
-        Tensors(
-            {
-                **_LLAMA,
-                "feed_forward.router": "block_sparse_moe.gate",
-                "feed_forward.experts.*.gate": "block_sparse_moe.experts.*.w1",
-                "feed_forward.experts.*.up": "block_sparse_moe.experts.*.w3",
-                "feed_forward.experts.*.down": "block_sparse_moe.experts.*.w2",
-            },
-        ),
+        names={
+            **_LLAMA,
+            "feed_forward.router": "block_sparse_moe.gate",
+            "feed_forward.experts.*.gate": "block_sparse_moe.experts.*.w1",
+            "feed_forward.experts.*.up": "block_sparse_moe.experts.*.w3",
+            "feed_forward.experts.*.down": "block_sparse_moe.experts.*.w2",
+        },
         defaults={**_UNTIED, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
         only={"router_jitter_noise": 0.0},
         rope=RopeFields({FULL: ("rope_theta", 1e6)}),
@@ -254,7 +241,7 @@ FAMILIES: Mapping[str, Row] = {
         is_mixture=True,
     ),
     "qwen3": Row(
-        Tensors({**_LLAMA, **_QUERY_NORMS}),
+        names={**_LLAMA, **_QUERY_NORMS},
         defaults={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32, "head_dim": 128},
         query_norm="head",
         windows="late",
@@ -270,7 +257,7 @@ FAMILIES: Mapping[str, Row] = {
     "gemma2": _GEMMA_2,
     "gemma3_text": replace(
         _GEMMA_2,
-        tensors=Tensors({**_GEMMA_NAMES, **_QUERY_NORMS}),
+        names={**_GEMMA_NAMES, **_QUERY_NORMS},
         defaults={
             **_GEMMA.defaults,
             "num_key_value_heads": 4,
@@ -281,35 +268,33 @@ FAMILIES: Mapping[str, Row] = {
         query_norm="head",
     ),
     "phi3": Row(
-        Tensors(fused={"self_attn.qkv_proj": ("query", "key", "value"), "mlp.gate_up_proj": ("gate", "up")}),
+        fused={"self_attn.qkv_proj": ("query", "key", "value"), "mlp.gate_up_proj": ("gate", "up")},
         keys={**_LLAMA_KEYS, "dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop"},
         defaults={**_UNTIED, "rms_norm_eps": 1e-5},
         rope=RopeFields({FULL: ("rope_theta", 10_000.0)}, share=("partial_rotary_factor", 1.0), kinds=("default",)),
         windows="all",
     ),
     "olmo2": Row(
-        Tensors({**_LLAMA, **_QUERY_NORMS, **_ADDED_NORMS}),
+        names={**_LLAMA, **_QUERY_NORMS, **_ADDED_NORMS},
         defaults={**_UNTIED, "rms_norm_eps": 1e-5},
         norm_place="added",
         query_norm="whole",
         bias="attention_bias",
     ),
     "gpt_neox": Row(
-        Tensors(
-            {
-                **_LLAMA,
-                "attention.out": "attention.dense",
-                "feed_forward.up": "mlp.dense_h_to_4h",
-                "feed_forward.down": "mlp.dense_4h_to_h",
-                "embedding.token": "gpt_neox.embed_in",
-                "norm": "gpt_neox.final_layer_norm",
-                "head": "embed_out",
-            },
-            "gpt_neox.layers.{}.",
-            fused={"attention.query_key_value": ("query", "key", "value")},
-            is_by_head=True,
-            base="gpt_neox.",
-        ),
+        names={
+            **_LLAMA,
+            "attention.out": "attention.dense",
+            "feed_forward.up": "mlp.dense_h_to_4h",
+            "feed_forward.down": "mlp.dense_4h_to_h",
+            "embedding.token": "gpt_neox.embed_in",
+            "norm": "gpt_neox.final_layer_norm",
+            "head": "embed_out",
+        },
+        block="gpt_neox.layers.{}.",
+        fused={"attention.query_key_value": ("query", "key", "value")},
+        is_by_head=True,
+        base="gpt_neox.",
         keys={
             **_KEYS,
             "eps": "layer_norm_eps",
