@@ -301,8 +301,9 @@ class Killer:
                 age(self.place)
                 done += 1
                 self.kills[scenario.name] += 1
-                if process.errors.strip():
-                    return f"killed after {moment:.3f} s, it said: {process.errors.strip()[:400]}"
+                said = [line for line in process.errors.splitlines() if not _of_tracker(line)]
+                if said:
+                    return f"killed after {moment:.3f} s, it said: {said[0][:400]}"
             elif _ADVICE in process.errors and begun:
                 begun = False  # killed before there was anything to go on with
             elif code != 0:
@@ -331,6 +332,11 @@ class Killer:
         if mine is not None and mine.read_text() != MINE:
             return "the user's file was changed"
         return lost_trials(self.place) or scenario.check(target) or leftovers(self.place)
+
+
+def _of_tracker(line: str) -> bool:
+    """Whether loky says that it cleans up behind a process that was killed."""
+    return "resource_tracker" in line or line.strip() == "warnings.warn("
 
 
 def build(place: Path) -> None:
