@@ -38,7 +38,7 @@ WORDS = (
     *("search.finalists=2", "search.finalist_steps=900", "search.trial_weights=scratch", "sampler=random"),
     *("export=false", "relay.threads=1"),
 )
-PATIENCE_S = 240.0
+PATIENCE_S = 300.0
 _WORKERS = {"ray": "ray::", "dask": "spawn_main", "processes": "popen_loky"}  # in their command lines
 
 

@@ -41,7 +41,7 @@ TINY = (
     "export=false",
 )
 # so long a command may take that is not killed
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 MINE = "notes.txt"  # of the user's
 _ADVICE = "start without resume"  # what the harness follows, as a user would
 
