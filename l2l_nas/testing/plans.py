@@ -72,7 +72,7 @@ class _Checker:
         self.path = [*self.layers, *([self.upcoming] if self.upcoming else [])]
         self.depth = len(self.layers)
         self.before = self._ancestors()
-        self.checks = [index for index, step in enumerate(self.steps) if step.op is Op.CHECK]
+        self.checks = self._all(Op.CHECK)
         self.tail = next((step.layer for step in self.steps if step.op is Op.TAIL), self.depth)
 
     def check(self, *, trains: bool) -> None:
@@ -318,15 +318,18 @@ class _Checker:
         self._require(index, users[frame], "which uses the frame")
         frames[frame], users[frame] = value, [index]
 
+    def _all(self, op: Op) -> list[int]:
+        return [index for index, step in enumerate(self.steps) if step.op is op]
+
+    def _trained(self, index: int) -> tuple[Name, ...]:
+        """The states that the layer of a step trains."""
+        return self.path[self.steps[index].layer].trainable
+
     def _contributions(self, state: Name) -> list[int]:
-        return [
-            index
-            for index, step in enumerate(self.steps)
-            if step.op is Op.SEND and state in self.path[step.layer].trainable
-        ]
+        return [index for index in self._all(Op.SEND) if state in self._trained(index)]
 
     def _updates(self, state: Name) -> list[int]:
-        return [index for index, step in enumerate(self.steps) if step.op is Op.UPDATE and step.state == state]
+        return [index for index in self._all(Op.UPDATE) if self.steps[index].state == state]
 
     def _uses(self, state: Name) -> int:
         """How many gradients of a state there must be: one for each slot that a tail or backward visit runs."""
@@ -354,16 +357,12 @@ class _Checker:
                 raise PlanError(f"'{state}' is updated {len(updates)} times")
             needed = [*sends, *self.checks] if self.update is UpdateOrder.CHECKED else sends
             self._require(updates[0], needed, "which it needs")
-            self._require_loads_done(updates[0], state)
-        for index, step in enumerate(self.steps):
-            if step.op is Op.UPDATE and step.state not in own:
+            loads = [i for i in self._all(Op.LOAD) if i < updates[0] and state in self._trained(i)]
+            self._require(updates[0], loads, "which loads the weights that it changes")
+        for index in self._all(Op.UPDATE):
+            if self.steps[index].state not in own:
                 self._fail(index, "updates a state without a gradient")
         carry = self.carry or Carry()
         left = {*own, *(s for s in carry.updating if not any(s == step.state for step in self.steps))}
         if set(self.plan.leaves.updating) != left:
             raise PlanError(f"the plan says it leaves updates of {self.plan.leaves.updating}, but it leaves {left}")
-
-    def _require_loads_done(self, index: int, state: Name) -> None:
-        for load, step in enumerate(self.steps):
-            if step.op is Op.LOAD and load < index and state in self.path[step.layer].trainable:
-                self._require(index, [load], "which loads the weights that it changes")

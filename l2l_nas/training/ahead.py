@@ -28,8 +28,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from l2l_nas.errors import DataError, L2LError, described, user_code
 from l2l_nas.space.contents import contents
-from l2l_nas.training.randomness import MOST_HELD
-from l2l_nas.training.samples import Loaded, Wanted
+from l2l_nas.training.samples import MOST_HELD, Loaded, Wanted
 
 # batches that each process has ready, at most
 _PREFETCHED = 2

@@ -27,8 +27,18 @@ from l2l_nas.space.contents import contents
 from l2l_nas.space.values import as_tuple
 from l2l_nas.training.ahead import Ahead, Workers
 from l2l_nas.training.form import SampleForm
-from l2l_nas.training.randomness import GENERATORS, MOST_HELD, own_generators, seed_generators
-from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, Wanted, rows_to_see
+from l2l_nas.training.samples import (
+    GENERATORS,
+    MOST_HELD,
+    SCORING,
+    Key,
+    Loaded,
+    Samples,
+    Wanted,
+    own_generators,
+    rows_to_see,
+    seed_generators,
+)
 
 # in place of a row: the random numbers of what is done once for a batch, or a pass
 _WHOLE = -1

@@ -57,7 +57,7 @@ from l2l_nas.training.formats import (
     module_call,
 )
 from l2l_nas.training.problem import Problem
-from l2l_nas.training.randomness import own_generators
+from l2l_nas.training.samples import own_generators
 from l2l_nas.training.source_format import SourceCode
 from l2l_nas.training.tally import Tally
 
