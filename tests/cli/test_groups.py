@@ -336,7 +336,7 @@ def test_hydra_s_files_hold_no_password(pool, tmp_path, monkeypatch):
     Path("conf/mine.yaml").write_text(f"defaults: [search, _self_]\nsearch: {{storage: '{address}'}}\n")
 
     class Run:
-        def __init__(self, conf, console, *, again, said, files):
+        def __init__(self, conf, console, *, again, given, files):
             self.folder, self.files = RunFolder(Path(conf.folder)), files
 
         def go(self):
