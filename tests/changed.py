@@ -26,6 +26,8 @@ def due(changed: Iterable[str]) -> list[str]:
         first, *rest = Path(name).parts
         if first in ("l2l_nas", "tests") and len(rest) > 1:
             found.update((f"tests/{rest[0]}", f"tests/test_{rest[0]}.py"))
+            if rest[0] == "runs":
+                found.add("tests/cli")
             if rest[0] in _ENGINE:
                 found.update(("tests/equivalence", "tests/accelerator"))
         elif first == "benchmarks":

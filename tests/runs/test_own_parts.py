@@ -12,7 +12,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import SettingError
 from tests.cli.runs import TINY
-from tests.cli.test_api import SAID, problem, trials_of  # noqa: F401 - a fixture
+from tests.runs.test_api import SAID, problem, trials_of  # noqa: F401 - a fixture
 
 MINE = """
 from concurrent.futures import ThreadPoolExecutor

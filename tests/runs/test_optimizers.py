@@ -16,7 +16,7 @@ from l2l_nas.eps.optimizers.rules import Lion
 from l2l_nas.errors import SettingError
 from l2l_nas.training.schedule import Linear
 from tests.cli.runs import TINY
-from tests.cli.test_api import SAID, problem, trials_of  # noqa: F401 - a fixture
+from tests.runs.test_api import SAID, problem, trials_of  # noqa: F401 - a fixture
 
 MINE = """
 from dataclasses import dataclass
