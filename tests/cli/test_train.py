@@ -1,14 +1,10 @@
-"""`train` after a search, from scratch and from its weights: resumed, stopped, refused; then evaluated and exported."""
+"""`train` after a search, from scratch and from its weights: what it takes over, begins with and refuses."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -20,7 +16,6 @@ from l2l_nas.report.text import with_error
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.training.fit import evaluate, in_micro_batches
 from tests.cli.runs import TINY, contents, events
-from tests.nursery import Nursery
 
 OWN = "space.pool=tiny.py:build"
 SHORT = ("train", OWN, "train.steps=20", "train.validation_steps=5", "folder=out")
@@ -198,71 +193,6 @@ def test_a_sweep_trains_once_for_each_seed(finished, capsys):
     assert digests(Path("sweep/0/weights")) != digests(Path("sweep/1/weights"))
 
 
-LONG = ("train", OWN, "run=run", "export=false", "train.steps=150", "train.validation_steps=4")
-EAGER_SAVES = ("train.checkpoint_seconds=0.02",)
-
-
-@pytest.fixture(scope="module")
-def nursery():
-    nursery = Nursery(__name__, "l2l_nas.cli.train", "torch._dynamo", "matplotlib.figure")
-    yield nursery
-    nursery.close()
-
-
-def command(place: str, *words: str) -> None:
-    """The command in a process that has its imports behind it; what it says into files."""
-    os.chdir(place)
-    for number, name in ((1, "out.txt"), (2, "err.txt")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    torch.set_num_threads(1)
-    os._exit(main(list(words)))
-
-
-def wait_for(folder: Path, validations: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(events(folder, "validation")) < validations:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-# masks and dropout are drawn at each step; the order of the sequences anew in each epoch
-TEXT = (
-    *(
-        "train",
-        "space=bert",
-        "architecture=original",
-        "data.source=text.jsonl",
-        "data.length=16",
-        "data.splits=[8,1,1]",
-    ),
-    *("space.args.hidden=16", "space.args.depth=1", "space.args.heads=2", "train.batch_size=8", "train.micro_batch=3"),
-    *("train.steps=50", "train.validation_steps=4"),
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("words", "moments"), [(LONG, (3, 15, 27)), (TEXT, (2, 6, 9))], ids=["digits", "text"])
-def test_a_training_killed_at_any_moment_goes_on_to_the_very_same_weights(words, moments, finished, tmp_path, nursery):
-    lines = [json.dumps({"text": f"document {number} says {number * number}"}) for number in range(160)]
-    Path("text.jsonl").write_text("\n".join(lines))
-    assert main([*words, "folder=whole"]) == 0
-    folder = tmp_path / "cut"
-    for validations in moments:
-        go_on = ["resume=cut"] if folder.exists() else []
-        process = nursery.start(command, str(tmp_path), *words, *EAGER_SAVES, "folder=cut", *go_on)
-        wait_for(folder, validations)
-        assert nursery.kill(process) == -signal.SIGKILL
-        assert not Path("err.txt").read_text()
-    assert not (folder / "result.json").exists()
-    own = [word for word in words if word == OWN]
-    assert main(["train", *own, "resume=cut"]) == 0  # the settings are those of the folder
-    for name in ("weights", "best"):
-        assert digests(folder / name) == digests(tmp_path / "whole" / name)
-    for name in ("best", "last", "validations", "objectives"):
-        assert read("cut")[name] == read("whole")[name]
-    assert not list(folder.rglob("*.tmp*"))
-
-
 def test_micro_batches_of_one_sample_are_refused_before_a_folder_is_begun(pool, tmp_path, refused):
     text = Path("tiny.py").read_text()
     Path("tiny.py").write_text(text.replace("nn.Linear(width, width), act()", "nn.BatchNorm1d(width), act()"))
@@ -273,31 +203,6 @@ def test_micro_batches_of_one_sample_are_refused_before_a_folder_is_begun(pool, 
     assert "choose train.batch_size and train.micro_batch" in line
     assert not Path("out").exists()
     assert main([*words, "train.batch_size=16", "train.micro_batch=8", "export=false"]) == 0
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on(finished, tmp_path, nursery):
-    process = nursery.start(command, str(tmp_path), *LONG, "folder=cut")
-    wait_for(tmp_path / "cut", 3)
-    os.kill(process, signal.SIGINT)
-    assert nursery.wait(process) == 130
-    assert not Path("err.txt").read_text()
-    step = read("cut/weights", "manifest.json")["extra"]["step"]
-    assert 0 < step < 150
-    assert Path("out.txt").read_text().splitlines()[-1] == (
-        f"stopped after {step} of 150 steps, all saved. "
-        "Go on with: python -m l2l_nas train resume=cut space.pool=tiny.py:build"
-    )
-    assert main(["train", OWN, "resume=cut"]) == 0
-    assert read("cut")["last"]["step"] == 150
-
-
-@pytest.mark.slow
-def test_a_training_that_was_killed_before_it_had_settings_is_started(finished):
-    Path("cut").mkdir()
-    for folder in ("cut", "never"):
-        assert main([*QUICK, "run=run", f"folder={folder}", f"resume={folder}"]) == 0
-        assert read(folder)["last"]["step"] == 20
 
 
 @pytest.mark.slow
@@ -373,133 +278,6 @@ def test_a_pool_of_ones_own_is_never_imported_unless_it_is_named(finished, tmp_p
     Path("run/config.yaml").write_text(yaml.safe_dump(config))
     assert "config.yaml: damaged (space.pool is" in refused("train", "run=run", "folder=out")
     assert not Path("imported").exists()
-
-
-@pytest.mark.slow
-def test_a_damaged_training_is_refused_by_name_and_left_as_it_is(finished, tmp_path, refused):
-    assert main([*QUICK, "run=run", "weights=pool"]) == 0
-    state = next(Path("out/weights").glob("stem-*.safetensors"))
-    whole = state.read_bytes()
-    state.write_bytes(whole[:-1] + b"x")
-    before = contents(tmp_path)
-    assert f"{state}: damaged" in refused("train", OWN, "resume=out")
-    assert contents(tmp_path / "out" / "weights") == {
-        name.removeprefix("out/weights/"): digest for name, digest in before.items() if name.startswith("out/weights/")
-    }
-    state.write_bytes(whole)
-    Path("out/config.yaml").write_text("space: [")
-    assert "out/config.yaml: damaged" in refused("train", OWN, "resume=out")
-
-
-@pytest.mark.slow
-def test_another_architecture_and_other_data_are_not_gone_on_with(finished, refused):
-    assert main([*QUICK, "run=run"]) == 0
-    best = read("run")["best"]["architecture"]
-    Path("mine.json").write_text(json.dumps({"choices": ["linear", "tanh", "tanh", "tanh", "relu", "linear"]}))
-    assert best != read(".", "mine.json")["choices"]
-    assert "architecture=mine.json is not the architecture that out trains" in refused(
-        "train", OWN, "resume=out", "architecture=mine.json"
-    )
-    assert "trained with other validation data" in refused("train", OWN, "resume=out", "space.args.samples=200")
-    assert main(["train", OWN, "resume=out", "run=run"]) == 0
-
-
-@pytest.mark.slow
-def test_an_unfinished_training_has_no_result_and_says_how_to_get_one(finished, tmp_path, refused):
-    assert main([*QUICK, "run=run"]) == 0
-    Path("out/result.json").unlink()
-    assert "go on with: python -m l2l_nas train resume=out space.pool=tiny.py:build" in refused(
-        "evaluate", "run=out", "space.pool=tiny.py:build"
-    )
-
-
-NORMED = """\
-import torch
-from torch import nn
-from l2l_nas import Candidate, Data, LayerPool, Position, Problem, TensorSpec
-
-def build():
-    kinds = {"tanh": nn.Tanh, "relu": nn.ReLU}
-    def layer(act):
-        return lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), act())
-    pool = LayerPool(
-        [
-            Position("stem", Candidate("linear", lambda: nn.Linear(2, 8))),
-            *(Position(f"layer{i}", [Candidate(name, layer(act)) for name, act in kinds.items()]) for i in range(2)),
-            Position("head", Candidate("linear", lambda: nn.Linear(8, 2))),
-        ],
-        inputs=TensorSpec((2,)),
-    )
-    x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
-    return Problem(pool, Data.from_arrays(x, (torch.sin(2 * x[:, 0]) > x[:, 1]).long()))
-"""
-
-
-def plainly_recalibrated(network: torch.nn.Module, batches: list[torch.Tensor]) -> torch.nn.Module:
-    """PyTorch's own cumulative averages."""
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm1d):
-            module.reset_running_stats()
-            module.momentum = None
-            module.train()
-    with torch.no_grad():
-        for batch in batches:
-            network(batch)
-    return network.eval()
-
-
-@pytest.mark.slow
-def test_batch_norm_is_measured_anew_as_plain_pytorch_would(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("normed.py").write_text(NORMED)
-    own = "space.pool=normed.py:build"
-    Path("mine.json").write_text(json.dumps({"choices": ["linear", "tanh", "relu", "linear"]}))
-    words = ["train", own, "architecture=mine.json", "folder=out", "train.steps=25", "train.batch_size=16"]
-    assert main([*words, "train.micro_batch=16", "train.recalibrate=2", "train.validation_steps=10"]) == 0
-    before = contents(tmp_path)
-    capsys.readouterr()
-    assert main(["evaluate", "run=out", "space.pool=normed.py:build", "recalibrate=9"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert contents(tmp_path) == before
-    assert [line.split()[-2:] for line in said[1:3]] == [["as", "reported"]] * 2
-    assert said[3].startswith("BatchNorm measured anew on 9 training batches")
-
-    problem = load_problem("normed.py:build", {}, source="digits", validation_fraction=0.2)
-    network = torch.export.load("out/export/model.pt2").module()
-    architecture = problem.pool.architecture(["linear", "tanh", "relu", "linear"])
-    plain = plain_module(problem.pool, architecture)
-    plain.load_state_dict(network.state_dict())
-    order = np.random.default_rng([0, 0]).permutation(len(problem.data.train))
-    batches = [problem.data.train.inputs[0][order[16 * i : 16 * i + 16]] for i in range(9)]
-    plainly_recalibrated(plain, batches)
-    with torch.no_grad():
-        outputs = torch.cat([plain(part) for part in problem.data.validation.inputs[0].split(16)])
-    expected = Classification().measure((outputs,), problem.data.validation.targets)
-    printed = {line.split()[1]: line.split()[2] for line in said[4:6]}
-    assert printed == {name: f"{value:.4f}" for name, value in expected.items()}
-    reported = read("out")["best"]["values"]
-    assert f"{reported['loss']:.4f}" != printed["loss"]
-
-    # the same, held: no steps from the best weights
-    again = ["train", own, "run=out", "weights=best", "train.steps=0", "train.recalibrate=9", "folder=held"]
-    assert main(again) == 0
-    held = read("held")["best"]["values"]
-    assert {name: held[name] for name in expected} == expected
-    assert read("held", "export/export.json")["values"] == expected
-
-
-def test_recalibration_of_a_network_without_statistics_says_so(finished, capsys, refused):
-    assert main(["evaluate", "run=run", "space.pool=tiny.py:build", "recalibrate=3"]) == 0
-    assert "there is nothing to recalibrate" in capsys.readouterr().out
-    assert "recalibrate must be at least 0" in refused("evaluate", "run=run", "recalibrate=-1")
-
-
-@pytest.mark.slow
-def test_export_says_what_is_missing_and_names_the_extra(finished, refused, monkeypatch):
-    assert "formats: no format 'onyx'; did you mean 'onnx'?" in refused("export", "run=run", "formats=[onyx]")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    line = refused("export", "run=run", "formats=[onnx]")
-    assert line.endswith("not installed: pip install 'l2l-nas[onnx]'")
 
 
 def test_the_first_candidates_are_trained_without_a_search(pool, refused):

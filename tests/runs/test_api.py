@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,6 @@ import l2l_nas
 from l2l_nas import Candidate, Data, LayerPool, Position, TensorSpec
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, SpaceError, StorageError
-from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.call import content_of, parted
 from l2l_nas.runs.fields import built, changed
 from l2l_nas.runs.next_commands import next_commands
@@ -29,32 +27,8 @@ from l2l_nas.runs.settings import SearchConf
 from l2l_nas.testing.problems import searched, small_data, small_pool
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.samples import Split
-from tests.cli.runs import TINY, contents, write_pool
-from tests.studies import saved_study
-
-SAID = {
-    "objectives": ["accuracy", "parameters"], "trial_weights": "shared", "warmup_steps": 30, "trials": 12,
-    "steps_per_trial": 2, "finalists": 1, "finalist_steps": 5, "export": False,
-}  # fmt: skip
-# what one run differs in from the next
-_TIMES = ("seconds", "datetime_start", "datetime_complete")
-
-
-@pytest.fixture
-def problem(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    spec = importlib.util.spec_from_file_location("tiny_problem", write_pool(tmp_path))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.build()
-
-
-def trials_of(folder):
-    study = saved_study(folder)
-    return [
-        (t.number, t.state, t.params, t.values, {k: v for k, v in t.user_attrs.items() if k not in _TIMES})
-        for t in study.trials
-    ]
+from tests.cli.runs import TINY, contents
+from tests.runs.calls import SAID, trials_of
 
 
 @pytest.mark.slow
@@ -183,254 +157,6 @@ def test_known_architectures_are_tried_first_and_a_run_that_goes_on_remembers_th
             searched(tmp_path / "other", enqueue=wrong, problem=result.problem)
 
 
-SAMPLER = """
-import optuna
-
-class Downwards(optuna.samplers.BaseSampler):
-    \"\"\"Each position's last candidate, then at random.\"\"\"
-
-    def __init__(self, seed):
-        self.random, self.asked = optuna.samplers.RandomSampler(seed=seed), 0
-
-    def infer_relative_search_space(self, study, trial):
-        return {}
-
-    def sample_relative(self, study, trial, search_space):
-        return {}
-
-    def sample_independent(self, study, trial, name, distribution):
-        self.asked += 1
-        return self.random.sample_independent(study, trial, name, distribution)
-
-def nothing():
-    return 3
-"""
-
-
-@pytest.mark.slow
-def test_a_sampler_of_one_s_own_is_taken_by_object_and_by_name(problem, tmp_path, refused):
-    (tmp_path / "mine.py").write_text(SAMPLER)
-    spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
-    mine = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(mine)
-    sampler = mine.Downwards(seed=0)
-    result = l2l_nas.search(problem, folder="object", sampler=sampler, progress=False, **SAID)
-    assert sampler.asked >= 12 * sum(len(p.candidates) > 1 for p in problem.pool.positions)
-    assert len(result.study.trials) >= 12
-    tpe = l2l_nas.search(problem, folder="tpe", sampler=optuna.samplers.TPESampler(seed=1), progress=False, **SAID)
-    assert [t.params for t in tpe.study.trials] != [t.params for t in result.study.trials]
-    words = ["search", "space.pool=tiny.py:build", *TINY, "folder=named", "sampler=mine.py:Downwards"]
-    assert main(words) == 0
-    # what stands in a folder is never imported
-    line = refused("search", "space.pool=tiny.py:build", "resume=named", "search.trials=14")
-    assert "that run's sampler is one of your own; name it again: sampler=mine.py:Downwards" in line
-    again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
-    assert main([*again, "sampler=mine.py:Downwards"]) == 0
-    assert "mine.py:nothing gave int; expected an optuna.samplers.BaseSampler" in refused(
-        *words[:-2], "folder=other", "sampler=mine.py:nothing"
-    )
-    assert "no file 'yours.py'" in refused(*words[:-2], "folder=other", "sampler=yours.py:Sampler")
-    with pytest.raises(SettingError, match=r"sampler was given in Python; give it to l2l_nas\.search again"):
-        l2l_nas.search(problem, resume="object", trials=14, progress=False)
-
-
-STRATEGY = """
-from l2l_nas import Finalists, Phase, Trials, WarmUp
-from l2l_nas.nas.evaluation.early_stopping import NeverStop
-
-class First(Phase):
-    def run(self, search):
-        self.scores = [search.evaluator.score(a)["accuracy"] for a, _ in zip(search.random_architectures(5), range(3))]
-        search.study.propose(search.pool.architecture([p.candidates[-1].name for p in search.pool.positions]))
-
-def phases():
-    return [WarmUp(), First(), Trials(), Finalists()]
-
-class Third(NeverStop):
-    asked = 0
-    def stop_reason(self, architecture, rung, values):
-        type(self).asked += 1
-        return "every third" if self.asked % 3 == 0 else None
-
-def nothing():
-    return [3]
-"""
-
-
-@pytest.mark.slow
-def test_a_strategy_and_a_rule_of_one_s_own_are_taken_by_object_and_by_name(problem, tmp_path, refused):
-    (tmp_path / "mine.py").write_text(STRATEGY)
-    spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
-    mine = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(mine)
-    phases = mine.phases()
-    result = l2l_nas.search(problem, folder="object", strategy=phases, progress=False, **SAID)
-    assert len(phases[1].scores) == 3
-    last = problem.pool.canonical(problem.pool.architecture([p.candidates[-1].name for p in problem.pool.positions]))
-    assert result.study.trials[0].user_attrs["architecture"] == list(last.choices)
-    words = ["search", "space.pool=tiny.py:build", *TINY]
-    own = ["strategy=mine.py:phases", "search.early_stop=mine.py:Third"]
-    fork = ["search.trial_weights=fork", "search.steps_per_trial=8", "search.finalist_steps=9"]
-    assert main([*words, *own, *fork, "folder=named"]) == 0
-    states = json.loads((tmp_path / "named" / "result.json").read_text())["trials"]
-    assert states["stopped"] >= 3
-    again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
-    assert "strategy is one of your own; name it again: strategy=mine.py:phases" in refused(*again)
-    assert "early stop is one of your own; name it again: search.early_stop=mine.py:Third" in refused(*again, own[0])
-    assert main([*again, *own]) == 0
-    assert "must keep it: phases of another strategy" in refused(*again, own[1], "strategy=default")
-    assert "mine.py:nothing gave list; expected a list of l2l_nas.Phase objects" in refused(
-        *words, "folder=other", "strategy=mine.py:nothing"
-    )
-    assert "no strategy 'defalt'; did you mean 'default'?" in refused(*words, "folder=other", "strategy=defalt")
-    with pytest.raises(SettingError, match=r"expected a list of l2l_nas.Phase objects"):
-        l2l_nas.search(problem, folder="other", strategy=3, progress=False)
-    with pytest.raises(SettingError, match=r"lacks stop_reason or learn"):
-        l2l_nas.search(problem, folder="other", early_stop=3, progress=False)
-    assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.slow
-def test_a_rule_of_one_s_own_decides_in_the_search_s_own_process_where_workers_train(problem, tmp_path):
-    class Second:
-        def __init__(self):
-            self.numbers = {}
-
-        def stop_reason(self, architecture, rung, values):
-            number = self.numbers.setdefault(architecture, len(self.numbers))
-            return "every second" if number % 2 else None
-
-        def learn(self, records):
-            pass
-
-    rule = Second()
-    said = {**SAID, "trial_weights": "fork", "steps_per_trial": 8, "finalist_steps": 9}
-    found = l2l_nas.search("tiny.py:build", folder="run", early_stop=rule, workers=2, progress=False, **said)
-    assert len(rule.numbers) >= 6
-    assert found.content["trials"]["stopped"] >= 3
-
-
-CALLBACK = """
-import json
-from l2l_nas import Callback
-
-class Written(Callback):
-    def phase(self, name, *, total, done):
-        self.note("phase", name)
-
-    def trial(self, record, records):
-        self.note("trial", record.number, len(records), record.values["accuracy"])
-
-    def finalist(self, finalist):
-        self.note("finalist", finalist.values["accuracy"])
-
-    def note(self, *what):
-        with open("seen.jsonl", "a") as file:
-            print(json.dumps(what), file=file)
-
-def nothing():
-    return 3
-"""
-
-
-@pytest.mark.slow
-def test_callbacks_see_a_search_go_by(problem, tmp_path, refused):
-    (tmp_path / "mine.py").write_text(CALLBACK)
-    words = ["search", "space.pool=tiny.py:build", *TINY]
-    assert main([*words, "folder=run", "callbacks=[mine.py:Written]", "search.workers=2"]) == 0
-    seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
-    assert [one[1] for one in seen if one[0] == "phase"] == ["warm-up", "search", "finalists"]
-    assert sorted(one[1] for one in seen if one[0] == "trial") == list(range(len([o for o in seen if o[0] == "trial"])))
-    assert seen[-1] == [
-        "finalist",
-        json.loads((tmp_path / "run" / "result.json").read_text())["best"]["values"]["accuracy"],
-    ]
-    # what stands in a folder is not imported: a run that goes on without it is not seen
-    assert main(["search", "space.pool=tiny.py:build", "resume=run", "search.trials=14"]) == 0
-    assert len((tmp_path / "seen.jsonl").read_text().splitlines()) == len(seen)
-    assert "mine.py:nothing gave int; expected a subclass of l2l_nas.Callback" in refused(
-        *words, "folder=other", "callbacks=[mine.py:nothing]"
-    )
-    assert "no callbacks 'Written'; choose from none; your own is [FILE.py:NAME]" in refused(
-        *words, "folder=other", "callbacks=[Written]"
-    )
-    assert not (tmp_path / "other").exists()
-
-
-class _Third(l2l_nas.Callback):
-    def __init__(self, error: BaseException) -> None:
-        self.error, self.records = error, []
-
-    def trial(self, record, records):
-        self.records.append(record)
-        if len(self.records) == 3:
-            raise self.error
-
-
-@pytest.mark.slow
-def test_a_callback_stops_a_search_which_returns_what_it_has_and_goes_on(problem):
-    seen = _Third(l2l_nas.Stopped())
-    result = l2l_nas.search(problem, folder="run", callbacks=[seen], progress=False, **SAID)
-    assert len(seen.records) == len(result.study.trials) == 3
-    assert result.content["trials"]["complete"] == 3
-    best = max(seen.records, key=lambda record: record.values["accuracy"])
-    assert result.best.values["accuracy"] == best.values["accuracy"]
-    assert not result.best.is_trained
-    with pytest.raises(StorageError, match=r"before its finalists were trained.*resume='run'\)$"):
-        result.network()
-    before = result.content["seconds"]
-    page = (result.folder / "report.html").read_text()
-    assert "Callback _Third stopped the search" in page
-    assert "run before it went on" not in page
-    result = l2l_nas.search(problem, resume="run", progress=False)
-    assert sum(not t.user_attrs["cached"] for t in result.study.trials) == 12
-    assert result.best.is_trained
-    assert result.content["seconds"] > before  # of both sessions
-
-
-def test_a_callback_that_stops_a_search_before_its_first_trial_gets_no_network(problem):
-    class Never(l2l_nas.Callback):
-        def phase(self, name, *, total, done):
-            raise l2l_nas.Stopped
-
-    result = l2l_nas.search(problem, folder="run", callbacks=[Never()], progress=False, **SAID)
-    assert len(result.study.trials) == 0
-    with pytest.raises(StorageError, match=r"has not finished; go on with: .*resume='run'"):
-        _ = result.best
-
-
-@pytest.mark.slow
-def test_a_search_that_is_stopped_from_outside_returns_nothing(problem, monkeypatch):
-    def poll(self):
-        raise Stopped
-
-    monkeypatch.setattr("l2l_nas.runs.progress.StopSignals.poll", poll)
-    with pytest.raises(KeyboardInterrupt):
-        l2l_nas.search(problem, folder="run", progress=False, **SAID)
-    assert not Path("run/result.json").exists()
-
-
-def test_what_a_callback_raises_is_a_warning_and_the_search_has_its_result(problem, caplog, capsys):
-    class Bad(l2l_nas.Callback):
-        def trial(self, record, records):
-            raise ConnectionError("no server")
-
-    short = {**SAID, "trials": 3, "warmup_steps": 2}
-    result = l2l_nas.search(
-        problem, folder="run", callbacks=[Bad()], progress=False, warmup_paths="fair", keep_fraction=0.1, **short
-    )
-    assert result.content["trials"]["complete"] == 3
-    said = [record.message for record in caplog.records if record.name == "l2l_nas"]
-    (line,) = [line for line in said if "callback" in line]
-    assert line.startswith("callback Bad.trial raised ConnectionError: no server (test_api.py, line")
-    assert any("keep_fraction has no effect" in line for line in said)
-    (event,) = [
-        e for e in map(json.loads, (result.folder / "log.jsonl").read_text().splitlines()) if e["event"] == "callback"
-    ]
-    assert "Traceback" in event["traceback"]
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.slow
 def test_a_test_part_that_cannot_be_measured_is_told(problem, tmp_path, capsys):
     width = problem.pool.inputs[0].shape[0]
@@ -447,12 +173,6 @@ def test_a_test_part_that_cannot_be_measured_is_told(problem, tmp_path, capsys):
 def test_a_search_within_autocast_is_refused_before_anything_is_written(problem, tmp_path):
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(SettingError, match="cache_enabled=False"):
         l2l_nas.search(problem, progress=False)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_callbacks_are_a_list(problem, tmp_path):
-    with pytest.raises(SettingError, match="callbacks takes a list of callbacks"):
-        l2l_nas.search(problem, callbacks=_Third(ValueError()), progress=False)
     assert not (tmp_path / "runs").exists()
 
 

@@ -16,7 +16,7 @@ from l2l_nas.eps.optimizers.rules import Lion
 from l2l_nas.errors import SettingError
 from l2l_nas.training.schedule import Linear
 from tests.cli.runs import TINY
-from tests.runs.test_api import SAID, problem, trials_of  # noqa: F401 - a fixture
+from tests.runs.calls import SAID, trials_of
 
 MINE = """
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ WORDS = ("search", "space.pool=tiny.py:build", *TINY)
 
 
 @pytest.fixture
-def place(problem, tmp_path):  # noqa: F811
+def place(problem, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     return tmp_path
 
@@ -58,7 +58,7 @@ def config_of(folder):
 
 
 @pytest.mark.slow
-def test_words_and_objects_train_alike(problem, place):  # noqa: F811
+def test_words_and_objects_train_alike(problem, place):
     words = [
         "optimizer=lion", "optimizer.weight_decay=0.1", "optimizer.moments=bf16", "optimizer.layer_decay=0.9",
         "optimizer.groups.stem.match=stem/*", "optimizer.groups.stem.frozen=true",
@@ -159,6 +159,6 @@ def test_what_makes_no_sense_is_one_line_and_nothing_is_written(place, refused, 
     assert not (place / "out").exists()
 
 
-def test_an_optimizer_that_is_none_is_refused(problem, place):  # noqa: F811
+def test_an_optimizer_that_is_none_is_refused(problem, place):
     with pytest.raises(SettingError, match=r"expected a name or an l2l_nas\.Optimizer, got 3"):
         l2l_nas.search(problem, optimizer=3, folder="out", progress=False, **SAID)

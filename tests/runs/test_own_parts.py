@@ -12,7 +12,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import SettingError
 from tests.cli.runs import TINY
-from tests.runs.test_api import SAID, problem, trials_of  # noqa: F401 - a fixture
+from tests.runs.calls import SAID, trials_of
 
 MINE = """
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +48,7 @@ def tanhs(architecture) -> float:
 
 
 @pytest.fixture
-def place(problem, tmp_path):  # noqa: F811
+def place(problem, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     return tmp_path
 
@@ -59,7 +59,7 @@ def figures(folder, name):
 
 
 @pytest.mark.slow
-def test_a_cost_is_an_objective_and_has_a_limit_by_object_and_by_name(problem, place, refused):  # noqa: F811
+def test_a_cost_is_an_objective_and_has_a_limit_by_object_and_by_name(problem, place, refused):
     said = {**SAID, "objectives": ["accuracy", "tanhs"], "limits": {"tanhs": 2}}
     found = l2l_nas.search(problem, folder="object", costs=[tanhs], progress=False, **said)
     assert all(got == counted <= 2 for got, counted in figures(place / "object", "tanhs"))
@@ -101,7 +101,7 @@ def test_what_is_none_is_refused_in_one_line(place, refused, word, says):
     assert not (place / "out").exists()
 
 
-def test_objects_that_are_none_are_refused(problem, place):  # noqa: F811
+def test_objects_that_are_none_are_refused(problem, place):
     full = RamStorage()
     full.put("a", None)
     for more, says in (
@@ -119,7 +119,7 @@ def test_objects_that_are_none_are_refused(problem, place):  # noqa: F811
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["processes", "own"])
-def test_workers_know_what_was_given_as_objects(problem, place, executor):  # noqa: F811
+def test_workers_know_what_was_given_as_objects(problem, place, executor):
     """Costs that are a function of this file, an optimizer, a problem: whatever executor runs the trials."""
     found = {}
     for name in ("inline", executor):
@@ -134,7 +134,7 @@ def test_workers_know_what_was_given_as_objects(problem, place, executor):  # no
 
 
 @pytest.mark.slow
-def test_a_storage_holds_the_pool_by_object_and_by_name_and_a_run_goes_on_with_another(problem, place, refused):  # noqa: F811
+def test_a_storage_holds_the_pool_by_object_and_by_name_and_a_run_goes_on_with_another(problem, place, refused):
     storage = RamStorage()
     l2l_nas.search(problem, folder="object", relay={"storage": storage}, progress=False, **SAID)
     assert "layer0/tanh" in storage.keys
