@@ -51,16 +51,12 @@ class LiveBytes(OperationLog):
 
     Args:
         meta: whether tensors without memory count as if they had it.
-
-    Attributes:
-        now: bytes alive that were made since it was entered.
-        peak: the most there ever were.
-        inputs: bytes alive of what a dry run's forward was given.
     """
 
     def __init__(self, *, meta: bool = False) -> None:
         super().__init__()
-        self.now = self.peak = self.inputs = 0
+        self.now = self.peak = 0  # bytes alive that were made since it was entered, and the most there ever were
+        self.inputs = 0  # bytes alive of what a dry run's forward was given
         self._meta = meta
         self._alive: set[int] = set()
 

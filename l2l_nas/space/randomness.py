@@ -44,9 +44,8 @@ def drawing_nothing(run: Callable[[], T], *, whose: str = "its") -> T:
     result = run()
     drawn = [name for name, state in _states().items() if state != before[name]]
     if drawn and not (is_alone and _is_alone()):
-        with _Watch() as watch:
-            result = run()
-        drawn = [name for name in drawn if name in watch.drawn]
+        result, by_this_thread = _watched(run)
+        drawn = [name for name in drawn if name in by_this_thread]
     if drawn:
         raise SpaceError(
             f"{whose} forward draws from {drawn[0]}, which gives other numbers where the backward runs it again; use "
@@ -84,37 +83,33 @@ def _states() -> dict[str, object]:
     return {_PYTHON: random.getstate(), _NUMPY: pickle.dumps(np.random.get_state(legacy=False))}
 
 
-class _Watch:
-    """Sees which generators this thread draws from."""
+def _watched(run: Callable[[], T]) -> tuple[T, set[str]]:
+    """What a forward gives, and which generators this thread draws from meanwhile."""
+    drawn: set[str] = set()
+    thread = threading.get_ident()
 
-    def __init__(self) -> None:
-        self.drawn: set[str] = set()
-        self._thread: int | None = None
-
-    def __enter__(self) -> _Watch:
-        self._original = _NUMPY_RANDOM.get_bit_generator()
-        _NUMPY_RANDOM.set_bit_generator(_Watched(self._original, self._note_numpy))
-        self._thread = threading.get_ident()  # now, as the line above takes the lock, too
-        self._has_profile = sys.getprofile() is None
-        if self._has_profile:
-            sys.setprofile(self._note_python)
-        else:
-            self.drawn.add(_PYTHON)  # a profiler runs, in whose place nothing can see: the states decide
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._has_profile:
-            sys.setprofile(None)
-        self._thread = None
-        _NUMPY_RANDOM.set_bit_generator(self._original)
-
-    def _note_python(self, frame: FrameType, event: str, called: Any) -> None:
+    def note_python(frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call" and getattr(called, "__self__", None) is _OWNER and called.__name__ != "getstate":
-            self.drawn.add(_PYTHON)
+            drawn.add(_PYTHON)
 
-    def _note_numpy(self) -> None:
-        if threading.get_ident() == self._thread:
-            self.drawn.add(_NUMPY)
+    def note_numpy() -> None:
+        if threading.get_ident() == thread:
+            drawn.add(_NUMPY)
+
+    original = _NUMPY_RANDOM.get_bit_generator()
+    _NUMPY_RANDOM.set_bit_generator(_Watched(original, note_numpy))
+    drawn.clear()  # the line above takes the lock, too
+    has_profiler = sys.getprofile() is not None
+    if has_profiler:
+        drawn.add(_PYTHON)  # nothing can see in its place: the states decide
+    else:
+        sys.setprofile(note_python)
+    try:
+        return run(), drawn.copy()
+    finally:
+        if not has_profiler:
+            sys.setprofile(None)
+        _NUMPY_RANDOM.set_bit_generator(original)
 
 
 class _Watched(np.random.MT19937):

@@ -68,16 +68,11 @@ def refuse_other_parts(
 
 
 class _Copy:
-    """A model, or parts of it, with the memory of the model's parameters, and other gradients and buffers.
-
-    Attributes:
-        buffers, gradients: by the names of their tensors in the model.
-        outputs: of the step: the output and the losses.
-        failure: what its backward raised.
-    """
+    """A model, or parts of it, with the memory of the model's parameters, and other gradients and buffers."""
 
     def __init__(self, module: nn.Module, model: nn.Module) -> None:
         names = {id(tensor): name for name, tensor in named_tensors(model)}
+        # by the names of their tensors in the model
         self.buffers: dict[str, Tensor] = {}
         self._parameters: dict[str, nn.Parameter] = {}
 
@@ -91,7 +86,7 @@ class _Copy:
         self.module.eval()
 
     def train(self, forward: Callable[[int], Tensor]) -> None:
-        self.failure = ""
+        self.failure = ""  # what its backward raised
         self.module.train()
         with same_draws(), torch.enable_grad():
             with collect_losses() as losses:

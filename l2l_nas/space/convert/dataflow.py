@@ -30,9 +30,6 @@ class Dataflow:
         recordings: of `BATCHES`, the second in training.
         inputs: names of the arguments that are tensors, in the order of the leaves; None for other leaves.
         ends: gives the model's output and its losses, of what it returns.
-
-    Attributes:
-        parts: in order.
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class Dataflow:
             for label, ref in zip(self._labels[number], sources, strict=True):
                 if ref and ref[0] == "output" and ref[1] < number:
                     self._roles.setdefault(ref[2], label)
-        self.parts: list[Plan] = []
+        self.parts: list[Plan] = []  # in order
         fragments = {draft.index: self._fragment(draft) for draft in drafts}
         for number in range(len(self._calls) + 1):
             self.parts += [fragments[number]] if number in fragments else []

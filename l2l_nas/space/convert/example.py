@@ -57,12 +57,7 @@ def _chosen(outputs: Any, output: str | int | None, argument: str = "output") ->
 
 
 class Arguments:
-    """The example, for any number of samples.
-
-    Attributes:
-        names: by leaf, the name of the argument if it is a tensor.
-        tensors: by name.
-    """
+    """The example, for any number of samples."""
 
     def __init__(self, model: nn.Module, example: Example, choice: Choice) -> None:
         self._choice = choice
@@ -73,6 +68,7 @@ class Arguments:
         positional = _positional(model, len(self._arguments[0]))
         listed = [*zip(positional, self._arguments[0], strict=True), *self._arguments[1].items()]
         self.tensors = {name: item for name, item in listed if isinstance(item, Tensor)}
+        # by leaf, if it is a tensor
         self.names = [name if isinstance(item, Tensor) else None for name, item in listed]
         rows = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors.values()}
         is_nested = any(tree_leaves(item) != [item] for _, item in listed if not isinstance(item, Tensor))

@@ -27,17 +27,14 @@ def is_constant(one: object, other: object) -> bool:
 class Form:
     """Shape, dtype and memory layout of a tensor for any number of samples.
 
-    Args:
-        sizes: of each dimension, how much each sample adds to it, and what it has without any.
-        order: the dimensions as they lie in memory, the outermost first. A value is contiguous, and gets this layout
-            again where a layer takes it: kernels sum tensors of another layout in another order.
-        gradient: likewise of its gradient, where that is another than a contiguous one's.
+    A value is contiguous, and gets its layout again where a layer takes it: kernels sum tensors of another layout in
+    another order.
     """
 
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[tuple[int, int], ...]  # of each dimension: what a sample adds to it, and what it has without any
     dtype: torch.dtype
-    order: tuple[int, ...]
-    gradient: tuple[int, ...] = ()
+    order: tuple[int, ...]  # the dimensions as they lie in memory, the outermost first
+    gradient: tuple[int, ...] = ()  # likewise of its gradient, where that is another than a contiguous one's
 
     @classmethod
     def of(cls, one: Tensor, other: Tensor) -> Form:
@@ -108,15 +105,12 @@ def describe(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Arg:
-    """A tensor among the arguments of a call: which value it is.
-
-    Args:
-        is_changed: the model changes it in place, so that it gets a copy: a value may have other readers, and the relay
-            runs a layer again.
-    """
+    """A tensor among the arguments of a call: which value it is."""
 
     index: int
     form: Form
+    # the model changes it in place, so that it gets a copy: a value may have other readers, and the relay runs a layer
+    # again
     is_changed: bool = False
 
 
@@ -146,15 +140,12 @@ Leaf = Arg | Const | Unused | Alias
 
 @dataclass(frozen=True)
 class ArgTree:
-    """Arguments, or outputs, of a module.
-
-    Args:
-        shows: paths of modules inside a block that hooks of the model listen to. What each of them gave follows what
-            the block gave, in a tuple.
-    """
+    """Arguments, or outputs, of a module."""
 
     leaves: tuple[Leaf, ...]
     tree: TreeSpec
+    # paths of modules inside a block that hooks of the model listen to: what each of them gave follows what the block
+    # gave, in a tuple
     shows: tuple[str, ...] = ()
 
     def fill(self, values: Sequence[Tensor], arguments: Sequence[Any] = ()) -> Any:

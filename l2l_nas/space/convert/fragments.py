@@ -40,9 +40,6 @@ class Fragments:
     Args:
         refs: what blocks take and no block gives.
         results: the model's output and losses, in each recording.
-
-    Attributes:
-        drafts: in order, the head last.
     """
 
     def __init__(
@@ -53,7 +50,7 @@ class Fragments:
         self._shared = [self._shareable(recording) for recording in recordings]
         self._owners: dict[tuple[int, int], FragmentDraft] = {}
         self._makers: dict[ModuleOutput, tuple[FragmentDraft | None, int]] = {}  # and how many drafts were asked
-        self.drafts: list[FragmentDraft] = []
+        self.drafts: list[FragmentDraft] = []  # in order, the head last
         for draft in self._arranged(refs):
             self._find_needs(draft)
             self.drafts.append(draft)

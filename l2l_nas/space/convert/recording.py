@@ -147,12 +147,6 @@ class Recording(OperationLog):
         blocks: their paths.
         arguments: of the model, positional and by keyword.
         training: the mode that it is put into.
-
-    Attributes:
-        calls: of blocks, in order.
-        others: by path, the calls of another module.
-        names: by storage, the names of the parameter or buffer.
-        result: what the model gave.
     """
 
     def __init__(
@@ -166,10 +160,10 @@ class Recording(OperationLog):
         super().__init__()
         model.train(training)
         self.blocks = tuple(blocks)
-        self.calls: list[BlockCall] = []
-        self.others: dict[str, list[ModuleCall]] = {}
+        self.calls: list[BlockCall] = []  # of blocks, in order
+        self.others: dict[str, list[ModuleCall]] = {}  # by path, the calls of another module
         self.events: list[Event] = []
-        self.names: dict[int, list[str]] = {}
+        self.names: dict[int, list[str]] = {}  # by storage, of the parameter or buffer
         for name, tensor in named_tensors(model, remove_duplicate=False):
             self.names.setdefault(storage_of(tensor), []).append(name)
         self.arguments = arguments
