@@ -90,7 +90,7 @@ class LayerPool:
         self.inputs = tuple(spec for specs in self.sources.values() for spec in specs)
         self.shared = bool(check_kind("LayerPool: shared", shared, bool, wanted="True or False"))
         self._builder = Builder()
-        self._remembered = _Remembered()
+        self._remembered: dict[PerPool[Any], Any] = {}
         if not self.positions:
             raise SpaceError("the pool has no positions; give it at least one")
         if not all(isinstance(position, Position) for position in self.positions):
@@ -193,6 +193,10 @@ class LayerPool:
                         f"in a shared pool a name is one layer, but '{self.positions[owner.position].name}' builds it "
                         "with another factory, ties or weights; use the same ones or another name"
                     )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # what was found out about a pool stays behind where that is copied or sent: there it is found again
+        return {**vars(self), "_remembered": {}}
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -306,13 +310,6 @@ class LayerPool:
     def states(self) -> tuple[str, ...]:
         """Keys of every state a path could use, skips left out."""
         return tuple(key for key, layer in self._owners.items() if not layer.candidate.is_skip)
-
-
-class _Remembered(dict["PerPool[Any]", Any]):
-    """Stays behind when its pool is copied or sent to another process: there it is found again."""
-
-    def __reduce__(self) -> tuple[type[_Remembered], tuple[()]]:
-        return _Remembered, ()
 
 
 class PerPool(Generic[T]):
