@@ -295,6 +295,7 @@ def _stubbed(model: nn.Module, context: ReplayContext) -> nn.Module:
     """A copy of a model with stand-ins for what a fragment does not run; its tensors are those of the model."""
     copy = copied(model)
     modules = dict(copy.named_modules(remove_duplicate=False))
+    device = property(lambda self: self._context.device)
     removed: set[int] = set()
     for path, module in modules.items():
         absent: dict[str, Tensor] = {}
@@ -308,16 +309,16 @@ def _stubbed(model: nn.Module, context: ReplayContext) -> nn.Module:
                 setattr(module, asks, tuple(name for name in names if name not in absent))
         forward = _forward_of(module, path, context.plan)
         if absent or forward:
-            _stand_in(module, context, absent, forward)
-    for module in modules.values():
+            zeros = {name: _zeros(tensor.shape, tensor.dtype) for name, tensor in absent.items()}
+            _stand_in(module, context, zeros, forward)
+    for path, module in modules.items():
         for name, value in list(vars(module).items()):  # such as a list of weights
             if name not in MODULE_ATTRIBUTES and any(id(item) in removed for _, item in contents(value, name)):
                 delattr(module, name)
         if isinstance(getattr(type(module), "dtype", None), property) and not any(True for _ in module.parameters()):
-            original = model.get_submodule(next(path for path, other in modules.items() if other is module))
-            floats = [p for p in original.parameters() if p.is_floating_point()]
+            floats = [p for p in model.get_submodule(path).parameters() if p.is_floating_point()]
             if floats:  # transformers' models ask their first weight
-                _stand_in(module, context, {}, None, dtype=floats[0].dtype)
+                _stand_in(module, context, {"dtype": floats[0].dtype, "device": device})
     return copy
 
 
@@ -334,24 +335,14 @@ def _forward_of(module: nn.Module, path: str, plan: FragmentPlan) -> Callable[..
 
 
 def _stand_in(
-    module: nn.Module,
-    context: ReplayContext,
-    absent: Mapping[str, Tensor],
-    forward: Callable[..., Any] | None,
-    *,
-    dtype: torch.dtype | None = None,
+    module: nn.Module, context: ReplayContext, names: Mapping[str, Any], forward: Callable[..., Any] | None = None
 ) -> None:
-    """Give a module a class of its own, in which weights that it no longer has are zeros."""
+    """Give a module a class of its own, with these attributes."""
     kind = type(module)
-    names: dict[str, Any] = {name: _zeros(tensor.shape, tensor.dtype) for name, tensor in absent.items()}
-    if dtype is not None:
-        names["dtype"] = property(lambda self: dtype)
-        names["device"] = property(lambda self: self._context.device)
-    names |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     # BatchNorm's own asks for what is no longer there
-    names["_load_from_state_dict"] = nn.Module._load_from_state_dict
-    names["_save_to_state_dict"] = nn.Module._save_to_state_dict
-    stand_in = type(kind.__name__, (kind,), names)
+    tables = {name: getattr(nn.Module, name) for name in ("_load_from_state_dict", "_save_to_state_dict")}
+    stand_in = type(kind.__name__, (kind,), {**names, **own, **tables})
     if forward is not None:
         # set last, and with the plain call: transformers wraps the one or the other to checkpoint a block
         for name, function in (("forward", forward), ("__call__", nn.Module.__call__)):
