@@ -72,7 +72,7 @@ class Evaluation:
         caches: Caches | None = None,
         reduce: Reduce | None = None,
     ) -> list[Batch]:
-        """Outputs of each architecture of a prefix tree, on the host; with caches of one, its next places these are."""
+        """Outputs of each architecture of a prefix tree, on the host; with caches, at the next places of the one."""
         values = self._moved(cut_batch(inputs, sizes))
         on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
         reduced_ends: set[tuple[str, ...]] = set()
