@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.relay.work import StackSizes
 from l2l_nas.cost.closed_form import pool_bytes
+from l2l_nas.cost.device import PaperDevice
 from l2l_nas.cost.hardware import Hardware
-from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.step_time import Prediction, StepTime
 from l2l_nas.eps.scale import Clip

@@ -32,8 +32,8 @@ from benchmarks.options import at_least
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.cost.chain import LANES
 from l2l_nas.cost.closed_form import pool_bytes
+from l2l_nas.cost.device import PaperDevice
 from l2l_nas.cost.hardware import Hardware
-from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.simulator import SAVING
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.eps import scratch

@@ -88,11 +88,7 @@ class Chain:
 
     @classmethod
     def of(cls, path: Sequence[PathLayer], shape: RelayShape, *, steps: int = _STEPS) -> Chain:
-        """Of a path that is trained again and again.
-
-        Raises:
-            SettingError: no slots, no tail, or an empty path.
-        """
+        """Of a path that is trained again and again."""
         chain = cls(path, shape)
         carry: Carry | None = None
         for _ in range(steps):

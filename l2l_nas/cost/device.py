@@ -1,6 +1,7 @@
 """The device memory that a training step of an architecture needs, under a relay's settings.
 
-Slots and stash are what the relay owns; what layers keep and make while they run is found by dry runs.
+Slots and stash are what the relay owns; what layers keep and make while they run is found by dry runs. A device on
+paper has the memory of a profile, and none of it is ever touched.
 """
 
 from __future__ import annotations
@@ -8,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.layout import align
+from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.device_states import block_sizes
 from l2l_nas.relay.measure import LayerNeeds
 from l2l_nas.relay.path import Name, taken_by
@@ -108,3 +113,25 @@ def _tail(needs: Sequence[LayerNeeds], gradients: Sequence[_Gradients], alive: i
     for index, (need, gradient) in enumerate(zip(needs, gradients, strict=True), 1):
         yield alive + need.peak + (gradient.written + gradient.passing if index < len(needs) else 0)
         alive += need.alive
+
+
+class PaperDevice(Cpu):
+    """A relay may be built on it, to be asked what it would do; it must not train.
+
+    Its blocks are address space of this process alone: the system gives memory to what is written, and nothing is.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(copies=True)
+        self._left = num_bytes
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """See `Device`."""
+        self._left -= align(num_bytes)
+        return torch.empty(align(num_bytes), dtype=torch.uint8)
+
+    allocate_host = Cpu.allocate
+
+    def free_bytes(self) -> int:
+        """See `Device`."""
+        return max(0, self._left)

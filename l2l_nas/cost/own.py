@@ -20,11 +20,7 @@ class OwnCost(Protocol):
 
 
 def named_costs(costs: object) -> list[OwnCost]:
-    """Costs of a dict of functions by name.
-
-    Raises:
-        SettingError: it is none.
-    """
+    """Costs of a dict of functions by name; anything else is a `SettingError`."""
     table = check_table("costs", costs, wanted="a dict of functions by name")
     return [_named(name, check_function(f"costs: '{name}'", cost)) for name, cost in table.items()]
 

@@ -81,17 +81,10 @@ class Family:
     copies: Mapping[str, str]  # names that may be there in addition, and of which tensor each is a copy, as it is tied
 
     def pool(self, *, length: int | None = None, skips: bool = True) -> LayerPool:
-        """A pool of it, whose weights are drawn anew; `skips` are of attention and feed-forward sub-layers.
-
-        Raises:
-            SpaceError: a length that the model has not.
-        """
+        """A pool of it, whose weights are drawn anew; `skips` are of attention and feed-forward sub-layers."""
         inner = {position.name for position in self.positions if position.name[-1].isdigit()} if skips else set()
         return LayerPool(
-            [
-                position.with_candidates([*position.candidates, *([skip()] * (position.name in inner))])
-                for position in self.positions
-            ],
+            [one.with_candidates([*one.candidates, *([skip()] * (one.name in inner))]) for one in self.positions],
             inputs=self.inputs(self.length if length is None else length),
         )
 

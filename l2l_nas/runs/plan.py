@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from l2l_nas.cost.closed_form import num_parameters, pool_bytes
+from l2l_nas.cost.device import PaperDevice
 from l2l_nas.cost.hardware import Hardware
-from l2l_nas.cost.paper import PaperDevice
 from l2l_nas.cost.parallel import Parallelism, ParallelStep, parallel_step, ways_of
 from l2l_nas.cost.simulator import Simulation
 from l2l_nas.cost.step_time import Prediction, StepTime
