@@ -80,13 +80,12 @@ class Family:
     ignored: tuple[str, ...]  # beginnings of names that may be there in addition: other heads
     copies: Mapping[str, str]  # names that may be there in addition, and of which tensor each is a copy, as it is tied
 
-    def pool(self, *, length: int | None = None, skips: bool = True) -> LayerPool:
-        """A pool of it, whose weights are drawn anew; `skips` are of attention and feed-forward sub-layers."""
-        inner = {position.name for position in self.positions if position.name[-1].isdigit()} if skips else set()
-        return LayerPool(
-            [one.with_candidates([*one.candidates, *([skip()] * (one.name in inner))]) for one in self.positions],
-            inputs=self.inputs(self.length if length is None else length),
-        )
+    def pool(self, *, length: int | None = None) -> LayerPool:
+        """A pool of it, whose weights are drawn anew, and whose sub-layers may be left out."""
+        positions = [
+            one.with_candidates([*one.candidates, skip()]) if one.name[-1].isdigit() else one for one in self.positions
+        ]
+        return LayerPool(positions, inputs=self.inputs(self.length if length is None else length))
 
     def inputs(self, length: int) -> dict[str, TensorSpec]:
         """What a pool of sequences of this length takes.
