@@ -310,6 +310,8 @@ class Killer:
                 return f"ended with {code}: {(process.errors or process.output).strip()[-600:]}"
             else:
                 self.early[scenario.name] += 1
+                if not done:  # the machine is less busy now
+                    self.seconds[scenario.name] = time.monotonic() - process.started
                 break  # it was done before
             wrong = lost_trials(self.place)
             if wrong:
