@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,6 +43,7 @@ def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] 
         SettingError: named.
     """
     workers, name = conf.search.workers, engine_name(conf, objects)
+    is_shared = conf.search.trial_weights == "shared"
     if conf.executor["name"] == "inline" and name == "processes" and {"executor", "executor.name"} & {*given}:
         raise SettingError(
             f"executor=inline runs one trial at a time, not search.workers={workers}; say search.workers=1, or "
@@ -52,13 +53,13 @@ def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] 
         return
     if name == "own" and workers == 1:
         raise SettingError("executor: say how many segments it runs at a time, such as search.workers=4")
-    if name != "processes" and conf.search.trial_weights == "shared":
+    if is_shared and name != "processes":
         raise SettingError(
             "search.trial_weights=shared: weights that trials share stay in one machine's memory; take "
             "search.trial_weights=fork or scratch, or executor=processes"
         )
     check_installed(name)
-    if name == "processes" and conf.search.trial_weights == "shared":
+    if is_shared:
         refuse_without_locks()
     if conf.relay.storage != "ram" or objects.storage is not None:
         raise SettingError(
@@ -84,13 +85,10 @@ class SearchRecipe:
     folder: str = field(default_factory=os.getcwd)
 
     def build(self) -> Workplace:
-        """See `WorkplaceRecipe`."""
-        with contextlib.chdir(self.folder if os.path.isdir(self.folder) else os.getcwd()):
-            return self._build()
-
-    def _build(self) -> Workplace:
+        """In the process that it is called in."""
         quiet_optuna()
-        components = build_components(self.conf, self.objects)
+        with contextlib.chdir(self.folder if os.path.isdir(self.folder) else os.getcwd()):
+            components = build_components(self.conf, self.objects)
         server, workers = components.server, self.conf.search.workers
         set_threads(self.conf.relay.threads, components.training.relay, workers=workers)
         if self.shared:
@@ -105,14 +103,8 @@ def recipe_of(conf: SearchConf, objects: Objects, shared: str) -> SearchRecipe:
     rule = objects.early_stop if objects.early_stop is not None else section.early_stop
     if not isinstance(rule, str) or is_own(rule):  # the rule decides here; a worker needs none
         section = replace(section, early_stop="none")
-    plain = replace(
-        conf,
-        search=section,
-        sampler={"name": "random"},
-        strategy={"name": "default"},
-        callbacks={},
-        executor={"name": "inline"},
-    )
+    random, default, inline = ({"name": name} for name in ("random", "default", "inline"))
+    plain = replace(conf, search=section, sampler=random, strategy=default, callbacks={}, executor=inline)
     kept = Objects(problem=objects.problem, optimizer=objects.optimizer, schedule=objects.schedule, costs=objects.costs)
     return SearchRecipe(plain, kept, shared)
 
@@ -125,59 +117,50 @@ def worker_executor(components: Components, objects: Objects) -> Iterator[Future
         SettingError: the executor cannot be opened.
         WorkerError: it takes no work.
     """
-    conf, server = components.conf, components.server
-    name, workers = engine_name(conf, objects), conf.search.workers
-    storage: SharedStorage | None = None
-    if conf.search.trial_weights == "shared":
-        storage = SharedStorage(server.pool, optimizer=server.optimizer, workers=workers + 1)
-        server.move_to(storage)
-    recipe = pickled(recipe_of(conf, objects, storage.address if storage is not None else ""))
-    own_executor = objects.executor or (None if name in ENGINES else _made(conf))
-    executor = FuturesExecutor(
-        partial(_opened, conf, name, recipe, own_executor),
-        server,
-        workers=workers,
-        group=-(-population_size(server, components.search.budget) // workers),
-        identity=identity(components.problem),
-    )
-    try:
+    conf, server, workers = components.conf, components.server, components.conf.search.workers
+    with contextlib.ExitStack() as opened:
+        address = ""
+        if conf.search.trial_weights == "shared":
+            storage = SharedStorage(server.pool, optimizer=server.optimizer, workers=workers + 1)
+            server.move_to(opened.enter_context(contextlib.closing(storage)))
+            address = storage.address
+        executor = FuturesExecutor(
+            _opener(conf, objects, pickled(recipe_of(conf, objects, address))),
+            server,
+            workers=workers,
+            group=-(-population_size(server, components.search.budget) // workers),
+            identity=identity(components.problem),
+        )
+        opened.callback(executor.close)
         executor.open()
         yield executor
-    finally:
-        executor.close()
-        if storage is not None:
-            storage.close()
 
 
-def _opened(conf: SearchConf, name: str, recipe: bytes, executor: Executor | None) -> Engine:
-    """The engine, opened.
-
-    Raises:
-        SettingError: it cannot be.
-    """
-    if executor is not None:
-        return Engine(executor, recipe)
+def _opener(conf: SearchConf, objects: Objects, recipe: bytes) -> Callable[[], Engine]:
+    """What opens the engine, and raises a `SettingError` where it cannot be."""
+    name, workers = engine_name(conf, objects), conf.search.workers
+    if name == "own":
+        own: Executor = objects.executor or made(
+            conf.executor,
+            setting="executor",
+            offered={"workers": workers},
+            is_right=lambda one: isinstance(one, Executor),
+            kind="a concurrent.futures.Executor",
+        )
+        return partial(Engine, own, recipe)
     arguments = {key: value for key, value in conf.executor.items() if key != "name"}
-    try:
-        engine: Engine = ENGINES[name](recipe, conf.search.workers, **arguments)
+
+    def opened() -> Engine:
+        try:
+            engine: Engine = ENGINES[name](recipe, workers, **arguments)
+        except L2LError:
+            raise
+        except Exception as error:
+            address = f" executor.address={arguments['address']}" if arguments.get("address") else ""
+            raise SettingError(f"executor={name}{address}: {described(error)}") from error
         return engine
-    except L2LError:
-        raise
-    except Exception as error:
-        address = f" executor.address={arguments['address']}" if arguments.get("address") else ""
-        raise SettingError(f"executor={name}{address}: {described(error)}") from error
 
-
-def _made(conf: SearchConf) -> Executor:
-    """The executor that the settings name, of the user's own."""
-    found: Executor = made(
-        conf.executor,
-        setting="executor",
-        offered={"workers": conf.search.workers},
-        is_right=lambda one: isinstance(one, Executor),
-        kind="a concurrent.futures.Executor",
-    )
-    return found
+    return opened
 
 
 def identity(problem: Problem) -> Message:

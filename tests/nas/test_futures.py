@@ -20,9 +20,9 @@ import torch
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
 from l2l_nas.nas.evaluation.engines import Dask, Engine, Processes, Ray, Submitit
+from l2l_nas.nas.evaluation.futures import ATTEMPTS
 from l2l_nas.nas.evaluation.remote import Workplace, error_content, error_of, unpicklable
 from l2l_nas.nas.evaluation.segment import ScoredOn, Segment
-from l2l_nas.nas.retries import ATTEMPTS
 from tests.nas.executors import all_done, place_of
 
 LOCK = threading.Lock()

@@ -2,7 +2,8 @@
 
 [Note: a worker that is lost] What a lost process was doing is done again. An executor that breaks with it, as a pool of
 processes does, is opened anew; nobody knows then whose segment was at fault, so that each that was running is a suspect
-and runs alone. A segment at which too many workers ended is given up (`retries.py`): its trial has failed then.
+and runs alone. A segment at which three workers ended is taken to be what ends them: its trial has failed then. What
+fails with an error is not done again: it would fail the same way.
 
 [Note: workers build early] Each worker builds pool, data and relay when it is first called. It is called as soon as the
 engine is open, while this process warms up, and waited for when there is work. A thread of this process would disturb
@@ -35,8 +36,8 @@ from l2l_nas.nas.evaluation.remote import (
     segment_content,
 )
 from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
-from l2l_nas.nas.retries import ATTEMPTS, is_given_up, why_given_up
 
+ATTEMPTS = 3  # workers that may end at one segment
 _TICK_S = 0.1  # how often it is asked whether to stop
 _PATIENCE_S = 20.0  # after so long without workers that is said
 
@@ -221,7 +222,7 @@ class FuturesExecutor:
             if content["scale"] is not None and segment.is_shared:
                 self._server.gradients.scale_losses(content["scale"])
             worker = self._names.setdefault(content["worker"], len(self._names) + 1)
-            found.append((segment, result_of(content, self._server, worker)))
+            found.append((segment, result_of(content["result"], self._server, worker)))
         return found
 
     def _lose(self, tasks: Sequence[_Task], error: BaseException) -> list[tuple[Segment, SegmentResult]]:
@@ -233,12 +234,12 @@ class FuturesExecutor:
         for task in list(tasks):
             self._running.remove(task)
             task.deaths += 1 + getattr(error, "allowed_failures", 0)  # Dask's scheduler has tried so often itself
-            given_up = is_given_up(task.deaths)
+            given_up = task.deaths >= ATTEMPTS
             again = not given_up and self._stop is None
             self.lost(ended=ended(error), task=str(task), again=again)
             if given_up:
-                reason = WorkerError(why_given_up(task.deaths, ended(error)))
-                found += [(segment, SegmentResult(error=reason)) for segment, _ in task.parts]
+                reason = f"its process ended {task.deaths} times without a result; the last one {ended(error)}"
+                found += [(segment, SegmentResult(error=WorkerError(reason))) for segment, _ in task.parts]
             elif again:
                 self._tasks.extendleft(_Task([part], task.deaths) for part in reversed(task.parts))
         return found

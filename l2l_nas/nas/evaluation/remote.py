@@ -10,11 +10,10 @@ import inspect
 import os
 import socket
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 from safetensors.torch import load as parse
@@ -46,20 +45,13 @@ class Workplace:
     identity: Message
 
 
-class WorkplaceRecipe(Protocol):
-    """Makes a workplace; it can be pickled."""
-
-    def build(self) -> Workplace:
-        """In the process that it is called in."""
-
-
 _KEPT: list[bytes] = []  # the recipe that this process was started with
 _BUILT: list[tuple[bytes, Workplace]] = []  # of the last recipe
 _AT_WORK = threading.Lock()  # a process has one relay, one set of random numbers: its threads take turns
 
 
-def pickled(recipe: WorkplaceRecipe) -> bytes:
-    """A recipe to send.
+def pickled(recipe: object) -> bytes:
+    """A recipe to send: its `build()` makes a `Workplace` in the process that it is called in.
 
     Raises:
         SettingError: names what in it cannot be pickled.
@@ -146,7 +138,8 @@ def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Mess
             sees that.
 
     Returns:
-        What `result_of` reads; or one message with "failure", where something else than an architecture failed.
+        Each result, for `result_of`, and what is beside it; or one message with "failure", where something else than an
+        architecture failed.
     """
     losses: list[float] = []
 
@@ -166,8 +159,8 @@ def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Mess
             else:
                 ((segment, start),) = read
                 results = [found.evaluator.run(segment, after_step=after_step, start=start)]
-            common = {"losses": losses, "worker": process_name(), "scale": found.server.gradients.scale_state}
-            return [{**_content(result), **common} for result in results]
+            beside = {"losses": losses, "scale": found.server.gradients.scale_state, "worker": process_name()}
+            return [{"result": _content(result), **beside} for result in results]
     except Exception as error:
         return [{"failure": error_content(error)}]
 
@@ -201,31 +194,27 @@ def _segment_of(message: Message, server: ParamServer) -> tuple[Segment, ParamSe
 
 def _content(result: SegmentResult) -> Message:
     return {
+        **vars(result),
         "scores": {part: score.to_json() for part, score in result.scores.items()},
-        "weights": None if result.server is None else packed(result.server),
+        "server": None if result.server is None else packed(result.server),
         "error": None if result.error is None else error_content(result.error),
-        "provenance": dict(result.provenance),
-        "steps": result.steps,
-        "seconds": result.seconds,
     }
 
 
 def result_of(content: Message, server: ParamServer, worker: int) -> SegmentResult:
-    """What `run_segments` gave for a segment.
+    """The result of a segment that `run_segments` gave.
 
     Args:
         server: of the pool.
         worker: the number of the process.
     """
-    return SegmentResult(
-        {part: Score.from_json(score) for part, score in content["scores"].items()},
-        None if content["weights"] is None else unpacked(server, content["weights"]),
-        None if content["error"] is None else error_of(content["error"]),
-        content["provenance"],
-        content["steps"],
-        content["seconds"],
-        worker,
-    )
+    read = {
+        "scores": {part: Score.from_json(score) for part, score in content["scores"].items()},
+        "server": None if content["server"] is None else unpacked(server, content["server"]),
+        "error": None if content["error"] is None else error_of(content["error"]),
+        "worker": worker,
+    }
+    return SegmentResult(**{**content, **read})
 
 
 def packed(server: ParamServer) -> Message:
@@ -260,8 +249,7 @@ def error_content(error: Exception) -> Message:
             "kind": "L2LError",
             "text": f"a worker cannot import what it needs ({error}): it must be installed there",
         }
-    text = "".join(traceback.format_exception(error))
-    return {"kind": "", "text": f"{type(error).__name__}: {error}", "traceback": text}
+    return {"kind": "", "text": f"{type(error).__name__}: {error}"}
 
 
 def error_of(content: Message) -> L2LError:
