@@ -116,11 +116,11 @@ class Evaluator:
         provenance: Mapping[str, object] = {}
         match segment.scored_on:
             case ScoredOn.SAMPLE:
-                scores = {"validation": Score(self._score_sample(server, architecture))}
+                scores = {"validation": Score(self._score(server, architecture, self._sample, goes_on=True))}
             case ScoredOn.VALIDATION:
                 scored = self._unchanging(server, architecture)
                 provenance = self._provenance.entry(segment.weights, scored, architecture)
-                scores = {"validation": Score(self._score(scored, architecture))}
+                scores = {"validation": Score(self._score(scored, architecture, self._validation))}
             case _:
                 if self._scorer is not self._trainer:
                     self._scorer.executor.use(server)
@@ -171,17 +171,10 @@ class Evaluator:
             MetricError: one is not finite.
         """
         try:
-            return dict(_finite(self._score(self._unchanging(self._server, architecture), architecture), step=0))
+            server = self._unchanging(self._server, architecture)
+            return dict(_finite(self._score(server, architecture, self._validation), step=0))
         finally:
             self._use_pool()
-
-    def _score_sample(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
-        """Metrics of a part of the validation data in the midst of training, which goes on as if it had not been."""
-        states = path_states(self._pool, architecture)
-        if any(server.layout(key).buffers for key in states):
-            self._relay.use(server.fork(states))
-            self._trainer.recalibrate(architecture)
-        return self._trainer.evaluate(architecture, self._sample)
 
     def _unchanging(self, server: ParamServer, architecture: Architecture) -> ParamServer:
         """The server itself, or what it holds for a path now, where other processes go on training it."""
@@ -189,18 +182,20 @@ class Evaluator:
             return server
         return server.snapshot(path_states(self._pool, architecture))
 
-    def _score(self, server: ParamServer, architecture: Architecture) -> dict[str, float]:
-        """Metrics with these weights; BatchNorm's statistics are measured for this path, never on the shared ones.
+    def _score(
+        self, server: ParamServer, architecture: Architecture, data: Samples, *, goes_on: bool = False
+    ) -> dict[str, float]:
+        """Metrics with these weights; BatchNorm's statistics are measured for this path.
 
-        It may leave the relay with a copy.
+        Where the weights are shared, or training goes on with them, that is on a copy, and the relay may keep it.
         """
         states = path_states(self._pool, architecture)
-        if server is self._server and any(server.layout(key).buffers for key in states):
+        if (goes_on or server is self._server) and any(server.layout(key).buffers for key in states):
             self._relay.use(server.fork(states))
         elif server is not self._relay.server:
             self._relay.use(server)
         self._trainer.recalibrate(architecture)
-        return self._trainer.evaluate(architecture, self._validation)
+        return self._trainer.evaluate(architecture, data)
 
     def _use_pool(self) -> None:
         """See [Note: back to the pool]."""
