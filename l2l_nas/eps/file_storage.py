@@ -314,8 +314,15 @@ class _ReadAhead:
 
     def _read_ahead(self) -> None:
         """The thread's work: fill frames with what comes next, until the storage is closed."""
-        while (job := self._next()) is not None:
-            frame, record, part = job
+        while True:
+            with self.changed:
+                while not self._is_closed and (job := self._find()) is None:
+                    self.changed.wait()
+                if self._is_closed:
+                    return
+                assert job is not None
+                frame, record, part = job
+                frame.holder = threading.get_ident()
             try:
                 self.fill(frame, record, part)
             except Exception:
@@ -324,17 +331,6 @@ class _ReadAhead:
                     self.table.agenda.meet(str(frame.key), part)
             finally:
                 self.release(frame)
-
-    def _next(self) -> tuple[Frame, _Record, Part] | None:
-        """Wait for something to read ahead, and hold its frame; None once the storage is closed."""
-        with self.changed:
-            while not self._is_closed:
-                job = self._find()
-                if job is not None:
-                    job[0].holder = threading.get_ident()
-                    return job
-                self.changed.wait()
-            return None
 
     def _find(self) -> tuple[Frame, _Record, Part] | None:
         """The next use to come that is not in a frame, if some frame holds only what is needed later than that."""

@@ -148,20 +148,15 @@ def _move(move: _Move, handle: int, view: memoryview, position: int) -> int:
     try:
         return move(handle, [view], position)
     except OSError as error:
-        if error.errno != errno.EINVAL or not _stop_direct(handle):
+        if error.errno != errno.EINVAL or not _DIRECT:
             raise
+        import fcntl
+
+        flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+        if not flags & _DIRECT:
+            raise
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags & ~_DIRECT)
         return move(handle, [view], position)
-
-
-def _stop_direct(handle: int) -> bool:
-    """Whether a file bypassed the page cache until now."""
-    if not _DIRECT:
-        return False
-    import fcntl
-
-    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
-    fcntl.fcntl(handle, fcntl.F_SETFL, flags & ~_DIRECT)
-    return bool(flags & _DIRECT)
 
 
 def sequential_seconds(path: Path, num_bytes: int) -> tuple[float, float]:

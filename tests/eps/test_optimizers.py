@@ -93,6 +93,18 @@ def test_muon_takes_a_convolution_as_a_matrix_of_outputs_and_the_rest():
     assert torch.equal(state.parameters()["conv"].flatten(1), weight)
 
 
+def test_muon_updates_a_weight_that_lies_in_channels_last():
+    weight = parameters(["conv"])["conv"].detach()
+    gradient = torch.randn(SHAPES["conv"], generator=torch.Generator().manual_seed(1))
+    found = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        mine, moment = weight.clone(memory_format=layout), torch.zeros_like(gradient)
+        Muon().update([mine], [gradient.clone(memory_format=layout)], [[moment]], [torch.tensor(0.0)], lr=0.01)
+        assert not torch.equal(mine, weight)
+        found.append((mine, moment))
+    assert all(map(torch.equal, *found))
+
+
 class PlainLion(torch.optim.Optimizer):
     """Algorithm 2 of arXiv 2302.06675, written as it stands there; lion-pytorch need not be installed."""
 

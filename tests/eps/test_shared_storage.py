@@ -13,7 +13,7 @@ import torch
 from l2l_nas import AdamW, ParamServer
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part, first_state
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SpaceError, StorageError
 from l2l_nas.nas.evaluation.trial_weights import WeightProvenance
 from tests.eps.hammer import KEYS, POOL, WORKERS, Hammer, checksum, checksums, server_on, step, trained_on, update
 from tests.toys import dense_pool
@@ -181,6 +181,16 @@ def test_versions_of_different_processes_are_different(storage):
 def test_another_pool_is_refused(storage):
     with pytest.raises(SpaceError, match="build the same pool"):
         SharedStorage(dense_pool(), optimizer=AdamW(), workers=WORKERS, address=storage.address)
+
+
+def test_a_storage_that_is_gone_is_refused_and_one_process_more_than_was_said(monkeypatch):
+    monkeypatch.setattr("l2l_nas.eps.shared_storage._WAIT_S", 0.0)
+    with pytest.raises(StorageError, match=r"the weights that trials share are gone .*: their search has ended"):
+        SharedStorage(POOL, optimizer=AdamW(), workers=2, address="/proc/self/fd/9999")
+    made = SharedStorage(POOL, optimizer=AdamW(), workers=1)
+    with pytest.raises(StorageError, match="more than 0 processes want to share weights"):
+        SharedStorage(POOL, optimizer=AdamW(), workers=1, address=made.address)
+    made.close()
 
 
 def test_a_first_state_is_put_once_and_all_agree_on_it(storage):

@@ -37,11 +37,10 @@ class RuleOptimizer(torch.optim.Optimizer):
 
 def in_torch(rule: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """An optimizer of torch that computes the same: torch's own where the rule is AdamW or SGD."""
-    if type(rule) is AdamW:  # a subclass may compute something else
-        return torch.optim.AdamW(parameters, lr=0.0, fused=True, **vars(rule))
-    if type(rule) is not SGD:
+    kinds: dict[type, Any] = {AdamW: torch.optim.AdamW, SGD: torch.optim.SGD}
+    if type(rule) not in kinds:  # a subclass may compute something else
         return RuleOptimizer(rule, parameters)
-    plain = torch.optim.SGD(parameters, lr=0.0, fused=True, **vars(rule))
+    plain: torch.optim.Optimizer = kinds[type(rule)](parameters, lr=0.0, fused=True, **vars(rule))
     _start_momentum(plain, parameters)
     return plain
 

@@ -57,10 +57,9 @@ def build_optimizer(chosen: str | Mapping[str, Any] | Optimizer) -> Optimizer:
     """An optimizer by name; one that is built already is returned.
 
     Args:
-        chosen: a key of `OPTIMIZERS`, or `FILE.py:NAME` or `MODULE:NAME` of a class or function that makes one. A dict
-            has the name, as "name", and the arguments. Those of `COMMON` every optimizer takes: `moments`, "fp32" or
-            "bf16"; `no_decay`, "none" or "norms_and_biases"; `layer_decay`, see there; `groups`, a dict of the
-            arguments of `Group` by its name.
+        chosen: a key of `OPTIMIZERS`, or `FILE.py:NAME` or `MODULE:NAME` of a class or function that makes one; or a
+            dict of the name, as "name", and the arguments. Every optimizer takes those of `COMMON`: `moments`, "fp32"
+            or "bf16"; `no_decay`, one of `NO_DECAY`; `layer_decay`, see there; `groups`, of arguments by name.
 
     Raises:
         SettingError: no such name, an argument that the optimizer does not take, or a value that makes no sense.
