@@ -94,7 +94,6 @@ class GradientInbox:
         *,
         lr: float,
         step: int,
-        has_norms: bool = True,
         stays: bool = False,
         allocate: Allocate | None = None,
     ) -> None:
@@ -104,21 +103,18 @@ class GradientInbox:
             block: copied on the current stream, unless it `stays`, being one of the inbox.
             has_grad: for each parameter, whether it got a gradient.
             step: the training step, for messages.
-            has_norms: whether the norms were formed.
             allocate: makes a block to copy to, if none is free.
         """
         layout = layout_of(self._pool, key)
         if not stays:
             size = gradient_bytes(layout)
             sent, block = block, self.allocate(size, allocate)
-            copied = size if has_norms else layout.parameter_bytes
-            block.memory[:copied].copy_(sent.memory[:copied], non_blocking=True)
+            block.memory[:size].copy_(sent.memory[:size], non_blocking=True)
         queued = self.waiting.setdefault(key, QueuedGradient(lr, step))
         queued.parts.append(block)
         queued.has_grad = [a or b for a, b in zip(queued.has_grad or has_grad, has_grad, strict=True)]
-        # behind the gradients, so that no thread waits for them here
-        is_only = has_norms and len(queued.parts) == 1
-        queued.norms = block.views(layout).norms if is_only else None
+        # they lie behind the gradients, so that no thread waits for them here
+        queued.norms = block.views(layout).norms if len(queued.parts) == 1 else None
 
     def allocate(
         self, num_bytes: int, allocator: Allocate | None = None, device: torch.device = _HOST

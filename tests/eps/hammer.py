@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
-from l2l_nas.eps.gradients import GradientBlock
+from l2l_nas.eps.gradients import GradientBlock, gradient_bytes
+from l2l_nas.eps.layout import Layout
+from l2l_nas.eps.scale import norms_of
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.relay.trace import Trace
@@ -35,17 +37,24 @@ POOL = LayerPool(
     inputs=TensorSpec((WIDTH,)),
 )
 KEYS = POOL.states
-SIZE = {key: ParamServer(POOL, optimizer=AdamW(), seed=0).layout(key).parameter_bytes // 4 for key in KEYS}
 
 
 def server_on(storage) -> ParamServer:
     return ParamServer(POOL, optimizer=AdamW(), seed=0, storage=storage)
 
 
+def with_norms(gradients: Tensor, layout: Layout) -> GradientBlock:
+    """Gradients as a layer sends them, with their norms behind them."""
+    block = GradientBlock(gradients)
+    views = block.views(layout)
+    norms_of(views.gradients, out=views.norms)
+    return block
+
+
 def update(server: ParamServer, key: str) -> None:
-    gradient = torch.ones(SIZE[key]).view(torch.uint8)
-    has_grad = [True] * len(server.layout(key).parameters)
-    server.gradients.add(key, GradientBlock(gradient), has_grad, lr=0.01, step=0, has_norms=False)
+    layout = server.layout(key)
+    block = with_norms(torch.ones(gradient_bytes(layout) // 4).view(torch.uint8), layout)
+    server.gradients.add(key, block, [True] * len(layout.parameters), lr=0.01, step=0)
     server.gradients.update(key, server.storage, checked=False)
 
 

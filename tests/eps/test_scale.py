@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from l2l_nas import SGD, ParamServer
-from l2l_nas.eps.gradients import GradientBlock
+from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.scale import Clip, LossScale, norms_of, total_norm
 from l2l_nas.errors import NonFiniteError, SettingError
+from tests.eps.hammer import with_norms
 from tests.toys import dense_pool
 
 KEYS = ("layer0/dense", "head/linear")
@@ -120,13 +121,13 @@ def contributed(*, factor=1.0, bad=None):
     for key in KEYS:
         server.state(key)
         layout = server.layout(key)
-        block = torch.zeros(layout.parameter_bytes, dtype=torch.uint8)
+        block = torch.zeros(gradient_bytes(layout), dtype=torch.uint8)
         for entry in layout.parameters:
             entry.view(block).fill_(factor)
         if bad == key:
             layout.parameters[0].view(block)[0, 0] = math.inf
         has_grad = [True] * len(layout.parameters)
-        server.gradients.add(key, GradientBlock(block), has_grad, lr=1.0, step=4, has_norms=False)
+        server.gradients.add(key, with_norms(block, layout), has_grad, lr=1.0, step=4)
     order = [(key, index) for key in KEYS for index in range(len(server.layout(key).parameters))]
     return server, order
 

@@ -10,10 +10,12 @@ import torch
 
 from l2l_nas import SGD, AdamW, ParamServer, Relay
 from l2l_nas.eps.file_storage import FileStorage
-from l2l_nas.eps.gradients import GradientBlock
+from l2l_nas.eps.gradients import gradient_bytes
+from l2l_nas.eps.layout import layout_of
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import NonFiniteError, StateLostError
+from tests.eps.hammer import with_norms
 from tests.toys import SquaredError, dense_pool, random_data
 
 KEY = "layer0/dense"
@@ -25,14 +27,14 @@ def server_of(optimizer=None):
 
 def gradient(server, value=1.0, key=KEY):
     layout = server.layout(key)
-    block = torch.zeros(layout.parameter_bytes, dtype=torch.uint8)
+    block = torch.zeros(gradient_bytes(layout), dtype=torch.uint8)
     for entry in layout.parameters:
         entry.view(block).fill_(value)
     return block, [True] * len(layout.parameters)
 
 
 def sent(block, has_grad):
-    return {"block": GradientBlock(block), "has_grad": has_grad, "has_norms": False}
+    return {"block": with_norms(block, layout_of(dense_pool(), KEY)), "has_grad": has_grad}
 
 
 def snapshot(server):
