@@ -33,7 +33,7 @@ Parts = dict[str, Samples]
 _LOOKS = 512
 # what a folder's parts may be called, in any case, also with "set" behind it
 _PARTS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev", "eval"),
-               "test": ("test", "testing")}  # fmt: skip
+          "test": ("test", "testing")}  # fmt: skip
 _PART_OF = {name: part for part, names in _PARTS.items() for name in names}
 # by these a folder is known as one of images, whether they can be opened or not
 _IMAGES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".avif",
