@@ -108,7 +108,6 @@ class Trainer:
         Args:
             path_at: the architecture of a step; asked for once, in order, one step ahead.
             start: first step: it decides the batch, the path and the random numbers.
-            steps: how many.
             schedule: of the learning rate, over step - offset.
             after_step: called with each step and its loss, before that step is saved.
             saves: when to save; the last step is always saved.
