@@ -16,7 +16,7 @@ from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.layout import align
 from l2l_nas.relay.device import Cpu
-from l2l_nas.relay.device_states import block_sizes
+from l2l_nas.relay.device_states import state_bytes
 from l2l_nas.relay.measure import LayerNeeds
 from l2l_nas.relay.path import Name, taken_by
 from l2l_nas.relay.plan import UpdateOrder
@@ -66,7 +66,7 @@ def resident_bytes(path: RelayPath) -> int:
 def moved_bytes(path: RelayPath) -> int:
     """Bytes of the states that live on the device while this path is trained."""
     server, dtype = path.relay.server, path.relay.config.precision.dtype
-    return sum(sum(block_sizes(server, state, dtype)) for state in path.on_device)
+    return sum(state_bytes(server, state, dtype) for state in path.on_device)
 
 
 def plain_activations(path: RelayPath) -> int:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.frames import Image
 from l2l_nas.eps.layout import align, wire_layout_of
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState, Part
@@ -31,7 +32,7 @@ _IDLE_STEPS = 32  # without use, after which a state makes way for another
 @dataclass
 class _DeviceState:
     state: LayerState  # without buffers
-    blocks: tuple[Tensor, ...]  # what it lies in
+    block: Tensor  # that it lies in
     saved: int  # its version when the host's state was the same
     on_host: int  # the version of the host's state then
     used: int  # the step of its last use
@@ -56,7 +57,7 @@ class DeviceStates:
         self._dtype = dtype
         self._budget = budget
         self._states: dict[str, _DeviceState] = {}
-        self._free: list[tuple[Tensor, ...]] = []  # blocks of states that made way
+        self._free: list[Tensor] = []  # blocks of states that made way
         self._step = 0
 
     def serve(self, server: ParamServer) -> None:
@@ -147,8 +148,7 @@ class DeviceStates:
     @property
     def num_bytes(self) -> int:
         """Device memory of all that is here, and of blocks that wait for another state."""
-        used = (entry.blocks for entry in self._states.values())
-        return sum(block.numel() for blocks in (*used, *self._free) for block in blocks)
+        return sum(block.numel() for block in (*(entry.block for entry in self._states.values()), *self._free))
 
     @property
     def is_changed(self) -> bool:
@@ -206,40 +206,32 @@ class DeviceStates:
 
     def bytes_of(self, key: str) -> int:
         """Device memory that a state takes."""
-        return sum(block_sizes(self._server, key, self._dtype))
+        return state_bytes(self._server, key, self._dtype)
 
     def _bring(self, key: str) -> None:
-        layout, sizes = self._server.rules.of(key).layout, block_sizes(self._server, key, self._dtype)
-        blocks = self._allocate(sizes)
-        weights, *moments, steps = blocks[: 2 + len(layout.moments)]
-        state = LayerState(
-            layout,
-            weights[: sizes[0]],
-            tuple(block[:size] for block, size in zip(moments, sizes[1:], strict=False)),
-            steps.view(torch.float32)[: len(layout.parameters)],
-            weights[:0],
-            is_on_device=True,
-        )
+        image, block = _image(self._server, key), self._allocate(self.bytes_of(key))
+        state = image.state(block)
+        state.is_on_device = True
         with self._device.stream("host"), self._host.reading(key, Part.ALL) as host:
             for target, source in zip(state.updated_blocks, host.updated_blocks, strict=True):
                 target.copy_(source)
             if self._dtype != torch.float32:
                 wire = wire_layout_of(self._server.pool, key, self._dtype)
-                state.keep_wire(wire, blocks[-1][: wire.parameter_bytes], self._dtype)
+                state.keep_wire(wire, block[image.end_bytes(Part.ALL) :][: wire.parameter_bytes], self._dtype)
             state.visits, state.version = host.visits, host.version
             self._device.wait(self._device.mark())
-        self._states[key] = _DeviceState(state, blocks, state.version, state.version, self._step)
+        self._states[key] = _DeviceState(state, block, state.version, state.version, self._step)
 
-    def _allocate(self, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        for index, blocks in enumerate(self._free):
-            if tuple(block.numel() for block in blocks) == sizes:
+    def _allocate(self, num_bytes: int) -> Tensor:
+        for index, block in enumerate(self._free):
+            if block.numel() == num_bytes:
                 return self._free.pop(index)
-        while self._free and self.num_bytes + sum(sizes) > self._budget:
+        while self._free and self.num_bytes + num_bytes > self._budget:
             self._free.pop(0)
-        return tuple(self._device.allocate(size) for size in sizes)
+        return self._device.allocate(num_bytes)
 
     def _drop(self, keys: Sequence[str]) -> None:
-        self._free += [self._states.pop(key).blocks for key in keys]
+        self._free += [self._states.pop(key).block for key in keys]
 
     def write_back(self, keys: Iterable[str] | None = None) -> None:
         """Have the host's states be what these are; all of them by default. No update may be under way."""
@@ -266,16 +258,18 @@ def fitting(server: ParamServer, keys: Iterable[str], dtype: torch.dtype, budget
     """Those of these states that have space in so many bytes, the first ones first."""
     found = []
     for key in keys:
-        size = sum(block_sizes(server, key, dtype))
+        size = state_bytes(server, key, dtype)
         if size <= budget:
             found.append(key)
             budget -= size
     return tuple(found)
 
 
-def block_sizes(server: ParamServer, key: str, dtype: torch.dtype) -> tuple[int, ...]:
-    """Bytes of the blocks of a state on the device: weights, moments, step counts, and weights in another dtype."""
-    layout = server.rules.of(key).layout
-    sizes = (layout.parameter_bytes, *(moment.num_bytes for moment in layout.moments), 4 * len(layout.parameters))
-    wire = () if dtype == torch.float32 else (wire_layout_of(server.pool, key, dtype).parameter_bytes,)
-    return tuple(align(size) for size in (*sizes, *wire))
+def state_bytes(server: ParamServer, key: str, dtype: torch.dtype) -> int:
+    """Of a state on the device: weights, moments, step counts, and weights in another dtype."""
+    wire = 0 if dtype == torch.float32 else align(wire_layout_of(server.pool, key, dtype).parameter_bytes)
+    return _image(server, key).end_bytes(Part.ALL) + wire
+
+
+def _image(server: ParamServer, key: str) -> Image:
+    return Image(replace(server.rules.of(key).layout, buffers=()))
