@@ -233,22 +233,23 @@ def _record(graphs: Graphs, template: Template, slot: _GraphSlot, inputs: Batch)
     takes = tuple(slot.like("takes", n, tensor) for n, tensor in enumerate(inputs))
     for own, tensor in zip(takes, inputs, strict=True):
         own.copy_(tensor.detach())
-    work = _CaptureWork(template, takes, [tensor.requires_grad for tensor in inputs])
+    work = _CaptureWork(template, slot, takes, [tensor.requires_grad for tensor in inputs])
     buffers = template.buffers.clone()
     try:
-        outputs = _tried(graphs, work)
-        expected = tuple(tensor.detach().clone() for tensor in outputs)
+        outputs, gradients = _tried(graphs, work)
+        expected = [tensor.detach().clone() for tensor in outputs]
+        expected_gradients = [gradient.clone() for gradient in gradients if gradient is not None]
         learns = next((n for n, tensor in enumerate(outputs) if tensor.requires_grad), None)
         gives = tuple(slot.like("gives", n, tensor) for n, tensor in enumerate(outputs))
         found = _Recording(slot, takes, gives, learns if torch.is_grad_enabled() else None)
-        del outputs
+        found.outgoing, found.touched = work.targets(gradients)
+        del outputs, gradients
         found.replay_forward = graphs.capture(lambda: work.forward(gives), slot.number)
         if found.learns is not None:
             found.incoming = slot.like("incoming", 0, gives[found.learns])
-            work.prepare(found, slot)
             found.replay_backward = graphs.capture(lambda: work.backward(found), slot.number)
         template.buffers.copy_(buffers)
-        _refuse_other(found, work, expected)
+        _refuse_other(found, expected, expected_gradients)
     except _Unfit:
         raise
     except Exception as error:
@@ -269,8 +270,8 @@ class _CaptureWork:
         learning: which of `takes` have a gradient.
     """
 
-    def __init__(self, template: Template, takes: Batch, learning: Sequence[bool]) -> None:
-        self._module = template.module
+    def __init__(self, template: Template, slot: _GraphSlot, takes: Batch, learning: Sequence[bool]) -> None:
+        self._module, self._slot = template.module, slot
         self.takes = tuple(t.detach().requires_grad_(has) for t, has in zip(takes, learning, strict=True))
         self._own = {id(p): _leaf(p) for p in template.module.parameters()}
         self._names = dict(template.module.named_parameters(remove_duplicate=False))
@@ -278,8 +279,6 @@ class _CaptureWork:
         pairs = ((self._own[id(p)], p.grad) for p in template.module.parameters() if p.requires_grad)
         self._learned = [(own, gradient) for own, gradient in pairs if gradient is not None]
         self._wanted = [*(t for t in self.takes if t.requires_grad), *(own for own, _ in self._learned)]
-        self._has: list[bool] = []
-        self.expected: tuple[Tensor, ...] = ()
 
     @property
     def has_moved(self) -> bool:
@@ -295,21 +294,18 @@ class _CaptureWork:
             return ()
         return torch.autograd.grad(output, self._wanted, incoming, allow_unused=True)
 
-    def note(self, gradients: Sequence[Tensor | None]) -> None:
-        self._has = [gradient is not None for gradient in gradients]
-        self.expected = tuple(gradient.clone() for gradient in gradients if gradient is not None)
+    def targets(self, gradients: Sequence[Tensor | None]) -> tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]:
+        """Where such gradients go: a place for each of `takes`, None where there is none, and those of parameters."""
+        like, found = self._slot.like, iter(gradients)
+        has = [t.requires_grad and next(found, None) is not None for t in self.takes]
+        outgoing = tuple(like("outgoing", n, t) if has[n] else None for n, t in enumerate(self.takes))
+        touched = (g for (_, g), one in zip(self._learned, found, strict=False) if one is not None)
+        return outgoing, tuple(touched)
 
     def forward(self, gives: Batch) -> None:
         self._outputs = self.run()
         for own, tensor in zip(gives, self._outputs, strict=True):
             own.copy_(tensor.detach())
-
-    def prepare(self, found: _Recording, slot: _GraphSlot) -> None:
-        has = iter(self._has)
-        found.outgoing = tuple(
-            slot.like("outgoing", n, t) if t.requires_grad and next(has) else None for n, t in enumerate(self.takes)
-        )
-        found.touched = tuple(g for (_, g), is_there in zip(self._learned, has, strict=True) if is_there)
 
     def backward(self, found: _Recording) -> None:
         assert found.incoming is not None
@@ -346,8 +342,8 @@ class _OperationWatch(OperationLog):
         self.reads |= isinstance(result, Tensor) and result.device.type == "cpu" and any(d != "cpu" for d in devices)
 
 
-def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
-    """Run all that is to be recorded once, which sets up what kernels need; give the layer's outputs.
+def _tried(graphs: Graphs, work: _CaptureWork) -> tuple[Batch, Sequence[Tensor | None]]:
+    """Run all that is to be recorded once, which sets up what kernels need; give the layer's outputs and gradients.
 
     Raises:
         _Unfit: it does what a recording does not repeat.
@@ -359,8 +355,7 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
             outputs = work.run()
             learning = [tensor for tensor in outputs if tensor.requires_grad] if torch.is_grad_enabled() else []
             uses = _uses(learning, work.takes)
-            if len(learning) == 1:
-                work.note(work.gradients(learning[0], some_gradient(learning[0])))
+            gradients = work.gradients(learning[0], some_gradient(learning[0])) if len(learning) == 1 else ()
         has_drawn = not all(map(torch.equal, before, (generator.get_state() for generator in generators)))
     if losses:
         raise _Unfit("adds a loss")
@@ -374,10 +369,10 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> Batch:
         raise _Unfit("gives several values that have gradients")
     if not graphs.is_chain and any(count > 1 for count in uses.values()):
         raise _Unfit("takes a value twice that may have other readers, whose gradients are added up one by one")
-    return outputs
+    return outputs, gradients
 
 
-def _refuse_other(found: _Recording, work: _CaptureWork, expected: Batch) -> None:
+def _refuse_other(found: _Recording, expected: Sequence[Tensor], expected_gradients: Sequence[Tensor]) -> None:
     """Replay a recording on what it was recorded on; the gradients of parameters are put back.
 
     Raises:
@@ -394,8 +389,8 @@ def _refuse_other(found: _Recording, work: _CaptureWork, expected: Batch) -> Non
         finally:  # they hold what micro-batches before this one added
             for tensor, own in zip(found.touched, before, strict=True):
                 tensor.copy_(own)
-        noise = noise_of(work.expected)
-        is_right &= all(is_near(again, one, noise) for again, one in zip(gradients, work.expected, strict=True))
+        noise = noise_of(expected_gradients)
+        is_right &= all(is_near(again, one, noise) for again, one in zip(gradients, expected_gradients, strict=True))
     if not is_right:
         raise _Unfit("gives other values when its graph is replayed")
 
