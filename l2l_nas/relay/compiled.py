@@ -67,13 +67,7 @@ def _runner(module: nn.Module, number: int) -> Callable[..., Any]:
 
 
 def _compiled_call(code: nn.Module, run: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-    """A template's forward by its kind's graph.
-
-    Args:
-        code: the module that was compiled, without memory of its own; the graph reads its mode.
-        run: its compiled form.
-        module: the template's own module.
-    """
+    """A template's forward by its kind's graph, which reads the mode of `code`, the module that was compiled."""
     named = dict(module.named_buffers(remove_duplicate=False))
     apart = {id(buffer): _apart(buffer) for buffer in named.values()}  # one, whatever its names
     buffers = {name: apart[id(buffer)] for name, buffer in named.items()}

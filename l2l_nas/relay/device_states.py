@@ -46,7 +46,6 @@ class DeviceStates:
     """The states of one server, of which some live on a device; a `Storage` around the server's own.
 
     Args:
-        device: where.
         dtype: of the weights that layers compute on; beside float32 masters, a copy is stored.
         budget: bytes of device memory, at most.
     """

@@ -78,15 +78,7 @@ class HeldStep:
 
 
 class HeldSteps:
-    """Does the steps of paths that are held; see [Note: held].
-
-    Args:
-        bank: makes templates.
-        specs: of values.
-        device: shares the host's memory.
-        seed: of dropout's random numbers.
-        trace: records what is done.
-    """
+    """Does the steps of paths that are held, on a device that shares the host's memory; see [Note: held]."""
 
     def __init__(
         self, bank: SlotBank, specs: Mapping[str, Specs], device: Device, *, seed: int, trace: Trace | None
@@ -176,8 +168,11 @@ class HeldSteps:
         states = storage, storage.changes if isinstance(storage, RamStorage) else 0
         # a forward may have changed the mode of a module
         if self._bound != (path, states, is_training) or path.has_other_modes:
-            block = None if isinstance(storage, RamStorage) else self._block()
-            path.bind(server, states, block, is_training=is_training)
+            in_place = isinstance(storage, RamStorage)
+            if self._copies is None and not in_place:
+                # for any path; what is not used of it takes no memory
+                self._copies = host_block(len(self._pool.positions) * self._bank.weights_bytes)
+            path.bind(server, states, None if in_place else self._copies, is_training=is_training)
             self._bound = path, states, is_training
         if path.copies:
             server.prepare(path.copies)
@@ -193,12 +188,6 @@ class HeldSteps:
                     template.load_buffers(state.buffers)
                     template.buffers_version = state.version
 
-    def _block(self) -> Tensor:
-        """Memory for copies of a path's weights, whatever the path; what is not used of it takes none."""
-        if self._copies is None:
-            self._copies = host_block(len(self._pool.positions) * self._bank.weights_bytes)
-        return self._copies
-
     def _forget(self, path: HeldPath) -> None:
         """After an error: what a forward made of its module, or of buffers, is of no use."""
         for layer in path.owners:
@@ -212,7 +201,6 @@ class HeldSteps:
         return label.profiled() if self._trace is None else _recorded(self._trace, lane, label)
 
     def _compute(self, held: HeldStep) -> None:
-        """All micro-batches forward and backward."""
         path, batch = held.path, held.batch
         parts = zip(*(tensor.detach().split(list(batch.sizes)) for tensor in batch.inputs), strict=True)
         versions, last, count = path.versions, len(batch.sizes) - 1, 0
@@ -273,7 +261,6 @@ class HeldSteps:
         return ends, loss
 
     def _has_new_buffers(self, path: HeldPath, number: int, storage: Storage) -> bool:
-        """Whether the forward changed the buffers of a layer."""
         layer, template = path.owners[number], path.templates[number]
         if layer.key not in self._watches:
             self._watches[layer.key] = BufferWatch(may_change(self._pool, layer))

@@ -154,7 +154,7 @@ class HeldPath:
 
         Args:
             states: another one wherever a key may have another state than before.
-            block: memory for copies of all weights; None: the states themselves lie where layers compute.
+            block: memory for copies of all weights; None: layers compute on the states themselves.
         """
         if self._bound != states:
             self._forget_states()
@@ -213,11 +213,8 @@ class HeldPath:
     def refuse_changes(self, pool: LayerPool, versions: Sequence[int]) -> None:
         """Refuse what a forward may not change; the probe sees it before, unless a value decided it.
 
-        Args:
-            versions: what they were before.
-
         Raises:
-            SpaceError: parameters were changed, moved or replaced, or a buffer was replaced.
+            SpaceError: parameters were changed since they had these versions, moved or replaced, or a buffer replaced.
         """
         for number in self.with_buffers:
             refuse_replaced_buffers(self.owners[number], self.templates[number], pool)

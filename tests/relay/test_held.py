@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 import sys
 import weakref
-from dataclasses import replace
 
 import pytest
 import torch
@@ -253,9 +251,8 @@ def test_an_update_that_ends_half_way_in_shared_memory_is_undone():
 
 def other_process(storage):
     """The same states, as another process has them."""
-    place = storage.place(1, 1)
     pool = chain_pool(Meddled, lambda: nn.Linear(6, 2))
-    return SharedStorage(pool, optimizer=SGD(), place=replace(place, handle=os.dup(place.handle)))
+    return SharedStorage(pool, optimizer=SGD(), workers=2, address=storage.address)
 
 
 class Meddled(nn.Module):
