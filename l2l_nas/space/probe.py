@@ -13,7 +13,7 @@ Triton kernel, runs on the relay's device.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -197,7 +197,7 @@ class _Recorder(OperationLog):
         self._built: set[int] = set()
         self._before: dict[int, str] = {}
         self._alive: list[object] = []  # a storage's number would be used again
-        self._indexed: set[int] | None = None
+        self.indexed: set[int] | None = None  # the arguments of the indexing that runs
         self._refusal = ""
 
     def know(self, module: nn.Module) -> None:
@@ -232,15 +232,6 @@ class _Recorder(OperationLog):
         self._alive.append(tensor)
         self._made.add(storage_of(tensor))
 
-    @contextlib.contextmanager
-    def indexing(self, args: tuple[Any, ...]) -> Iterator[None]:
-        # what is not among these arguments is made of Python values
-        self._indexed = set(map(storage_of, tensors_in(args)))
-        try:
-            yield
-        finally:
-            self._indexed = None
-
     def _inspect(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = name_of(func)
         generator = kwargs.get("generator")
@@ -253,7 +244,7 @@ class _Recorder(OperationLog):
             number = storage_of(tensor)
             if number in self._named or number in self._made or name.startswith("lift_fresh"):
                 continue
-            if self._indexed is not None and number not in self._indexed and name in _INDEXES:
+            if self.indexed is not None and number not in self.indexed and name in _INDEXES:
                 self.know_made(tensor)  # of a list of numbers, which is no operation either
                 continue
             if number in self._before:
@@ -310,9 +301,12 @@ class _Constants(TorchFunctionMode):
         if func is Tensor.data_ptr and args[0].is_meta:
             # a Triton kernel would take the null that meta tensors have for an address, and end all work on the GPU
             raise RuntimeError("a meta tensor has no memory")
-        is_indexing = func in (Tensor.__getitem__, Tensor.__setitem__)
-        with self._recorder.indexing(args) if is_indexing else contextlib.nullcontext():
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            self._recorder.indexed = set(map(storage_of, tensors_in(args)))
+        try:
             result = func(*args, **(kwargs or {}))
+        finally:
+            self._recorder.indexed = None
         if func in _FROM_VALUES and (func is Tensor.new_tensor or not isinstance(args[0], Tensor)):
             self._recorder.know_made(result)
         return result

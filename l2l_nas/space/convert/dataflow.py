@@ -195,7 +195,6 @@ class Dataflow:
         return ArgTree(tuple(leaves), tree, tuple(path for path, _ in call.shown))
 
     def _fragment(self, draft: FragmentDraft) -> FragmentPlan:
-        is_head = draft.index == len(self._calls)
         evaluation, training = draft.needs
         storages = evaluation.storages | training.storages
         inputs = [
@@ -232,13 +231,12 @@ class Dataflow:
         return FragmentPlan(
             name,
             tuple(self._names[ref] for ref in reads),
-            (name,) if is_head else tuple(self._names[ref] for ref in draft.refs),
+            tuple(self._names[ref] for ref in draft.refs) or (name,),  # the head makes no values
             ArgTree(tuple(arguments), self._recordings[1].argument_tree),
             calls,
             others,
             wanted,
             self._needed(storages | self._changed(draft), others),
-            is_head,
         )
 
     def _used(self, draft: FragmentDraft) -> set[Key]:

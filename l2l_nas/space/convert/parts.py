@@ -72,7 +72,11 @@ class FragmentPlan(_Shared):
     # what it makes, with its form: leaves that a block takes, or that another module gives
     wanted: Mapping[Key, Mapping[int, Form]]
     needed: tuple[str, ...]  # names of parameters and buffers
-    is_head: bool  # whether it gives the model's output
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it gives the model's output."""
+        return not self.wanted
 
 
 Plan = BlockPlan | FragmentPlan
