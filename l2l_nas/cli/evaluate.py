@@ -6,8 +6,7 @@ from pathlib import Path
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.report.text import with_error
-from l2l_nas.runs.build import build_relay, set_threads
-from l2l_nas.runs.language import TASKS, check_task, evaluate_sentences, evaluate_text, open_model
+from l2l_nas.runs.language import TASKS, check_task, evaluate_sentences, evaluate_text, open_model, relay_of
 from l2l_nas.runs.loaded import data_warning, load_found
 from l2l_nas.runs.locate import CLASSIFY
 from l2l_nas.runs.settings import EvaluateConf
@@ -36,8 +35,7 @@ def main(conf: EvaluateConf) -> None:
             "split=test: the data of this run have no test part; data.test_fraction keeps one apart, or the pool's own "
             "Data, before a search begins"
         )
-    relay = build_relay(found.server, found.relay, seed=0)
-    set_threads(found.relay.threads, relay)
+    relay = relay_of(found)
     found.problem.check(relay.shapes)
     batches = Batches(data.train, batch_size=found.batch_size, seed=found.server.seed)
     trainer = Trainer(relay, found.problem.measured_task, batches, found.micro_batch)

@@ -49,10 +49,8 @@ def explain_hydra(command: str, error: Exception, flags: Sequence[str], override
     """What was wrong with the words of a command line or with a config file, and what to write instead.
 
     Args:
-        command: its name.
         error: what Hydra raised, see `is_of_hydra`.
-        flags: of the command line.
-        overrides: of the command line.
+        flags, overrides: of the command line.
     """
     folders = config_folders(flags)
     if isinstance(error, yaml.YAMLError):

@@ -23,7 +23,6 @@ from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.call import content_of, dotted, parted
 from l2l_nas.runs.fields import built
 from l2l_nas.runs.folder import RunFolder, reserved
-from l2l_nas.runs.inherit import go_on
 from l2l_nas.runs.loaded import load_found, read_result
 from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.saved_config import read_config, value_in
@@ -170,11 +169,10 @@ def search(
         with optuna_as_it_was(), contextlib.ExitStack() as kept:
             if not conf.resume and not settings.get("folder"):
                 conf = replace(conf, folder=str(kept.enter_context(reserved(Path(conf.folder)))))
-            if conf.resume:
-                conf = go_on("search", conf, given=given) or conf
             again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
             whole = None if isinstance(problem, str) else problem
-            run = SearchRun(conf, console, again=again, objects=Objects(whole, **own, callbacks=callbacks), given=given)
+            objects = Objects(whole, **own, callbacks=callbacks)
+            run = SearchRun(conf, console, given=given, objects=objects, again=again)
             try:
                 run.go()
             except Stopped:

@@ -55,8 +55,6 @@ def command_line(command: str, settings: Mapping[str, Any], *, words: Sequence[s
     """A whole command.
 
     Args:
-        command: its name.
-        settings: by name.
         words: flags and overrides as they were typed, put first.
     """
     spelled = [f"{name}={spell(value)}" for name, value in settings.items()]
@@ -67,8 +65,6 @@ def resume_command(command: str, folder: object, named: Mapping[str, Any]) -> st
     """The command that goes on with a run; the call, where an object was given in Python.
 
     Args:
-        command: search or train.
-        folder: the run's.
         named: settings to name again, or anew; see `own_names`.
     """
     if any(map(_is_object, named.values())):
@@ -96,8 +92,7 @@ def name_again(what: str, setting: str, value: object) -> str:
 
     Args:
         what: it is, such as "pool".
-        setting: that names it.
-        value: what the setting was.
+        value: of the setting.
     """
     if _is_object(value):
         named = "[FILE.py:NAME]" if isinstance(value, list) else "FILE.py:NAME"

@@ -58,8 +58,6 @@ class TrainingComponents:
 
     Args:
         problem: with its pool as it is trained.
-        relay: with the server of the pool.
-        trainer: on that relay.
         scorer: measures the metrics that are reported; see `build_scorer`.
         trace: of what the lanes do, if that is asked for.
     """
@@ -89,9 +87,7 @@ class Components:
 
     Args:
         conf: all settings, with what was decided meanwhile in place of what nobody gave.
-        training: trains and measures.
         search: what the phases work with.
-        phases: of the strategy.
         division: what numbers that nobody gave follow from; None where all were given.
     """
 
@@ -254,7 +250,6 @@ def _costs(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, s
 
 
 def _hardware(conf: SearchConf) -> Hardware | None:
-    """What step times are predicted for, if they are."""
     section = conf.search
     if section.hardware:
         return find_hardware(section.hardware)

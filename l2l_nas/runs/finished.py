@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_bytes, read_json
@@ -17,21 +17,10 @@ _ENDS = ("start", "done", "stopped", "failed")
 _EVALUATED = ("complete", "stopped", "failed")
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A search with nothing left to do.
+def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) -> tuple[float, str] | None:
+    """The best value of a search with nothing left to do, and what to say; None of another.
 
-    Args:
-        value: the best of its first objective.
-        line: what to say.
-    """
-
-    value: float
-    line: str
-
-
-def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) -> Finished | None:
-    """Whether a search's result is written and was asked for with the very same settings.
+    Its result is written, and was asked for with the very same settings.
 
     Args:
         folder: the run's.
@@ -60,8 +49,8 @@ def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) 
     total = conf.search.trials
     assert total is not None  # decided before
     more = resume_command("search", folder.root, {**own_names(asdict(conf)), "search.trials": 2 * total})
-    return Finished(
-        value,
+    line = (
         f"finished: {evaluated} of {total} trials are evaluated and the result is written, nothing to do; for more: "
-        + more,
+        + more
     )
+    return value, line

@@ -79,11 +79,7 @@ def deviations(group: str, chosen: Mapping[str, Any]) -> Iterator[tuple[str, Any
 
 
 def deviating(conf: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of each setting that is not as it comes; of a choice and of a dict, each argument's.
-
-    Args:
-        conf: a dataclass of `settings.py`.
-    """
+    """Name and value of each setting that is not as it comes; of a choice and of a dict, each argument's."""
     for name, default, _ in settings(type(conf)):
         value = value_of(conf, name)
         if name in CHOICES:

@@ -19,8 +19,7 @@ import torch
 
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.interface import Executor
-from l2l_nas.runs.build import build_relay, set_threads
-from l2l_nas.runs.language import LanguageModel, executor_of, write_on
+from l2l_nas.runs.language import LanguageModel, executor_of, relay_of, write_on
 from l2l_nas.text.cloze import Cloze
 from l2l_nas.text.generate import Sampling
 from l2l_nas.text.network import OfOneDocument, has_documents, refuse_foresight
@@ -54,8 +53,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
-        self._relay: Executor = build_relay(model.server, model.relay, seed=0)
-        set_threads(model.relay.threads, self._relay)
+        self._relay: Executor = relay_of(model)
         refuse_foresight(self._relay, model.architecture, model.length)
         self._writer: Executor | None = None
         found = next(

@@ -15,6 +15,7 @@ from l2l_nas.pretrained.pool import is_published, published_pool
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.reference import ReferenceTrainer
+from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.loaded import LoadedRun, load_found
@@ -120,8 +121,7 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     measured, samples = _task(model, task, file, stride)
     if has_documents(model.server.pool):
         samples = OfOneDocument(samples)
-    relay = build_relay(model.server, model.relay, seed=0)
-    set_threads(model.relay.threads, relay)
+    relay = relay_of(model)
     refuse_foresight(relay, model.architecture, model.length)
     found = score(relay, model.architecture, samples, task=measured, micro_batch=model.micro_batch)
     return found, len(samples)
@@ -141,10 +141,16 @@ def evaluate_sentences(found: LoadedRun, file: Path) -> tuple[Score, int]:
     if not isinstance(train, Sentences):
         raise SettingError(f"task={CLASSIFY} is of runs with data.objective={CLASSIFY}, which this one is not")
     samples = sentences_of(file, train.form)
-    relay = build_relay(found.server, found.relay, seed=0)
-    set_threads(found.relay.threads, relay)
+    relay = relay_of(found)
     task = found.problem.measured_task
     return score(relay, found.architecture, samples, task=task, micro_batch=found.micro_batch), len(samples)
+
+
+def relay_of(model: LanguageModel | LoadedRun) -> Relay:
+    """What runs a network whole: the relay of its settings."""
+    relay = build_relay(model.server, model.relay, seed=0)
+    set_threads(model.relay.threads, relay)
+    return relay
 
 
 def check_task(task: str, file: Path, *, stride: int = 0) -> None:

@@ -54,7 +54,6 @@ _NOUNS = {"search": "search", "train": "training"}
 
 
 def _command_of(folder: RunFolder) -> str:
-    """Which command made it."""
     if folder.config.exists():
         return "search" if "search" in read_config(folder.config) else "train"
     return "search" if folder.study.exists() or not folder.architecture.exists() else "train"

@@ -24,9 +24,6 @@ _DECIDED = ("relay.budget", "relay.keep", "relay.slots")
 def changed_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
     """The settings of a search that differ from their defaults, but for its folder.
 
-    Args:
-        config: what stands in `config.yaml`.
-
     Raises:
         KeyError, TypeError: a section is missing or something else.
     """
@@ -42,10 +39,8 @@ def next_commands(
     """What one may want to do with a run.
 
     Args:
-        folder: the run's.
         config: what stands in its `config.yaml`.
         is_finished: whether all trials asked for are done.
-        has_result: whether there is a network to work with.
 
     Raises:
         KeyError, TypeError, ValueError: the settings lack something.

@@ -22,16 +22,8 @@ class Objects:
     """What a caller gives as objects; None: what the settings name.
 
     Args:
-        problem: what is searched.
-        sampler: proposes trials.
-        strategy: the phases.
-        early_stop: which trials do not take all their steps.
-        costs: by name or as objects.
-        storage: where layer states live.
-        optimizer: updates them.
         schedule: of the learning rate, made of a peak and a number of steps.
-        callbacks: see it go by, besides those that the settings name.
-        executor: runs segments of trainings.
+        callbacks: besides those that the settings name.
     """
 
     problem: Problem | None = None

@@ -52,14 +52,7 @@ def _latencies(search: SearchContext) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Output:
-    """Writes and shows what a search came to.
-
-    Args:
-        folder: the run's.
-        components: of the search.
-        console: where it is shown.
-        place: where its study is.
-    """
+    """Writes and shows what a search came to, whose study is at `place`."""
 
     folder: RunFolder
     components: Components

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -29,6 +29,8 @@ from l2l_nas.runs.progress import Log
 from l2l_nas.runs.saved_config import read_config, value_in
 from l2l_nas.runs.terminal import warn
 
+Found = TypeVar("Found")
+
 _FOREIGN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _REFRESH_SECONDS = 30.0
 _MAX_SHARE = 0.02  # of the run's time that goes into pages
@@ -46,7 +48,6 @@ def gather(
     """Read a run's folder; nothing in it is run or imported.
 
     Args:
-        root: the folder.
         is_running: whether a search is at work in it.
         records, goals: of the study, if they are available; otherwise they are read from it.
         done: how much of its phase the running search has done.
@@ -77,7 +78,7 @@ def gather(
     except _FOREIGN as error:
         raise _damaged(folder.log, error) from None
     config = read_config(folder.config)
-    found = _read_found(folder.result)
+    found = _read(folder.result, _best_of)
     records = only_finite(records, goals)
     cards = (history.card, *history.earlier)
     if is_read and not all(any(card.offers(record.architecture) for card in cards) for record in records):
@@ -95,32 +96,26 @@ def gather(
     return Summary(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
         config=read_bytes(folder.config).decode(errors="replace"), timeline=_read_picture(folder.timeline),
-        planned=_read_planned(folder.plan), planned_picture=_read_picture(folder.plan_picture),
+        planned=_read(folder.plan, Planned.from_json), planned_picture=_read_picture(folder.plan_picture),
     )  # fmt: skip
 
 
-def _read_found(path: Path) -> Network | None:
-    """The network in a run's result; None before there is one."""
+def _read(path: Path, build: Callable[[Any], Found]) -> Found | None:
+    """What a file of JSON holds; None where there is none."""
     if not path.exists():
         return None
-    result = read_json(path)
+    content = read_json(path)
     try:
-        network = Network.from_json(result["best"])
-        if not network.values:
-            raise ValueError("the best network has no values")
-        return network
+        return build(content)
     except _FOREIGN as error:
         raise _damaged(path, error) from None
 
 
-def _read_planned(path: Path) -> Planned | None:
-    """What was predicted before the run; None where nothing was."""
-    if not path.exists():
-        return None
-    try:
-        return Planned.from_json(read_json(path))
-    except _FOREIGN as error:
-        raise _damaged(path, error) from None
+def _best_of(result: Any) -> Network:
+    network = Network.from_json(result["best"])
+    if not network.values:
+        raise ValueError("the best network has no values")
+    return network
 
 
 def _read_picture(path: Path) -> bytes:
@@ -184,10 +179,6 @@ class LivePage(Callback):
     traceback, the terminal one line, and the search goes on without it.
 
     Args:
-        root: the run's folder.
-        log: the run's.
-        console: where to tell.
-        goals: of the search.
         records: gives all trials so far.
     """
 

@@ -51,12 +51,7 @@ _LIFTS = {
 
 @dataclass(frozen=True)
 class Memory:
-    """What may be used, in bytes.
-
-    Args:
-        device: of the device.
-        host: of the host.
-    """
+    """What may be used, in bytes."""
 
     device: int
     host: int
@@ -64,14 +59,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """An architecture and its prediction.
-
-    Args:
-        name: smallest, median or largest.
-        parameters: its weights.
-        prediction: of a step.
-        missing: what does not fit; empty where all does.
-    """
+    """An architecture (the smallest, median or largest) and its prediction; what does not fit is `missing`."""
 
     name: str
     architecture: Architecture
@@ -102,11 +90,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Settings under which the largest architecture fits.
-
-    Args:
-        settings: by name, as they are typed.
-    """
+    """Settings, as they are typed, under which the largest architecture fits."""
 
     settings: Mapping[str, Any]
     prediction: Prediction
@@ -159,10 +143,8 @@ class Planner:
     """Asks the simulator about a problem on some hardware. Nothing is trained, and no device memory is used.
 
     Args:
-        problem: whose architectures.
         optimizer: its moments take memory.
-        hardware: what it would run on.
-        memory: what may be used of it.
+        memory: what may be used of the hardware.
         batch_size: samples of a step.
     """
 
@@ -306,7 +288,6 @@ def _micro_batches(batch_size: int, given: int) -> list[int]:
 
 
 def _updates(conf: RelayConf) -> tuple[UpdatePolicy, ...]:
-    """Those that the precision and the clipping allow."""
     waits = conf.precision == "fp16" or (conf.clip > 0 and conf.clip_scope == "global")
     return (UpdatePolicy.EXACT,) if waits else (UpdatePolicy.EXACT, UpdatePolicy.EAGER)
 
@@ -323,7 +304,6 @@ def _settings(conf: RelayConf, device_bytes: int) -> Iterator[RelayConf]:
 
 
 def _written(conf: RelayConf, micro_batch: int) -> dict[str, Any]:
-    """Settings as they are typed."""
     names = ("slots", "stash", "budget", "resident", "update")
     return {"train.micro_batch": micro_batch, **{f"relay.{name}": getattr(conf, name) for name in names}}
 

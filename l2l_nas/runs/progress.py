@@ -129,11 +129,8 @@ class Display(Callback):
     """Shows a search: a live line on a terminal, a plain line every few seconds elsewhere. Stops it on Ctrl-C.
 
     Args:
-        console: where to.
-        log: gets every event.
         goals: the first is the one to show.
         budget: for the time to go.
-        workers: how many processes are at work.
     """
 
     def __init__(self, console: Console, log: Log, *, goals: Sequence[Goal], budget: Budget, workers: int = 1) -> None:

@@ -34,6 +34,7 @@ from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import pool_in_files
+from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.components import build_components
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.fields import check_bounds
@@ -41,6 +42,7 @@ from l2l_nas.runs.finished import finished
 from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
 from l2l_nas.runs.greeting import greet
 from l2l_nas.runs.groups import completed
+from l2l_nas.runs.inherit import go_on
 from l2l_nas.runs.lock import locked
 from l2l_nas.runs.numbers import budget_of, check_time
 from l2l_nas.runs.objects import Objects
@@ -50,6 +52,7 @@ from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.saved_best import finalist_cache
+from l2l_nas.runs.saved_config import own_names
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
 from l2l_nas.runs.terminal import warn
@@ -63,12 +66,12 @@ class SearchRun:
     """Everything that can be refused is built here, before anything is written.
 
     Args:
-        conf: all settings, those of the folder among them if it goes on.
+        conf: the settings that were given; those of a folder that it goes on in are taken over.
         console: where it tells how far it is.
-        again: the command that resumes this run.
-        objects: in place of what the settings name.
         given: names of settings that were given explicitly; one without effect produces a warning.
+        objects: in place of what the settings name.
         files: of whoever started it, written beside the settings.
+        again: the command that resumes this run, if it is not that of one search.
     """
 
     def __init__(
@@ -76,17 +79,18 @@ class SearchRun:
         conf: SearchConf,
         console: Console,
         *,
-        again: str,
+        given: Collection[str],
         objects: Objects | None = None,
-        given: Collection[str] = (),
         files: Mapping[str, str] | None = None,
+        again: str = "",
     ) -> None:
-        conf = completed(conf)
+        self.again = again or resume_command("search", conf.resume or conf.folder, own_names(asdict(conf)))
+        before = go_on("search", conf, given=given) if conf.resume else None
+        conf = completed(before or conf)
         check_bounds(conf)
         self.console = console
-        self.again = again
         self.given = given
-        self.files = files or {}
+        self.files = (files or {}) if before is None else {}  # of a run that goes on they tell how it was started
         self.objects = objects = objects or Objects()
         self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks])
         self.folder = RunFolder(Path(conf.resume or conf.folder))
@@ -158,8 +162,9 @@ class SearchRun:
                 conf, goal = public(self.conf, self.address), self.goals[0].name
                 over = finished(self.folder, conf, goal=goal, evaluated=study.num_evaluated) if resume else None
                 if over is not None:
-                    self.console.print(over.line, markup=False, soft_wrap=True)
-                    return over.value
+                    value, line = over
+                    self.console.print(line, markup=False, soft_wrap=True)
+                    return value
                 self._write_settings()
                 self._begin(study, log, resume=resume)
                 best = search.run()

@@ -30,15 +30,7 @@ from l2l_nas.training.score import Score, by_part
 
 @dataclass(frozen=True)
 class TrainingOutput:
-    """Writes and shows what a training came to.
-
-    Args:
-        folder: the run's.
-        conf: its settings.
-        components: of the training.
-        architecture: what was trained.
-        console: where it is shown.
-    """
+    """Writes and shows what a training of one architecture came to."""
 
     folder: RunFolder
     conf: RetrainConf

@@ -27,13 +27,7 @@ from l2l_nas.runs.settings import RetrainConf, rule_of
 
 @dataclass(frozen=True)
 class TrainingStart:
-    """What a training starts or goes on with.
-
-    Args:
-        conf: all settings, those of its folder or of another run taken over.
-        choice: the architecture.
-        source: the run that the architecture or its weights are from; none where the training goes on.
-    """
+    """Settings and architecture of a training, and the run that these are from; None where the training goes on."""
 
     conf: RetrainConf
     choice: ChosenArchitecture
@@ -44,9 +38,7 @@ def training_start(conf: RetrainConf, folder: RunFolder, *, given: Collection[st
     """Read what a training starts or goes on with.
 
     Args:
-        conf: the settings that were given.
-        folder: of the training.
-        given: names of the settings that somebody asked for.
+        given: names of settings that were given explicitly.
 
     Raises:
         SettingError: what is given does not go with the folder, or with the run.
@@ -57,7 +49,6 @@ def training_start(conf: RetrainConf, folder: RunFolder, *, given: Collection[st
 
 
 def _resumes(conf: RetrainConf, folder: RunFolder) -> bool:
-    """Whether to go on with a training."""
     root = folder.root
     if not conf.resume:
         if any(path.exists() for path in (folder.study, folder.weights, folder.result)):

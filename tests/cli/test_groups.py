@@ -342,7 +342,7 @@ def test_hydra_s_files_hold_no_password(pool, tmp_path, monkeypatch):
         def go(self):
             self.folder.write_hydra(self.files)
 
-    monkeypatch.setattr("l2l_nas.cli.search.SearchRun", Run)
+    monkeypatch.setattr("l2l_nas.cli.search.prepared", Run)
     for words in (["--config-dir", "conf", "--config-name", "mine"], [f"search.storage='{address}'"]):
         folder = f"run{len(words)}"
         assert main(["search", OWN, f"folder={folder}", *words]) == 0
