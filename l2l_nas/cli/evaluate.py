@@ -6,8 +6,16 @@ from pathlib import Path
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.report.text import with_error
-from l2l_nas.runs.language import TASKS, check_task, evaluate_sentences, evaluate_text, open_model, relay_of
-from l2l_nas.runs.loaded import data_warning, load_found
+from l2l_nas.runs.language import (
+    TASKS,
+    LanguageModel,
+    check_task,
+    evaluate_sentences,
+    evaluate_text,
+    open_model,
+    relay_of,
+)
+from l2l_nas.runs.loaded import LoadedRun, data_warning, load_found
 from l2l_nas.runs.locate import CLASSIFY
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
@@ -74,30 +82,23 @@ def _evaluate_text(conf: EvaluateConf) -> None:
             raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
     if not conf.file:
         raise SettingError(f"name the text to measure on: task={conf.task} file=FILE")
+    network: LoadedRun | LanguageModel
     if conf.task == CLASSIFY:
-        _evaluate_sentences(conf)
-        return
-    check_task(conf.task, Path(conf.file), stride=conf.stride)
-    model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer)
-    score, count = evaluate_text(model, conf.task, Path(conf.file), stride=conf.stride)
+        for name in ("stride", "tokenizer"):
+            if getattr(conf, name):
+                raise SettingError(f"{name} has no effect with task={conf.task}; leave it out")
+        network, noun = load_found(conf.run, pool=conf.space.pool), "rows"
+        score, count = evaluate_sentences(network, Path(conf.file))
+    else:
+        check_task(conf.task, Path(conf.file), stride=conf.stride)
+        network = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer)
+        score, count = evaluate_text(network, conf.task, Path(conf.file), stride=conf.stride)
+        noun = "passages" if conf.task == "lambada" else "windows"
     console = open_terminal()
-    console.print(str(model.architecture), soft_wrap=True)
+    console.print(str(network.architecture), soft_wrap=True)
     for name in score.values:
         console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
-    console.print(f"{count:,} {'passages' if conf.task == 'lambada' else 'windows'} of {conf.file}", soft_wrap=True)
-
-
-def _evaluate_sentences(conf: EvaluateConf) -> None:
-    for name in ("stride", "tokenizer"):
-        if getattr(conf, name):
-            raise SettingError(f"{name} has no effect with task={conf.task}; leave it out")
-    found = load_found(conf.run, pool=conf.space.pool)
-    score, count = evaluate_sentences(found, Path(conf.file))
-    console = open_terminal()
-    console.print(str(found.architecture), soft_wrap=True)
-    for name in score.values:
-        console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
-    console.print(f"{count:,} rows of {conf.file}", soft_wrap=True)
+    console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
 
 
 def _shown(score: Score, name: str) -> str:
