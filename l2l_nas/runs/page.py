@@ -60,17 +60,7 @@ def gather(
         raise StorageError(f"{root}: no such folder")
     is_read = records is None
     if records is None:
-        if folder.config.exists() and value_in(read_config(folder.config), "search.storage"):
-            raise StorageError(
-                f"{root}: the study of this run is in a database, and its last page is {folder.report}; "
-                "resume the run for a new one"
-            )
-        if folder.study.exists() and not folder.config.exists() and not folder.log.exists():
-            raise StorageError(
-                f"{root}: holds no run of this program; the page of a study that a loop of your own has filled is "
-                "written by l2l_nas.write_page(study, pool)"
-            )
-        goals, records = read_study(folder.study)
+        goals, records = _read_records(folder)
     log = read_bytes(folder.log).decode(errors="replace")
     now = time.time()
     try:
@@ -98,6 +88,20 @@ def gather(
         config=read_bytes(folder.config).decode(errors="replace"), timeline=_read_picture(folder.timeline),
         planned=_read(folder.plan, Planned.from_json), planned_picture=_read_picture(folder.plan_picture),
     )  # fmt: skip
+
+
+def _read_records(folder: RunFolder) -> tuple[Sequence[Goal], Sequence[TrialRecord]]:
+    if folder.config.exists() and value_in(read_config(folder.config), "search.storage"):
+        raise StorageError(
+            f"{folder.root}: the study of this run is in a database, and its last page is {folder.report}; "
+            "resume the run for a new one"
+        )
+    if folder.study.exists() and not folder.config.exists() and not folder.log.exists():
+        raise StorageError(
+            f"{folder.root}: holds no run of this program; the page of a study that a loop of your own has filled is "
+            "written by l2l_nas.write_page(study, pool)"
+        )
+    return read_study(folder.study)
 
 
 def _read(path: Path, build: Callable[[Any], Found]) -> Found | None:
