@@ -63,7 +63,6 @@ class Checkpoint:
         self._layouts: dict[str, str] = {}
 
     def exists(self) -> bool:
-        """Whether something was saved here."""
         return (self.folder / _MANIFEST).exists() or bool(self._older())
 
     @property
@@ -286,7 +285,6 @@ def _parsing(path: Path, key: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _load_scale(server: ParamServer, manifest: Manifest) -> None:
-    """Restore the dynamic loss scale; only saves of fp16 have one."""
     if manifest.loss_scale is None:
         return
     try:

@@ -59,7 +59,6 @@ class _Record:
         return 0 if self.is_direct else self.image.end_bytes(Part.ALL)
 
     def fail(self, error: BaseException) -> None:
-        """Note why the file could not be written."""
         is_named = isinstance(error, StorageError)
         self.failure = str(error) if is_named else f"{self.path}: was not written whole ({error!r})"
 
@@ -112,7 +111,6 @@ class FileStorage:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from files since the beginning."""
         return self._reader.bytes_read
 
     def put(self, key: str, state: LayerState) -> None:
@@ -180,7 +178,6 @@ class FileStorage:
         self._finalizer()
 
     def _vacate(self, key: str) -> None:
-        """Have no frame hold a state."""
         while (frame := self._table.find(key)) is not None:
             if frame.is_idle:
                 self._table.empty(frame)

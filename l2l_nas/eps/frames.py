@@ -34,7 +34,6 @@ class Image:
     unit_bytes: int = ALIGNMENT_BYTES  # every block begins at a whole number of these
 
     def end_bytes(self, part: Part) -> int:
-        """Where a part ends."""
         sizes = self._sizes()
         return sum(sizes if part is Part.ALL else sizes[: part + 1])
 
@@ -77,7 +76,6 @@ class Frame:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the frame may be given to another state."""
         return self.holder is None and not self.readers
 
 
@@ -118,7 +116,6 @@ class Agenda:
         return next(iter(self._numbers.get(key, ())), NEVER)
 
     def ahead(self) -> Iterable[tuple[int, Use]]:
-        """Numbers and uses to come."""
         return self._uses.items()
 
 
@@ -135,7 +132,6 @@ class FrameTable:
         return iter(self._frames)
 
     def find(self, key: str) -> Frame | None:
-        """The frame that holds a state."""
         return self._by_key.get(key)
 
     def assign(self, key: str, *, later_than: int = -1) -> Frame | None:
@@ -153,12 +149,10 @@ class FrameTable:
         return frame
 
     def touch(self, frame: Frame) -> None:
-        """Note that a frame is used now."""
         self._clock += 1
         frame.used = self._clock
 
     def empty(self, frame: Frame) -> None:
-        """Have a frame hold nothing."""
         if frame.key is not None:
             del self._by_key[frame.key]
         frame.key, frame.state, frame.filled_bytes = None, None, 0

@@ -31,7 +31,6 @@ class GradientBlock:
         self._views: dict[int, GradientViews] = {}  # by identity of a layout, which they keep alive
 
     def views(self, layout: Layout) -> GradientViews:
-        """The gradients of a state of this layout."""
         views = self._views.get(id(layout))
         if views is None:
             if len(self._views) >= _REMEMBERED:

@@ -83,7 +83,6 @@ class GradientInbox:
 
     @property
     def scale_state(self) -> dict[str, float] | None:
-        """The loss scale, for `scale_losses` of another inbox."""
         return None if self.loss_scale is None else self.loss_scale.state()
 
     def add(

@@ -91,7 +91,6 @@ class Layout:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether any parameter is trained."""
         return any(entry.trainable for entry in self.parameters)
 
     def as_wire(self, dtype: torch.dtype) -> Layout:

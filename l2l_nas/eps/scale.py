@@ -79,7 +79,6 @@ class LossScale:
         return self.scale <= 1.0
 
     def update(self, *, overflowed: bool) -> None:
-        """Count a step."""
         self.good_steps = 0 if overflowed else self.good_steps + 1
         if overflowed:
             self.scale = max(1.0, self.scale / 2)
@@ -87,9 +86,7 @@ class LossScale:
             self.scale, self.good_steps = self.scale * 2, 0
 
     def state(self) -> dict[str, float]:
-        """The content of a checkpoint."""
         return {"scale": self.scale, "good_steps": float(self.good_steps)}
 
     def load(self, state: Mapping[str, float]) -> None:
-        """Restore what `state` returned."""
         self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])

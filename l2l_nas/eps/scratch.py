@@ -46,7 +46,6 @@ class Scratch:
         self._count = 0
 
     def new_path(self, key: str) -> Path:
-        """A path that no earlier call returned."""
         self._count += 1
         return self.folder / f"{self._count:06}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', key)[:80]}"
 

@@ -160,7 +160,6 @@ class ParamServer:
         return self.storage.keys
 
     def clear(self) -> None:
-        """Drop all states."""
         self.serve(None)
         self.storage.clear()
 
@@ -186,7 +185,6 @@ class ParamServer:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all states: weights, moments and buffers."""
         return sum(tensor.nbytes for key in self.visited for tensor in self.state(key).tensors().values())
 
     def fork(self, keys: Iterable[str]) -> ParamServer:

@@ -140,7 +140,6 @@ class LayerState:
     def tensors_for(
         self, call: RuleCall, indices: Sequence[int]
     ) -> tuple[list[Tensor], list[list[Tensor]], list[Tensor]]:
-        """Weights, moments and steps of some of a call's parameters."""
         return (
             [self.views[index] for index in indices],
             [[self._moment_views[number][index] for index in indices] for number in call.moments],
@@ -154,7 +153,6 @@ class LayerState:
 
     @property
     def updated_blocks(self) -> tuple[Tensor, ...]:
-        """What an update writes."""
         return (self.weights, *self.moments, self.steps)
 
     def save(self, blocks: Sequence[Tensor] | None = None) -> SavedState:
@@ -165,7 +163,6 @@ class LayerState:
         return SavedState(copies, self.visits, self.version)
 
     def restore(self, saved: SavedState) -> None:
-        """Undo what was written since `save`."""
         self.version = next(_VERSIONS)  # first: a copy that raises has changed something
         for block, copy in zip(self.updated_blocks, saved.blocks, strict=True):
             block.copy_(copy)
@@ -200,7 +197,6 @@ class LayerState:
             wire.copy_(view)
 
     def copy_to_wire(self, layout: Layout, block: Tensor) -> None:
-        """Round the weights into a block laid out as they cross the link."""
         for entry, view in zip(layout.parameters, self.views, strict=True):
             entry.view(block).copy_(view)
 
@@ -214,7 +210,6 @@ class LayerState:
         self.version = next(_VERSIONS)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is to be saved, by name."""
         named = {"steps": self.steps, "visits": torch.tensor(self.visits)}
         named |= {f"weights.{name}": view for name, view in self.parameters().items()}
         for moment, views in zip(self.layout.moments, self._moment_views, strict=False):

@@ -158,11 +158,9 @@ class Groups:
         return self.rule.name
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
-        """See `Optimizer.state`: of parameters that are in no group."""
         return self.rule.state(shape)
 
     def update(self, weights: Tensors, gradients: Tensors, moments: Moments, steps: Tensors, *, lr: float) -> None:
-        """See `Optimizer.update`: of parameters that are in no group."""
         self.rule.update(weights, gradients, moments, steps, lr=lr)
 
     def treatment(self, parameter: Parameter) -> Treatment:
