@@ -369,7 +369,8 @@ def test_any_executor_runs_what_this_process_does(tmp_path, name):
 @pytest.mark.slow
 def test_a_recipe_whose_only_dask_worker_was_killed_is_sent_again():
     distributed = pytest.importorskip("distributed")
-    about = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    about = {"n_workers": 1, "threads_per_worker": 1, "silence_logs": 50}
+    about["scheduler_kwargs"] = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
     with distributed.LocalCluster(**about) as cluster:
         engine = Dask(b"recipe", 1, address=cluster.scheduler_address)
         pid = engine.submit(lambda recipe: os.getpid()).result()

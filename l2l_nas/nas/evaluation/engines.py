@@ -137,9 +137,11 @@ class Dask(Engine):
         self._bytes, dask = recipe, importlib.import_module(self.package)
         cluster: Any = contextlib.nullcontext(address)
         if not address:
-            about = {"n_workers": workers, "threads_per_worker": 1, "scheduler_kwargs": {"allowed_failures": 0}}
+            about = {"allowed_failures": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}  # 8787 may be taken
             with _without_interrupts():
-                cluster = dask.LocalCluster(**about, dashboard_address=None, silence_logs=logging.CRITICAL)
+                cluster = dask.LocalCluster(
+                    n_workers=workers, threads_per_worker=1, scheduler_kwargs=about, silence_logs=logging.CRITICAL
+                )
         with contextlib.ExitStack() as opened:
             self._client = opened.enter_context(dask.Client(opened.enter_context(cluster)))
             super().__init__(self._client.get_executor(pure=False), self._client.scatter(recipe, broadcast=True))
