@@ -58,9 +58,8 @@ class Accelerator:
 
     def free_bytes(self) -> int:
         """See `Device`. What torch's allocator took from the device and holds for later is free for us."""
-        held = torch.accelerator.memory_reserved(self.torch_device)
-        used = torch.accelerator.memory_allocated(self.torch_device)
-        return torch.accelerator.get_memory_info(self.torch_device)[0] + held - used
+        memory, device = torch.accelerator, self.torch_device
+        return memory.get_memory_info(device)[0] + memory.memory_reserved(device) - memory.memory_allocated(device)
 
     def put(self, tensor: Tensor) -> Tensor:
         """See `Device`. Neither this thread nor what is computed now waits for the copy; what is computed next does."""

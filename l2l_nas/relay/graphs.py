@@ -225,11 +225,7 @@ class _Replayed(torch.autograd.Function):
 
 
 def _record(graphs: Graphs, template: Template, slot: _GraphSlot, inputs: Batch) -> _Recording:
-    """Record a layer's forward on what it is given and, with autograd on, its backward.
-
-    Raises:
-        _Unfit: that cannot be done.
-    """
+    """Record a layer's forward on what it is given and, with autograd on, its backward; _Unfit where it cannot be."""
     takes = tuple(slot.like("takes", n, tensor) for n, tensor in enumerate(inputs))
     for own, tensor in zip(takes, inputs, strict=True):
         own.copy_(tensor.detach())
@@ -265,9 +261,6 @@ class _CaptureWork:
     """A layer on memory of its slot, with leaves of its own.
 
     The template's own parameters may be in graphs of autograd that were made on another stream.
-
-    Args:
-        learning: which of `takes` have a gradient.
     """
 
     def __init__(self, template: Template, slot: _GraphSlot, takes: Batch, learning: Sequence[bool]) -> None:
@@ -328,9 +321,7 @@ def _leaf(parameter: nn.Parameter) -> Tensor:
 class _OperationWatch(OperationLog):
     """Sees whether something is read on the host, or has a size that depends on values."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads = False
+    reads = False
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func is torch.ops.aten.index.Tensor:  # only with masks
@@ -343,10 +334,9 @@ class _OperationWatch(OperationLog):
 
 
 def _tried(graphs: Graphs, work: _CaptureWork) -> tuple[Batch, Sequence[Tensor | None]]:
-    """Run all that is to be recorded once, which sets up what kernels need; give the layer's outputs and gradients.
+    """Run all that is to be recorded once, which sets up what kernels need: the layer's outputs, and gradients.
 
-    Raises:
-        _Unfit: it does what a recording does not repeat.
+    _Unfit where it does what a recording does not repeat.
     """
     of_host, generators = _host_random(), generators_of(graphs.device.torch_device)
     with preserved_generators(graphs.device.torch_device):
@@ -373,10 +363,9 @@ def _tried(graphs: Graphs, work: _CaptureWork) -> tuple[Batch, Sequence[Tensor |
 
 
 def _refuse_other(found: _Recording, expected: Sequence[Tensor], expected_gradients: Sequence[Tensor]) -> None:
-    """Replay a recording on what it was recorded on; the gradients of parameters are put back.
+    """Replay a recording on what it was recorded on, to see that it gives what the layer gave; _Unfit where not.
 
-    Raises:
-        _Unfit: it gives clearly other values than the layer.
+    The gradients of parameters are put back.
     """
     is_right = all(map(is_near, found.forward(found.takes), expected))
     if found.learns is not None:

@@ -74,8 +74,7 @@ def layer_needs(
     """What a micro-batch of a layer needs; remembered, of each kind of layer, for as long as the pool lives.
 
     Args:
-        inputs: in the dtypes of the device.
-        dtype: of weights on the device.
+        inputs, dtype: of inputs and of weights on the device.
         needs_gradient: whether its inputs get one.
 
     Raises:
@@ -122,9 +121,7 @@ def _layer_needs(
 class _WorkCounter(OperationLog):
     """Adds up what operations ask for; views ask for nothing."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.work = Work()
+    work = Work()
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         read, made = tensors_in((args, kwargs)), tensors_in(result)
@@ -132,7 +129,6 @@ class _WorkCounter(OperationLog):
         if not func._schema.is_mutable and storages.issuperset(map(storage_of, made)):
             return  # a view
         count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            self.work += Work(float(count(*args, **kwargs, out_val=result)), 0.0, 1)
-        else:
-            self.work += Work(0.0, float(sum(t.numel() * t.element_size() for t in (*read, *made))), 1)
+        flops = count(*args, **kwargs, out_val=result) if count is not None else 0
+        num_bytes = sum(t.numel() * t.element_size() for t in (*read, *made)) if count is None else 0
+        self.work += Work(float(flops), float(num_bytes), 1)

@@ -96,7 +96,6 @@ class ReferenceTrainer:
         return self.modules[layer.key]
 
     def _optimize(self, key: str) -> None:
-        """Have an optimizer update the parameters of a state, each as its group says."""
         parameters = list(self._parameters(key).values())
         for call in self.server.rules.of(key).calls:
             fresh = [parameters[index] for index in call.indices if id(parameters[index]) not in self._optimized]
@@ -232,12 +231,11 @@ class ReferenceTrainer:
 
     @property
     def reduced_bytes(self) -> int:
-        """See `Executor.reduced_bytes`: nothing waits."""
-        return 0
+        return 0  # nothing waits
 
     @property
     def evaluation_bytes(self) -> None:
-        """See `Executor.evaluation_bytes`."""
+        return None
 
     @torch.no_grad()
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
