@@ -29,7 +29,7 @@ from torch import nn
 
 from benchmarks.settings import BenchWatch, Settings
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.nas.objectives import Goal, State, TrialResult
+from l2l_nas.nas.objectives import Goal, State
 from l2l_nas.nas.samplers.registry import check_sampler
 from l2l_nas.nas.study.storage import Unsaved
 from l2l_nas.nas.study.study import Study, quiet_optuna
@@ -187,17 +187,17 @@ def search_table(table: Table, sampler: str, *, seed: int, trials: int) -> CellS
             patience = _PATIENCE
         trial, architecture = study.ask()
         if architecture not in table:
-            study.tell(trial, TrialResult(State.PRUNED, reason="not in the table"))
+            study.tell(trial, State.PRUNED, reason="not in the table")
             patience -= 1
         elif architecture in known:
-            study.tell(trial, TrialResult(State.COMPLETE, {"accuracy": known[architecture]}, cached=True))
+            study.tell(trial, State.COMPLETE, {"accuracy": known[architecture]}, cached=True)
             repeats += 1
             patience -= 1
         else:
             if len(known) == trials - _num_again(finalists):
                 handed_out = statistics.fmean(table[_best_finalist(table, known, finalists, rng)])
             known[architecture] = rng.choice(table[architecture])
-            study.tell(trial, TrialResult(State.COMPLETE, {"accuracy": known[architecture]}))
+            study.tell(trial, State.COMPLETE, {"accuracy": known[architecture]})
             patience = _PATIENCE
             curve.append(statistics.fmean(table[max(known, key=known.__getitem__)]))
     return CellSearch(tuple(curve), handed_out, repeats)

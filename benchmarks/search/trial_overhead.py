@@ -31,7 +31,7 @@ from benchmarks import RESULTS
 from benchmarks.options import at_least
 from benchmarks.timing import machine
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec
-from l2l_nas.nas.objectives import Goal, State, TrialResult
+from l2l_nas.nas.objectives import Goal, State
 from l2l_nas.nas.study.storage import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 
@@ -67,7 +67,7 @@ def tell(study: Study, trial: Any, architecture: Architecture, rng: random.Rando
     values = {"accuracy": good + rng.gauss(0, 0.05), "loss": 1 - good, "parameters": rng.randrange(10**6)}
     positions = len(architecture.choices)
     weights = {"kind": "shared", "visits": [100] * positions, "crc32": "0123abcd" * positions}
-    study.tell(trial, TrialResult(State.COMPLETE, values, metrics=values, weights=weights, seconds=0.4))
+    study.tell(trial, State.COMPLETE, values, metrics=values, weights=weights, seconds=0.4)
 
 
 def measure_overhead(positions: int, trials: int, samplers: Sequence[str], goals: int) -> list[dict[str, Any]]:

@@ -71,6 +71,15 @@ class Callback:
         """Between two trials, and between two training steps. May raise `Stopped`."""
 
 
+def _to_each(hook: str) -> Any:
+    """A hook that calls that of each member."""
+
+    def call(self: Callbacks, *args: Any, **kwargs: Any) -> None:
+        self._each(hook, *args, **kwargs)
+
+    return call
+
+
 class Callbacks(Callback):
     """Several as one: each is called with everything, in this order.
 
@@ -111,33 +120,9 @@ class Callbacks(Callback):
                     self._reported.add(alike)
                     self._report(line, error)
 
-    def phase(self, name: str, *, total: int, done: int) -> None:
-        """See `Callback`."""
-        self._each("phase", name, total=total, done=done)
-
-    def advance(self, done: int, *, detail: str = "") -> None:
-        """See `Callback`."""
-        self._each("advance", done, detail=detail)
-
-    def covered(self, coverage: Coverage) -> None:
-        """See `Callback`."""
-        self._each("covered", coverage)
-
-    def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
-        """See `Callback`."""
-        self._each("trial", record, records)
-
-    def finalist(self, finalist: Finalist) -> None:
-        """See `Callback`."""
-        self._each("finalist", finalist)
-
-    def abandoned(self, record: TrialRecord, reason: str) -> None:
-        """See `Callback`."""
-        self._each("abandoned", record, reason)
-
-    def poll(self) -> None:
-        """See `Callback`."""
-        self._each("poll")
+    phase, advance, covered = _to_each("phase"), _to_each("advance"), _to_each("covered")
+    trial, finalist, abandoned = _to_each("trial"), _to_each("finalist"), _to_each("abandoned")
+    poll = _to_each("poll")
 
 
 def build_callbacks(named: Sequence[str | Mapping[str, Any] | Callback]) -> list[Callback]:

@@ -68,33 +68,6 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class TrialResult:
-    """What became of a trial.
-
-    Args:
-        state: how it ended.
-        values: by goal name; None for a state that has no score.
-        cached: whether its values are those of an earlier trial of the same architecture.
-        reason: why it was pruned, stopped or failed.
-        seconds: what it took.
-        metrics: all metrics and costs that are known, by name.
-        weights: which version of each layer state it was scored with, as `WeightProvenance.entry` tells.
-        worker: the process that evaluated it, from 1; 0 where there is only one.
-        rungs: metrics that it had on its way, by so many of so many steps: "50/200".
-    """
-
-    state: State
-    values: Mapping[str, float] | None = None
-    cached: bool = False
-    reason: str = ""
-    seconds: float = 0.0
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    weights: Mapping[str, Any] = field(default_factory=dict)
-    worker: int = 0
-    rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class TrialRecord:
     """A finished trial.
 

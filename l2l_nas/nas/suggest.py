@@ -5,7 +5,7 @@ from __future__ import annotations
 from optuna.trial import BaseTrial
 
 from l2l_nas.arguments import check_kind, check_methods
-from l2l_nas.nas.study.encoding import Encoding
+from l2l_nas.nas.study.encoding import Encoding, choices_of
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -29,8 +29,7 @@ def suggest(trial: BaseTrial, pool: LayerPool) -> Architecture:
     check_kind("suggest: pool", pool, LayerPool, wanted="a LayerPool")
     distributions = Encoding(pool, {}).distributions
     chosen = {
-        name: str(trial.suggest_categorical(name, one.choices))  # type: ignore[attr-defined]
+        name: trial.suggest_categorical(name, one.choices)  # type: ignore[attr-defined]
         for name, one in distributions.items()
     }
-    names = (chosen.get(position.name, position.candidates[0].name) for position in pool.positions)
-    return pool.canonical(Architecture(tuple(names)))
+    return pool.canonical(Architecture(choices_of(chosen, pool)))

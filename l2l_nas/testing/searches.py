@@ -13,7 +13,7 @@ import numpy as np
 
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop
-from l2l_nas.nas.objectives import Goal, State, TrialRecord, TrialResult
+from l2l_nas.nas.objectives import Goal, State, TrialRecord
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.study.storage import Unsaved
 from l2l_nas.nas.study.study import Study, optuna_as_it_was, quiet_optuna
@@ -57,7 +57,7 @@ def _proposals(sampler: Any, num_goals: int, trials: int) -> list[tuple[str, ...
         found.append(architecture.choices)
         state = {5: State.PRUNED, 7: State.FAILED}.get(number % 8, State.COMPLETE)
         values = {"accuracy": architecture.choices.count("tanh") / 4, "parameters": float(len(set(found)))}
-        study.tell(trial, TrialResult(state, values if state is State.COMPLETE else None))
+        study.tell(trial, state, values if state is State.COMPLETE else {})
     return found
 
 

@@ -11,7 +11,7 @@ from l2l_nas.errors import NonFiniteError, SettingError
 from l2l_nas.nas.evaluation.early_stopping import NeverStop
 from l2l_nas.nas.evaluation.segment import SegmentResult
 from l2l_nas.nas.objectives import Goal, counts
-from l2l_nas.nas.strategies.baseline import plan, play
+from l2l_nas.nas.strategies.random_search import plan, play
 from l2l_nas.report.network import RandomBaseline
 from l2l_nas.space.constraint import NonEmpty, Require
 from l2l_nas.space.sampling import UniformPaths

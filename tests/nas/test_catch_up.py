@@ -7,7 +7,7 @@ import torch
 
 from l2l_nas import Require
 from l2l_nas.nas.callback import Stopped
-from l2l_nas.nas.strategies.catch_up import Introduction
+from l2l_nas.nas.strategies.catch_up import plan_catch_up
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.space.sampling import UniformPaths
 from tests.nas.problems import budget, pool_of, search_on
@@ -58,7 +58,7 @@ def test_a_plan_trains_each_new_candidate_up_to_its_target_those_of_all_position
     now = pool_of("tanh", "relu", "wide", "normed", depth=3)
     coverage, targets = grown(pool_of("tanh", "relu", depth=3), now)
     assert targets["p1"] == {"wide": 45, "normed": 45}
-    plan = Introduction(now, coverage, targets=targets, seed=0, constraints=()).plan(done=0)
+    plan = plan_catch_up(now, coverage, targets=targets, seed=0, constraints=(), done=0)
     assert len(plan) == 90
     for index in (1, 2, 3):
         assert counts_of(plan, index) == {"wide": 45, "normed": 45}
@@ -68,10 +68,10 @@ def test_a_plan_made_half_way_is_the_rest_of_the_first():
     now = pool_of("tanh", "relu", "wide", depth=4)
     coverage, targets = grown(pool_of("tanh", "relu", depth=4), now)
     targets["p0"] = {"wide": 20}  # its paths are random there once it has enough
-    first = Introduction(now, coverage, targets=targets, seed=0, constraints=()).plan(done=0)
+    first = plan_catch_up(now, coverage, targets=targets, seed=0, constraints=(), done=0)
     for path in first[:30]:
         coverage.add("warmup", path)
-    assert Introduction(now, coverage, targets=targets, seed=0, constraints=()).plan(done=30) == first[30:]
+    assert plan_catch_up(now, coverage, targets=targets, seed=0, constraints=(), done=30) == first[30:]
     assert len(set(first[30:])) > 1
 
 
@@ -79,11 +79,11 @@ def test_constraints_that_refuse_all_new_candidates_at_once_take_them_one_by_one
     now = pool_of("tanh", "relu", "wide", depth=3)
     coverage, targets = grown(pool_of("tanh", "relu", depth=3), now)
     single = Require("one wide", lambda a: a.choices.count("wide") <= 1)
-    plan = Introduction(now, coverage, targets=targets, seed=0, constraints=(single,)).plan(done=0)
+    plan = plan_catch_up(now, coverage, targets=targets, seed=0, constraints=(single,), done=0)
     assert all(path.choices.count("wide") == 1 for path in plan)
     assert all(counts_of(plan, index)["wide"] >= 45 for index in (1, 2, 3))
     none = Require("no wide", lambda a: "wide" not in a.choices)
-    assert Introduction(now, coverage, targets=targets, seed=0, constraints=(none,)).plan(done=0) == []
+    assert plan_catch_up(now, coverage, targets=targets, seed=0, constraints=(none,), done=0) == []
 
 
 def run_and_grow(folder, *, stop_at=-1, share=1.0):

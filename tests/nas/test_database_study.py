@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from l2l_nas.errors import StorageError
-from l2l_nas.nas.objectives import State, TrialResult
+from l2l_nas.nas.objectives import State
 from l2l_nas.nas.study.database import is_outage, parse_address
 from l2l_nas.nas.study.database_study import DatabaseStudy
 from l2l_nas.nas.study.encoding import with_choices
@@ -39,7 +39,7 @@ def saved_in(tmp_path):
 
 
 def complete(study):
-    return study.tell(study.ask()[0], TrialResult(State.COMPLETE, VALUES))
+    return study.tell(study.ask()[0], State.COMPLETE, VALUES)
 
 
 def test_a_study_goes_on_where_it_was_and_its_driver_clears_its_name(tmp_path):

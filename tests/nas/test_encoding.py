@@ -9,7 +9,7 @@ from optuna.trial import create_trial
 
 from l2l_nas import LayerPool, Position, TensorSpec
 from l2l_nas.errors import StorageError
-from l2l_nas.nas.objectives import State, TrialResult
+from l2l_nas.nas.objectives import State
 from l2l_nas.nas.study.encoding import distributions_of, with_choices
 from tests.nas.problems import open_study, pool_of
 from tests.studies import saved_study
@@ -20,7 +20,7 @@ VALUES = {"accuracy": 0.5, "parameters": 30.0}
 def fill(study, count):
     given = []
     for _ in range(count):
-        given.append(study.tell(study.ask()[0], TrialResult(State.COMPLETE, VALUES)))
+        given.append(study.tell(study.ask()[0], State.COMPLETE, VALUES))
     return given
 
 
@@ -114,7 +114,7 @@ def test_nothing_that_was_written_changes_when_candidates_join(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu"))
     fill(study, 3)
     for state, more in (("failed", {"reason": "NaN"}), ("pruned", {"reason": "too large"}), ("stopped", {"rungs": {}})):
-        study.tell(study.ask()[0], TrialResult(State.of(state), **more))
+        study.tell(study.ask()[0], State.of(state), **more)
     study.keep_finalists("a", [{"trial": 2}])
     study.close()
     before, trials = (tmp_path / "study.log").read_bytes(), reread(tmp_path).trials

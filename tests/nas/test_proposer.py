@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
-from l2l_nas.nas.objectives import Goal, State, TrialResult
+from l2l_nas.nas.objectives import Goal, State
 from l2l_nas.nas.samplers.base import GenotypeSampler
 from l2l_nas.nas.strategies.proposer import Proposer
 from l2l_nas.nas.study.storage import Unsaved
@@ -63,7 +63,7 @@ def searched(pool, sampler, *, seed, score, fails=lambda architecture: False, co
             reported = {"state": State.FAILED, "reason": "always"}
         else:
             reported = {"state": State.COMPLETE, "values": {"accuracy": score(architecture)}}
-        records.append(study.tell(trial, TrialResult(**reported)))
+        records.append(study.tell(trial, **reported))
         proposer.record(records[-1])
     return records, replaced
 
@@ -150,7 +150,7 @@ def test_a_sampler_knows_the_goals_that_are_costs_and_which_way_is_better(pool):
     for _ in range(2):
         trial, architecture = study.ask()
         values = {"accuracy": 0.5, "parameters": float(architecture.choices.count("c0"))}
-        study.tell(trial, TrialResult(State.COMPLETE, values))
+        study.tell(trial, State.COMPLETE, values)
     assert list(sampler.history.known) == [1]
     assert sampler.history.known[1](("c0", "c1", "c0", *["c2"] * 5)) == -2.0
 
@@ -167,7 +167,7 @@ def test_architectures_that_the_user_names_are_tried_first_once_and_say_so(pool)
 
     asked = proposer([first[0], first[0], first[1]])
     for _ in range(2):
-        records.append(study.tell(asked.next(())[0], TrialResult(State.COMPLETE, {"accuracy": 0.5})))
+        records.append(study.tell(asked.next(())[0], State.COMPLETE, {"accuracy": 0.5}))
         asked.record(records[-1])
     assert [record.architecture for record in records[:2]] == first[:2]
     assert records[1].state is State.PRUNED

@@ -10,7 +10,7 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, TensorSpec, skip
 from l2l_nas.errors import StorageError, UserCodeError
-from l2l_nas.nas.objectives import Goal, State, TrialResult
+from l2l_nas.nas.objectives import Goal, State
 from l2l_nas.nas.study.reading import choices_of_trial
 from tests.nas.problems import GOALS, budget, open_study, pool_of, search_on
 from tests.studies import saved_study
@@ -19,7 +19,7 @@ VALUES = {"accuracy": 0.5, "parameters": 30.0}
 
 
 def complete(study, **changes):
-    return study.tell(study.ask()[0], TrialResult(**{"state": State.COMPLETE, "values": VALUES, **changes}))
+    return study.tell(study.ask()[0], **{"state": State.COMPLETE, "values": VALUES, **changes})
 
 
 def reread(folder):
@@ -161,7 +161,7 @@ def test_proposals_are_canonical(tmp_path):
     for _ in range(10):
         trial, architecture = study.ask()
         assert architecture == pool.canonical(architecture)
-        study.tell(trial, TrialResult(State.FAILED))
+        study.tell(trial, State.FAILED)
     study.close()
 
 
@@ -206,7 +206,7 @@ def test_trials_are_numbered_as_they_finish_and_say_which_worker_evaluated_them(
     asked = [study.ask() for _ in range(3)]
     values = {"accuracy": 0.5, "parameters": 10.0}
     for number, (trial, architecture) in enumerate([asked[2], asked[0], asked[1]]):
-        record = study.tell(trial, TrialResult(State.COMPLETE, values, worker=number))
+        record = study.tell(trial, State.COMPLETE, values, worker=number)
         assert (record.number, record.worker, record.architecture) == (number, number, architecture)
         assert record.to_json().get("worker", 0) == number
     study.close()

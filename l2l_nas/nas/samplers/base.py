@@ -181,13 +181,11 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         return {name: one for name, one in found.items() if not one.single() and _values(one)}
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """See `BaseSampler.infer_relative_search_space`: all parameters with a choice."""
         return self._finite(study)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """See `BaseSampler.sample_relative`."""
         if not search_space:
             return {}
         space = {name: _values(one) for name, one in search_space.items()}
@@ -197,7 +195,6 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """See `BaseSampler.sample_independent`: at random."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def _history(self, study: optuna.Study, space: Space) -> History:

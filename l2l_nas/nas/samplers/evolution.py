@@ -41,7 +41,6 @@ class RegularizedEvolution(GenotypeSampler):
         self._tournament = tournament
 
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
-        """See `GenotypeSampler.propose`."""
         if len(history.scored) < self._population:
             return random_unseen(space, history, rng)
         alive = history.scored[-self._population :]
@@ -87,7 +86,6 @@ class LocalSearch(GenotypeSampler):
         self._merge = merge
 
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
-        """See `GenotypeSampler.propose`."""
         rest = list(history.scored)
         if len(rest) < self._start * self._climbs:
             return random_unseen(space, history, rng)
@@ -112,7 +110,6 @@ class Random(GenotypeSampler):
     """
 
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
-        """See `GenotypeSampler.propose`."""
         return random_unseen(space, history, rng, draws=1000)
 
 
@@ -129,7 +126,6 @@ class GridSampler(GenotypeSampler):
         self._space: Space = {}
 
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
-        """See `GenotypeSampler.propose`."""
         if space != self._space:
             self._space = space
             self._order = list(itertools.product(*space.values()))

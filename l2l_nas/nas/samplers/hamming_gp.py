@@ -83,7 +83,6 @@ class HammingGP(GenotypeSampler):
         self._fits = [Fit() for _ in range(climbs + 1)]
 
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
-        """See `GenotypeSampler.propose`."""
         if history.known and history.scored and len(history.known) == len(history.scored[0].values) - 1:
             return self._propose_at_known_costs(space, history, rng)
         if self.is_raced:

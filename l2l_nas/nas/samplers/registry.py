@@ -20,10 +20,6 @@ Build = Callable[..., optuna.samplers.BaseSampler]
 _GRID = 100_000
 
 
-def _random(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
-    return Random(seed=seed)
-
-
 def _tpe(
     seed: int,
     num_trials: int,
@@ -80,10 +76,6 @@ def _local(
     return LocalSearch(seed=seed, start=start, climbs=climbs, merge=num_trials * 13 // 20)
 
 
-def _grid(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
-    return GridSampler(seed=seed)
-
-
 def _climbs(num_trials: int) -> int:
     return max(1, min(4, num_trials // 50))
 
@@ -99,7 +91,7 @@ def _generation(num_trials: int) -> int:
 
 
 SAMPLERS: dict[str, Build] = {
-    "random": _random,
+    "random": lambda seed, num_trials: Random(seed=seed),
     "tpe": _tpe,
     "nsga2": _nsga2,
     "nsga3": _nsga3,
@@ -107,7 +99,7 @@ SAMPLERS: dict[str, Build] = {
     "gp_hamming": _gp_hamming,
     "evolution": _evolution,
     "local": _local,
-    "grid": _grid,
+    "grid": lambda seed, num_trials: GridSampler(seed=seed),
 }
 
 

@@ -25,7 +25,7 @@ from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
-from l2l_nas.nas.strategies.solve import Block, best_paths
+from l2l_nas.nas.strategies.solve import Block, best_paths, blocks_of
 from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
@@ -99,7 +99,6 @@ class DistilBlocks(Phase):
             raise SpaceError("the blocks of this pool depend on each other, so that their scores do not add up")
 
     def run(self, search: SearchContext) -> None:
-        """See `Phase`."""
         total = sum(len(position.candidates) for position in search.pool.positions)
         search.callback.phase("blocks", total=total, done=len(self.errors))
         settings = replace(self._settings, micro_batch=min(self._settings.batch_size, search.trainer.micro_batch))
@@ -122,11 +121,9 @@ class DistilBlocks(Phase):
         raise AssertionError
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
-        """See `Phase`."""
         return {"block_errors": self.errors}
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
-        """See `Phase`."""
         self.errors = {str(key): float(value) for key, value in state.get("block_errors", {}).items()}
 
 
@@ -150,7 +147,7 @@ class ScoreBlocks(Phase):
         left = search.budget.trials - search.study.num_evaluated
         if left <= 0:
             return
-        blocks = _blocks(search.pool)
+        blocks = blocks_of(search.pool)
         if self._kind == "exchange":
             self._measure(search, blocks)
         scores = self._scores(search)
@@ -187,13 +184,13 @@ class ScoreBlocks(Phase):
             return _errors(search)
         goal, first = search.goals[0], self.values[_ORIGINAL]
         worse: dict[str, float] = {}
-        for index, name in _blocks(search.pool):
+        for index, name in blocks_of(search.pool):
             key = _key(search.pool, (index, name))
             value = first if name == search.pool.original.choices[index] else self.values[key]
             if value is not None and first is not None:
                 worse[key] = first - value if goal.maximize else value - first
         most = max(worse.values(), default=0.0)
-        keys = [_key(search.pool, block) for block in _blocks(search.pool)]
+        keys = [_key(search.pool, block) for block in blocks_of(search.pool)]
         return {key: worse.get(key, 10 * abs(most) + 1) for key in keys}
 
     def _measure(self, search: SearchContext, blocks: list[Block]) -> None:
@@ -226,11 +223,9 @@ class ScoreBlocks(Phase):
         return {"blocks": {key: {"score": score, "error": errors.get(key)} for key, score in scores.items()}}
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
-        """See `Phase`."""
         return {"block_values": self.values}
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
-        """See `Phase`."""
         found = state.get("block_values", {}).items()
         self.values = {str(key): None if value is None else float(value) for key, value in found}
 
@@ -264,10 +259,6 @@ class Teach(Phase):
 
         task = TaughtTask(measured(trainer.task), share=self._share)
         search.evaluator.learn_from(replace(trainer, task=task, batches=TaughtBatches(trainer.batches, teacher)))
-
-
-def _blocks(pool: LayerPool) -> list[Block]:
-    return [(index, one.name) for index, position in enumerate(pool.positions) for one in position.candidates]
 
 
 def _errors(search: SearchContext) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from l2l_nas.cost.table import Costs, in_order, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
@@ -16,7 +16,6 @@ from l2l_nas.nas.evaluation.early_stopping import EarlyStop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.executor import SegmentExecutor
 from l2l_nas.nas.objectives import Goal, TrialRecord, is_evaluated, ranked
-from l2l_nas.nas.strategies.baseline import Baseline
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.catch_up import Targets
 from l2l_nas.nas.strategies.coverage import Coverage
@@ -30,6 +29,9 @@ from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import PathSampler, UniformPaths
 from l2l_nas.training.fit import Trainer
+
+if TYPE_CHECKING:
+    from l2l_nas.nas.strategies.random_search import Baseline
 
 _DRAWS = 1000
 

@@ -8,7 +8,7 @@ from optuna.trial import Trial
 
 from l2l_nas.cost.table import Costs
 from l2l_nas.errors import ConstraintError, failure_of, one_line
-from l2l_nas.nas.objectives import State, TrialRecord, TrialResult
+from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.nas.study.study import Study
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, first_violation
@@ -117,7 +117,7 @@ class Proposer:
             return True
         self._refused.add(architecture)
         costs = self._costs.figures(architecture) if self._pool.path(architecture) else {}
-        record = self._study.tell(trial, TrialResult(state, reason=reason, metrics=costs))
+        record = self._study.tell(trial, state, reason=reason, metrics=costs)
         self._note(record)
         self.record(record)
         return False
@@ -131,15 +131,15 @@ class Proposer:
             self._note(self._repeat(trial, record))
 
     def _repeat(self, trial: Trial, earlier: TrialRecord) -> TrialRecord:
-        result = TrialResult(
+        return self._study.tell(
+            trial,
             earlier.state,
-            values=earlier.values if earlier.state.has_score else None,
+            earlier.values,
             cached=True,
             reason=earlier.reason,
             metrics=earlier.metrics,
             weights=earlier.weights,
         )
-        return self._study.tell(trial, result)
 
     def _unseen(self, known: Collection[Architecture]) -> Architecture | None:
         """A random architecture that was not tried; None if there seems to be none left."""

@@ -1,13 +1,62 @@
-"""Random search of as many steps as the search took, beside it; see `baseline.py`."""
+"""Random search of as many training steps as a search took, to hold the search's result against.
+
+Random networks of the space are trained from first weights, each about as long as the finalist that was trained
+longest, and the best of them on the validation part is shown. That this simple search is hard to beat, and so belongs
+beside every result, is what Li and Talwalkar show (Random search and reproducibility for neural architecture search,
+2019).
+"""
 
 from __future__ import annotations
 
-from l2l_nas.nas.strategies import baseline
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from l2l_nas.errors import one_line
+from l2l_nas.nas.evaluation.executor import SegmentExecutor, run_all
+from l2l_nas.nas.evaluation.segment import Segment
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.rounds import Counted
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.score import Score, by_part
 
 _SEED = 1_000_003  # far from those of other runs
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The best of a random search.
+
+    Args:
+        networks: how many were to be trained.
+        steps: of each.
+        architecture: of the best on the validation part.
+        scores: its, by part of the data.
+        costs: its, by name.
+        failed: why others could not be trained, by architecture.
+    """
+
+    networks: int
+    steps: int
+    architecture: Architecture
+    scores: Mapping[str, Score]
+    costs: Mapping[str, float]
+    failed: Mapping[Architecture, str] = field(default_factory=dict)
+
+    def entry(self) -> dict[str, Any]:
+        """As `result.json` and the log hold it."""
+        return {
+            "kind": "random",
+            "networks": self.networks,
+            "steps": self.steps,
+            "architecture": list(self.architecture.choices),
+            **by_part(self.scores),
+            "costs": dict(self.costs),
+            "failed": [{"architecture": list(one.choices), "reason": reason} for one, reason in self.failed.items()],
+        }
 
 
 class RandomSearch(Phase):
@@ -16,14 +65,75 @@ class RandomSearch(Phase):
     is_saved = False
 
     def run(self, search: SearchContext) -> None:
-        """See `Phase`."""
         if search.budget.baseline == "none":
             return
         total = search.steps_taken
         search.callback.phase("baseline", total=total, done=0)
         draws = search.random_architectures(search.seed + _SEED)
-        segments = baseline.plan(search.budget, draws, steps=total)
+        segments = plan(search.budget, draws, steps=total)
         steps = Counted(search.callback, total)
-        search.baseline = baseline.play(
+        search.baseline = play(
             search.executor, segments, search.goals[0], costs=search.figures, after_step=steps.after_step
         )
+
+
+def plan(budget: Budget, draws: Iterable[Architecture], *, steps: int) -> list[Segment]:
+    """What random search trains: different networks, the steps that the search took between them.
+
+    Args:
+        steps: that the search took.
+        draws: architectures that are allowed, as many as one cares to try; no more are taken than are wanted.
+    """
+    wanted = max(1, round(steps / budget.finalist_steps))
+    found: dict[Architecture, None] = {}
+    for architecture in draws:
+        found[architecture] = None
+        if len(found) == wanted:
+            break
+    each = steps // max(1, len(found))
+    return [
+        Segment(
+            f"network {index + 1} of random search",
+            architecture,
+            "scratch",
+            index * each,
+            each,
+            budget.finalist_learning_rate,
+            keeps_weights=False,
+        )
+        for index, architecture in enumerate(found)
+    ]
+
+
+def play(
+    executor: SegmentExecutor,
+    segments: Sequence[Segment],
+    goal: Goal,
+    *,
+    costs: Callable[[Architecture], Mapping[str, float]],
+    after_step: Callable[[float], None],
+) -> Baseline | None:
+    """Train them; None if none could be trained.
+
+    Args:
+        goal: a metric, by whose value on the validation part the best is chosen.
+        costs: of an architecture.
+        after_step: called with the loss of each step that is done.
+    """
+    best: tuple[float, int] | None = None
+    scores: Mapping[str, Score] = {}
+    failed: dict[int, str] = {}
+    indices = {segment.name: index for index, segment in enumerate(segments)}
+    for name, result in run_all(executor, segments, after_step=after_step):
+        index = indices[name]
+        if result.error is None:
+            value = result.metrics[goal.name] * (-1 if goal.maximize else 1)
+            if best is None or (value, index) < best:  # workers end in any order
+                best, scores = (value, index), result.scores
+        else:
+            failed[index] = one_line(str(result.error))
+    if best is None:
+        return None
+    architecture = segments[best[1]].architecture
+    reasons = {segments[index].architecture: failed[index] for index in sorted(failed)}
+    return Baseline(len(segments), segments[0].steps, architecture, scores, dict(costs(architecture)), reasons)

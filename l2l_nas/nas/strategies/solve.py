@@ -14,6 +14,11 @@ from l2l_nas.space.pool import LayerPool
 Block = tuple[int, str]
 
 
+def blocks_of(pool: LayerPool) -> list[Block]:
+    """All, in order."""
+    return [(index, one.name) for index, position in enumerate(pool.positions) for one in position.candidates]
+
+
 def best_paths(
     pool: LayerPool, scores: Mapping[Block, float], *, limits: Sequence[tuple[Mapping[Block, float], float]] = ()
 ) -> Iterator[Architecture]:
@@ -31,12 +36,10 @@ def best_paths(
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # takes half a second, and few searches need it
 
-    blocks = [
-        (index, candidate.name) for index, position in enumerate(pool.positions) for candidate in position.candidates
-    ]
+    blocks = blocks_of(pool)
     column = {block: number for number, block in enumerate(blocks)}
     one_each = np.zeros((len(pool), len(blocks)))
-    for (index, _), number in zip(blocks, range(len(blocks)), strict=True):
+    for number, (index, _) in enumerate(blocks):
         one_each[index, number] = 1.0
     rules = [LinearConstraint(one_each, 1, 1)]
     for costs, most in limits:

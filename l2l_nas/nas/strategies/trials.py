@@ -12,7 +12,7 @@ from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import TrialError, failure_of, of_user, one_line
 from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
-from l2l_nas.nas.objectives import State, TrialRecord, TrialResult, is_evaluated, ranked
+from l2l_nas.nas.objectives import State, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.proposer import Proposer
@@ -27,7 +27,6 @@ class Trials(Phase):
     """Evaluates architectures until as many as asked for are done, or the space has no more."""
 
     def run(self, search: SearchContext) -> None:
-        """See `Phase`."""
         search.callback.phase("search", total=search.budget.trials, done=search.study.num_evaluated)
         free = unmeasured(search.constraints)
         search.study.inform(
@@ -200,9 +199,10 @@ class TrialLoop:
         costs = search.figures(architecture) if metrics is not None else search.costs.figures(architecture)
         for _ in range(result.steps):
             search.coverage.add("trials", architecture)
-        finished = TrialResult(
+        return search.study.tell(
+            running.trial,
             state,
-            values=None if metrics is None else {**metrics, **costs},
+            {} if metrics is None else {**metrics, **costs},
             metrics={**(metrics or {}), **costs},
             reason=one_line(str(result.error)) if result.error is not None else reason,
             weights=result.provenance,
@@ -210,7 +210,6 @@ class TrialLoop:
             worker=result.worker,
             rungs=running.rungs,
         )
-        return search.study.tell(running.trial, finished)
 
     def _hold(self, record: TrialRecord, server: ParamServer | None) -> None:
         """Keep the weights of the best trials so far, for finalists to go on with."""

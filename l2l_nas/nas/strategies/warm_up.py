@@ -5,15 +5,16 @@ Candidates that joined the pool since then are trained until they had as many st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from l2l_nas.errors import SpaceError, TrialError
-from l2l_nas.nas.strategies.catch_up import Introduction
+from l2l_nas.nas.strategies.catch_up import plan_catch_up
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.suspects import to_retire
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.schedule import Schedule
 
 
 class WarmUp(Phase):
@@ -37,17 +38,10 @@ class WarmUp(Phase):
             raise TrialError(f"{error}; leave it out, and go on with: resume=FOLDER {to_retire([cell])}") from error
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
-        """See `Phase`."""
-        if not search.new_candidates and not search.catch_up_steps:
-            return {"warm_steps": search.warm_steps}
-        return {
-            "warm_steps": search.warm_steps,
-            "newcomers": search.new_candidates,
-            "introduced": search.catch_up_steps,
-        }
+        caught_up = {"newcomers": search.new_candidates, "introduced": search.catch_up_steps}
+        return {"warm_steps": search.warm_steps, **(caught_up if any(caught_up.values()) else {})}
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
-        """See `Phase`."""
         budget, coverage = search.budget, search.coverage
         search.warm_steps = int(state.get("warm_steps", 0))
         search.catch_up_steps = int(state.get("introduced", 0))
@@ -58,63 +52,80 @@ class WarmUp(Phase):
         }
 
     def _warm_up(self, search: SearchContext) -> None:
-        total = search.budget.warmup_steps
-        search.callback.phase("warm-up", total=total, done=min(search.warm_steps, total))
-        if search.warm_steps >= total:
+        total, done = search.budget.warmup_steps, search.warm_steps
+        search.callback.phase("warm-up", total=total, done=min(done, total))
+        if done >= total:
             return
-        paths: dict[int, Architecture] = {}
-
-        def path_at(step: int) -> Architecture:
-            paths[step] = search.paths.path_at(step)
-            return paths[step]
-
-        def after_step(step: int, loss: float) -> None:
-            search.warm_steps = step + 1
-            search.coverage.add("warmup", paths.pop(step))
-            search.callback.advance(step + 1, detail=f"loss {loss:.3f}")
-            search.save_when_due()
-            search.callback.poll()
-
-        search.trainer.fit(
-            path_at,
-            start=search.warm_steps,
-            steps=total - search.warm_steps,
+        _train(
+            search,
+            "warm_steps",
+            search.paths.path_at,
+            shown=done,
+            start=done,
+            steps=total - done,
             schedule=search.budget.schedule(search.budget.learning_rate, search.budget.shared_steps),
-            after_step=after_step,
         )
         search.callback.covered(search.coverage)
 
     def _catch_up(self, search: SearchContext) -> None:
-        plan = Introduction(
+        done = search.catch_up_steps
+        plan = plan_catch_up(
             search.pool,
             search.coverage,
             targets=search.new_candidates,
             seed=search.seed,
             constraints=search.constraints,
-        ).plan(done=search.catch_up_steps)
+            done=done,
+        )
         search.new_candidates = search.new_candidates if plan else {}
         if not plan:
             return
-        # numbers behind all others: see [Note: steps] in `default.py`
-        first = search.budget.steps
-        done = search.catch_up_steps
-        start = first + done
+        first = search.budget.steps  # numbers behind all others: see [Note: steps] in `default.py`
         search.callback.phase("catch-up", total=len(plan), done=0)
-
-        def after_step(step: int, loss: float) -> None:
-            search.coverage.add("warmup", plan[step - start])
-            search.catch_up_steps = done + step + 1 - start
-            search.callback.advance(step + 1 - start, detail=f"loss {loss:.3f}")
-            search.save_when_due()
-            search.callback.poll()
-
-        search.trainer.fit(
-            lambda step: plan[step - start],
-            start=start,
+        _train(
+            search,
+            "catch_up_steps",
+            lambda step: plan[step - first - done],
+            shown=0,
+            start=first + done,
             steps=len(plan),
             schedule=search.budget.schedule(search.budget.learning_rate, done + len(plan)),
             offset=first,
-            after_step=after_step,
         )
         search.new_candidates = {}
         search.callback.covered(search.coverage)
+
+
+def _train(
+    search: SearchContext,
+    counter: Literal["warm_steps", "catch_up_steps"],
+    path_at: Callable[[int], Architecture],
+    *,
+    shown: int,
+    start: int,
+    steps: int,
+    schedule: Schedule,
+    offset: int = 0,
+) -> None:
+    """Train the shared weights, and count each step.
+
+    Args:
+        counter: of the search.
+        shown: steps that the callback has seen of this phase.
+    """
+    counted = getattr(search, counter)
+    paths: dict[int, Architecture] = {}
+
+    def remembered(step: int) -> Architecture:
+        paths[step] = path_at(step)
+        return paths[step]
+
+    def after_step(step: int, loss: float) -> None:
+        taken = step + 1 - start
+        setattr(search, counter, counted + taken)
+        search.coverage.add("warmup", paths.pop(step))
+        search.callback.advance(shown + taken, detail=f"loss {loss:.3f}")
+        search.save_when_due()
+        search.callback.poll()
+
+    search.trainer.fit(remembered, start=start, steps=steps, schedule=schedule, offset=offset, after_step=after_step)

@@ -85,7 +85,6 @@ class DatabaseStudy:
         self._say = say
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
-        """See `Store`."""
         if self._is_known:
             self._address.refuse_missing()
         self._storage = open_storage(self._address)
@@ -115,7 +114,6 @@ class DatabaseStudy:
         return space, [trial for trial in trials if trial.state.is_finished()]
 
     def save(self, ended: FrozenTrial) -> int:
-        """See `Store`."""
         storage, study_id = self._open_storage, self._study_id
         before = self._do(lambda: storage.get_n_trials(study_id))
 
@@ -131,12 +129,10 @@ class DatabaseStudy:
         return self._do(add)
 
     def note(self, name: str, content: Any) -> None:
-        """See `Store`."""
         storage = self._open_storage
         self._do(lambda: storage.set_study_user_attr(self._study_id, name, content))
 
     def noted(self, name: str) -> Any:
-        """See `Store`."""
         storage = self._open_storage
         return self._do(lambda: storage.get_study_user_attrs(self._study_id)).get(name)
 

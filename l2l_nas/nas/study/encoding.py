@@ -9,8 +9,9 @@ trials with the choices that they had, a database has one set of them for a stud
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, create_trial
 
 from l2l_nas.space.pool import LayerPool
@@ -59,13 +60,13 @@ class Encoding:
         return found
 
 
-def distributions_of(choices: Choices) -> dict[str, BaseDistribution]:
+def distributions_of(choices: Choices) -> dict[str, CategoricalDistribution]:
     """A parameter for each position with a choice."""
     return {name: CategoricalDistribution(names) for name, names in choices.items() if len(names) > 1}
 
 
 def with_choices(
-    trial: FrozenTrial, distributions: Mapping[str, BaseDistribution], *, positions: Sequence[str]
+    trial: FrozenTrial, distributions: Mapping[str, CategoricalDistribution], *, positions: Sequence[str]
 ) -> FrozenTrial:
     """A trial with these parameters, as far as it has values that they take; itself where it has them already.
 
@@ -77,7 +78,7 @@ def with_choices(
     if trial.distributions == distributions:
         return trial
     drawn = {**dict(zip(positions, trial.user_attrs["architecture"], strict=True)), **trial.params}
-    params = {name: drawn[name] for name, one in distributions.items() if drawn[name] in _choices(one)}
+    params = {name: drawn[name] for name, one in distributions.items() if drawn[name] in one.choices}
     copy = create_trial(
         state=trial.state,
         values=trial.values,
@@ -92,5 +93,6 @@ def with_choices(
     return copy
 
 
-def _choices(distribution: BaseDistribution) -> Sequence[object]:
-    return distribution.choices if isinstance(distribution, CategoricalDistribution) else ()
+def choices_of(params: Mapping[str, Any], pool: LayerPool) -> tuple[str, ...]:
+    """The candidate of each position, by a trial's parameters; where there is no choice, the only one."""
+    return tuple(str(params.get(position.name, position.candidates[0].name)) for position in pool.positions)

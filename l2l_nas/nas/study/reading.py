@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from l2l_nas.arguments import check_kind
 from l2l_nas.errors import SettingError, SpaceError, StorageError
 from l2l_nas.nas.objectives import Goal, State, TrialRecord
+from l2l_nas.nas.study.encoding import choices_of
 from l2l_nas.nas.study.journal import STUDY_NAME, open_journal, readable
 from l2l_nas.nas.study.study import record_of
 from l2l_nas.space.architecture import Architecture
@@ -126,9 +127,8 @@ def _own_goals(study: optuna.Study) -> tuple[Goal, ...]:
 
 
 def _own_record(trial: FrozenTrial, pool: LayerPool, goals: Sequence[Goal]) -> TrialRecord:
-    chosen = (trial.params.get(position.name, position.candidates[0].name) for position in pool.positions)
     try:
-        architecture = pool.architecture(map(str, chosen))
+        architecture = pool.architecture(choices_of(trial.params, pool))
     except SpaceError as error:
         raise SettingError(f"trial {trial.number} of the study is not of this pool: {error}") from None
     values = trial.values if trial.state is TrialState.COMPLETE else None

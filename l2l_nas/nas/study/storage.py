@@ -79,22 +79,19 @@ class Unsaved:
     is_in_folder = True
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
-        """See `Store`."""
         return identity["space"], []
 
     def save(self, ended: FrozenTrial) -> int:
-        """See `Store`."""
         return ended.number
 
     def note(self, name: str, content: Any) -> None:
-        """See `Store`."""
+        pass
 
     def noted(self, name: str) -> Any:
-        """See `Store`."""
         return None
 
     def close(self) -> None:
-        """See `Store`."""
+        pass
 
 
 class StudyFile:
@@ -111,13 +108,11 @@ class StudyFile:
         self.place = str(path)
         self._path = path
         self._resume = resume
-        self._study: optuna.Study | None = None
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
-        """See `Store`."""
         metrics = [name for name, _ in identity["goals"]]
         if not self._resume:
-            self._study = create_journal(
+            self._study: optuna.Study = create_journal(
                 self._path, name=STUDY_NAME, directions=directions, metrics=metrics, attributes=identity
             )
             return identity["space"], []
@@ -134,20 +129,15 @@ class StudyFile:
 
     def save(self, ended: FrozenTrial) -> int:
         """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
-        assert self._study is not None
         with readable(self._path):
             self._study.add_trial(ended)
             return self._study.get_trials(deepcopy=False)[-1].number
 
     def note(self, name: str, content: Any) -> None:
-        """See `Store`."""
-        assert self._study is not None
         with readable(self._path):
             self._study.set_user_attr(name, content)
 
     def noted(self, name: str) -> Any:
-        """See `Store`."""
-        assert self._study is not None
         with readable(self._path):
             return self._study.user_attrs.get(name)
 

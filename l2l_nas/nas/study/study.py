@@ -41,10 +41,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import SpaceError, StorageError, of_user
-from l2l_nas.nas.objectives import Goal, State, TrialRecord, TrialResult, is_evaluated
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated
 from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
-from l2l_nas.nas.study.encoding import Encoding
+from l2l_nas.nas.study.encoding import Encoding, choices_of
 from l2l_nas.nas.study.journal import readable
 from l2l_nas.nas.study.storage import Store
 from l2l_nas.space.architecture import Architecture
@@ -141,7 +141,9 @@ class Study:
         with readable(store.place):
             for trial in finished:
                 self._keep(self._record(trial))
-                self._remember(trial)
+                inward = self._encoding.inward(trial)
+                if inward is not None:
+                    self._memory.add_trial(inward)
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
@@ -221,10 +223,14 @@ class Study:
         """
         sampler = self._memory.sampler
         if isinstance(sampler, GenotypeSampler):
-            known = {place: goal.name for place, goal in enumerate(self._goals) if goal.name in (costs or {})}
+            costs = costs or {}
             sampler.inform(
                 lambda params: is_allowed(self._of_params(params)),
-                {place: self._of_architecture((costs or {})[name]) for place, name in known.items()},
+                {
+                    place: lambda params, cost=costs[goal.name]: cost(self._of_params(params))
+                    for place, goal in enumerate(self._goals)
+                    if goal.name in costs
+                },
                 is_raced=is_raced,
             )
 
@@ -238,12 +244,8 @@ class Study:
             return {}
         return {self._of_params(params): values for params, values in sampler.posterior(self._memory)}
 
-    def _of_architecture(self, cost: Callable[[Architecture], float]) -> Callable[[Mapping[str, Any]], float]:
-        return lambda params: cost(self._of_params(params))
-
     def _of_params(self, params: Mapping[str, Any]) -> Architecture:
-        choices = (params.get(position.name, position.candidates[0].name) for position in self._pool.positions)
-        return self._pool.canonical(Architecture(tuple(choices)))
+        return self._pool.canonical(Architecture(choices_of(params, self._pool)))
 
     def propose(self, architecture: Architecture, *, enqueued: bool = False) -> None:
         """Make the next `ask` give this architecture.
@@ -257,74 +259,62 @@ class Study:
             user_attrs={"enqueued": True} if enqueued else None,
         )
 
-    def tell(self, trial: Trial, result: TrialResult) -> TrialRecord:
+    def tell(self, trial: Trial, state: State, values: Mapping[str, float] | None = None, **facts: Any) -> TrialRecord:
         """Record a finished trial; when this returns, it is in the saved study.
 
         Args:
             trial: that `ask` gave.
-            result: what became of it.
+            values: by goal name, and others; none for a state that has no score.
+            facts: what else is known of it, by `TrialRecord`'s names.
 
         Raises:
             StorageError: the study could not be written.
             UserCodeError: the sampler raised something; the trial is saved.
         """
-        for name, value in self._attributes(self._asked.pop(trial.number), result).items():
+        told = TrialRecord(trial.number, self._asked.pop(trial.number), state, values or {}, **facts)
+        for name, value in self._attributes(told).items():
             trial.set_user_attr(name, value)
-        if result.rungs:
-            self._report(trial, {**result.rungs, **self._last_rung(result.rungs, result.values)})
-        values = [float(result.values[goal.name]) for goal in self._goals] if result.values is not None else None
+        self._report(trial, told)
+        scores = [float(told.values[goal.name]) for goal in self._goals] if told.values else None
         try:
             with self._sampling():
-                self._memory.tell(trial, values, state=_STATES[result.state])
+                self._memory.tell(trial, scores, state=_STATES[state])
         finally:  # what was trained is saved, whatever the sampler makes of it
-            record = self._save(self._memory.get_trials(deepcopy=False)[trial.number])
+            ended = self._memory.get_trials(deepcopy=False)[trial.number]
+            number = self._store.save(self._encoding.outward(ended))
+            record = replace(self._record(ended), number=number)
+            self._keep(record)
         return record
 
     @staticmethod
-    def _attributes(architecture: Architecture, result: TrialResult) -> dict[str, Any]:
+    def _attributes(told: TrialRecord) -> dict[str, Any]:
         """See [Note: attributes]; what says nothing is left out."""
         found: dict[str, Any] = {
-            "architecture": list(architecture.choices),
-            "digest": architecture.digest,
-            "cached": result.cached,
-            "seconds": result.seconds,
-            **{f"metric_{name}": value for name, value in result.metrics.items()},
+            "architecture": list(told.architecture.choices),
+            "digest": told.architecture.digest,
+            "cached": told.cached,
+            "seconds": told.seconds,
+            **{f"metric_{name}": value for name, value in told.metrics.items()},
         }
         more = {
-            "reason": result.reason,
-            "weights": dict(result.weights),
-            "process": result.worker,
-            "stopped": result.state == State.STOPPED,
-            "rungs": {rung: dict(metrics) for rung, metrics in result.rungs.items()},
+            "reason": told.reason,
+            "weights": dict(told.weights),
+            "process": told.worker,
+            "stopped": told.state == State.STOPPED,
+            "rungs": {rung: dict(metrics) for rung, metrics in told.rungs.items()},
         }
         return found | {name: value for name, value in more.items() if value}
 
-    def _report(self, trial: Trial, rungs: Mapping[str, Mapping[str, float]]) -> None:
-        """Its values on its way, as Optuna's own functions show them."""
+    def _report(self, trial: Trial, told: TrialRecord) -> None:
+        """Its values on its way, and at its last step if it got there, as Optuna's own functions show them."""
         goal = self._goals[0].name
+        rungs = dict(told.rungs)
+        if rungs and told.values:
+            steps = next(iter(rungs)).partition("/")[2]
+            rungs[f"{steps}/{steps}"] = told.values
         for rung, metrics in rungs.items():
             if len(self._goals) == 1 and goal in metrics:
                 trial.report(float(metrics[goal]), int(rung.partition("/")[0]))
-
-    @staticmethod
-    def _last_rung(
-        rungs: Mapping[str, object], values: Mapping[str, float] | None
-    ) -> Mapping[str, Mapping[str, float]]:
-        """What it came to, at its last step; nothing where it did not get there."""
-        steps = next(iter(rungs)).partition("/")[2]
-        return {f"{steps}/{steps}": values} if values is not None else {}
-
-    def _save(self, ended: FrozenTrial) -> TrialRecord:
-        number = self._store.save(self._encoding.outward(ended))
-        record = replace(self._record(ended), number=number)
-        self._keep(record)
-        return record
-
-    def _remember(self, trial: FrozenTrial) -> None:
-        """Give the sampler a trial of before."""
-        inward = self._encoding.inward(trial)
-        if inward is not None:
-            self._memory.add_trial(inward)
 
     def _keep(self, record: TrialRecord) -> None:
         self._records.append(record)
