@@ -302,7 +302,14 @@ class SearchRun:
             executor = workers
             workers.poll, workers.waiting, workers.lost = seen.poll, display.waiting, display.lost
         cache = finalist_cache(self.conf, components.problem, server, self.folder, self.console)
-        context = SearchContext(parts, executor, study, Checkpoint(self.folder.weights), seen, cache)
+        context = SearchContext(
+            **vars(parts),
+            executor=executor,
+            study=study,
+            checkpoint=Checkpoint(self.folder.weights),
+            callback=seen,
+            cache=cache,
+        )
         return Search(context, components.phases)
 
     def _resumes(self) -> bool:

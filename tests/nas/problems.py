@@ -18,7 +18,7 @@ from l2l_nas.nas.evaluation.evaluator import Evaluator, population_size
 from l2l_nas.nas.evaluation.executor import InlineExecutor
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
-from l2l_nas.nas.strategies.context import SearchComponents, SearchContext
+from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.storage import StudyFile
@@ -175,7 +175,7 @@ def search_on(
     observer = Watcher()
     evaluator = Evaluator(relay, trainer, validation=split.validation, budget=spend, test=split.test)
     paths = paths or UniformPaths(pool, seed=0, constraints=unmeasured((NonEmpty(pool), *constraints)))
-    components = SearchComponents(
+    context = SearchContext(
         relay=relay,
         trainer=trainer,
         evaluator=evaluator,
@@ -186,14 +186,11 @@ def search_on(
         early_stop=early_stop or NeverStop(),
         paths=paths,
         seed=0,
-    )
-    context = SearchContext(
-        components,
-        InlineExecutor(evaluator, size=population_size(server, spend), poll=observer.poll),
-        held,
-        Checkpoint(folder / "weights"),
-        observer,
-        cache,
+        executor=InlineExecutor(evaluator, size=population_size(server, spend), poll=observer.poll),
+        study=held,
+        checkpoint=Checkpoint(folder / "weights"),
+        callback=observer,
+        cache=cache,
     )
     search = Search(context)
     if resume:

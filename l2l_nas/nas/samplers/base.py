@@ -109,9 +109,6 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
 
     The first trials are random, as Optuna tells a sampler the space with the first trial it has finished.
 
-    Args:
-        seed: of all that is random.
-
     Attributes:
         is_raced: whether the best trials will be trained further, and compared then.
     """
@@ -156,7 +153,6 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         Args:
             space: the values of each parameter; none is empty.
             history: what was found so far.
-            rng: where randomness comes from.
         """
 
     def draws(self, space: Space, history: History) -> Mapping[Genotype, Floats]:

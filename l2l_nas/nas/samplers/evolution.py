@@ -30,7 +30,6 @@ class RegularizedEvolution(GenotypeSampler):
     What was tried already is not proposed again: where 30 mutants in a row are known, one more position changes.
 
     Args:
-        seed: of all that is random.
         population: how many trials live; so many are random at first.
         tournament: how many are compared for a parent.
     """
@@ -73,7 +72,6 @@ class LocalSearch(GenotypeSampler):
     of them drawn at random (Pareto local search: Paquete, Chiarandini and Stuetzle, 2004).
 
     Args:
-        seed: of all that is random.
         start: random trials of each climb.
         climbs: how many.
         merge: trials after which they are one.
@@ -114,11 +112,7 @@ class Random(GenotypeSampler):
 
 
 class GridSampler(GenotypeSampler):
-    """Every architecture once, in random order; when there are no more, at random again.
-
-    Args:
-        seed: of the order.
-    """
+    """Every architecture once, in random order; when there are no more, at random again."""
 
     def __init__(self, *, seed: int) -> None:
         super().__init__(seed=seed)

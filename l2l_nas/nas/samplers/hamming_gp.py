@@ -68,7 +68,6 @@ class HammingGP(GenotypeSampler):
     that are known costs need no model: see [Note: known costs].
 
     Args:
-        seed: of all that is random.
         start: random trials of each climb.
         climbs: how many.
         merge: trials after which they are one.
@@ -171,7 +170,6 @@ class HammingGP(GenotypeSampler):
         return ModelData([scored[index].genotype for index in chosen], values[chosen], self._encoding)
 
     def _candidates(self, model: Model, history: History, rng: random.Random) -> list[Genotype]:
-        """Unseen genotypes, each once."""
         space, genotypes = self._encoding.space, model.trials.genotypes
         best = [int(index) for index in np.argsort(-model.means, kind="stable")]
         found: dict[Genotype, None] = {}

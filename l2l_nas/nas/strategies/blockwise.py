@@ -75,7 +75,6 @@ class DistilBlocks(Phase):
 
     Args:
         samples: how many of the training part.
-        settings: of the training of each candidate.
     """
 
     def __init__(self, samples: int, settings: BlockSettings) -> None:
@@ -111,7 +110,6 @@ class DistilBlocks(Phase):
             search.save_when_due()
 
     def _inputs(self, search: SearchContext) -> Batch:
-        """The first samples that a training would see."""
         batches = search.trainer.batches
         parts = []
         for step in itertools.count():
@@ -128,11 +126,7 @@ class DistilBlocks(Phase):
 
 
 class ScoreBlocks(Phase):
-    """Scores each block, and proposes the networks with the best sums within the limits as the trials.
-
-    Args:
-        scores: "exchange" or "error".
-    """
+    """Scores each block, and proposes the networks with the best sums within the limits as the trials."""
 
     def __init__(self, scores: str) -> None:
         self._kind = scores
@@ -281,7 +275,6 @@ def _costs_of(pool: LayerPool, blocks: list[Block], of: Any) -> dict[Block, floa
 
 
 def _relays(search: SearchContext) -> Any:
-    """Makes relays as the search's own is."""
 
     def relay_of(server: ParamServer) -> Relay:
         whole = search.relay

@@ -78,12 +78,10 @@ class Division:
 
     @property
     def steps_before_finalists(self) -> int:
-        """Steps of warm-up and all trials."""
         return self.warmup_steps + self.trials * self.steps_per_trial
 
     @property
     def rounds(self) -> tuple[Round, ...]:
-        """Of finalists; see `halved`."""
         found: list[Round] = []
         start = self.steps_before_finalists
         rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds, done=self.begun)
@@ -104,7 +102,6 @@ class Division:
 
     @property
     def steps(self) -> int:
-        """All steps of a search."""
         return self.steps_before_finalists + sum(one.finalists * one.steps for one in self.rounds)
 
     @property
@@ -211,5 +208,4 @@ class Budget(Division):
 
     @property
     def shared_steps(self) -> int:
-        """Steps on the shared weights."""
         return self.warmup_steps if self.trial_weights != "shared" else self.steps_before_finalists

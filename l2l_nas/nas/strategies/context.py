@@ -36,15 +36,13 @@ if TYPE_CHECKING:
 _DRAWS = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SearchComponents:
     """What a search is made of, built once, before anything is written.
 
     Args:
         relay: with the shared weights.
-        trainer: on that relay.
         evaluator: on both; scores architectures in this process.
-        budget: how much of what.
         goals: the study's.
         constraints: trials that they refuse are never trained, nor are paths of warm-up that those refuse which need no
             measurement. That a path has a layer is one of them in any case.
@@ -68,16 +66,14 @@ class SearchComponents:
     enqueued: Sequence[Architecture] = ()
 
 
-@dataclass
-class SearchContext:
+@dataclass(kw_only=True)
+class SearchContext(SearchComponents):
     """The parts of a search, and what its phases have done so far.
 
     Args:
-        components: what it is made of; each is an attribute here, too.
         executor: evaluates trials and trains networks alone.
         study: where trials are recorded.
         checkpoint: where the shared weights are saved.
-        callback: sees it go by.
         cache: finds finalists of an earlier session again; without it, they are always trained.
 
     Attributes:
@@ -95,24 +91,11 @@ class SearchContext:
         over: those that are done in this session.
     """
 
-    components: SearchComponents
     executor: SegmentExecutor
     study: Study
     checkpoint: Checkpoint
     callback: Callback
     cache: FinalistCache | None = None
-
-    relay: Relay = field(init=False)
-    trainer: Trainer = field(init=False)
-    evaluator: Evaluator = field(init=False)
-    budget: Budget = field(init=False)
-    goals: Sequence[Goal] = field(init=False)
-    constraints: Sequence[Constraint] = field(init=False)
-    costs: Costs = field(init=False)
-    early_stop: EarlyStop = field(init=False)
-    paths: PathSampler = field(init=False)
-    seed: int = field(init=False)
-    enqueued: Sequence[Architecture] = field(init=False)
 
     server: ParamServer = field(init=False)
     coverage: Coverage = field(init=False)
@@ -128,7 +111,6 @@ class SearchContext:
     over: list[Phase] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        vars(self).update(vars(self.components))
         self.server = self.relay.server  # the relay itself may be at a copy
         self.constraints = in_order((NonEmpty(self.pool), *self.constraints))
         self.coverage = Coverage(self.pool)
@@ -140,7 +122,6 @@ class SearchContext:
 
     @property
     def pool(self) -> LayerPool:
-        """What is searched."""
         return self.relay.pool
 
     def save(self) -> None:
@@ -196,7 +177,6 @@ class SearchContext:
         return {name: value for name, value in record.metrics.items() if name in self.costs}
 
     def suspects(self) -> tuple[Suspect, ...]:
-        """What failed trials have in common."""
         names = [(position.name, [one.name for one in position.candidates]) for position in self.pool.positions]
         return suspects(self.study.records, names)
 
@@ -230,5 +210,4 @@ class SearchContext:
         return found
 
     def note(self, record: TrialRecord) -> None:
-        """A trial is recorded."""
         self.callback.trial(record, self.study.records)

@@ -22,14 +22,7 @@ SHARE = 1 / 3
 
 @dataclass(frozen=True)
 class Scarce:
-    """A candidate that was trained far less than the others of its position.
-
-    Args:
-        position: name of the row.
-        candidate: its name.
-        steps: of warm-up that trained it.
-        mean: of its position.
-    """
+    """A candidate that warm-up trained far less than the mean of its position; `position` is the name of the row."""
 
     position: str
     candidate: str
@@ -45,9 +38,6 @@ class Coverage:
 
     A row is a position. In a shared pool it is a run of positions that offer the same candidates, each place of a path
     counted: the canonical form moves skips behind the layers, so that its positions by themselves say nothing.
-
-    Args:
-        pool: what is trained.
     """
 
     def __init__(self, pool: LayerPool) -> None:
@@ -70,18 +60,15 @@ class Coverage:
         self._before: Mapping[str, Any] = {}  # what was loaded: candidates that are gone may come back
 
     def add(self, phase: Phase, architecture: Architecture) -> None:
-        """A step trained this architecture."""
         counts = self._counts[phase]
         for row, name in zip(self._row_of, architecture.choices, strict=True):
             counts[row][name] += 1
 
     def steps(self, phase: Phase, row: str) -> dict[str, int]:
-        """Steps of a row by candidate."""
         return dict(self._counts[phase][row])
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was trained."""
         return not any(sum(row.values()) for counts in self._counts.values() for row in counts.values())
 
     def under_trained(self, share: float = SHARE) -> tuple[Scarce, ...]:
@@ -112,7 +99,6 @@ class Coverage:
         return found
 
     def row_of(self, index: int) -> str:
-        """The row of a position."""
         return self._row_of[index]
 
     def warning(self) -> str:

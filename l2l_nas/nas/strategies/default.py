@@ -41,10 +41,6 @@ def default_phases() -> list[Phase]:
 class Search:
     """Runs phases, one after the other.
 
-    Args:
-        context: what they work with.
-        phases: those of the default strategy if nothing is said.
-
     Attributes:
         phase: that runs.
     """

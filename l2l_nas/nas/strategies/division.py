@@ -71,8 +71,6 @@ def measured(trainer: Trainer, relay: Relay, paths: PathSampler, validation: Sam
     """The pace of this machine, by a few steps and scores on a copy of the weights.
 
     Args:
-        trainer: on the relay.
-        paths: of warm-up.
         workers: processes that will share trials and finalists.
     """
     shared = relay.server
@@ -103,8 +101,6 @@ def division(
     """What suits a space and its data; see [Note: first weights] and [Note: passes].
 
     Args:
-        samples: of the training data.
-        batch_size: samples a step.
         trial_weights: what trials train.
         given: numbers that somebody named, by the name of their field; they stay. How many finalists, and in how many
             rounds at most, are among them.

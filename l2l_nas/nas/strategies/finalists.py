@@ -44,12 +44,10 @@ class Finalist:
 
     @property
     def architecture(self) -> Architecture:
-        """What it is."""
         return self.record.architecture
 
     @property
     def is_trained(self) -> bool:
-        """Whether it was trained further."""
         return bool(self.scores)
 
     @property
@@ -76,7 +74,6 @@ class Finalist:
         }
 
     def entry(self) -> dict[str, Any]:
-        """As `result.json` lists it."""
         trained = {} if self.is_trained else {"trained": False}
         return {**self.figures(), "trial": self.record.number, "values": self.values, **trained}
 
@@ -92,10 +89,7 @@ class Finalist:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], records: Mapping[int, TrialRecord]) -> Finalist:
-        """The other way round.
-
-        Args:
-            records: of the study, by number.
+        """The other way round, with the study's records by number.
 
         Raises:
             KeyError, TypeError, ValueError: it is something else.
@@ -137,7 +131,6 @@ def choose(
     behind it.
 
     Args:
-        records: of a study.
         count: how many there are to be, at least 1.
         posterior: what architectures may come to, of shape (goals, draws), each draw for all architectures at once; of
             one that is not there, its score.
@@ -228,7 +221,6 @@ def key_of(records: Sequence[TrialRecord], settings: Mapping[str, Any]) -> str:
     """What distinguishes stored finalists from those of other trials or other settings.
 
     Args:
-        records: that are to be trained, in order.
         settings: everything else that decides what comes of it, as JSON.
     """
     content = [[record.number, list(record.architecture.choices)] for record in records]

@@ -30,8 +30,6 @@ class Proposer:
 
     Args:
         study: whose sampler proposes, and where repeats and refusals are recorded.
-        pool: what is searched.
-        constraints: what is allowed.
         draws: random architectures, for where the sampler only repeats itself.
         note: called with of every trial that is recorded here.
         costs: recorded with what is refused.

@@ -34,8 +34,6 @@ class Baseline:
         networks: how many were to be trained.
         steps: of each.
         architecture: of the best on the validation part.
-        scores: its, by part of the data.
-        costs: its, by name.
         failed: why others could not be trained, by architecture.
     """
 
@@ -47,7 +45,6 @@ class Baseline:
     failed: Mapping[Architecture, str] = field(default_factory=dict)
 
     def entry(self) -> dict[str, Any]:
-        """As `result.json` and the log hold it."""
         return {
             "kind": "random",
             "networks": self.networks,
@@ -117,7 +114,6 @@ def play(
 
     Args:
         goal: a metric, by whose value on the validation part the best is chosen.
-        costs: of an architecture.
         after_step: called with the loss of each step that is done.
     """
     best: tuple[float, int] | None = None

@@ -26,10 +26,7 @@ class Rounds:
     """Trains finalists; see [Note: rounds].
 
     Args:
-        executor: does the work.
-        budget: how much of what.
         goals: what is better; one, where there is more than one round.
-        callback: sees it go by.
 
     Attributes:
         finalists: those that could be trained, in the order in which they were chosen; without weights.

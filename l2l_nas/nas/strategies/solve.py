@@ -15,7 +15,7 @@ Block = tuple[int, str]
 
 
 def blocks_of(pool: LayerPool) -> list[Block]:
-    """All, in order."""
+    """All blocks, in the order of positions."""
     return [(index, one.name) for index, position in enumerate(pool.positions) for one in position.candidates]
 
 

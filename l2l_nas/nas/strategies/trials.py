@@ -43,7 +43,6 @@ class RunningTrial:
 
     Attributes:
         ordinal: how many trials came before.
-        steps: that it was trained.
         rungs: the metrics that it had on its way, by rung ("50/200").
         seconds: its segments took.
     """
@@ -57,11 +56,7 @@ class RunningTrial:
 
 
 class TrialLoop:
-    """The trials of one session.
-
-    Args:
-        search: whose they are.
-    """
+    """The trials of one session."""
 
     def __init__(self, search: SearchContext) -> None:
         self._search = search
@@ -79,7 +74,6 @@ class TrialLoop:
         )
 
     def run(self) -> None:
-        """All of them."""
         search = self._search
         while True:
             self._submit()
@@ -110,7 +104,6 @@ class TrialLoop:
                 self._go_on(running, None)
 
     def _go_on(self, running: RunningTrial, server: ParamServer | None) -> None:
-        """Have the next segment of a trial run, with the weights that it has."""
         search = self._search
         segment = Segment.of_trial(
             running.architecture, running.ordinal, search.budget, done=running.steps, server=server
@@ -122,7 +115,6 @@ class TrialLoop:
 
     @property
     def _num_begun(self) -> int:
-        """Trials that are being evaluated, or were."""
         return self._search.study.num_evaluated + len(self._running)
 
     def _stop_reason(self, running: RunningTrial, metrics: Mapping[str, float]) -> str | None:

@@ -46,9 +46,6 @@ class DatabaseStudy:
     """See `Store` and [Note: driver].
 
     Args:
-        address: where.
-        name: of the study.
-        folder: of the run.
         is_known: whether this run has been in the study before, so that it must be there.
         retry_seconds: how long to wait for a database that is away.
         waiting: called with a line each time that the database does not answer; may raise.
@@ -221,7 +218,6 @@ class DatabaseStudy:
         )
 
     def _refuse_taken(self) -> None:
-        """Refuse to write a study that another process has taken meanwhile."""
         found = self._open_storage.get_study_user_attrs(self._study_id).get("driver")
         if found != self._driver:
             by = f"process {found.get('process')} on {found.get('host')}" if isinstance(found, Mapping) else "nobody"

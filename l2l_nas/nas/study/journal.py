@@ -152,24 +152,17 @@ def open_journal(path: Path, *, name: str) -> optuna.Study:
         StorageError: there is no file, it is damaged, or it holds no study of this name.
     """
     if not path.exists():
-        refuse_missing(path)
+        old = path.with_suffix(".db")
+        if old.exists():
+            raise StorageError(
+                f"{old}: written by a version before 0.2.0, which this one does not read; start a new run"
+            )
+        raise StorageError(f"{path}: there is no study; check the folder, or start without resume")
     with readable(path):
         try:
             return optuna.load_study(storage=storage_of(path), study_name=name)
         except KeyError:
             raise StorageError(f"{path}: holds no study named '{name}'; check the folder") from None
-
-
-def refuse_missing(path: Path) -> None:
-    """Refuse a folder without a study.
-
-    Raises:
-        StorageError: always; a study of a version before 0.2.0 is told from none.
-    """
-    old = path.with_suffix(".db")
-    if old.exists():
-        raise StorageError(f"{old}: written by a version before 0.2.0, which this one does not read; start a new run")
-    raise StorageError(f"{path}: there is no study; check the folder, or start without resume")
 
 
 def name_metrics(study: optuna.Study, names: Sequence[str]) -> None:

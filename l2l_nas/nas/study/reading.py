@@ -59,7 +59,6 @@ def load_database_study(storage: str, name: str, *, password: str) -> optuna.Stu
 
     Args:
         storage: its address, as `search.storage` takes it.
-        name: of the study there.
         password: of the database, if it is not part of the address.
 
     Raises:

@@ -71,7 +71,6 @@ class _Memory(optuna.Study):
     is_stopped = False
 
     def stop(self) -> None:
-        """Ask for no more trials."""
         self.is_stopped = True
 
 
@@ -79,17 +78,16 @@ class Study:
     """Asks a sampler for architectures and records what became of them.
 
     Args:
-        store: where it is met.
-        pool: what is searched.
         goals: one to three.
         sampler: its name, or the sampler itself.
-        seed: of the sampler.
         num_trials: how many trials are asked for in all.
         data: a hash of what trials are scored on; a study of other data is refused.
         scoring: settings that all trials of a study in a database must have in common.
 
     Attributes:
         num_evaluated: how many of the trials asked for are done.
+        place: where it is saved, for messages.
+        is_in_folder: whether it lies beside the weights that its trials trained.
 
     Raises:
         StorageError: the file cannot be written; or, on resume, is missing, damaged, of another space or other goals.
@@ -120,6 +118,7 @@ class Study:
             **({"scoring": dict(scoring)} if scoring is not None else {}),
         }
         space, finished = self._store.open(identity, directions)
+        self.place, self.is_in_folder = store.place, store.is_in_folder
         with readable(store.place):
             self._encoding = Encoding(pool, space["candidates"])
         storage = optuna.storages.InMemoryStorage()
@@ -147,23 +146,12 @@ class Study:
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
-        """All finished trials, in the order of their numbers."""
         return tuple(self._records)
 
     @property
     def is_exhausted(self) -> bool:
         """Whether nothing is left to ask for: the sampler stopped, and no architecture that was proposed waits."""
         return self._memory.is_stopped and not self._memory.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-
-    @property
-    def place(self) -> str:
-        """Where it is saved, for messages."""
-        return self._store.place
-
-    @property
-    def is_in_folder(self) -> bool:
-        """Whether it lies beside the weights that its trials trained."""
-        return self._store.is_in_folder
 
     def keep_finalists(self, key: str, finalists: Sequence[Mapping[str, Any]]) -> None:
         """Keep what came of finalists, as JSON, in place of those before.
@@ -188,7 +176,6 @@ class Study:
         return list(content["finalists"])
 
     def close(self) -> None:
-        """Close the file."""
         self._store.close()
 
     def ask(self) -> tuple[Trial, Architecture]:
@@ -340,7 +327,7 @@ class Study:
 
     def _foreign(self, trial: FrozenTrial, error: Exception) -> StorageError:
         return StorageError(
-            f"{self._store.place}: trial {trial.number} does not read as one of this program ({error}); start a new run"
+            f"{self.place}: trial {trial.number} does not read as one of this program ({error}); start a new run"
         )
 
 
