@@ -290,15 +290,16 @@ def test_two_goals_get_a_front():
 
 def test_the_number_of_a_learned_value_and_known_costs_is_the_worst_that_is_lacking_and_a_bit_of_all():
     values, costs = np.array([0.0, 1.0, 2.0]), np.array([[-3.0], [-5.0], [-1.0]])
-    weighed = hamming_gp._Weighed(values, costs, random.Random(0))
+    beside = hamming_gp._beside
+    number = hamming_gp._weighing(beside(values, costs), random.Random(0))
     draws = random.Random(0)
     weights = np.array([draws.expovariate(1), draws.expovariate(1)])
     weights /= weights.sum()
     lacking = np.stack([weights[0] * (2 - values) / 2, weights[1] * (-1 - costs[:, 0]) / 4])
-    np.testing.assert_allclose(weighed.number(values, costs), -lacking.max(axis=0) - 0.05 * lacking.sum(axis=0))
-    several = weighed.number(values[:, None] + np.array([0.0, 0.5]), costs[:, None])
-    np.testing.assert_allclose(several[:, 0], weighed.number(values, costs))
-    np.testing.assert_allclose(several[:, 1], weighed.number(values + 0.5, costs))
+    np.testing.assert_allclose(number(beside(values, costs)), -lacking.max(axis=0) - 0.05 * lacking.sum(axis=0))
+    several = number(beside(values[:, None] + np.array([0.0, 0.5]), costs[:, None]))
+    np.testing.assert_allclose(several[:, 0], number(beside(values, costs)))
+    np.testing.assert_allclose(several[:, 1], number(beside(values + 0.5, costs)))
 
 
 def test_what_may_come_next_is_unseen_and_holds_the_neighbours_of_the_best():

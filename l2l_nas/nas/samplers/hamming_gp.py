@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -124,14 +124,15 @@ class HammingGP(GenotypeSampler):
         values = np.array([one.values[learned] for one in scored], dtype=np.float64)
         trials = self._trials(scored, values, space)
         model = self._fits[0].model(trials, len(scored))
-        weighed = _Weighed(trials.values, _costs(trials.genotypes, history), rng)
-        numbers = weighed.number(model.means, weighed.costs)
+        costs = _costs(trials.genotypes, history)
+        number = _weighing(_beside(trials.values, costs), rng)
+        numbers = number(_beside(model.means, costs))
         candidates = _around_the_best(trials.genotypes, np.argsort(-numbers, kind="stable"), space, history, rng)
         if not candidates:
             return random_unseen(space, history, rng)
         means, variances = model.posterior(candidates)
-        costs = _costs(candidates, history)
-        found = weighed.number(means[:, None] + np.sqrt(variances)[:, None] * _NODES, costs[:, None])
+        values = means[:, None] + np.sqrt(variances)[:, None] * _NODES
+        found = number(_beside(values, _costs(candidates, history)[:, None]))
         gains = (np.maximum(found - numbers.max(), 0) * _COUNTS).sum(axis=1)
         if not gains.any():  # nothing better is within reach: what comes nearest
             gains = (found * _COUNTS).sum(axis=1)
@@ -186,36 +187,31 @@ class HammingGP(GenotypeSampler):
         return [one for one in found if one not in history.seen]
 
 
-class _Weighed:
-    """One number of a learned value and known costs, by random weights; more is better. See [Note: known costs].
+def _weighing(goals: Floats, rng: random.Random) -> Callable[[Floats], Floats]:
+    """One number of several goals, by random weights: the worst of what they lack and a bit of all; more is better.
 
     Args:
-        values: of trials, standardized.
-        costs: of the same [trials, costs], more is better.
-        rng: of the weights.
+        goals: of trials [trials, goals], more is better: each is taken from 0 to 1 between its ends.
 
-    Attributes:
-        costs: these.
+    Returns:
+        Of goals [..., goals] their numbers.
     """
+    lowest, highest = goals.min(axis=0), goals.max(axis=0)
+    draws = np.array([rng.expovariate(1) for _ in range(goals.shape[1])])
+    weights, spread = draws / draws.sum(), np.maximum(highest - lowest, 1e-12)
 
-    def __init__(self, values: Floats, costs: Floats, rng: random.Random) -> None:
-        self.costs = costs
-        draws = np.array([rng.expovariate(1) for _ in range(1 + costs.shape[1])])
-        self._weights: Floats = draws / draws.sum()
-        self._highest = np.array([values.max(), *costs.max(axis=0)])
-        self._range = np.maximum(self._highest - np.array([values.min(), *costs.min(axis=0)]), 1e-12)
+    def number(found: Floats) -> Floats:
+        lacking = weights * (highest - found) / spread
+        numbers: Floats = -lacking.max(axis=-1) - _SUM * lacking.sum(axis=-1)
+        return numbers
 
-    def number(self, values: Floats, costs: Floats) -> Floats:
-        """Of each value, with the costs of the same place."""
-        wide = np.broadcast_to(costs, (*values.shape, costs.shape[-1]))
-        goals = np.concatenate([values[..., None], wide], axis=-1)
-        return _less(self._weights * (self._highest - goals) / self._range)
-
-
-def _less(lacking: Floats) -> Floats:
-    """Of what goals lack, weighed [..., goals], one number: the worst of them and a bit of all (ParEGO)."""
-    number: Floats = -lacking.max(axis=-1) - _SUM * lacking.sum(axis=-1)
     return number
+
+
+def _beside(values: Floats, costs: Floats) -> Floats:
+    """Goals [..., goals] of a learned value each, and of the costs of the same place."""
+    wide = np.broadcast_to(costs, (*values.shape, costs.shape[-1]))
+    return np.concatenate([values[..., None], wide], axis=-1)
 
 
 def _costs(genotypes: Sequence[Genotype], history: History) -> Floats:
@@ -255,13 +251,9 @@ def _most_promising(candidates: Sequence[Genotype], gains: Floats, history: Hist
 
 
 def _one_number(scored: Sequence[Scored], rng: random.Random) -> Floats:
-    """For one goal its values; for several, each from 0 to 1, the worst of them by random weights, and a bit of all."""
+    """For one goal its values; for several see `_weighing`."""
     values = np.array([one.values for one in scored], dtype=np.float64)
-    if values.shape[1] == 1:
-        return values[:, 0]
-    lowest, highest = values.min(axis=0), values.max(axis=0)
-    draws = np.array([rng.expovariate(1) for _ in range(values.shape[1])])
-    return _less(draws / draws.sum() * (highest - values) / np.maximum(highest - lowest, 1e-12))
+    return values[:, 0] if values.shape[1] == 1 else _weighing(values, rng)(values)
 
 
 def _most(space: Space) -> int:

@@ -16,14 +16,10 @@ BASELINES = ("none", "random")
 
 @dataclass(frozen=True)
 class Round:
-    """A part of the finalists' training.
+    """A part of the finalists' training: so many finalists train for so many steps each, from step `start` on.
 
     Args:
-        finalists: how many are in it.
-        steps: of each.
-        start: number of its first step.
         going_on: how many go on to the next one; 1 in the last: the best.
-        is_last: whether it is the last one.
     """
 
     finalists: int

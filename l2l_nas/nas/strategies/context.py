@@ -43,11 +43,9 @@ class SearchComponents:
     Args:
         relay: with the shared weights.
         evaluator: on both; scores architectures in this process.
-        goals: the study's.
         constraints: trials that they refuse are never trained, nor are paths of warm-up that those refuse which need no
             measurement. That a path has a layer is one of them in any case.
         costs: of an architecture, recorded with each trial.
-        early_stop: which trials do not take all their steps.
         paths: of warm-up. They must be allowed, and not empty.
         seed: of the paths.
         enqueued: architectures that the user wants tried first.
@@ -72,8 +70,6 @@ class SearchContext(SearchComponents):
 
     Args:
         executor: evaluates trials and trains networks alone.
-        study: where trials are recorded.
-        checkpoint: where the shared weights are saved.
         cache: finds finalists of an earlier session again; without it, they are always trained.
 
     Attributes:

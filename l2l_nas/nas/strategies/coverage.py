@@ -6,6 +6,7 @@ a shared pool belongs to several positions.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -44,16 +45,13 @@ class Coverage:
         self.rows: dict[str, tuple[str, ...]] = {}  # candidates by row
         self._row_of: list[str] = []  # by position
         offered = [tuple(candidate.name for candidate in position.candidates) for position in pool.positions]
-        start = 0
-        while start < len(offered):
-            stop = start + 1
-            while pool.shared and stop < len(offered) and set(offered[stop]) == set(offered[start]):
-                stop += 1
-            first, last = pool.positions[start].name, pool.positions[stop - 1].name
-            label = first if stop == start + 1 else f"{first} to {last}"
+        places = range(len(offered))
+        for _, alike in itertools.groupby(places, lambda place: frozenset(offered[place]) if pool.shared else place):
+            start, *more = alike
+            first = pool.positions[start].name
+            label = f"{first} to {pool.positions[more[-1]].name}" if more else first
             self.rows[label] = offered[start]
-            self._row_of += [label] * (stop - start)
-            start = stop
+            self._row_of += [label] * (1 + len(more))
         self._counts: dict[str, dict[str, dict[str, int]]] = {
             phase: {row: dict.fromkeys(names, 0) for row, names in self.rows.items()} for phase in ("warmup", "trials")
         }

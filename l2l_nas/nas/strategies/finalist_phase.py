@@ -90,7 +90,7 @@ def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) ->
     held, failed = search.weights_of_trials, dict[int, str]()
     left, best = allowed, None
     for attempt in range(1, _ATTEMPTS + 1):
-        rounds = Rounds(search.executor, search.budget, search.goals, search.callback)
+        rounds = Rounds(search)
         going = [
             Finalist(r, search.figures(r.architecture), server=held.get(r.architecture), steps=search.budget.begun)
             for r in _chosen(search, left)

@@ -26,12 +26,9 @@ class Finalist:
     """An architecture that was trained further, with its own weights; or a trial as it is, where none are.
 
     Args:
-        record: the trial that found it.
-        costs: of the architecture, by name.
         scores: by part of the data ("validation", and "test" where there is one), after its own training; empty where
             finalists are not trained.
         server: its weights; None where finalists are not trained, and for all but the best.
-        steps: that it was trained.
         rungs: metrics of the validation part after each part of its training; see `TrialRecord`.
     """
 

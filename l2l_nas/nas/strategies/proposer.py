@@ -57,13 +57,10 @@ class Proposer:
         self._costs = costs or Costs(())
         self._poll = poll
         self._refused: set[Architecture] = set()
-        self._known: dict[Architecture, TrialRecord] = {}
+        self._known = {record.architecture: record for record in study.records if self._is_answer(record)}
         self._waiting: dict[Architecture, list[Trial]] = {}  # repeats of architectures that are being evaluated
         tried = {record.architecture for record in study.records}
         self._first = [architecture for architecture in dict.fromkeys(first) if architecture not in tried]
-        for record in study.records:
-            if self._is_answer(record):
-                self._known[record.architecture] = record
 
     def next(self, running: Collection[Architecture]) -> tuple[Trial, Architecture] | None:
         """The next architecture to evaluate; None if there is none.

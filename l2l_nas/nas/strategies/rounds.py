@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from l2l_nas.errors import L2LError, one_line
 from l2l_nas.nas.callback import Callback
-from l2l_nas.nas.evaluation.executor import SegmentExecutor, run_all
+from l2l_nas.nas.evaluation.executor import run_all
 from l2l_nas.nas.evaluation.segment import Segment
-from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget, Round
+from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist, order
 from l2l_nas.training.score import Score
 
@@ -25,20 +25,15 @@ from l2l_nas.training.score import Score
 class Rounds:
     """Trains finalists; see [Note: rounds].
 
-    Args:
-        goals: what is better; one, where there is more than one round.
-
     Attributes:
         finalists: those that could be trained, in the order in which they were chosen; without weights.
         abandoned: why others were not trained, or not to the end, by the numbers of their trials.
         failure: what is to be said where none was trained to the end.
     """
 
-    def __init__(self, executor: SegmentExecutor, budget: Budget, goals: Sequence[Goal], callback: Callback) -> None:
-        self._executor = executor
-        self._budget = budget
-        self._goals = tuple(goals)
-        self._callback = callback
+    def __init__(self, search: SearchContext) -> None:
+        self._search = search
+        self._budget = search.budget
         self.finalists: tuple[Finalist, ...] = ()
         self.abandoned: dict[int, str] = {}
         self.failure: L2LError | None = None
@@ -50,8 +45,8 @@ class Rounds:
         """
         rounds = self._budget.rounds
         total = sum(one.finalists * max(1, one.steps) for one in rounds)
-        self._callback.phase("finalists", total=total, done=0)
-        counted = Counted(self._callback, total)
+        self._search.callback.phase("finalists", total=total, done=0)
+        counted = Counted(self._search.callback, total)
         going, found = list(chosen), dict[int, Finalist]()
         chosen[:] = [replace(one, server=None) for one in chosen]  # whoever called has them, too
         for one in rounds:
@@ -80,7 +75,7 @@ class Rounds:
         reasons: dict[int, str] = {}
         last: L2LError | None = None  # the others would hold weights and moments of what raised them
         over = 0  # `enumerate` would hold on to the last one
-        results = run_all(self._executor, segments, after_step=counted.after_step)
+        results = run_all(self._search.executor, segments, after_step=counted.after_step)
         segments = []  # what is done frees its weights
         for name, result in results:
             over += 1  # noqa: SIM113
@@ -89,7 +84,7 @@ class Rounds:
             if result.error is None:
                 done = self._further(before, result.scores, spend.steps)
                 if spend.is_last:
-                    self._callback.finalist(done)
+                    self._search.callback.finalist(done)
                 trained = self._best([*trained, replace(done, server=result.server)], spend.going_on)
             else:
                 last, reasons[index] = result.error, one_line(str(result.error))
@@ -101,12 +96,12 @@ class Rounds:
         for index, reason in reasons.items():
             before = going[index]
             if trained and before.is_trained:  # what it came to before
-                self._callback.finalist(before)
+                self._search.callback.finalist(before)
             self.abandoned[before.record.number] = reason
-            self._callback.abandoned(before.record, reason)
+            self._search.callback.abandoned(before.record, reason)
         for left_behind in trained if not spend.is_last else ():
             if left_behind.server is None:
-                self._callback.finalist(left_behind)
+                self._search.callback.finalist(left_behind)
         return trained
 
     def _further(self, before: Finalist, scores: Mapping[str, Score], steps: int) -> Finalist:
@@ -118,7 +113,7 @@ class Rounds:
 
     def _best(self, trained: Sequence[Finalist], count: int) -> list[Finalist]:
         """In order; no more of them than that keep their weights."""
-        ordered = order(trained, self._goals)
+        ordered = order(trained, self._search.goals)
         return [*ordered[:count], *(replace(one, server=None) for one in ordered[count:])]
 
 

@@ -76,25 +76,25 @@ class DatabaseStudy:
             "folder": str(folder.resolve()),
             "since": datetime.now().isoformat(sep=" ", timespec="seconds"),
         }
-        self._storage: BaseStorage | None = None
-        self._study_id = 0
         self._waiting = waiting
         self._say = say
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         if self._is_known:
             self._address.refuse_missing()
-        self._storage = open_storage(self._address)
+        self._storage: BaseStorage = open_storage(self._address)
+        self._study_id = -1
         try:
             with readable(self.place):
-                return self._join(self._storage, identity, directions)
+                return self._join(identity, directions)
         except BaseException:
             self.close()
             raise
 
-    def _join(self, storage: BaseStorage, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
+    def _join(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """Be the one that drives the study."""
-        self._study_id = self._find(storage, identity, directions)
+        storage = self._storage
+        self._study_id = self._find(identity, directions)
         found = storage.get_study_user_attrs(self._study_id)
         refuse_other(self.place, found, identity)
         study = optuna.load_study(study_name=self._name, storage=storage)
@@ -104,14 +104,14 @@ class DatabaseStudy:
         name_metrics(study, [name for name, _ in identity["goals"]])
         space = joined(found["space"], identity["space"])
         if space["candidates"] != found["space"]["candidates"]:
-            self._grow(storage, study, space)
+            self._grow(study, space)
         elif space != found["space"]:
             storage.set_study_user_attr(self._study_id, "space", space)
         trials = storage.get_all_trials(self._study_id, deepcopy=False)
         return space, [trial for trial in trials if trial.state.is_finished()]
 
     def save(self, ended: FrozenTrial) -> int:
-        storage, study_id = self._open_storage, self._study_id
+        storage, study_id = self._storage, self._study_id
         before = self._do(lambda: storage.get_n_trials(study_id))
 
         def add() -> int:
@@ -126,29 +126,21 @@ class DatabaseStudy:
         return self._do(add)
 
     def note(self, name: str, content: Any) -> None:
-        storage = self._open_storage
-        self._do(lambda: storage.set_study_user_attr(self._study_id, name, content))
+        self._do(lambda: self._storage.set_study_user_attr(self._study_id, name, content))
 
     def noted(self, name: str) -> Any:
-        storage = self._open_storage
-        return self._do(lambda: storage.get_study_user_attrs(self._study_id)).get(name)
+        return self._do(lambda: self._storage.get_study_user_attrs(self._study_id)).get(name)
 
     def close(self) -> None:
         """See `Store`: another process may write the study from now on."""
-        if self._storage is None:
-            return
         with contextlib.suppress(*failures(), StorageError), readable(self.place):
             self._refuse_taken()
             self._storage.set_study_user_attr(self._study_id, "driver", None)
         close_storage(self._storage)
 
-    @property
-    def _open_storage(self) -> BaseStorage:
-        assert self._storage is not None
-        return self._storage
-
-    def _find(self, storage: BaseStorage, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> int:
+    def _find(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> int:
         """The study's id in the storage. One that is missing is made; one that was cut off then is completed."""
+        storage = self._storage
         try:
             study_id = storage.get_study_id_from_name(self._name)
         except KeyError:
@@ -174,9 +166,9 @@ class DatabaseStudy:
         self._name = name
         self.place = f"{self._address.shown}, study '{name}'"
 
-    def _grow(self, storage: BaseStorage, old: optuna.Study, space: Mapping[str, Any]) -> None:
+    def _grow(self, old: optuna.Study, space: Mapping[str, Any]) -> None:
         """Go on in a study with more choices; see [Note: growth]."""
-        old_id, old_name = self._study_id, self._name
+        storage, old_id, old_name = self._storage, self._study_id, self._name
         stem, _, number = old_name.rpartition(" (")
         first, count = (stem, int(number[:-1])) if stem and number[:-1].isdigit() else (old_name, 1)
         name = f"{first} ({count + 1})"
@@ -218,7 +210,7 @@ class DatabaseStudy:
         )
 
     def _refuse_taken(self) -> None:
-        found = self._open_storage.get_study_user_attrs(self._study_id).get("driver")
+        found = self._storage.get_study_user_attrs(self._study_id).get("driver")
         if found != self._driver:
             by = f"process {found.get('process')} on {found.get('host')}" if isinstance(found, Mapping) else "nobody"
             raise StorageError(
@@ -231,22 +223,19 @@ class DatabaseStudy:
         Raises:
             StorageError: it is away for too long, or cannot be used.
         """
-        with readable(self.place):
-            return self._retry(work)
-
-    def _retry(self, work: Callable[[], T]) -> T:
         began = time.monotonic()
         pause = 0.1
-        while True:
-            try:
-                return work()
-            except failures() as error:
-                waited = time.monotonic() - began
-                if not is_outage(error) or waited >= self._retry_seconds:
-                    after = f", {waited:.0f} s long" if waited >= 1 else ""
-                    raise StorageError(
-                        f"{self._address.shown}: {self._address.explain(error)}{after}; {_ADVICE}"
-                    ) from None
-            self._waiting(f"the database does not answer, retrying ({waited:.0f} s)")
-            time.sleep(min(pause, self._retry_seconds))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        with readable(self.place):
+            while True:
+                try:
+                    return work()
+                except failures() as error:
+                    waited = time.monotonic() - began
+                    if not is_outage(error) or waited >= self._retry_seconds:
+                        after = f", {waited:.0f} s long" if waited >= 1 else ""
+                        raise StorageError(
+                            f"{self._address.shown}: {self._address.explain(error)}{after}; {_ADVICE}"
+                        ) from None
+                self._waiting(f"the database does not answer, retrying ({waited:.0f} s)")
+                time.sleep(min(pause, self._retry_seconds))
+                pause = min(2 * pause, _LONGEST_PAUSE)

@@ -131,7 +131,9 @@ def _own_record(trial: FrozenTrial, pool: LayerPool, goals: Sequence[Goal]) -> T
     except SpaceError as error:
         raise SettingError(f"trial {trial.number} of the study is not of this pool: {error}") from None
     values = trial.values if trial.state is TrialState.COMPLETE else None
-    numbers = {name: float(one) for name, one in trial.user_attrs.items() if _is_number(one)}
+    attributes = trial.user_attrs.items()
+    numbers = {name: float(one) for name, one in attributes if isinstance(one, Real) and not isinstance(one, bool)}
+    last = max(trial.intermediate_values, default=0)
     return TrialRecord(
         number=trial.number,
         architecture=architecture,
@@ -140,14 +142,5 @@ def _own_record(trial: FrozenTrial, pool: LayerPool, goals: Sequence[Goal]) -> T
         reason="" if values is not None else "pruned" if trial.state is TrialState.PRUNED else "failed",
         seconds=trial.duration.total_seconds() if trial.duration is not None else 0.0,
         metrics=numbers,
-        rungs=_own_rungs(trial, goals[0].name),
+        rungs={f"{step}/{last}": {goals[0].name: value} for step, value in sorted(trial.intermediate_values.items())},
     )
-
-
-def _own_rungs(trial: FrozenTrial, goal: str) -> dict[str, dict[str, float]]:
-    last = max(trial.intermediate_values, default=0)
-    return {f"{step}/{last}": {goal: value} for step, value in sorted(trial.intermediate_values.items())}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

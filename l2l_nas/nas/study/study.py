@@ -185,7 +185,7 @@ class Study:
             UserCodeError: the sampler raised something.
         """
         with self._sampling():
-            trial = self._memory.ask(self._encoding.distributions)
+            trial = self._memory.ask({**self._encoding.distributions})
         architecture = self._asked[trial.number] = self._of_params(trial.params)
         return trial, architecture
 
@@ -211,13 +211,13 @@ class Study:
         sampler = self._memory.sampler
         if isinstance(sampler, GenotypeSampler):
             costs = costs or {}
+
+            def on_params(cost: Callable[[Architecture], float]) -> Callable[[Mapping[str, Any]], float]:
+                return lambda params: cost(self._of_params(params))
+
             sampler.inform(
                 lambda params: is_allowed(self._of_params(params)),
-                {
-                    place: lambda params, cost=costs[goal.name]: cost(self._of_params(params))
-                    for place, goal in enumerate(self._goals)
-                    if goal.name in costs
-                },
+                {place: on_params(costs[goal.name]) for place, goal in enumerate(self._goals) if goal.name in costs},
                 is_raced=is_raced,
             )
 
