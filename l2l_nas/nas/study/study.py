@@ -258,11 +258,11 @@ class Study:
             StorageError: the study could not be written.
             UserCodeError: the sampler raised something; the trial is saved.
         """
-        told = TrialRecord(trial.number, self._asked.pop(trial.number), state, values or {}, **facts)
-        for name, value in self._attributes(told).items():
+        outcome = TrialRecord(trial.number, self._asked.pop(trial.number), state, values or {}, **facts)
+        for name, value in self._attributes(outcome).items():
             trial.set_user_attr(name, value)
-        self._report(trial, told)
-        scores = [float(told.values[goal.name]) for goal in self._goals] if told.values else None
+        self._report(trial, outcome)
+        scores = [float(outcome.values[goal.name]) for goal in self._goals] if outcome.values else None
         try:
             with self._sampling():
                 self._memory.tell(trial, scores, state=_STATES[state])
@@ -274,31 +274,31 @@ class Study:
         return record
 
     @staticmethod
-    def _attributes(told: TrialRecord) -> dict[str, Any]:
+    def _attributes(outcome: TrialRecord) -> dict[str, Any]:
         """See [Note: attributes]; what says nothing is left out."""
         found: dict[str, Any] = {
-            "architecture": list(told.architecture.choices),
-            "digest": told.architecture.digest,
-            "cached": told.cached,
-            "seconds": told.seconds,
-            **{f"metric_{name}": value for name, value in told.metrics.items()},
+            "architecture": list(outcome.architecture.choices),
+            "digest": outcome.architecture.digest,
+            "cached": outcome.cached,
+            "seconds": outcome.seconds,
+            **{f"metric_{name}": value for name, value in outcome.metrics.items()},
         }
         more = {
-            "reason": told.reason,
-            "weights": dict(told.weights),
-            "process": told.worker,
-            "stopped": told.state == State.STOPPED,
-            "rungs": {rung: dict(metrics) for rung, metrics in told.rungs.items()},
+            "reason": outcome.reason,
+            "weights": dict(outcome.weights),
+            "process": outcome.worker,
+            "stopped": outcome.state == State.STOPPED,
+            "rungs": {rung: dict(metrics) for rung, metrics in outcome.rungs.items()},
         }
         return found | {name: value for name, value in more.items() if value}
 
-    def _report(self, trial: Trial, told: TrialRecord) -> None:
+    def _report(self, trial: Trial, outcome: TrialRecord) -> None:
         """Its values on its way, and at its last step if it got there, as Optuna's own functions show them."""
         goal = self._goals[0].name
-        rungs = dict(told.rungs)
-        if rungs and told.values:
+        rungs = dict(outcome.rungs)
+        if rungs and outcome.values:
             steps = next(iter(rungs)).partition("/")[2]
-            rungs[f"{steps}/{steps}"] = told.values
+            rungs[f"{steps}/{steps}"] = outcome.values
         for rung, metrics in rungs.items():
             if len(self._goals) == 1 and goal in metrics:
                 trial.report(float(metrics[goal]), int(rung.partition("/")[0]))
