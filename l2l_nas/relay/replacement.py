@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from l2l_nas.relay.path import Name, PathLayer
 from l2l_nas.relay.plan import Op
@@ -70,6 +72,33 @@ class SlotContent:
     freed: int = -1  # of a free slot, the step that freed it
 
 
+Key = TypeVar("Key", bound=Name)
+Rank = TypeVar("Rank", bound=tuple[int, ...])
+
+
+class _Ranks(Generic[Key, Rank]):
+    """Ranks by key. The least is at the head of a heap, whose outdated entries go when they come up."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[Key, Rank] = {}
+        self._heap: list[tuple[Rank, Key]] = []
+
+    def __setitem__(self, key: Key, rank: Rank) -> None:
+        self._ranks[key] = rank
+        heapq.heappush(self._heap, (rank, key))
+
+    def discard(self, key: Key) -> None:
+        self._ranks.pop(key, None)
+
+    def least(self) -> Rank | None:
+        while self._heap:
+            rank, key = self._heap[0]
+            if self._ranks.get(key) == rank:
+                return rank
+            heapq.heappop(self._heap)
+        return None
+
+
 class SlotTable:
     """What each slot holds while a plan is built."""
 
@@ -79,8 +108,8 @@ class SlotTable:
         self.slot_of: dict[Name, int] = {}  # by key
         # of each slot that may be overwritten; the least is overwritten first: its content is needed latest, it is
         # empty, it was used longest ago
-        self._order: dict[int, tuple[int, bool, int, int]] = {}
-        self._missing: dict[Name, tuple[int, int]] = {}  # of keys in no slot, the visit that needs it next, the layer
+        self._order = _Ranks[int, tuple[int, bool, int, int]]()
+        self._missing = _Ranks[Name, tuple[int, int]]()  # of keys in no slot: the visit that needs it next, the layer
         for index in range(num_slots):
             self.rank(index, 0)
         for key in visits.uses:
@@ -90,7 +119,7 @@ class SlotTable:
         """Have a slot hold a layer that a step loaded, before visit `number`."""
         self.contents[index] = SlotContent(key, load, (load,))
         self.slot_of[key] = index
-        self._missing.pop(key, None)
+        self._missing.discard(key)
         self.rank(index, number)
 
     def clear(self, index: int, *, freed: int, number: int) -> None:
@@ -114,19 +143,17 @@ class SlotTable:
         self._order[index] = -self._visits.next_use(content.key, number), content.key is not None, last_user, index
 
     def pin(self, index: int) -> None:
-        del self._order[index]
+        self._order.discard(index)
 
     def victim(self, *, after: int) -> int | None:
         """The slot that is overwritten first; None where visit `after`, or one before it, needs what every slot holds.
 
         What a visit needs is needed no later than by itself, so that no slot of it is overwritten for it.
         """
-        if not self._order:
-            return None
-        minus_use, _, _, slot = min(self._order.values())
-        return slot if -minus_use > after else None
+        first = self._order.least()
+        return first[-1] if first is not None and -first[0] > after else None
 
     def next_missing(self, *, last: int) -> tuple[int, int] | None:
         """The first visit, up to `last`, whose layer is in no slot; and the layer's index."""
-        first = min(self._missing.values(), default=None)
+        first = self._missing.least()
         return first if first is not None and first[0] <= last else None
