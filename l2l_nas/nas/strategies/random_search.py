@@ -32,7 +32,6 @@ class Baseline:
 
     Args:
         networks: how many were to be trained.
-        steps: of each.
         architecture: of the best on the validation part.
         failed: why others could not be trained, by architecture.
     """

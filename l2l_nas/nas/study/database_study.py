@@ -218,11 +218,7 @@ class DatabaseStudy:
             )
 
     def _do(self, work: Callable[[], T]) -> T:
-        """Do something with the storage, again and again while it is away.
-
-        Raises:
-            StorageError: it is away for too long, or cannot be used.
-        """
+        """Do something with the storage, again and again while it is away, but not for too long."""
         began = time.monotonic()
         pause = 0.1
         with readable(self.place):

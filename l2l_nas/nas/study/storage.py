@@ -26,7 +26,7 @@ Opened = tuple[Mapping[str, Any], list[FrozenTrial]]
 
 
 class Store(Protocol):
-    """Keeps a study's trials."""
+    """Keeps a study's trials; raises `StorageError` where it cannot be read or written."""
 
     place: str
     """Where, for messages."""
@@ -48,25 +48,13 @@ class Store(Protocol):
         """
 
     def save(self, ended: FrozenTrial) -> int:
-        """Keep a finished trial, from here on whatever happens; returns its number.
-
-        Raises:
-            StorageError: it could not be written.
-        """
+        """Keep a finished trial, from here on whatever happens; returns its number."""
 
     def note(self, name: str, content: Any) -> None:
-        """Keep something with the study, as JSON, in place of what it had under this name.
-
-        Raises:
-            StorageError: it could not be written.
-        """
+        """Keep something with the study, as JSON, in place of what it had under this name."""
 
     def noted(self, name: str) -> Any:
-        """What `note` stored; None if there is nothing.
-
-        Raises:
-            StorageError: it could not be read.
-        """
+        """What `note` stored; None if there is nothing."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -142,7 +130,7 @@ class StudyFile:
             return self._study.user_attrs.get(name)
 
     def close(self) -> None:
-        """See `Store`: the file is open only while a line is written."""
+        pass  # the file is open only while a line is written
 
 
 def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
