@@ -38,8 +38,9 @@ WORDS = (
     *("search.finalists=2", "search.finalist_steps=900", "search.trial_weights=scratch", "sampler=random"),
     *("export=false", "relay.threads=1"),
 )
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 _WORKERS = {"ray": "ray::", "dask": "spawn_main", "processes": "popen_loky"}  # in their command lines
+_AGENT = "Agent"  # in those of what a Ray node ends with
 
 
 def command_line(pid: int) -> str:
@@ -126,7 +127,8 @@ class Cluster:
         """Processes that segments run in."""
         roots = [driver] if self.head is None else [node.pid for node in self.nodes]
         found = [one for root in roots for one in descendants(root) if one != root]
-        return [one for one in found if _WORKERS[self.engine] in command_line(one)]
+        lines = {one: command_line(one) for one in found}
+        return [one for one, line in lines.items() if _WORKERS[self.engine] in line and _AGENT not in line]
 
     def replace_node(self, index: int) -> None:
         """Kill a node; another one joins."""

@@ -41,7 +41,7 @@ TINY = (
     "export=false",
 )
 # so long a command may take that is not killed
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 MINE = "notes.txt"  # of the user's
 _ADVICE = "start without resume"  # what the harness follows, as a user would
 
@@ -381,7 +381,7 @@ def main(asked: argparse.Namespace) -> int:
             if wrong:
                 failures.append({"scenario": scenario.name, "wrong": wrong})
                 print(f"{scenario.name}: {wrong}", flush=True)
-            if lives % 5 == 0:
+            if lives % 2 == 0:
                 done = sum(killer.kills.values())
                 seconds = time.monotonic() - began
                 print(f"{done} kills, {lives} lives, {len(failures)} failures, {seconds:.0f} s", flush=True)
