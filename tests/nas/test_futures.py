@@ -278,6 +278,24 @@ def test_jobs_that_are_dropped_are_cancelled(tmp_path):
     assert isinstance(future.exception(timeout=60), engine.lost)
 
 
+def test_a_cluster_that_lost_what_it_was_called_with_is_called_again_after_a_moment(tmp_path):
+    pool, began = concurrent.futures.ThreadPoolExecutor(1), []
+
+    class Losing(concurrent.futures.Executor):
+        def submit(self, fn, /, *args, **kwargs):
+            began.append(time.monotonic())
+            if len(began) > 2:
+                return pool.submit(fn, *args, **kwargs)
+            future = concurrent.futures.Future()
+            future.set_exception(concurrent.futures.CancelledError())
+            return future
+
+    with place_of(tmp_path / "flag", workers=1, engine=on(Losing()), trial_weights="fork") as place:
+        place.executor.submit(place.trial("tanh", "tanh"))
+        assert all_done(place.executor)[0][1].error is None
+    assert began[2] - began[0] > 1.5
+
+
 def test_an_executor_that_was_shut_down_ends_the_search_with_a_line(tmp_path):
     pool = concurrent.futures.ThreadPoolExecutor(1)
     pool.shutdown()

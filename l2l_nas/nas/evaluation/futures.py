@@ -40,6 +40,7 @@ from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
 ATTEMPTS = 3  # workers that may end at one segment
 _TICK_S = 0.1  # how often it is asked whether to stop
 _PATIENCE_S = 20.0  # after so long without workers that is said
+_PAUSE_S = 1.0  # between greetings of a cluster that lost some
 
 
 @dataclass(eq=False)
@@ -176,9 +177,16 @@ class FuturesExecutor:
                 last = error
                 if engine.breaks:
                     self.close()
-                else:
+                else:  # a cluster takes a moment to notice what it has lost
+                    self._pause()
                     self._greet(engine, busy=False)
         raise WorkerError(f"worker processes end before they are ready ({described(last)}); try executor=inline")
+
+    def _pause(self) -> None:
+        end = time.monotonic() + _PAUSE_S
+        while time.monotonic() < end:
+            self.poll()
+            time.sleep(_TICK_S)
 
     def _greet(self, engine: Engine, *, busy: bool) -> None:
         name = process_name() if busy else ""
