@@ -207,3 +207,13 @@ def change_finalists(monkeypatch, changed) -> None:
         return changed(segment, result) if segment.name.startswith("finalist") else result
 
     monkeypatch.setattr(Evaluator, "run", run)
+
+
+def weights_of(server):
+    return {key: {n: t.clone() for n, t in server.state(key).tensors().items()} for key in server.visited}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(
+        a[key].keys() == b[key].keys() and all(torch.equal(a[key][name], b[key][name]) for name in a[key]) for key in a
+    )

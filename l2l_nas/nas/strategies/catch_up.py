@@ -48,19 +48,9 @@ def plan_catch_up(
     }
     missing = {key: left for key, left in missing.items() if left > 0}
 
-    def wanting() -> list[tuple[int, str]]:
-        """By position, the new candidate that lacks most."""
-        found = []
-        for index, position in enumerate(pool.positions):
-            row = coverage.row_of(index)
-            options = [(missing[row, c.name], c.name) for c in position.candidates if (row, c.name) in missing]
-            if options:
-                found.append((index, max(options)[1]))
-        return found
-
     def path_at(step: int) -> Architecture | None:
         """A path with at least one new candidate; None where the constraints leave none."""
-        lacking = wanting()
+        lacking = _lacking(pool, coverage, missing)
         for draw in range(_DRAWS):
             generator = random.Random(f"{seed}/newcomers/{step}/{draw}")
             try:
@@ -87,3 +77,14 @@ def plan_catch_up(
                 if missing[key] <= 0:
                     del missing[key]
     return paths
+
+
+def _lacking(pool: LayerPool, coverage: Coverage, missing: Mapping[tuple[str, str], int]) -> list[tuple[int, str]]:
+    """By position, the new candidate that lacks most."""
+    found = []
+    for index, position in enumerate(pool.positions):
+        row = coverage.row_of(index)
+        options = [(missing[row, c.name], c.name) for c in position.candidates if (row, c.name) in missing]
+        if options:
+            found.append((index, max(options)[1]))
+    return found

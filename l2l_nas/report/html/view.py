@@ -156,9 +156,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "paths": _rank_paths(results.ranking(), goal),
         "rank_height": _RANK_HEAD + _RANK_PITCH * len(results.finalists) + 4,
         "spent": _parts(history.spent),
-        "plan": tables.plan_table(summary.planned) if summary.planned else None,
-        "plan_words": _plan_words(summary.planned) if summary.planned else "",
-        "lanes": lane_grid(summary.planned) if summary.planned else None,
+        **(_predicted(summary.planned) if summary.planned else {"plan": None}),
         "plan_picture": base64.b64encode(summary.planned_picture).decode(),
         "timeline": base64.b64encode(summary.timeline).decode(),
         "reasons": results.reasons(),
@@ -176,12 +174,13 @@ def _navigation(summary: Summary) -> dict[str, str]:
     return {name: text for name, text in _NAVIGATION.items() if is_shown.get(name, True)}
 
 
-def _plan_words(planned: Planned) -> str:
+def _predicted(planned: Planned) -> Parts:
     pool = readable("device_bytes", planned.pool_bytes)
-    return (
+    words = (
         f"For {planned.hardware} ({planned.sources}), with {planned.batch_size:,} samples a "
         f"step. The whole pool takes {pool} of host memory. These are predictions; the search did not measure them."
     )
+    return {"plan": tables.plan_table(planned), "plan_words": words, "lanes": lane_grid(planned)}
 
 
 def _plot(chart: Chart) -> Plot | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,6 @@ from tests.report.pages import (
     card_of_pool,
     every_state,
     finalist_figures,
-    hostile_card,
     random_trials,
     summary_of,
 )
@@ -133,50 +131,6 @@ def test_a_page_is_whole_html_and_loads_nothing(name, summary) -> None:
     page = render_page(summary)
     assert not re.search(r"@import|url\(|https?://", page)
     assert page == render_page(summary)
-
-
-def test_hostile_names_are_words_and_nothing_else() -> None:
-    card = hostile_card()
-    records = random_trials(card, 30)
-    records += [TrialRecord(40, records[0].architecture, "failed", reason=HOSTILE)]
-    goals = (replace(ACCURACY, name="accuracy"), replace(LOSS, name=HOSTILE))
-    records = [
-        replace(r, values={"accuracy": r.values["accuracy"], HOSTILE: 1.0 + r.number}) if r.values else r
-        for r in records
-    ]
-    plain = summary_of(
-        random_trials_card := card_of_pool(),
-        [replace(r, values={**r.values, "loss": 1.0 + r.number}) for r in random_trials(random_trials_card, 30)],
-        goals=(ACCURACY, LOSS),
-    )
-    reader = read(summary_of(card, records, goals=goals, word=HOSTILE, done=HOSTILE, num_finalists=3))
-    normal = read(plain)
-    assert set(reader.tags) <= set(normal.tags)
-    assert reader.tags.count("script") == 1
-    assert reader.tags.count("style") == 1
-    assert HOSTILE in reader.words
-    page = render_page(summary_of(card, records, goals=goals, word=HOSTILE))
-    assert "<script>alert" not in page
-    assert page.count("</style>") == page.count("</script>") == 1
-
-
-def test_what_no_page_may_hold_is_left_out() -> None:
-    page = render_page(summary_of(word="a\x00b\x1b[31mc\ud800d"))
-    assert "ab[31mc?d" in Reader(page).words
-    assert page.encode()
-
-
-def test_the_browser_is_told_to_run_the_page_s_own_script_alone() -> None:
-    page = render_page(summary_of())
-    policy = next(
-        value for tag, name, value in Reader(page).attributes if (tag, name) == ("meta", "content") and "src" in value
-    )
-    script = re.search(r"<script>(.*)</script>", page, re.DOTALL)
-    assert script is not None
-    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
-    assert policy.startswith("default-src 'none'; ")
-    assert policy.endswith(f"script-src 'sha256-{digest}'")
-    assert page.index("Content-Security-Policy") < page.index("<style>") < page.index("<script>")
 
 
 def test_the_page_of_a_finished_run_says_what_was_found() -> None:
