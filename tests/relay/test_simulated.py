@@ -19,7 +19,11 @@ SUITES = {
     "a relay": ["tests/relay/test_relay.py", "tests/relay/test_evaluation.py", "tests/relay/test_refusals.py"],
     "memory_plan": ["tests/relay/test_memory_plan.py", "tests/relay/test_device_states.py"],
     "checkpoint": ["tests/eps/test_checkpoint.py", "tests/eps/test_checkpoint_weights.py"],
-    "search": ["tests/nas/test_evaluator.py", "tests/nas/test_trial_weights.py", "tests/nas/test_default_strategy.py"],
+    "search": [
+        "tests/nas/evaluation",
+        "tests/nas/strategies/test_default_strategy.py",
+        "tests/nas/strategies/test_trial_copies.py",
+    ],
 }
 ALWAYS = ("the accelerator, population",)
 

@@ -15,7 +15,7 @@ from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 from l2l_nas.training.task import Classification
 from tests.nas.problems import Act, budget, data, pool_of, search_on
-from tests.nas.test_baseline import SPEND
+from tests.nas.strategies.test_baseline import SPEND
 
 PACE = MachineSpeed(step=0.01, score=0.1)
 

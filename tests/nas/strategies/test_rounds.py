@@ -17,7 +17,7 @@ from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 from l2l_nas.training.score import Score
 from tests.nas.problems import budget, change_finalists, pool_of, search_on
-from tests.nas.test_finalists import records, trained
+from tests.nas.strategies.test_finalists import records, trained
 
 ACCURACY = (Goal("accuracy", True),)
 SPEND = {"warmup_steps": 10, "trials": 8, "finalists": 4, "finalist_steps": 21, "finalist_rounds": 3}

@@ -9,7 +9,7 @@ from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import State
 from l2l_nas.nas.study.reading import read_study
 from tests.nas.problems import GOALS, open_study, pool_of
-from tests.nas.test_study import complete
+from tests.nas.study.test_study import complete
 
 
 def test_a_study_is_read_without_its_pool_and_left_as_it_is(tmp_path):

@@ -19,7 +19,7 @@ from l2l_nas.nas.study import journal
 from l2l_nas.nas.study.journal import JournalFile
 from l2l_nas.nas.study.reading import choices_of_trial, read_study
 from tests.nas.problems import open_study, pool_of
-from tests.nas.test_study import complete
+from tests.nas.study.test_study import complete
 
 POOL = pool_of("tanh", "relu")
 
