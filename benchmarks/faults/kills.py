@@ -348,10 +348,18 @@ def build(place: Path) -> None:
     assert made.wait(PATIENCE_S) == 0, made.errors
 
 
+def _part_of_names(text: str) -> str:
+    names = [one.name for one in scenarios()]
+    if not any(text in name for name in names):
+        raise argparse.ArgumentTypeError(f"invalid choice: no name has '{text}' in it; there are {', '.join(names)}")
+    return text
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=at_least(1), default=500)
     parser.add_argument("--seed", type=at_least(0), default=0)
-    parser.add_argument("--scenario", default="", help="those alone that have this in their names, such as workers")
+    about = "those alone that have this in their names, such as workers"
+    parser.add_argument("--scenario", type=_part_of_names, default="", help=about)
     parser.add_argument("--minutes", type=float, default=600.0, help="it may take")
     parser.add_argument("--out", type=Path)
 

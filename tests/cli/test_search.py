@@ -11,7 +11,7 @@ import yaml
 
 from l2l_nas.__main__ import main
 from l2l_nas.nas.callback import Stopped
-from l2l_nas.nas.strategies import baseline
+from l2l_nas.nas.strategies import random_search
 from tests.cli.runs import POOL, TINY, events
 from tests.studies import saved_study
 
@@ -244,7 +244,7 @@ def test_a_search_that_is_stopped_in_its_baseline_keeps_its_finalists(pool, tmp_
         raise Stopped
 
     with monkeypatch.context() as patched:
-        patched.setattr(baseline, "play", stopped)
+        patched.setattr(random_search, "play", stopped)
         assert main(words) == 130
     assert not (tmp_path / "run" / "result.json").exists()
     (trained,) = events(tmp_path / "run", "finalist")
