@@ -231,17 +231,16 @@ class HeldSteps:
         # the last micro-batch's backward begins with the last layer and the loss as one part, see `Visits.leave`
         is_hooked = index < len(batch.sizes) - 1 or path.has_repeats
         with collect_losses() as collected:
-            for number, place in enumerate(path.places):
+            for number, (layer, module, reads, writes, dtype) in enumerate(path.places):
                 held.at = number
-                reads = place.reads
                 taken = values[reads[0]] if len(reads) == 1 else tuple(t for name in reads for t in values[name])
-                seed(seeds(place.layer.position, index))
-                outputs = place.module(*taken)
-                if place.dtype is not None and is_plain(outputs, place.dtype, taken):
+                seed(seeds(layer.position, index))
+                outputs = module(*taken)
+                if dtype is not None and is_plain(outputs, dtype, taken):
                     given: Batch = (outputs,)
-                    values[place.writes[0]] = given
+                    values[writes[0]] = given
                 else:
-                    found = given_by(place.writes, taken, outputs, specs)
+                    found = given_by(writes, taken, outputs, specs)
                     values |= found
                     given = tuple(tensor for tensors in found.values() for tensor in tensors)
                 if collected:
@@ -303,13 +302,10 @@ def _copied(tensor: Tensor) -> Tensor:
 
 def is_plain(outputs: object, dtype: torch.dtype, taken: Batch = ()) -> TypeGuard[Tensor]:
     """Whether what a layer gave is one tensor as the next layer takes it: `given_by` would change nothing."""
-    return (
-        type(outputs) is Tensor
-        and outputs.dtype is dtype
-        and outputs.is_contiguous()
-        and not outputs.is_neg()
-        and all(outputs is not tensor for tensor in taken)
-    )
+    for tensor in taken:  # a generator would take as long as all other questions
+        if outputs is tensor:
+            return False
+    return type(outputs) is Tensor and outputs.dtype is dtype and outputs.is_contiguous() and not outputs.is_neg()
 
 
 def _check_gradients(held: HeldStep, gradients: list[Tensor | None]) -> tuple[GradientCheck, list[Tensor | None]]:
