@@ -332,6 +332,7 @@ class _Builder:
         return min(free, key=lambda index: max(self._frames[index].users, default=-1))
 
     def _add(self, op: Op, layer: int = -1, slot: int = -1, *, after: Iterable[int] = (), **others: Any) -> int:
-        known = sorted({index for index in after if index >= 0})
-        self._steps.append(Step(op, layer, slot, after=tuple(known), **others))
+        known = {*after}
+        known.discard(-1)  # no step
+        self._steps.append(Step(op, layer, slot, after=tuple(sorted(known)), **others))
         return len(self._steps) - 1

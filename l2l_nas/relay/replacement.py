@@ -44,9 +44,10 @@ class VisitList:
 
     def next_use(self, key: Name | None, number: int) -> int:
         """Number of the first visit from `number` on that needs a key; the number of visits if none does."""
-        uses = self.uses.get(key, ()) if key is not None else ()
-        later = bisect.bisect_left(uses, number)
-        return uses[later] if later < len(uses) else len(self)
+        uses = self.uses.get(key) if key is not None else None
+        if uses is None or uses[-1] < number:
+            return len(self._visits)
+        return uses[bisect.bisect_left(uses, number)]
 
     def slots_needed(self, number: int) -> int:
         """How many slots the visits from `number` on need at a time.
