@@ -50,7 +50,7 @@ def last_release() -> str:
 def changed_since(commit: str) -> list[str]:
     """Files that differ from this commit, from the root."""
     difference = subprocess.run(
-        ["git", "diff", "--name-only", commit], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "diff", "--name-only", "--no-renames", commit], cwd=ROOT, capture_output=True, text=True, check=True
     )
     return difference.stdout.splitlines()
 

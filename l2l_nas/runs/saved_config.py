@@ -27,6 +27,9 @@ def read_config(path: Path) -> dict[str, Any]:
     data = config.get("data")
     if isinstance(data, dict) and "test_fraction" not in data:
         raise StorageError(f"{path.parent}: made by l2l_nas 0.1.0, which this version does not read: take that version")
+    search = config.get("search")
+    if isinstance(search, dict) and "introduce" in search:  # its name before the release of 0.2.0
+        search.setdefault("catch_up_fraction", search.pop("introduce"))
     return config
 
 

@@ -409,5 +409,5 @@ def remove_export(folder: Path) -> None:
         StorageError: a file cannot be removed.
     """
     if not folder.is_symlink() and _is_ours(folder):
-        _remove(folder, {*_owned(folder), MANIFEST})
+        _remove(folder, [*_owned(folder), MANIFEST])  # a kill in between leaves what says whose files these are
         remove_if_empty(folder)

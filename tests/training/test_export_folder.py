@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -125,6 +126,17 @@ def test_an_export_that_was_killed_before_its_manifest_is_made_again_and_can_be_
     (tmp_path / "out" / "notes.txt").write_text("mine")
     remove_export(tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes.txt"]
+
+
+def test_what_says_whose_files_these_are_goes_last(tmp_path, monkeypatch):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    export_network(server, architecture, tmp_path / "out", problem=problem, micro_batch=5)
+    removed, unlink = [], Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda path, **named: (removed.append(path.name), unlink(path, **named)))
+    remove_export(tmp_path / "out")
+    assert len(removed) > 2
+    assert removed[-1] == "export.json"
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

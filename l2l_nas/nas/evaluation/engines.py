@@ -170,7 +170,7 @@ class Submitit(Engine):
 
     def _submit(self, function: Function, *args: Any) -> Future[Any]:
         job, future = self._jobs.submit(function, self._recipe, *args), Future[Any]()
-        self._cancels[future] = job.cancel
+        self._cancels[future] = functools.partial(job.cancel, check=False)  # it may have ended by itself
 
         def follow() -> None:
             try:

@@ -138,7 +138,8 @@ class FuturesExecutor:
         """End the workers, and what they do."""
         if self._engine is not None:
             for future in self._greetings:
-                self._engine.cancel(future)
+                if not future.done():
+                    self._engine.cancel(future)
             self._drop(self._running)
             self._engine.end()
             self._engine, self._greetings = None, []
@@ -158,6 +159,8 @@ class FuturesExecutor:
             task.messages = [segment_content(segment, self._server) for segment, _ in task.parts]
             task.future = engine.submit(run_segments, task.messages)
             self._running.append(task)
+            if task.future.done():  # a worker has ended: what follows would be lost with it
+                return
 
     def _ready_engine(self) -> Engine:
         """The engine, once its workers have built the same pool and data as here."""

@@ -132,6 +132,19 @@ def test_a_trial_that_kills_too_many_workers_has_failed_and_the_others_go_on(pla
     assert own_losses == [True] * (ATTEMPTS - 1) + [False]
 
 
+@pytest.mark.slow
+def test_a_worker_that_is_killed_while_it_has_nothing_to_do_costs_one_trial_a_try_at_most(place):
+    place.executor.submit(place.trial("tanh", "tanh"))
+    assert len(all_done(place.executor)) == 1
+    pool = place.executor.open()._executor
+    os.kill(next(iter(pool._processes)), signal.SIGKILL)
+    wait_for(lambda: pool._flags.broken is not None)
+    for number in range(3):
+        place.executor.submit(place.trial("tanh", "relu", ordinal=number))
+    assert [result.error for _, result in all_done(place.executor)] == [None] * 3
+    assert len(place.watch.losses) <= 1
+
+
 def test_finalists_trained_side_by_side_are_those_trained_one_after_the_other(place):
     steps = []
     segments = [place.finalist(0, "tanh", "normed"), place.finalist(1, "relu", "tanh")]
