@@ -48,7 +48,7 @@ def last_release() -> str:
 
 
 def changed_since(commit: str) -> list[str]:
-    """Files that differ from this commit, from the root; all of the tests where it is not known, as in a shallow clone."""
+    """Files that differ from this commit, from the root; all tests where a shallow clone does not know it."""
     found = subprocess.run(
         ["git", "diff", "--name-only", "--no-renames", commit], cwd=ROOT, capture_output=True, text=True
     )
