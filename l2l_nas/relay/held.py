@@ -126,7 +126,7 @@ class HeldSteps:
                 self._compute(held)
             losses = held.losses.read(path.layers)
             losses.require_finite(held.step)
-            changed = [number for number in path.with_buffers if self._has_new_buffers(path, number, server.storage)]
+            changed = {number for number in path.with_buffers if self._has_new_buffers(path, number, server.storage)}
             check = None
             if path.uses:
                 gradients = path.gradients()
@@ -171,7 +171,7 @@ class HeldSteps:
             in_place = isinstance(storage, RamStorage)
             if self._copies is None and not in_place:
                 # for any path; what is not used of it takes no memory
-                self._copies = host_block(len(self._pool.positions) * self._bank.weights_bytes)
+                self._copies = host_block(self._bank.path_bytes)
             path.bind(server, states, None if in_place else self._copies, is_training=is_training)
             self._bound = path, states, is_training
         if path.copies:
@@ -266,7 +266,7 @@ class HeldSteps:
         stored = partial(_loaded_buffers, storage, layer.key, template)
         return self._watches[layer.key].has_changed(template, stored, where(layer, self._pool))
 
-    def _store_buffers(self, path: HeldPath, server: ParamServer, changed: list[int]) -> None:
+    def _store_buffers(self, path: HeldPath, server: ParamServer, changed: set[int]) -> None:
         """Have the host's buffers be those that the forward left."""
         is_ram = isinstance(server.storage, RamStorage)
         change = server.storage.reading if is_ram else server.storage.writing  # the same, less what undoes a change

@@ -145,6 +145,10 @@ class _Lock:
         self._original = original
         self._note = note
 
+    def acquire(self, *arguments: Any, **named: Any) -> Any:
+        self._note()
+        return self._original.acquire(*arguments, **named)
+
     def __enter__(self) -> Any:
         self._note()
         return self._original.__enter__()
