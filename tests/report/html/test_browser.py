@@ -133,8 +133,13 @@ def test_a_dot_shows_its_trial_and_a_click_its_row(browser, tmp_path) -> None:
     dot = browser.find_element(By.CSS_SELECTOR, "#progress svg.plot circle[data-trial]")
     number = dot.get_attribute("data-trial")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", dot)
-    webdriver.ActionChains(browser).move_to_element(dot).perform()
-    WebDriverWait(browser, 20).until(lambda _: tip.is_displayed())
+
+    def is_shown(_) -> bool:
+        """A browser that is still at work may miss a move of the mouse."""
+        webdriver.ActionChains(browser).move_to_element_with_offset(dot, 60, 60).move_to_element(dot).perform()
+        return tip.is_displayed()
+
+    WebDriverWait(browser, 20).until(is_shown)
     assert f"trial {number}" in tip.text.lower()
     webdriver.ActionChains(browser).click(dot).perform()
     row = browser.find_element(By.CSS_SELECTOR, "#trials tr.picked")
