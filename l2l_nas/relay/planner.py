@@ -5,10 +5,9 @@ Which slot a load overwrites stands in `replacement.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill, last_to_learn, learns_from, tail_start, taken_by
@@ -139,8 +138,8 @@ class _Builder:
         left: list[Name | None] = []
         for index, content in enumerate(self._slots.contents):
             left.append(content.key if index == self._upcoming_slot else None)
-            if index != self._upcoming_slot:
-                self._free(index, len(self._visits))
+            if index != self._upcoming_slot and content.key is not None:
+                self._add(Op.FREE, slot=index, after=content.users)
         updating = [state for state in self._carry.updating if state not in self._changes]
         return Plan(tuple(self._steps), Carry(tuple(left), (*updating, *self._updated)))
 
@@ -238,12 +237,13 @@ class _Builder:
 
     def _visit(self, number: int, slots: tuple[int, ...], previous: int) -> int:
         op, layer = self._visits[number]
+        contents = self._slots.contents
         after = [previous]
         for slot in slots:
-            after.append(self._slots.contents[slot].load)
+            after.append(contents[slot].load)
             if op is not Op.LEAVE:  # which changes no buffers, so that it need not wait until they are saved
                 # users: a repeated layer that is in its slot may not run again before its gradients or buffers are sent
-                after += self._slots.contents[slot].users
+                after += contents[slot].users
         reads = self._spilled_reads(number)
         sources = [frame for frame in self._frames if frame.value in reads] if reads else []
         after += [frame.filled for frame in sources]
@@ -259,22 +259,22 @@ class _Builder:
         for value, target in zip(writes, targets, strict=True):
             self._store(value, target, layer, number, visit)
         # last layer first, as a backward leaves them; a layer that is repeated in the tail goes at its first index
-        first_index: dict[int, int] = {}
-        for index, slot in enumerate(slots, start=layer):
+        first_index = {slots[0]: layer}
+        for index, slot in enumerate(slots[1:], start=layer + 1):
             first_index.setdefault(slot, index)
         for slot, index in reversed(first_index.items()):
-            self._save_and_send(op, index, slot, visit)
+            self._save_and_send(number, index, slot, visit)
             self._slots.rank(slot, number + 1)
         return visit
 
-    def _save_and_send(self, op: Op, index: int, slot: int, visit: int) -> None:
+    def _save_and_send(self, number: int, index: int, slot: int, visit: int) -> None:
         """Send to the host what a visit changed: buffers, and gradients that are complete."""
-        layer = self._path[index]
+        layer, op = self._path[index], self._visits[number][0]
         users = [visit]
         if layer.has_buffers and op in (Op.FORWARD, Op.TAIL):
             self._saves[layer.key] = self._add(Op.SAVE, index, slot, after=(visit,))
             users.append(self._saves[layer.key])
-        if layer.trainable and self._visits.completes_gradients(op, index):
+        if layer.trainable and number in self._visits.complete_gradients:
             users.append(self._add(Op.SEND, index, slot, after=(visit,)))
             for state in layer.trainable:
                 sends = self._sends.setdefault(state, [])
@@ -331,8 +331,23 @@ class _Builder:
         free = (index for index, frame in enumerate(self._frames) if frame.value not in spared)
         return min(free, key=lambda index: max(self._frames[index].users, default=-1))
 
-    def _add(self, op: Op, layer: int = -1, slot: int = -1, *, after: Iterable[int] = (), **others: Any) -> int:
-        known = {*after}
-        known.discard(-1)  # no step
-        self._steps.append(Step(op, layer, slot, after=tuple(sorted(known)), **others))
+    def _add(
+        self,
+        op: Op,
+        layer: int = -1,
+        slot: int = -1,
+        *,
+        state: Name = -1,
+        value: Name = -1,
+        frames: tuple[int, ...] = (),
+        tail: tuple[int, ...] = (),
+        after: Sequence[int] = (),
+    ) -> int:
+        if len(after) > 1:
+            known = set(after)
+            known.discard(-1)  # no step
+            after = sorted(known)
+        elif -1 in after:
+            after = ()
+        self._steps.append(Step(op, layer, slot, state, value, frames, tail, tuple(after)))
         return len(self._steps) - 1

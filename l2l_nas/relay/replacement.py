@@ -16,7 +16,6 @@ class VisitList:
     """The visits of a plan in their order, and which layers of the path they need."""
 
     def __init__(self, path: Sequence[PathLayer], visits: Sequence[tuple[Op, int]]) -> None:
-        self._path = path
         self._visits = visits
         # the first layer of the tail; the path's length where no visit is of a tail
         self.tail_start = next((layer for op, layer in visits if op is Op.TAIL), len(path))
@@ -26,21 +25,21 @@ class VisitList:
         self._firsts_in_tail = list(self.first_in_tail.values())
         self.uses: dict[Name, list[int]] = {}  # by key, the numbers of the visits that need it
         self.gradient_counts: dict[Name, int] = {}  # by state, how many gradients the visits make of it
+        self.complete_gradients: set[int] = set()  # the visits after which the gradients of their layer are complete
         for number, (op, layer) in enumerate(visits):
             for key in self.first_in_tail if op is Op.TAIL else (path[layer].key,):
                 self.uses.setdefault(key, []).append(number)
-            for state in path[layer].trainable if self.completes_gradients(op, layer) else ():
-                self.gradient_counts[state] = self.gradient_counts.get(state, 0) + 1
+            # a repeated layer leaves the tail at its first place
+            if op is Op.BACKWARD or (op is Op.LEAVE and self.first_in_tail[path[layer].key] == layer):
+                self.complete_gradients.add(number)
+                for state in path[layer].trainable:
+                    self.gradient_counts[state] = self.gradient_counts.get(state, 0) + 1
 
     def __len__(self) -> int:
         return len(self._visits)
 
     def __getitem__(self, number: int) -> tuple[Op, int]:
         return self._visits[number]
-
-    def completes_gradients(self, op: Op, layer: int) -> bool:
-        """Whether the gradients of a layer are complete after a visit: a repeated layer leaves at its first place."""
-        return op is Op.BACKWARD or (op is Op.LEAVE and self.first_in_tail[self._path[layer].key] == layer)
 
     def next_use(self, key: Name | None, number: int) -> int:
         """Number of the first visit from `number` on that needs a key; the number of visits if none does."""
@@ -80,9 +79,10 @@ Rank = TypeVar("Rank", bound=tuple[int, ...])
 class _Ranks(Generic[Key, Rank]):
     """Ranks by key. The least is at the head of a heap, whose outdated entries go when they come up."""
 
-    def __init__(self) -> None:
-        self._ranks: dict[Key, Rank] = {}
-        self._heap: list[tuple[Rank, Key]] = []
+    def __init__(self, ranks: dict[Key, Rank]) -> None:
+        self._ranks = ranks
+        self._heap = [(rank, key) for key, rank in ranks.items()]
+        heapq.heapify(self._heap)
 
     def __setitem__(self, key: Key, rank: Rank) -> None:
         self._ranks[key] = rank
@@ -109,12 +109,9 @@ class SlotTable:
         self.slot_of: dict[Name, int] = {}  # by key
         # of each slot that may be overwritten; the least is overwritten first: its content is needed latest, it is
         # empty, it was used longest ago
-        self._order = _Ranks[int, tuple[int, bool, int, int]]()
-        self._missing = _Ranks[Name, tuple[int, int]]()  # of keys in no slot: the visit that needs it next, the layer
-        for index in range(num_slots):
-            self.rank(index, 0)
-        for key in visits.uses:
-            self._miss(key, 0)
+        self._order = _Ranks({index: (-len(visits), False, -1, index) for index in range(num_slots)})
+        # of keys in no slot: the visit that needs it next, and the layer
+        self._missing = _Ranks({key: self._need(key, uses[0]) for key, uses in visits.uses.items()})
 
     def put(self, index: int, key: Name, load: int, *, number: int) -> None:
         """Have a slot hold a layer that a step loaded, before visit `number`."""
@@ -134,8 +131,11 @@ class SlotTable:
     def _miss(self, key: Name, number: int) -> None:
         use = self._visits.next_use(key, number)
         if use < len(self._visits):
-            op, layer = self._visits[use]
-            self._missing[key] = use, self._visits.first_in_tail[key] if op is Op.TAIL else layer
+            self._missing[key] = self._need(key, use)
+
+    def _need(self, key: Name, number: int) -> tuple[int, int]:
+        op, layer = self._visits[number]
+        return number, self._visits.first_in_tail[key] if op is Op.TAIL else layer
 
     def rank(self, index: int, number: int) -> None:
         """Note when a slot's content is needed, from visit `number` on."""
