@@ -192,8 +192,11 @@ class ParamServer:
         return self._copy(check_list("keys", keys, of=str, wanted="keys of states"), Part.ALL, self._masters)
 
     def snapshot(self, keys: Iterable[str]) -> ParamServer:
-        """A server in memory with the weights and buffers of these states as they are now, to be examined only."""
-        return self._copy(keys, Part.WEIGHTS)
+        """Weights and buffers of these states as they are now, to be examined only.
+
+        That is this server itself, unless other processes change its states meanwhile.
+        """
+        return self._copy(keys, Part.WEIGHTS) if self.storage.is_shared else self
 
     def _copy(self, keys: Iterable[str], part: Part, masters: WireMemory | None = None) -> ParamServer:
         self.drain()

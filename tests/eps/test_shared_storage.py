@@ -14,7 +14,7 @@ from l2l_nas import AdamW, ParamServer
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.errors import SpaceError, StorageError
-from l2l_nas.nas.evaluation.trial_weights import WeightProvenance
+from l2l_nas.nas.evaluation.evaluator import WeightProvenance
 from tests.eps.hammer import KEYS, POOL, WORKERS, Hammer, checksum, checksums, server_on, step, trained_on, update
 from tests.toys import dense_pool
 

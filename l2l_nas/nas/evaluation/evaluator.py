@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.state import Part
 from l2l_nas.errors import MetricError, failure_of
-from l2l_nas.nas.evaluation.segment import ScoredOn, Segment, SegmentResult
-from l2l_nas.nas.evaluation.trial_weights import START_WEIGHTS, WeightProvenance
+from l2l_nas.nas.evaluation.segment import START_WEIGHTS, AfterStep, ScoredOn, Segment, SegmentResult
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.fit import Trainer, tested
 from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
-
-AfterStep = Callable[[float], None]
 
 _SAMPLE = 1024  # samples that a trial is scored on at its rungs
 
@@ -70,12 +71,18 @@ class Evaluator:
         self._trainer = trainer
 
     def run(
-        self, segment: Segment, *, after_step: AfterStep = lambda loss: None, start: ParamServer | None = None
+        self,
+        segment: Segment,
+        *,
+        after_step: AfterStep | None = None,
+        poll: Callable[[], None] | None = None,
+        start: ParamServer | None = None,
     ) -> SegmentResult:
         """Train a segment, and score it.
 
         Args:
             after_step: called with the loss of each step; it may raise, which ends the segment.
+            poll: asked after each step on weights of the network's own, which may be dropped at any; it may raise.
             start: weights that the network begins with, in place of those that `segment.weights` names.
 
         Raises:
@@ -90,7 +97,10 @@ class Evaluator:
         def count(_: int, loss: float) -> None:
             nonlocal steps
             steps += 1
-            after_step(loss)
+            if after_step is not None:
+                after_step(loss)
+            if poll is not None and is_own:
+                poll()
 
         try:
             if is_own:
@@ -118,7 +128,7 @@ class Evaluator:
             case ScoredOn.SAMPLE:
                 scores = {"validation": Score(self._score(server, architecture, self._sample, goes_on=True))}
             case ScoredOn.VALIDATION:
-                scored = self._unchanging(server, architecture)
+                scored = server.snapshot(path_states(self._pool, architecture))
                 provenance = self._provenance.entry(segment.weights, scored, architecture)
                 scores = {"validation": Score(self._score(scored, architecture, self._validation))}
             case _:
@@ -171,16 +181,10 @@ class Evaluator:
             MetricError: one is not finite.
         """
         try:
-            server = self._unchanging(self._server, architecture)
+            server = self._server.snapshot(path_states(self._pool, architecture))
             return dict(_finite(self._score(server, architecture, self._validation), step=0))
         finally:
             self._use_pool()
-
-    def _unchanging(self, server: ParamServer, architecture: Architecture) -> ParamServer:
-        """The server itself, or what it holds for a path now, where other processes go on training it."""
-        if not server.storage.is_shared:
-            return server
-        return server.snapshot(path_states(self._pool, architecture))
 
     def _score(
         self, server: ParamServer, architecture: Architecture, data: Samples, *, goes_on: bool = False
@@ -206,6 +210,38 @@ class Evaluator:
             if self._relay.server is self._server:
                 raise
             self._relay.use(self._server)
+
+
+class InlineExecutor:
+    """This process: segments one after the other, or a population in one pass, where trials only score.
+
+    Args:
+        evaluator: does the work.
+        size: how many trials are scored together.
+        poll: asked between two steps of a network on weights of its own, which may be dropped at any of them.
+    """
+
+    def __init__(self, evaluator: Evaluator, *, size: int, poll: Callable[[], None]) -> None:
+        self.size = size
+        self._evaluator = evaluator
+        self._poll = poll
+        self._waiting: deque[tuple[Segment, AfterStep | None]] = deque()
+
+    def submit(self, segment: Segment, *, after_step: AfterStep | None = None) -> None:
+        """See `SegmentExecutor`."""
+        self._waiting.append((segment, after_step))
+
+    def finished(self) -> list[tuple[Segment, SegmentResult]]:
+        """See `SegmentExecutor`: the first that waits, or all that only score."""
+        waiting = self._waiting
+        if len(waiting) > 1 and all(segment.only_scores for segment, _ in waiting):
+            scored = [segment for segment, _ in waiting]
+            waiting.clear()
+            return list(zip(scored, self._evaluator.run_together(scored), strict=True))
+        if not waiting:
+            return []
+        segment, after_step = waiting.popleft()
+        return [(segment, self._evaluator.run(segment, after_step=after_step, poll=self._poll))]
 
 
 def population_size(server: ParamServer, budget: Budget) -> int:
@@ -237,3 +273,44 @@ def _finite(metrics: Mapping[str, float], *, step: int) -> Mapping[str, float]:
         if not math.isfinite(value):
             raise MetricError(f"the {name} on the validation data ({value})", layer=None, step=step)
     return metrics
+
+
+class WeightProvenance:
+    """Tells which version of each layer state an architecture is scored with.
+
+    A checksum of weights is taken when they have changed since the last one; that reads them once.
+    """
+
+    def __init__(self) -> None:
+        self._checksums: dict[str, tuple[int, str]] = {}  # version and checksum of a state, by key
+
+    def entry(self, kind: str, server: ParamServer, architecture: Architecture) -> dict[str, Any]:
+        """What to keep with a trial, as JSON.
+
+        Args:
+            kind: a key of `START_WEIGHTS`.
+            server: the weights it is scored with.
+
+        Returns:
+            `kind`, and for every state of the path, in the order of `path_states`, how many updates it has had
+            (`visits`) and the CRC-32 of its weights (`crc32`, eight hexadecimal digits each, in one string): after a
+            crash, visits are counted again from the last save, with other weights.
+
+        Raises:
+            NonFiniteError: an update under way had a gradient that is not finite.
+        """
+        server.drain()
+        keys = path_states(server.pool, architecture)
+        server.prepare(keys)
+        visits, checksums = [], []
+        for key in keys:
+            with server.storage.reading(key, Part.BUFFERS) as state:
+                visits.append(state.visits)
+                version = state.version
+            known = self._checksums.get(key)
+            if known is None or known[0] != version:
+                with server.storage.reading(key, Part.WEIGHTS) as state:
+                    known = version, f"{zlib.crc32(state.weights.numpy().data):08x}"
+                self._checksums[key] = known
+            checksums.append(known[1])
+        return {"kind": kind, "visits": visits, "crc32": "".join(checksums)}

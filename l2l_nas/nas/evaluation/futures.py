@@ -24,8 +24,6 @@ from dataclasses import dataclass, field
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import WorkerError, described
 from l2l_nas.nas.evaluation.engines import Engine, ended
-from l2l_nas.nas.evaluation.evaluator import AfterStep
-from l2l_nas.nas.evaluation.executor import no_step
 from l2l_nas.nas.evaluation.remote import (
     Message,
     error_of,
@@ -35,7 +33,7 @@ from l2l_nas.nas.evaluation.remote import (
     run_segments,
     segment_content,
 )
-from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
+from l2l_nas.nas.evaluation.segment import AfterStep, Segment, SegmentResult
 
 ATTEMPTS = 3  # workers that may end at one segment
 _TICK_S = 0.1  # how often it is asked whether to stop
@@ -52,7 +50,7 @@ class _Task:
         messages: what was sent; a thread of this process drops the work where they are taken away.
     """
 
-    parts: list[tuple[Segment, AfterStep]]
+    parts: list[tuple[Segment, AfterStep | None]]
     deaths: int = 0
     messages: list[Message] = field(default_factory=list, repr=False)
     future: Future[list[Message]] = field(default_factory=Future, repr=False)
@@ -100,7 +98,7 @@ class FuturesExecutor:
         self._names: dict[str, int] = {}
         self._stop: Exception | None = None
 
-    def submit(self, segment: Segment, *, after_step: AfterStep = no_step) -> None:
+    def submit(self, segment: Segment, *, after_step: AfterStep | None = None) -> None:
         """See `SegmentExecutor`."""
         last = self._tasks[-1] if self._tasks else None
         is_joined = last is not None and not last.deaths and len(last.parts) < self._group
@@ -228,8 +226,9 @@ class FuturesExecutor:
             raise error_of(contents[0]["failure"])
         found = []
         for (segment, after_step), content in zip(task.parts, contents, strict=True):
-            for loss in content["losses"]:
-                after_step(loss)
+            if after_step is not None:
+                for loss in content["losses"]:
+                    after_step(loss)
             if content["scale"] is not None and segment.is_shared:
                 self._server.gradients.scale_losses(content["scale"])
             worker = self._names.setdefault(content["worker"], len(self._names) + 1)

@@ -6,16 +6,38 @@ search. A network is paused where a segment ends, and goes on with the weights t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError
-from l2l_nas.nas.strategies.budget import Budget, Round
+from l2l_nas.errors import L2LError, SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import Score
+
+if TYPE_CHECKING:
+    from l2l_nas.nas.strategies.budget import Budget, Round
+
+AfterStep = Callable[[float], None]  # called with the loss of a step
+
+# what a network trains first, given the shared weights; a server other than the shared one is its own
+START_WEIGHTS: dict[str, Callable[[ParamServer, Architecture], ParamServer]] = {
+    "shared": lambda shared, architecture: shared,
+    "fork": lambda shared, architecture: shared.fork(path_states(shared.pool, architecture)),
+    "scratch": lambda shared, architecture: shared.fork(()),  # every layer from the run's seed
+}
+
+
+def check_trial_weights(name: str) -> None:
+    """Refuse a name that is none.
+
+    Raises:
+        SettingError: with those there are.
+    """
+    if name not in START_WEIGHTS:
+        raise SettingError(f"search.trial_weights: no such weights as '{name}'{did_you_mean(name, START_WEIGHTS)}")
 
 
 class ScoredOn(StrEnum):
@@ -77,7 +99,13 @@ class Segment:
 
     @classmethod
     def of_trial(
-        cls, architecture: Architecture, ordinal: int, budget: Budget, *, done: int, server: ParamServer | None
+        cls,
+        architecture: Architecture,
+        ordinal: int,
+        budget: Budget,
+        *,
+        done: int = 0,
+        server: ParamServer | None = None,
     ) -> Segment:
         """The next segment of a trial: to its next rung, or to its end.
 
@@ -155,3 +183,48 @@ class SegmentResult:
     def metrics(self) -> Mapping[str, float]:
         """Of the validation part."""
         return self.scores["validation"].values if self.scores else {}
+
+
+class SegmentExecutor(Protocol):
+    """Runs segments: in this process, or on any `concurrent.futures.Executor`.
+
+    The search alone asks and tells the study. What waits may raise `Stopped`, as the callback's `poll`.
+    """
+
+    @property
+    def size(self) -> int:
+        """How many trials are worth submitting at a time."""
+
+    def submit(self, segment: Segment, *, after_step: AfterStep | None = None) -> None:
+        """Take a segment.
+
+        Args:
+            after_step: called with the loss of each step that is done, perhaps only at the end.
+        """
+
+    def finished(self) -> list[tuple[Segment, SegmentResult]]:
+        """Segments that are done, each once: waits for one at least, if any was submitted.
+
+        Raises:
+            Exception: something failed that is not the architecture's fault.
+        """
+
+
+def run_all(
+    executor: SegmentExecutor, segments: Sequence[Segment], *, after_step: AfterStep
+) -> Iterator[tuple[str, SegmentResult]]:
+    """Run segments: name and result of each, as they come to their ends.
+
+    A generator of results with weights: whoever drops one frees its weights.
+    """
+    left = len(segments)
+    for segment in segments:
+        executor.submit(segment, after_step=after_step)
+    del segment, segments
+    while left:
+        results = executor.finished()
+        left -= len(results)
+        while results:
+            one, result = results.pop()
+            yield one.name, result
+            del one, result

@@ -19,7 +19,7 @@ import torch
 from l2l_nas.cost.table import Limit
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, SettingError, SpaceError
-from l2l_nas.nas.evaluation.executor import InlineExecutor
+from l2l_nas.nas.evaluation.evaluator import InlineExecutor
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Finalists

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS, check_early_stop, rungs
-from l2l_nas.nas.evaluation.trial_weights import check_trial_weights
+from l2l_nas.nas.evaluation.segment import check_trial_weights
 from l2l_nas.training.schedule import Cosine, MakeSchedule
 
 BASELINES = ("none", "random")

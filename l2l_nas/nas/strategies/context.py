@@ -14,7 +14,7 @@ from l2l_nas.errors import of_user
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
-from l2l_nas.nas.evaluation.executor import SegmentExecutor
+from l2l_nas.nas.evaluation.segment import SegmentExecutor
 from l2l_nas.nas.objectives import Goal, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.catch_up import Targets

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from l2l_nas.errors import one_line
-from l2l_nas.nas.evaluation.executor import SegmentExecutor, run_all
-from l2l_nas.nas.evaluation.segment import Segment
+from l2l_nas.nas.evaluation.segment import Segment, SegmentExecutor, run_all
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext

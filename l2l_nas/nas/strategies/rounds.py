@@ -14,8 +14,7 @@ from dataclasses import replace
 
 from l2l_nas.errors import L2LError, one_line
 from l2l_nas.nas.callback import Callback
-from l2l_nas.nas.evaluation.executor import run_all
-from l2l_nas.nas.evaluation.segment import Segment
+from l2l_nas.nas.evaluation.segment import Segment, run_all
 from l2l_nas.nas.strategies.budget import Budget, Round
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist, order

@@ -8,9 +8,8 @@ import pytest
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.shared_storage import SharedStorage
-from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.evaluation.evaluator import Evaluator, WeightProvenance
 from l2l_nas.nas.evaluation.segment import Segment
-from l2l_nas.nas.evaluation.trial_weights import WeightProvenance
 from l2l_nas.nas.objectives import counts
 from l2l_nas.nas.samplers.registry import SAMPLERS
 from l2l_nas.training.data import Batches
