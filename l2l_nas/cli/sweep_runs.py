@@ -18,8 +18,9 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_yaml_list
+from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.saved_config import read_config, value_in
+from l2l_nas.runs.saved_config import read_config
 from l2l_nas.runs.settings import PLACES, rule_of
 from l2l_nas.runs.sweep_words import SWEEP_CONFIG
 
@@ -111,7 +112,7 @@ def _swept_before(root: Path) -> set[str]:
     """Names of what the sweep varied when it went on last, as far as its settings tell."""
     if not (root / SWEEP_CONFIG).is_file():
         return set()
-    words = value_in(read_config(root / SWEEP_CONFIG), "hydra.overrides.task")
+    words = value_of(read_config(root / SWEEP_CONFIG), "hydra.overrides.task")
     try:
         overrides = OverridesParser.create().parse_overrides([str(word) for word in words or ()])
     except (HydraException, TypeError):

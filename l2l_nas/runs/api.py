@@ -20,12 +20,12 @@ from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_database_study, load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
-from l2l_nas.runs.call import content_of, dotted, parted
-from l2l_nas.runs.fields import built
+from l2l_nas.runs.call import content_of, parted
+from l2l_nas.runs.fields import built, entries, value_of
 from l2l_nas.runs.folder import RunFolder, reserved
 from l2l_nas.runs.loaded import load_found, read_result
 from l2l_nas.runs.objects import Objects
-from l2l_nas.runs.saved_config import read_config, value_in
+from l2l_nas.runs.saved_config import read_config
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.terminal import open_terminal
@@ -105,10 +105,10 @@ class SearchResult:
         if folder.study.exists() or not folder.config.exists():
             return load_study(folder.study)
         config = read_config(folder.config)
-        storage = self.storage or str(value_in(config, "search.storage") or "")
+        storage = self.storage or str(value_of(config, "search.storage") or "")
         if not storage:
             return load_study(folder.study)
-        name = str(value_in(config, "search.study"))
+        name = str(value_of(config, "search.study"))
         return load_database_study(storage, name, password=os.environ.get(PASSWORD_VARIABLE, ""))
 
     def network(self) -> nn.Module:
@@ -162,7 +162,7 @@ def search(
     check_early_stop(own.get("early_stop", "none"))
     content = content_of(problem, named)
     conf: SearchConf = built(SearchConf, content)
-    given = {name for name in dotted(content) if name != "folder" or settings.get("folder")}
+    given = {name for name in entries(content) if name != "folder" or settings.get("folder")}
     console = open_terminal(quiet=not progress)
     threads = torch.get_num_threads()
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -124,15 +124,6 @@ def _hint(name: str, every: Sequence[str], known: Mapping[str, Any]) -> str:
             if name in {one for one, _, _ in settings(schema)}:
                 return f'; write {group}={{"name": "{kind}", "{name}": ...}}'
     return did_you_mean(name, every)
-
-
-def dotted(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of settings, those of a dict's entries with them."""
-    for name, value in content.items():
-        if isinstance(value, dict):
-            yield from dotted(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name
 
 
 def _fitting(name: str, value: Any, known: Mapping[str, Any]) -> Any:

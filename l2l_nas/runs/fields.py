@@ -133,12 +133,13 @@ def check_bounds(conf: Any, prefix: str = "") -> None:
         value = value_of(conf, one.name.removeprefix(prefix))
         if isinstance(value, Mapping) and "name" in value:
             for key, argument in value.items():
-                _check(Declared(f"{one.name}.{key}", None, ""), argument)
+                check_value(Declared(f"{one.name}.{key}", None, ""), argument)
         for item in value if isinstance(value, list) else [value]:
-            _check(one, item)
+            check_value(one, item)
 
 
-def _check(one: Declared, value: Any) -> None:
+def check_value(one: Declared, value: Any) -> None:
+    """The same of one value."""
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingError(f"{one.name} must be a finite number, got {value}")
     if isinstance(value, int | float) and one.least is not None and value < one.least:
@@ -199,10 +200,18 @@ def fitting(name: str, value: Any, default: Any) -> Any:
 
 
 def value_of(conf: Any, name: str) -> Any:
-    """A setting by its dotted name."""
+    """A setting by its dotted name, of a dataclass or of what a file holds; None where it is not."""
     for part in name.split("."):
-        conf = getattr(conf, part)
+        conf = conf.get(part) if isinstance(conf, Mapping) else getattr(conf, part, None)
     return conf
+
+
+def entries(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What nested dicts hold, by dotted name; an empty one holds nothing."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= entries(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
 
 
 def titles(schema: type) -> Iterator[tuple[str, str]]:

@@ -37,7 +37,7 @@ def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) 
     ends = [event["event"] for event in read_events(log) if event["event"] in _ENDS]
     if not ends or ends[-1] != "done":
         return None  # the result, if any, is from before it was gone on with
-    if any(not rule_of(name).is_free for name, _, _ in changes(conf, read_config(folder.config))):
+    if any(not rule_of(name).is_free for name in changes(read_config(folder.config), conf)):
         return None
     try:
         result = read_json(folder.result)

@@ -5,15 +5,15 @@ Nothing heavy is imported here: `--help` lists groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.plugins import is_own
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.fields import fitting, settings, value_of
+from l2l_nas.runs.fields import check_value, declared, entries, fitting, settings, value_of
 
 # what each is, its default, and what may be named besides the choices
 ABOUT: Mapping[str, tuple[str, str, str]] = {
@@ -66,28 +66,34 @@ def arguments(group: str, name: str) -> dict[str, Any]:
     return {key: default for key, default, _ in settings(CHOICES[group][name])}
 
 
-def deviations(group: str, chosen: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Setting, value and default of what is not as it comes: the choice, if it is another one, and its arguments."""
-    default = next(iter(CHOICES[group]))
-    name = chosen.get("name", default)
-    known = arguments(group, name) if isinstance(name, str) and name in CHOICES[group] else {}
-    if name != default:
-        yield group, name, default
-    for key, value in chosen.items():
-        if key != "name" and value != known.get(key):
-            yield f"{group}.{key}", value, known.get(key)
+def flat(schema: type, conf: Any) -> dict[str, Any]:
+    """All settings by dotted name; of one that is a dict, each entry; of a choice its name, and each argument.
 
-
-def deviating(conf: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of each setting that is not as it comes; of a choice and of a dict, each argument's."""
-    for name, default, _ in settings(type(conf)):
+    Args:
+        conf: settings, as a dataclass or as a file holds them. What it does not have is as by default: a version that
+            did not know it worked so.
+    """
+    found: dict[str, Any] = {}
+    for name, default, _ in settings(schema):
         value = value_of(conf, name)
+        value = default if value is None else value
+        if not isinstance(value, Mapping):
+            found[name] = value
+            continue
         if name in CHOICES:
-            yield from ((one, found) for one, found, _ in deviations(name, value))
-        elif isinstance(value, dict):
-            yield from ((f"{name}.{key}", found) for key, found in value.items())
-        elif value != default:
-            yield name, value
+            found[name] = chosen = value.get("name", next(iter(CHOICES[name])))
+            known = arguments(name, chosen) if chosen in CHOICES[name] else {}
+            value = {key: one for key, one in {**known, **value}.items() if key != "name"}
+        found |= entries(value, f"{name}.")
+    return found
+
+
+def deviating(schema: type, conf: Any) -> dict[str, tuple[Any, Any]]:
+    """Value and default of each setting that is not as it comes, by the names of `flat`; None: it has no default."""
+    found = flat(schema, conf)
+    default = flat(schema, {group: {"name": found[group]} for group in CHOICES if group in found})
+    default |= {group: next(iter(known)) for group, known in CHOICES.items()}
+    return {name: (value, default.get(name)) for name, value in found.items() if value != default.get(name)}
 
 
 def completed(conf: Any) -> Any:
@@ -111,7 +117,7 @@ def _completed(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or name not in CHOICES[group]:
         raise SettingError(f"no {group} '{name}'{did_you_mean(str(name), CHOICES[group])}")
     found = {"name": name, **arguments(group, name)}
-    least = {entry.name: entry.metadata.get("least") for entry in fields(CHOICES[group][name])}
+    declares = {one.name: one for one in declared(CHOICES[group][name], f"{group}.")}
     for key, value in given.items():
         if key == "name":
             continue
@@ -119,6 +125,5 @@ def _completed(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
             hint = did_you_mean(key, [one for one in found if one != "name"]) if len(found) > 1 else ", and no other"
             raise SettingError(f"{group}={name} takes no '{key}'{hint}")
         found[key] = fitting(f"{group}.{key}", value, found[key])
-        if least[key] is not None and found[key] is not None and found[key] < least[key]:
-            raise SettingError(f"{group}.{key} must be at least {least[key]}, got {found[key]}")
+        check_value(declares[f"{group}.{key}"], found[key])
     return found

@@ -6,18 +6,17 @@ A run that goes on takes all of them over, see `go_on`; each setting declares wh
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import given_names, name_again, resume_command, spell
 from l2l_nas.runs.fields import changed, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.groups import deviating
+from l2l_nas.runs.groups import deviating, flat
 from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.saved_config import OWN, name_in, names_own, own_names, read_config, value_in
+from l2l_nas.runs.saved_config import OWN, name_in, names_own, own_names, read_config
 from l2l_nas.runs.settings import PLACES, rule_of
 from l2l_nas.runs.sweep_words import refuse_sweep
 
@@ -25,13 +24,6 @@ Conf = TypeVar("Conf")
 
 # "auto" is decided once for a run: sums of repeated layers depend on it
 _DECIDED = frozenset({"relay.keep", "relay.slots"})
-
-
-def _leaves(name: str, value: Any) -> list[str]:
-    """Names of the values of a setting: a dict's are those of its entries, each of which can be given alone."""
-    if not isinstance(value, Mapping) or not value:
-        return [name]
-    return [one for key, inner in value.items() for one in _leaves(f"{name}.{key}", inner)]
 
 
 def given_settings(conf: Any, overrides: Collection[str], of_hydra: Collection[str]) -> frozenset[str]:
@@ -42,7 +34,7 @@ def given_settings(conf: Any, overrides: Collection[str], of_hydra: Collection[s
         overrides: as Hydra took them.
         of_hydra: overrides of Hydra's own settings.
     """
-    differing = {one for name, value in deviating(conf) for one in _leaves(name, value)} - PLACES
+    differing = deviating(type(conf), conf).keys() - PLACES
     return given_names(overrides) | differing | ({"folder"} if "hydra.run.dir" in given_names(of_hydra) else set())
 
 
@@ -85,11 +77,11 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     exempt = {*PLACES, "callbacks"}  # what stands in a folder is never imported
     if "relay.budget" in given:
         exempt |= _DECIDED - given
-    for name, before, now in changes(conf, config, given=given):
-        why = rule_of(name).refusal(config)
-        if why:
+    found = inherit(conf, folder, given=given, exempt=exempt)
+    for name, (before, now) in changes(config, found).items():
+        if why := rule_of(name).refusal(config):
             raise must_stay(folder, name, before, now, why)
-    return inherit(conf, folder, given=given, exempt=exempt)
+    return found
 
 
 def _two_folders(conf: Any) -> SettingError:
@@ -107,20 +99,16 @@ def must_stay(folder: RunFolder, name: str, before: Any, now: Any, why: str) -> 
     )
 
 
-def changes(
-    conf: Any, config: Mapping[str, Any], *, given: Collection[str] | None = None
-) -> Iterator[tuple[str, Any, Any]]:
-    """Name, the run's value and ours, of settings that differ: of those given, or of all."""
-    for name, default, _ in settings(type(conf)):
-        before, now = value_in(config, name), value_of(conf, name)
-        before = default if before is None else before  # a version that did not know it worked so
-        if before is None or not (given is None or _is_given(given, name)):
-            continue
-        if name in CHOICES and isinstance(before, Mapping):
-            now = _chosen(name, before, now, given=(name,) if given is None else given)
-            yield from _changed_choice(name, before, now)
-        elif not _is_same(name, before, now):
-            yield name, before, now
+def changes(config: Mapping[str, Any], conf: Any) -> dict[str, tuple[Any, Any]]:
+    """The run's value and ours of settings that differ; of another choice no argument, as it has its own."""
+    before, now = flat(type(conf), config), flat(type(conf), conf)
+    found = {}
+    for name in {**before, **now}:
+        old, new, group = before.get(name), now.get(name), name.partition(".")[0]
+        is_same = old == new or (name == "data.source" and os.path.realpath(str(old)) == os.path.realpath(str(new)))
+        if not is_same and (name == group or before.get(group) == now.get(group)):
+            found[name] = old, new
+    return found
 
 
 def _chosen(name: str, before: Mapping[str, Any], now: Mapping[str, Any], *, given: Collection[str]) -> dict[str, Any]:
@@ -135,24 +123,6 @@ def _chosen(name: str, before: Mapping[str, Any], now: Mapping[str, Any], *, giv
         elif entry in given:
             found[key] = value
     return found
-
-
-def _changed_choice(group: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    if before.get("name") != now.get("name"):
-        yield group, before.get("name"), now.get("name")
-        return
-    known = CHOICES[group].get(str(now.get("name")))
-    defaults = {name: default for name, default, _ in settings(known)} if known else {}
-    for key in {**defaults, **before, **now}:
-        old, new = ({**defaults, **one}.get(key) for one in (before, now))
-        if old != new:
-            yield f"{group}.{key}", old, new
-
-
-def _is_same(name: str, before: Any, now: Any) -> bool:
-    if name == "data.source" and isinstance(before, str) and (before.endswith(".npz") or os.path.isdir(before)):
-        return os.path.realpath(before) == os.path.realpath(now)
-    return bool(before == now)
 
 
 def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Collection[str]) -> Conf:
@@ -173,7 +143,7 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Co
     config = read_config(folder.config)
     taken: dict[str, Any] = {}
     for name, default, _ in settings(type(conf)):
-        found = value_in(config, name)
+        found = value_of(config, name)
         if found is None or _covers({*exempt, *given}, name):
             continue
         try:
@@ -205,7 +175,3 @@ def refuse_unnamed_pool(folder: RunFolder, pool: str) -> None:
 
 def _covers(names: Collection[str], name: str) -> bool:
     return name in names or name.rpartition(".")[0] in names
-
-
-def _is_given(given: Collection[str], name: str) -> bool:
-    return _covers(given, name) or any(one.startswith(f"{name}.") for one in given)

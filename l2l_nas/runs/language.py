@@ -17,10 +17,11 @@ from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import build_relay, set_threads
+from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.loaded import LoadedRun, load_found
 from l2l_nas.runs.locate import AUTO, CLASSIFY, is_text, tokenizer_of
-from l2l_nas.runs.saved_config import read_config, value_in
+from l2l_nas.runs.saved_config import read_config
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import lambada, read_passages
@@ -91,13 +92,13 @@ def open_model(run: str, *, pool: str = "", tokenizer: str = "") -> LanguageMode
         return LanguageModel(server, made.original, chosen, RelayConf(), begin=chosen.begin)
     found = load_found(run, pool=pool)
     config = read_config(RunFolder(Path(run)).config)
-    is_of_text = is_text(str(value_in(config, "data.source")))
-    named = tokenizer or (value_in(config, "data.tokenizer") if is_of_text else None)
+    is_of_text = is_text(str(value_of(config, "data.source")))
+    named = tokenizer or (value_of(config, "data.tokenizer") if is_of_text else None)
     if not named:
         raise SettingError(
             f"{run}: that run's data have no tokenizer; name the one that made its tokens: tokenizer=FILE, or bytes"
         )
-    pool = pool or str(value_in(config, "space.pool"))
+    pool = pool or str(value_of(config, "space.pool"))
     chosen = tokenizer_of(pool, str(named))
     begin = chosen.begin if is_published(pool) else None
     return LanguageModel(found.server, found.architecture, chosen, found.relay, found.micro_batch, begin)

@@ -14,11 +14,11 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_json
 from l2l_nas.runs.command_line import name_again, resume_command
-from l2l_nas.runs.fields import typed
+from l2l_nas.runs.fields import typed, value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import is_builtin, load_problem
 from l2l_nas.runs.origin import identity
-from l2l_nas.runs.saved_config import own_names_in, read_config, value_in
+from l2l_nas.runs.saved_config import own_names_in, read_config
 from l2l_nas.runs.section_settings import DataConf, RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Data, other_data
@@ -93,7 +93,7 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> L
     result, config = read_result(folder), read_config(folder.config)
     entry = result.get("best") if isinstance(result, dict) else None
     if isinstance(entry, dict) and entry.get("trained") is False:
-        was_stopped = bool(value_in(config, "search.finalists"))  # a callback did, before there was a trained one
+        was_stopped = bool(value_of(config, "search.finalists"))  # a callback did, before there was a trained one
         why = "stopped before its finalists were trained" if was_stopped else "this run trained no finalists"
         line = resume_command(command, run, own if was_stopped else {**own, "search.finalists": 1})
         raise StorageError(f"{run}: {why}, so that it has no weights; go on with: {line}")

@@ -9,11 +9,10 @@ from typing import Any
 
 from l2l_nas.plugins import is_given
 from l2l_nas.report.summary import Command, Setting
-from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.groups import deviations
+from l2l_nas.runs.groups import deviating
 from l2l_nas.runs.saved_config import own_names, own_pool
 from l2l_nas.runs.settings import PLACES, SearchConf
 
@@ -27,10 +26,27 @@ def changed_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
     Raises:
         KeyError, TypeError: a section is missing or something else.
     """
-    return tuple(
-        Setting(name, spell(value), "" if default is None else spell(default), meaning)
-        for name, value, default, meaning in _changed(config)
-    )
+    meanings = {name: meaning for name, _, meaning in settings(SearchConf)}
+    found = []
+    for name, (value, default) in deviating(SearchConf, config).items():
+        meaning = meanings[next(one for one in _sections(name) if one in meanings)]
+        if name.startswith("space.args."):
+            meaning = f"argument of {config['space']['pool']}"
+        elif name in meanings and default is None:
+            meaning = f"{meaning.partition(';')[0]} (decided by space and data, or given)"
+        elif name in _DECIDED and config["relay"]["budget"] == "none":
+            meaning += " (decided by budget=auto, or given)"
+        if name not in PLACES:
+            shown = "" if default is None else spell(default)
+            found.append(Setting(name.removesuffix(".names"), spell(value), shown, meaning))  # objectives, as written
+    return tuple(found)
+
+
+def _sections(name: str) -> Iterator[str]:
+    """A name, and those that it lies below."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 def next_commands(
@@ -80,28 +96,3 @@ def next_commands(
         Command("Train the best architecture by itself", command_line("train", named)),
     ]
     return (commands[0], *found, *commands[1:])
-
-
-def _changed(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
-    for name, default, meaning in settings(SearchConf):
-        section: Any = config
-        *sections, leaf = name.split(".")
-        for part in sections:
-            section = section[part]
-        value = section.get(leaf, default)
-        if name in PLACES or value == default:
-            continue
-        if isinstance(default, dict) and not isinstance(value, Mapping):
-            raise TypeError(name)
-        if name in CHOICES:
-            yield from ((*found, meaning) for found in deviations(name, value))
-        elif isinstance(default, dict):
-            about = f"argument of {config['space']['pool']}" if name == "space.args" else meaning
-            for key, item in value.items():
-                yield f"{name}.{key}", item, None, about
-        elif default is None:
-            yield name, value, default, f"{meaning.partition(';')[0]} (decided by space and data, or given)"
-        else:
-            is_decided = name in _DECIDED and config["relay"]["budget"] == "none"
-            about = f"{meaning} (decided by budget=auto, or given)" if is_decided else meaning
-            yield name.removesuffix(".names"), value, default, about  # objectives, as they are written

@@ -23,10 +23,11 @@ from l2l_nas.report.network import Network
 from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.summary import Summary
+from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.next_commands import changed_settings, next_commands
 from l2l_nas.runs.progress import Log
-from l2l_nas.runs.saved_config import read_config, value_in
+from l2l_nas.runs.saved_config import read_config
 from l2l_nas.runs.terminal import warn
 
 Found = TypeVar("Found")
@@ -91,7 +92,7 @@ def gather(
 
 
 def _read_records(folder: RunFolder) -> tuple[Sequence[Goal], Sequence[TrialRecord]]:
-    if folder.config.exists() and value_in(read_config(folder.config), "search.storage"):
+    if folder.config.exists() and value_of(read_config(folder.config), "search.storage"):
         raise StorageError(
             f"{folder.root}: the study of this run is in a database, and its last page is {folder.report}; "
             "resume the run for a new one"

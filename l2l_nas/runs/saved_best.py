@@ -11,11 +11,8 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache
-from l2l_nas.plugins import name_and_arguments
-from l2l_nas.runs.choice_settings import OptimizerConf
-from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.groups import deviations
+from l2l_nas.runs.groups import flat
 from l2l_nas.runs.origin import identity
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import warn
@@ -59,16 +56,14 @@ def _identity(finalist: Finalist) -> dict[str, Any]:
 def _settings(conf: SearchConf, problem: Problem, server: ParamServer) -> dict[str, Any]:
     """Settings that decide what comes of finalists, and are not in the budget."""
     train, relay = conf.train, conf.relay
-    schedule = [[name, value] for name, value, _ in deviations("schedule", conf.schedule)]
-    optimizer, arguments = name_and_arguments(conf.optimizer)
-    common = {name: default for name, default, _ in settings(OptimizerConf)}  # studies of before do not name them
-    arguments = {key: value for key, value in arguments.items() if key not in common or value != common[key]}
+    chosen = {
+        name: value for name, value in flat(SearchConf, conf).items() if name.startswith(("optimizer", "schedule"))
+    }
     return {
         "data": [problem.data.digest, problem.data.test_digest],
         "seed": conf.seed,
         "batch": [train.batch_size, train.micro_batch],
-        "optimizer": [optimizer, arguments],
-        **({"schedule": schedule} if schedule else {}),  # studies of before had no other
+        **chosen,
         "relay": [relay.precision, relay.update, relay.clip, relay.clip_scope],
         "frozen": sorted(server.frozen),
     }

@@ -9,7 +9,7 @@ from typing import Any
 from l2l_nas.errors import StorageError
 from l2l_nas.files import read_yaml
 from l2l_nas.plugins import is_own
-from l2l_nas.runs.fields import declared
+from l2l_nas.runs.fields import declared, value_of
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.settings import SearchConf
 
@@ -33,23 +33,15 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def value_in(config: Mapping[str, Any], name: str) -> Any:
-    """A setting by its dotted name; None where it is not."""
-    found: Any = config
-    for part in name.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
-
-
 def name_in(config: Mapping[str, Any], name: str) -> Any:
     """What a setting names: its value, or, where that has arguments, the name in it."""
-    found = value_in(config, name)
+    found = value_of(config, name)
     return found.get("name") if isinstance(found, Mapping) else found
 
 
 def own_pool(config: Mapping[str, Any]) -> str:
     """The pool of a run, if it is the user's own; empty if it is built in."""
-    pool = value_in(config, "space.pool")
+    pool = value_of(config, "space.pool")
     return "" if pool is None or is_builtin(str(pool)) else str(pool)
 
 

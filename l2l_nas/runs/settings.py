@@ -150,19 +150,36 @@ class SearchSection:
 
 
 @dataclass(frozen=True)
-class SearchConf:
-    """Find an architecture."""
+class RunConf:
+    """What every run has."""
 
     seed: int = setting(
         0,
-        "seed of weights, paths, batches and sampler",
+        "seed of weights, batches and all that is drawn",
         least=0,
         most=2**63 - 1,
         resume=stays("first weights, paths and batches follow from it"),
     )
-    folder: str = setting("runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written", resume=FREE)
-    resume: str = setting("", "folder of the run to continue", resume=FREE)
-    export: bool = setting(True, "export the best network for plain PyTorch", resume=FREE)
+    folder: str = setting(
+        "runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written", resume=FREE, is_inherited=False
+    )
+    resume: str = setting("", "folder of the run to continue", resume=FREE, is_inherited=False)
+    export: bool = setting(True, "export the best network for plain PyTorch", resume=FREE, is_inherited=False)
+    optimizer: Choice = setting(
+        {"name": "adamw"}, "optimizer of the weights; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
+    )
+    schedule: Choice = setting(
+        {"name": "cosine"}, "learning-rate schedule; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
+    )
+    space: SpaceConf = section(SpaceConf, resume=MAY_CHANGE)
+    data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
+    relay: RelayConf = section(RelayConf, resume=FREE)
+
+
+@dataclass(frozen=True)
+class SearchConf(RunConf):
+    """Find an architecture."""
+
     sampler: Choice = setting(
         {"name": "gp_hamming"},
         "what proposes trials; or FILE.py:NAME",
@@ -176,22 +193,13 @@ class SearchConf:
         resume=stays("phases of another strategy train and score otherwise"),
         is_code=True,
     )
-    optimizer: Choice = setting(
-        {"name": "adamw"}, "optimizer of the weights; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
-    )
-    schedule: Choice = setting(
-        {"name": "cosine"}, "learning-rate schedule; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
-    )
     executor: Choice = setting(
         {"name": "inline"}, "what runs trials; search.workers=N: processes", resume=MAY_CHANGE, is_code=True
     )
     callbacks: dict[str, Any] = setting({}, "hooks called during the search: [FILE.py:NAME]", resume=FREE)
-    space: SpaceConf = section(SpaceConf, resume=MAY_CHANGE)
-    data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
     objectives: ObjectivesConf = section(ObjectivesConf, resume=stays("a study has its objectives for good"))
     search: SearchSection = section(SearchSection, resume=MAY_CHANGE)
     train: TrainConf = section(TrainConf, resume=stays(TRAINED))
-    relay: RelayConf = section(RelayConf, resume=FREE)
 
 
 @dataclass(frozen=True)
@@ -216,7 +224,7 @@ class RetrainSection(TrainConf):
 
 
 @dataclass(frozen=True)
-class RetrainConf:
+class RetrainConf(RunConf):
     """Train one architecture with the settings of a run."""
 
     run: str = setting("", "folder of the run that found the network", resume=MAY_CHANGE, is_inherited=False)
@@ -236,28 +244,7 @@ class RetrainConf:
         resume=stays("the best so far was chosen by it"),
         is_inherited=False,
     )
-    seed: int = setting(
-        0,
-        "seed of weights, batches and dropout",
-        least=0,
-        most=2**63 - 1,
-        resume=stays("first weights, paths and batches follow from it"),
-    )
-    folder: str = setting(
-        "runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written", resume=FREE, is_inherited=False
-    )
-    resume: str = setting("", "folder of the training to continue", resume=FREE, is_inherited=False)
-    export: bool = setting(True, "export the best network for plain PyTorch", resume=FREE, is_inherited=False)
-    optimizer: Choice = setting(
-        {"name": "adamw"}, "optimizer of the weights; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
-    )
-    schedule: Choice = setting(
-        {"name": "cosine"}, "learning-rate schedule; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
-    )
     train: RetrainSection = section(RetrainSection, resume=stays(TRAINED))
-    space: SpaceConf = section(SpaceConf, resume=MAY_CHANGE)
-    data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
-    relay: RelayConf = section(RelayConf, resume=FREE)
 
 
 @dataclass(frozen=True)

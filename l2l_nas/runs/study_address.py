@@ -12,9 +12,8 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.study.storage import Store, StudyFile
 from l2l_nas.nas.study.study import Study
-from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.groups import deviating, deviations
+from l2l_nas.runs.groups import deviating
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf, rule_of
 
 if TYPE_CHECKING:
@@ -88,33 +87,15 @@ def refuse_weights_of_another(conf: SearchConf, study: Study) -> None:
 
 # sections that a study compares by what they come to: digests of its samples, and its goals
 COMPARED = frozenset({"data", "objectives"})
-# listed by names of their own
-_NAMED = ("optimizer", "strategy")
 
 
 def scoring(conf: SearchConf, budget: Budget) -> dict[str, Any]:
     """Settings that all trials of a study must have in common, else their scores could not be compared."""
-    strategy = conf.strategy["name"] if len(conf.strategy) == 1 else spell(conf.strategy)
-    listed = {
-        "seed": conf.seed,
-        "search.trial_weights": conf.search.trial_weights,
-        "search.steps_per_trial": conf.search.steps_per_trial,
-        "search.warmup_steps": budget.warmup_steps,
-        **({"search.finalist_steps": budget.finalist_steps} if budget.trial_weights == "scratch" else {}),
-        "search.warmup_paths": conf.search.warmup_paths,
-        **({"search.strategy": strategy} if strategy != "default" else {}),
-        "train.batch_size": conf.train.batch_size,
-        "train.learning_rate": conf.train.learning_rate,
-        "train.optimizer": conf.optimizer["name"],
-        **{name: value for name, value, _ in deviations("schedule", conf.schedule)},
-        "relay.precision": conf.relay.precision,
-    }
-    others = {
-        name: value
-        for name, value in deviating(conf)
-        if rule_of(name).stays and name.partition(".")[0] not in COMPARED and name not in (*listed, *_NAMED)
-    }
-    content: dict[str, Any] = json.loads(json.dumps({**others, **listed}, default=str))
+    found = {name: value for name, (value, _) in deviating(SearchConf, conf).items() if rule_of(name).stays}
+    found |= {"seed": conf.seed, "search.warmup_steps": budget.warmup_steps}
+    found |= {"search.finalist_steps": budget.finalist_steps} if budget.trial_weights == "scratch" else {}
+    found = {name: value for name, value in found.items() if name.partition(".")[0] not in COMPARED}
+    content: dict[str, Any] = json.loads(json.dumps(found, default=str))
     return content
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from l2l_nas.errors import StorageError
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, given_names
-from l2l_nas.runs.fields import settings
+from l2l_nas.runs.fields import settings, value_of
 from l2l_nas.runs.groups import GROUPS, choices
 from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.saved_config import OWN, read_config, value_in
+from l2l_nas.runs.saved_config import OWN, read_config
 from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES, SweeperConf
 
 # the file that Hydra's sweepers write
@@ -37,7 +37,7 @@ def sweep_words(command: str, root: Path) -> tuple[list[str], list[str]]:
         StorageError: the sweep's settings are damaged.
     """
     path = root / SWEEP_CONFIG
-    overrides = value_in(read_config(path), "hydra.overrides")
+    overrides = value_of(read_config(path), "hydra.overrides")
     if not isinstance(overrides, dict) or not all(isinstance(part, list) for part in overrides.values()):
         raise StorageError(f"{path}: damaged, not the settings of a sweep; restore it")
     sampled = {f"hydra.sweeper.{name}" for name, _, _ in settings(SweeperConf)} - {"hydra.sweeper.params"}
@@ -105,13 +105,13 @@ def sweep_flags(root: Path) -> list[str]:
     Raises:
         StorageError: the sweep's settings are damaged.
     """
-    about = value_in(read_config(root / SWEEP_CONFIG), "hydra")
-    sources = value_in(about, "runtime.config_sources") if isinstance(about, dict) else None
+    about = value_of(read_config(root / SWEEP_CONFIG), "hydra")
+    sources = value_of(about, "runtime.config_sources") if isinstance(about, dict) else None
     flags: list[str] = []
     for source in sources if isinstance(sources, list) else []:
         if isinstance(source, dict) and source.get("provider") == "command-line":
             path = str(source.get("path"))
             within = os.path.relpath(path)
             flags += ["--config-dir", path if within.startswith("..") else within]
-    name = value_in(about, "job.config_name") if flags else None
+    name = value_of(about, "job.config_name") if flags else None
     return [*flags, *(["--config-name", name] if isinstance(name, str) and name not in COMMANDS else [])]

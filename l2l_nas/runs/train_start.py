@@ -18,10 +18,10 @@ from l2l_nas.runs.chosen import (
     weights_folder,
 )
 from l2l_nas.runs.command_line import resume_command
-from l2l_nas.runs.fields import declared
+from l2l_nas.runs.fields import declared, value_of
 from l2l_nas.runs.folder import RunFolder, refuse_taken
 from l2l_nas.runs.inherit import go_on, inherit, must_stay
-from l2l_nas.runs.saved_config import own_names_in, read_config, value_in
+from l2l_nas.runs.saved_config import own_names_in, read_config
 from l2l_nas.runs.settings import RetrainConf, rule_of
 
 
@@ -114,6 +114,6 @@ def _as_in_the_run(conf: RetrainConf, given: Collection[str]) -> TrainingStart:
 def _metric_of(config: Mapping[str, Any]) -> str:
     """The first objective of a search, or the metric of a training; empty if its settings do not tell."""
     is_search = isinstance(config.get("search"), dict)
-    objectives = value_in(config, "objectives.names") if is_search else [config.get("metric")]
+    objectives = value_of(config, "objectives.names") if is_search else [config.get("metric")]
     first = objectives[0] if isinstance(objectives, list) and objectives else ""
     return first if isinstance(first, str) else ""

@@ -217,7 +217,7 @@ def test_processes_of_one_study_may_differ_in_what_does_not_change_a_score():
 
 def test_arguments_of_choices_are_common_to_processes_of_one_study():
     found = scoring_with(optimizer={"name": "sgd", "momentum": 0.5}, schedule={"name": "linear", "floor": 0.1})
-    assert found["train.optimizer"] == "sgd"
+    assert found["optimizer"] == "sgd"
     assert found["schedule.floor"] == 0.1
     assert found["optimizer.momentum"] == 0.5
 
