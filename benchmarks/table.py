@@ -155,16 +155,17 @@ def _nas201(result: Result) -> Table:
 
 
 def _workers(result: Result) -> Table:
-    rows = [
-        (
-            *(row["side"], f"{row['trials_a_second']:.2f}", format_ratio(row["over"].get(result["over"]))),
-            *(f"{row['best']['mean']:.4f} ±{row['best']['se']:.4f}", f"{row['mean_of_trials']['mean']:.4f}"),
-        )
-        for row in result["rows"]
-    ]
+    rows = []
+    for row in result["rows"]:
+        best, mean = f"{row['best']['mean']:.4f} ±{row['best']['se']:.4f}", f"{row['mean_of_trials']['mean']:.4f}"
+        speeds = {row["side"]: ("trials_a_second", "over"), "  once started": ("once_started", "once_started_over")}
+        for name, (rate, over) in speeds.items():
+            found = (best, mean) if name == row["side"] else ("", "")
+            rows.append((name, f"{row[rate]:.2f}", format_ratio(row.get(over, {}).get(result["over"])), *found))
     load = result["load_average"]
     caption = f"{result['cores']} cores, load average {load['before'][0]} before, {load['after'][0]} after"
-    title = f"Searches of {result['trials']} trials, {result['steps_per_trial']} steps each"
+    weights = result["trial_weights"]
+    title = f"Searches of {result['trials']} trials, {result['steps_per_trial']} steps each, {weights} weights"
     return _filled(title, ("search", "trials/s", "times as fast", "best", "mean"), rows, caption=[caption])
 
 

@@ -2,8 +2,9 @@
 
 Whole searches of the default space are run as users run them, each in a process of its own: one process, so many
 workers, and one process again as the control, alternating, with another seed in each round. Every worker has one
-thread. Timed is the phase of trials alone, from `log.jsonl`. What the searches found is compared too: a search with
-workers is asynchronous, and must not be worse for it.
+thread. Timed are the trials alone, from `log.jsonl`: all of them from the start of their phase, and, once each process
+has done its first one, the others. What the searches found is compared too: a search with workers is asynchronous, and
+must not be worse for it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.settings import BenchWatch, Settings
 from benchmarks.timing import ratio
-from l2l_nas.errors import SettingError, WorkerError
+from l2l_nas.errors import SettingError, WorkerError, did_you_mean
 from l2l_nas.files import make_folder, read_json
 
 _ONE, _CONTROL = "one process", "control"
-# shared weights, as what is asked is whether processes that train them at the same time do harm
 _SEARCH = {
     "space": "digits_conv",
     "data.source": "digits",
@@ -34,10 +34,11 @@ _SEARCH = {
     "train.micro_batch": 128,
     "train.learning_rate": 0.004,
     "objectives": "[accuracy,parameters]",
-    "search.trial_weights": "shared",
-    "search.warmup_steps": 300,
-    "search.finalists": 1,
-    "search.finalist_steps": 0,
+}
+# of shared weights it is asked whether processes that train them at the same time do harm
+_WEIGHTS = {
+    "shared": {"search.warmup_steps": 300, "search.finalists": 1, "search.finalist_steps": 0},
+    "scratch": {"search.warmup_steps": 0, "search.finalists": 0},
 }
 
 
@@ -46,13 +47,15 @@ class WorkersRun:
     """One search.
 
     Args:
-        seconds: of the phase of trials.
+        seconds: of all trials, what it takes to start workers among them.
+        trial_seconds: of one trial, once each process has done its first one.
         best: accuracy of the best trial, scored again at the end.
         mean: accuracy of all complete trials.
         workers_seen: how many processes evaluated trials.
     """
 
     seconds: float
+    trial_seconds: float
     best: float
     mean: float
     workers_seen: int
@@ -62,10 +65,13 @@ def check(settings: Settings) -> None:
     """Refuse what compares nothing.
 
     Raises:
-        SettingError: fewer than 2 workers.
+        SettingError: fewer than 2 workers, or unknown weights.
     """
     if settings.workers < 2:
         raise SettingError(f"this bench compares one process with at least 2 workers, got {settings.workers}")
+    if settings.trial_weights not in _WEIGHTS:
+        hint = did_you_mean(settings.trial_weights, tuple(_WEIGHTS))
+        raise SettingError(f"trial_weights: no such weights as '{settings.trial_weights}'{hint}")
 
 
 def workers(settings: Settings, watch: BenchWatch) -> dict[str, Any]:
@@ -86,6 +92,7 @@ def workers(settings: Settings, watch: BenchWatch) -> dict[str, Any]:
         "over": _ONE,
         "trials": settings.trials,
         "steps_per_trial": settings.steps,
+        "trial_weights": settings.trial_weights,
         "workers": settings.workers,
         "cores": os.cpu_count(),
         "load_average": {"before": _rounded(load_before), "after": _rounded(os.getloadavg())},
@@ -102,7 +109,9 @@ def _search(settings: Settings, *, workers: int, seed: int) -> WorkersRun:
             "search.workers": workers,
             "search.trials": settings.trials,
             "search.steps_per_trial": settings.steps,
+            "search.trial_weights": settings.trial_weights,
             **_SEARCH,
+            **_WEIGHTS[settings.trial_weights],
             "relay.threads": 1,
             "relay.device": settings.work.device,
         }
@@ -112,16 +121,18 @@ def _search(settings: Settings, *, workers: int, seed: int) -> WorkersRun:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise WorkerError(f"a search of this bench failed: {(done.stderr or done.stdout).strip()[-500:]}")
-        return _read(Path(place) / "run")
+        return _read(Path(place) / "run", workers)
 
 
-def _read(folder: Path) -> WorkersRun:
+def _read(folder: Path, workers: int) -> WorkersRun:
     """What a finished run tells of itself."""
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     started = {event["name"]: event["time"] for event in events if event["event"] == "phase"}
     trials = [event for event in events if event["event"] == "trial" and not event["cached"]]
+    first, last = trials[:workers][-1]["time"], trials[-1]["time"]
     return WorkersRun(
-        seconds=started["finalists"] - started["search"],
+        seconds=last - started["search"],
+        trial_seconds=(last - first) / max(1, len(trials) - workers),
         best=read_json(folder / "result.json")["best"]["values"]["accuracy"],
         mean=statistics.fmean(event["values"]["accuracy"] for event in trials if event["state"] == "complete"),
         workers_seen=len({event.get("worker", 0) for event in trials}),
@@ -133,6 +144,7 @@ def _row(name: str, runs: Sequence[WorkersRun], one: Sequence[WorkersRun], setti
     row: dict[str, Any] = {
         "side": name,
         "trials_a_second": round(settings.trials / statistics.median(seconds), 4),
+        "once_started": round(1 / statistics.median([run.trial_seconds for run in runs]), 4),
         "seconds": [round(value, 3) for value in seconds],
         "workers_seen": [run.workers_seen for run in runs],
         "best": _summary([run.best for run in runs]),
@@ -141,6 +153,8 @@ def _row(name: str, runs: Sequence[WorkersRun], one: Sequence[WorkersRun], setti
     }
     if name != _ONE:
         row["over"] = {_ONE: ratio([run.seconds for run in one], seconds)}
+        trial_seconds = [[run.trial_seconds for run in side] for side in (one, runs)]
+        row["once_started_over"] = {_ONE: ratio(*trial_seconds)}
         row["best_minus_one"] = _summary([run.best - other.best for run, other in zip(runs, one, strict=True)])
         row["mean_minus_one"] = _summary([run.mean - other.mean for run, other in zip(runs, one, strict=True)])
     return row

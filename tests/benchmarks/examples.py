@@ -137,7 +137,15 @@ def nas201() -> dict[str, Any]:
 def workers() -> dict[str, Any]:
     score = {"mean": 0.9612, "se": 0.0021, "values": [0.96, 0.97]}
     rows: list[dict[str, Any]] = [
-        {"side": side, "trials_a_second": rate, "best": score, "mean_of_trials": score, "over": over}
+        {
+            "side": side,
+            "trials_a_second": rate,
+            "best": score,
+            "mean_of_trials": score,
+            "over": over,
+            "once_started": rate,
+            "once_started_over": over,
+        }
         for side, rate, over in (
             ("one process", 1.02, {}),
             ("2 workers", 1.86, {"one process": interval(1.823)}),
@@ -145,7 +153,14 @@ def workers() -> dict[str, Any]:
         )
     ]
     load = {"before": [0.2, 0.3, 0.4], "after": [2.1, 1.3, 0.9]}
-    about = {"bench": "workers", "over": "one process", "trials": 32, "steps_per_trial": 24, "cores": 2}
+    about = {
+        "bench": "workers",
+        "over": "one process",
+        "trials": 32,
+        "steps_per_trial": 24,
+        "cores": 2,
+        "trial_weights": "shared",
+    }
     return {**about, "load_average": load, "rows": rows}
 
 

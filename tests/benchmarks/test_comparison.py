@@ -57,12 +57,19 @@ def test_every_bench_is_tried_here():
 
 
 def test_the_bench_of_workers_writes_json_and_a_picture_and_prints_a_table(tmp_path, monkeypatch, capsys):
-    found = workers.WorkersRun(seconds=2.0, best=0.9, mean=0.8, workers_seen=1)
+    found = workers.WorkersRun(seconds=2.0, trial_seconds=0.5, best=0.9, mean=0.8, workers_seen=1)
     monkeypatch.setattr(workers, "_search", lambda settings, *, workers, seed: found)
     monkeypatch.chdir(tmp_path)
     assert main(["workers", "--folder", "out", "--rounds", "2", "--trials", "8", "--steps", "3", "--workers", "3"]) == 0
     result = json.loads((tmp_path / "out" / "workers.json").read_text())
-    assert result["settings"] == {"seed": 0, "rounds": 2, "trials": 8, "steps": 3, "workers": 3}
+    assert result["settings"] == {
+        "seed": 0,
+        "rounds": 2,
+        "trials": 8,
+        "steps": 3,
+        "workers": 3,
+        "trial_weights": "shared",
+    }
     assert [row["side"] for row in result["rows"]] == ["one process", "3 workers", "control"]
     assert "load average" in capsys.readouterr().out
     assert sorted(os.listdir("out")) == ["workers.json", "workers.png"]
