@@ -3,8 +3,9 @@
 | weights | gradients |
 |---|---|
 | of a state on the device: where they lie | stay on the device, in a block of the inbox |
-| of the host, where its memory is the device's and both are float32: where they lie | stay, in a block of the inbox |
-| all others are copied to the slot, see `eps/wire.py` | lie in the slot, and are sent |
+| of the host's memory, on a CPU that computes in float32: where they lie | stay, in a block of the inbox |
+| others on a CPU (files, shared memory, lower precisions): copied to the slot | stay, in a block of the inbox |
+| others: copied to the slot, see `eps/wire.py` | lie in the slot, and are sent |
 """
 
 from __future__ import annotations

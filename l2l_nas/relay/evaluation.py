@@ -175,7 +175,7 @@ class Evaluation:
         states.server.prepare(state for layer in layers for state in layer.states)
         path = numbered([about(states.server, layer) for layer in layers])
         plan = plan_forward(path.layers, slots=len(self._bank.slots), saves_buffers=saves_buffers)
-        expect(states, plan, layers, path)
+        announce_reads(states, plan, layers, path)
         job = ForwardJob(plan=plan, layers=tuple(layers), depth=len(layers), states=states, path=path, visit=visit)
         try:
             self._executor.carry_out(job)
@@ -221,7 +221,7 @@ def about(server: ParamServer, layer: Layer) -> PathLayer:
     return PathLayer(layer.key, tuple(trainable), bool(server.layout(layer.key).buffers))
 
 
-def expect(states: StateAccess, plan: Plan, layers: Sequence[Layer], path: NumberedPath) -> None:
+def announce_reads(states: StateAccess, plan: Plan, layers: Sequence[Layer], path: NumberedPath) -> None:
     """Tell the storage what this plan will read and write, in order."""
 
     def uses() -> Iterator[tuple[str, Part]]:

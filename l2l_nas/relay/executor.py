@@ -36,13 +36,13 @@ from l2l_nas.relay.schedule import LANE, PlanSchedule, rank, update_ranks
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.stash import ArenaLayout, Frames
 from l2l_nas.relay.stress import Stress
-from l2l_nas.relay.visits import StepContext, Visits
+from l2l_nas.relay.visits import Job, Visits
 
 _STAGING_SHARE = 0.25  # of free host memory, for gradients that wait for updates
 
 
 @dataclass(kw_only=True)
-class PlanJob(StepContext):
+class PlanJob(Job):
     """A plan to carry out, and what its steps need to know."""
 
     plan: Plan

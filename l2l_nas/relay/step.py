@@ -20,7 +20,7 @@ from l2l_nas.errors import StateLostError
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.device import stream_seed
-from l2l_nas.relay.evaluation import cut_batch, expect
+from l2l_nas.relay.evaluation import announce_reads, cut_batch
 from l2l_nas.relay.executor import PlanExecutor, TrainJob
 from l2l_nas.relay.held import HeldStep, HeldSteps
 from l2l_nas.relay.held_path import HeldPath
@@ -104,7 +104,7 @@ class TrainingStep:
             carry=carry,
             upcoming=path.upcoming,
         )
-        expect(states, plan, layers, path)
+        announce_reads(states, plan, layers, path)
         arena = self._stash.lay_out(batch.sizes, memory.spilled)
         scale, flow = states.server.gradients.loss_scale, self._bank.pool.flow(layers[: len(path.layers)])
         values = {name: arena.own[name] for name in flow.inputs}

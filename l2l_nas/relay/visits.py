@@ -60,7 +60,7 @@ class Tail:
 
 
 @dataclass(kw_only=True)
-class StepContext:
+class Job:
     """What one pass through a plan carries from visit to visit."""
 
     layers: tuple[Layer, ...]  # the path, and behind it the first layer of the next one if it is known
@@ -120,118 +120,116 @@ class Visits:
 
     device: Device
 
-    def forward(
-        self, context: StepContext, place: int, template: Template, frames: Mapping[str, Sequence[Batch]]
-    ) -> None:
+    def forward(self, job: Job, place: int, template: Template, frames: Mapping[str, Sequence[Batch]]) -> None:
         """All micro-batches through one layer, keeping only what it reads and writes.
 
         With a graph, though it is dropped: without one, some layers (LSTM) take other kernels, whose results differ in
         the last bit from what the backward will compute again.
         """
         template.module.train()
-        context.at = place
-        for index in range(len(context.shares)):
-            leaves = context.leaves(context.flow.reads[place], index)
-            outputs, losses = self._through(context, place, template.call, leaves, index)
-            context.losses.add_auxiliary(place, losses, context.shares[index])
+        job.at = place
+        for index in range(len(job.shares)):
+            leaves = job.leaves(job.flow.reads[place], index)
+            outputs, losses = self._through(job, place, template.call, leaves, index)
+            job.losses.add_auxiliary(place, losses, job.shares[index])
             for name, tensors in outputs.items():
-                context.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
+                job.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
                 for frame, tensor in zip(frames[name][index], tensors, strict=True):
                     frame.copy_(tensor.detach())
             del leaves, outputs, losses  # before the next micro-batch makes its own
-        context.values.update(frames)
-        context.loaded[place] = template.loaded
+        job.values.update(frames)
+        job.loaded[place] = template.loaded
 
-    def enter(self, context: StepContext, place: int, template: Template) -> None:
+    def enter(self, job: Job, place: int, template: Template) -> None:
         """The first micro-batch through one layer of the tail."""
-        if context.tail is None:
-            keys = [layer.key for layer in context.layers[place : context.depth]]
-            context.tail = Tail(place, has_repeats=len(set(keys)) < len(keys))
-        if template not in context.tail.templates:
+        if job.tail is None:
+            keys = [layer.key for layer in job.layers[place : job.depth]]
+            job.tail = Tail(place, has_repeats=len(set(keys)) < len(keys))
+        if template not in job.tail.templates:
             template.module.train()
             template.zero_gradients()
-        context.tail.templates.append(template)
-        self._go_on(context, context.tail, place, 0)
+        job.tail.templates.append(template)
+        self._go_on(job, job.tail, place, 0)
 
-    def tail(self, context: StepContext, objective: Objective, targets: Sequence[Tensor], count: float) -> None:
+    def tail(self, job: Job, objective: Objective, targets: Sequence[Tensor], count: float) -> None:
         """The tail, one micro-batch after the other, less the first one's layers and the last one's way back."""
-        tail = context.tail
+        tail = job.tail
         assert tail is not None
         modules = [template.module for template in tail.templates]
         objective = learned_by(modules, objective)
-        for index in range(len(context.shares)):
+        for index in range(len(job.shares)):
             if index:
-                for place in range(tail.first, context.depth):
-                    self._go_on(context, tail, place, index)
-            context.at = context.depth
+                for place in range(tail.first, job.depth):
+                    self._go_on(job, tail, place, index)
+            job.at = job.depth
             segment = tail.segments[max(tail.segments)]
-            given = full(tuple(tensor for name in context.flow.outputs for tensor in segment.values[name]))
+            given = full(tuple(tensor for name in job.flow.outputs for tensor in segment.values[name]))
             loss = objective.loss(given, targets[index]) / count
             if index == 0:
                 refuse_own_parameters(objective, loss, given, modules)
-            context.losses.add_task(loss)
-            context.at = None
+            job.losses.add_task(loss)
+            job.at = None
             if loss.requires_grad:
-                segment.ends.append((loss if context.scale == 1.0 else loss * context.scale, None))
-            if index < len(context.shares) - 1:
-                self._go_back(context, tail.segments.pop(tail.first), index)
+                segment.ends.append((loss if job.scale == 1.0 else loss * job.scale, None))
+            if index < len(job.shares) - 1:
+                self._go_back(job, tail.segments.pop(tail.first), index)
                 tail.values.clear()
             del segment, given, loss  # before the next micro-batch makes its own
 
-    def leave(self, context: StepContext, place: int, template: Template) -> None:
+    def leave(self, job: Job, place: int, template: Template) -> None:
         """The last micro-batch back through one layer of the tail, or through all of them where they are one graph."""
-        tail = context.tail
+        tail = job.tail
         assert tail is not None
         segment = tail.segments.pop(tail.first if tail.has_repeats else place, None)
         if segment is not None:
-            context.at = place if place < context.depth - 1 and not tail.has_repeats else None
+            job.at = place if place < job.depth - 1 and not tail.has_repeats else None
             for name in segment.outputs:
                 tail.values.pop(name)
-            self._go_back(context, segment, len(context.shares) - 1)
+            self._go_back(job, segment, len(job.shares) - 1)
         if tail.templates.index(template) == place - tail.first:  # a repeated layer leaves once, at its first place
             template.measure()
 
-    def backward(self, context: StepContext, place: int, template: Template) -> None:
+    def backward(self, job: Job, place: int, template: Template) -> None:
         """Run the layer again on each micro-batch, now for its graph, and go back through it."""
         template.module.train()
-        if place in context.entry_buffers:
-            self._load_buffers(template, context.entry_buffers[place])
+        if place in job.entry_buffers:
+            self._load_buffers(template, job.entry_buffers[place])
         template.zero_gradients()
-        context.at = place
+        job.at = place
         # another process may have updated the weights since; then other outputs are right
-        reads, writes = context.flow.reads[place], context.flow.writes[place]
-        is_same = template.loaded == context.loaded[place] and context.spilled.isdisjoint(writes)
-        for index in range(len(context.shares)):
-            leaves = context.leaves(reads, index)
-            outputs, losses = self._through(context, place, template.call, leaves, index)
+        reads, writes = job.flow.reads[place], job.flow.writes[place]
+        is_same = template.loaded == job.loaded[place] and job.spilled.isdisjoint(writes)
+        for index in range(len(job.shares)):
+            leaves = job.leaves(reads, index)
+            outputs, losses = self._through(job, place, template.call, leaves, index)
             if is_same and template.compared < _COMPARISONS:
                 template.compared += 1
                 for name, tensors in outputs.items():
-                    _refuse_others(tensors, context.values[name][index])
+                    _refuse_others(tensors, job.values[name][index])
             # the forward's auxiliary losses went with its graph, so that each counts once
-            ends = weighted(losses, context.shares[index] * context.scale)
-            self._go_back(context, GraphSegment(leaves, {}, outputs, ends), index)
+            ends = weighted(losses, job.shares[index] * job.scale)
+            self._go_back(job, GraphSegment(leaves, {}, outputs, ends), index)
             del leaves, outputs, losses, ends  # before the next micro-batch makes its own
         template.measure()
 
-    def _go_on(self, context: StepContext, tail: Tail, place: int, index: int) -> None:
+    def _go_on(self, job: Job, tail: Tail, place: int, index: int) -> None:
         """A micro-batch through one layer of the tail."""
-        is_cut = index == len(context.shares) - 1 and not tail.has_repeats
+        is_cut = index == len(job.shares) - 1 and not tail.has_repeats
         if place == tail.first or is_cut:
-            names = context.entered(place, place + 1 if is_cut else context.depth)
-            leaves = context.leaves([name for name in names if name not in tail.values], index)
+            names = job.entered(place, place + 1 if is_cut else job.depth)
+            leaves = job.leaves([name for name in names if name not in tail.values], index)
             for name in names:
                 if name in tail.values:
                     leaves[name] = tuple(t.detach().requires_grad_(t.requires_grad) for t in tail.values[name])
             tail.segments[place] = GraphSegment(leaves, dict(leaves))
         segment = tail.segments[place if is_cut else tail.first]
-        context.at = place
+        job.at = place
         template = tail.templates[place - tail.first]
         # a repeated layer waits for its backward more than once
         call = template.call_again if tail.has_repeats else template.call
-        outputs, losses = self._through(context, place, call, segment.values, index)
-        context.losses.add_auxiliary(place, losses, context.shares[index])
-        segment.ends += weighted(losses, context.shares[index] * context.scale)
+        outputs, losses = self._through(job, place, call, segment.values, index)
+        job.losses.add_auxiliary(place, losses, job.shares[index])
+        segment.ends += weighted(losses, job.shares[index] * job.scale)
         segment.values |= outputs
         segment.outputs |= outputs
         tail.values |= outputs
@@ -252,26 +250,26 @@ class Visits:
         self.device.stream_wait(loaded)
 
     @staticmethod
-    def _go_back(context: StepContext, segment: GraphSegment, index: int) -> None:
+    def _go_back(job: Job, segment: GraphSegment, index: int) -> None:
         """A micro-batch back through a part of the graph, from the gradients of what it gave and from its losses."""
-        ends: Ends = [*context.waiting(segment.outputs, index), *segment.ends]
+        ends: Ends = [*job.waiting(segment.outputs, index), *segment.ends]
         if ends:
-            back_from([*ends, *context.waiting(segment.leaves, index)])  # see [Note: sums of gradients]
+            back_from([*ends, *job.waiting(segment.leaves, index)])  # see [Note: sums of gradients]
             for name, tensors in segment.leaves.items():
-                if name in context.learning:
-                    context.gradients[name, index] = tuple(leaf.grad for leaf in tensors)
+                if name in job.learning:
+                    job.gradients[name, index] = tuple(leaf.grad for leaf in tensors)
         for name in segment.outputs:
-            context.gradients.pop((name, index), None)
+            job.gradients.pop((name, index), None)
 
     def _through(
-        self, context: StepContext, place: int, call: Callable[..., object], values: Mapping[str, Batch], index: int
+        self, job: Job, place: int, call: Callable[..., object], values: Mapping[str, Batch], index: int
     ) -> tuple[dict[str, Batch], Batch]:
         """One micro-batch through one layer: what it gives, by value, and its auxiliary losses."""
-        self.device.seed(context.seeds(context.layers[place].position, index))
-        taken = tuple(tensor for name in context.flow.reads[place] for tensor in values[name])
+        self.device.seed(job.seeds(job.layers[place].position, index))
+        taken = tuple(tensor for name in job.flow.reads[place] for tensor in values[name])
         with collect_losses() as losses:
             outputs = call(*taken)
-        return given_by(context.flow.writes[place], taken, outputs, context.specs), full(losses)
+        return given_by(job.flow.writes[place], taken, outputs, job.specs), full(losses)
 
 
 def back_from(ends: Sequence[tuple[Tensor, Tensor | None]]) -> None:
