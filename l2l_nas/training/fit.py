@@ -11,9 +11,7 @@ from functools import partial
 import torch
 
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_methods
-from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import DataError, SettingError, StorageError
+from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Executor, Targets, bytes_of, cut_sizes, cut_targets, each
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.space.architecture import Architecture
@@ -29,46 +27,6 @@ from l2l_nas.training.task import SampleMetrics, Task
 
 # evaluation keeps the activations of this many samples at once, and of fewer where these are more bytes
 _CHUNK, _CHUNK_BYTES = 1024, 1 << 28
-
-
-@dataclass(frozen=True)
-class Saves:
-    """Where and how often training is saved, so that it can go on as if it had not been interrupted.
-
-    Batches, paths, learning rates and the random numbers of dropout are functions of (seed, step): the states and the
-    step to go on with are all there is to keep.
-
-    Raises:
-        SettingError: fewer than 1 step.
-    """
-
-    checkpoint: Checkpoint  # holds nothing else
-    every_steps: int  # at most so many are lost
-
-    def __post_init__(self) -> None:
-        check_kind("Saves: checkpoint", self.checkpoint, Checkpoint, wanted="a Checkpoint")
-        check_count("every_steps", self.every_steps, least=1)
-
-    def save(self, server: ParamServer, *, next_step: int) -> None:
-        self.checkpoint.save(server, extra={"step": next_step})
-
-    def resume(self, server: ParamServer, *, save: int | None = None) -> int:
-        """Load the states; returns the step to go on with, 0 where nothing was saved yet.
-
-        The executor comes first: with fp16, it gives the server the loss scale that is loaded here.
-
-        Args:
-            save: the number of an older save that is there; the newest by default.
-
-        Raises:
-            StorageError: as `Checkpoint.load`, or it does not say at which step it was saved.
-        """
-        if save is None and not self.checkpoint.exists():
-            return 0
-        extra = self.checkpoint.load(server, save=save)
-        if not isinstance(extra.get("step"), int):
-            raise StorageError(f"{self.checkpoint.folder}: holds weights, but not the step of a training to go on with")
-        return int(extra["step"])
 
 
 @dataclass(frozen=True)
@@ -99,24 +57,23 @@ class Trainer:
         schedule: Schedule,
         offset: int = 0,
         after_step: Callable[[int, float], None] = lambda step, loss: None,
-        saves: Saves | None = None,
     ) -> None:
         """Train.
 
-        To go on after an interruption, give `start=saves.resume(server)`, and fewer `steps`.
+        Batches, paths, learning rates and the random numbers of dropout are functions of (seed, step). So a training
+        goes on as if it had not been interrupted from a `Checkpoint` of the server, with `start` the step after it, and
+        fewer `steps`.
 
         Args:
             path_at: the architecture of a step; asked for once, in order, one step ahead.
             start: first step: it decides the batch, the path and the random numbers.
             schedule: of the learning rate, over step - offset.
-            after_step: called with each step and its loss, before that step is saved.
-            saves: when to save; the last step is always saved.
+            after_step: called with each step and its loss.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
             SpaceError: a micro-batch of one sample comes up, and a layer cannot train on one.
-            StorageError: a save could not be written; the save before is whole.
-            SettingError: saves of an executor that keeps its weights to itself; an argument of another type.
+            SettingError: an argument of another type.
         """
         check_count("fit: start", start)
         check_count("fit: steps", steps)
@@ -124,12 +81,6 @@ class Trainer:
         check_methods("fit: schedule", schedule, ["at"], wanted="a schedule, such as Cosine(peak, steps)")
         check_count("fit: offset", offset, most=start)
         check_function("fit: after_step", after_step, wanted="a function of the step and the loss")
-        if saves is not None:
-            check_kind("fit: saves", saves, Saves, wanted="Saves")
-            if isinstance(self.executor, ReferenceTrainer):
-                raise SettingError(
-                    "ReferenceTrainer keeps its weights to itself, which saves nothing; train with Relay"
-                )
         end = start + steps
         path = partial(self._path, path_at, refuses=self._leaves_one(start, steps))
         architecture = path(start) if steps > 0 else None
@@ -147,8 +98,6 @@ class Trainer:
                 upcoming=upcoming,
             )
             after_step(step, result.loss)
-            if saves is not None and ((step + 1) % saves.every_steps == 0 or step + 1 == end):
-                saves.save(self.executor.server, next_step=step + 1)
             architecture = upcoming
 
     def check(self, architecture: Architecture | None, *, steps: int) -> None:

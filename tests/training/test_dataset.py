@@ -29,7 +29,6 @@ from l2l_nas import (
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import DataError
 from l2l_nas.training.dataset import DatasetSamples, SampleSource
-from l2l_nas.training.fit import Saves
 from l2l_nas.training.form import SampleForm
 
 X = torch.rand(60, 3, generator=torch.Generator().manual_seed(0))
@@ -191,16 +190,19 @@ POOL = LayerPool(
 PATH = POOL.architecture(["linear"])
 
 
-def trained(part, *, start=0, steps=10, saves=None, resume=False):
+def trained(part, *, start=0, steps=10, saves=None):
     relay = Relay(ParamServer(POOL, optimizer=AdamW(), seed=0), device="cpu")
     trainer = Trainer(relay, Classification(), Batches(part, batch_size=8, seed=1), 8)
-    start = saves.resume(relay.server) if resume else start
+    if start:
+        saves.load(relay.server)
     losses = []
     trainer.fit(
-        lambda step: PATH, start=start, steps=steps - start, schedule=Cosine(0.1, 10), saves=saves,
+        lambda step: PATH, start=start, steps=steps - start, schedule=Cosine(0.1, 10),
         after_step=lambda step, loss: losses.append(loss),
     )  # fmt: skip
     relay.drain()
+    if saves is not None:
+        saves.save(relay.server)
     part.close()
     return losses
 
@@ -213,9 +215,9 @@ def test_a_training_that_was_cut_off_goes_on_exactly(tmp_path, kind, workers):
 
     whole = trained(part())
     assert trained(part_of(kind())) == whole
-    saves = Saves(Checkpoint(tmp_path), every_steps=3)
+    saves = Checkpoint(tmp_path)
     first = trained(part(), steps=4, saves=saves)
-    rest = trained(part(), saves=saves, resume=True)
+    rest = trained(part(), start=4, saves=saves)
     assert first + rest == whole
 
 

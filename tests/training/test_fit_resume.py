@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from l2l_nas import SGD, AdamW, Classification, ParamServer, ReferenceTrainer, Relay, UniformPaths
+from l2l_nas import SGD, AdamW, ParamServer, Relay, UniformPaths
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.scale import Clip
-from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.training.data import Batches, Split
-from l2l_nas.training.fit import Saves, Trainer
+from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
-from tests.nas.problems import data, pool_of
 from tests.nursery import Nursery
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
@@ -48,13 +46,15 @@ def train(name: str, rule: str, setting: str, log: str, folder: str | None) -> N
     if server.gradients.loss_scale is not None:
         server.gradients.loss_scale.interval = 2  # it grows until gradients overflow, again and again
     trainer = Trainer(relay, task, Batches(split, batch_size=7, seed=0), 3)
-    saves = Saves(Checkpoint(Path(folder), keep=2), every_steps=EVERY) if folder else None
-    start = saves.resume(server) if saves else 0
+    saves = Checkpoint(Path(folder), keep=2) if folder else None
+    start = saves.load(server)["step"] if saves and saves.exists() else 0
     with open(log, "a", buffering=1) as losses:
 
         def after_step(step: int, loss: float) -> None:
             losses.write(f"{step} {loss.hex()}\n")
             time.sleep(0.003 if folder else 0)  # for the killer
+            if saves and (step + 1) % EVERY == 0:
+                saves.save(server, extra={"step": step + 1})
 
         trainer.fit(
             UniformPaths(pool, seed=0).path_at,
@@ -62,7 +62,6 @@ def train(name: str, rule: str, setting: str, log: str, folder: str | None) -> N
             steps=STEPS - start,
             schedule=Cosine(0.02, STEPS),
             after_step=after_step,
-            saves=saves,
         )
         digests = {
             f"{key} {name}": hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
@@ -117,65 +116,3 @@ def test_training_killed_at_random_steps_equals_training_that_was_not(tmp_path, 
     assert set(again) == set(losses)  # a step that was run twice gave the same loss twice
     assert len(losses) == STEPS
     assert len(Checkpoint(folder).saves) == 2
-
-
-def trainer(pool) -> tuple[Relay, Trainer]:
-    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
-    return relay, Trainer(relay, Classification(), Batches(data().train, batch_size=16, seed=0), 7)
-
-
-def test_steps_are_saved_as_often_as_asked_and_at_the_end(tmp_path, monkeypatch):
-    pool = pool_of("tanh")
-    _, train = trainer(pool)
-    saves = Saves(Checkpoint(tmp_path, keep=10), every_steps=4)
-    events: list[str] = []
-    real = Checkpoint.save
-
-    def save(self, server, *, extra):
-        events.append(f"save {extra['step']}")
-        real(self, server, extra=extra)
-
-    monkeypatch.setattr(Checkpoint, "save", save)
-    train.fit(
-        UniformPaths(pool, seed=0).path_at,
-        start=2,
-        steps=9,
-        schedule=Cosine(0.01, 11),
-        after_step=lambda step, loss: events.append(f"step {step}"),
-        saves=saves,
-    )
-    steps = [f"step {step}" for step in range(2, 11)]
-    assert events == [*steps[:2], "save 4", *steps[2:6], "save 8", *steps[6:], "save 11"]
-    other = ParamServer(pool, optimizer=AdamW(), seed=0)
-    assert saves.resume(other) == 11
-    assert saves.resume(other, save=1) == 4
-
-
-def test_training_that_was_not_saved_yet_starts_at_step_0(tmp_path):
-    relay, _ = trainer(pool_of("tanh"))
-    assert Saves(Checkpoint(tmp_path), every_steps=1).resume(relay.server) == 0
-    assert relay.server.visited == ()
-
-
-def test_weights_that_are_no_training_cannot_be_gone_on_with(tmp_path):
-    relay, _ = trainer(pool_of("tanh"))
-    Checkpoint(tmp_path).save(relay.server, extra={"architecture": ["a"]})
-    with pytest.raises(StorageError, match="not the step of a training"):
-        Saves(Checkpoint(tmp_path), every_steps=1).resume(relay.server)
-
-
-@pytest.mark.slow
-def test_saves_need_a_number_of_steps_and_weights_in_the_server(tmp_path):
-    with pytest.raises(SettingError, match="every_steps must be at least 1, got 0"):
-        Saves(Checkpoint(tmp_path), every_steps=0)
-    pool = pool_of("tanh")
-    resident = ReferenceTrainer(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu")
-    train = Trainer(resident, Classification(), Batches(data().train, batch_size=16, seed=0), 7)
-    with pytest.raises(SettingError, match="ReferenceTrainer keeps its weights to itself"):
-        train.fit(
-            UniformPaths(pool, seed=0).path_at,
-            start=0,
-            steps=1,
-            schedule=Cosine(0.01, 1),
-            saves=Saves(Checkpoint(tmp_path), every_steps=1),
-        )
