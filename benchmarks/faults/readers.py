@@ -34,7 +34,6 @@ from l2l_nas.cost.profiles import find_hardware
 from l2l_nas.errors import L2LError
 from l2l_nas.files import check_yaml
 from l2l_nas.pretrained.pool import PublishedPool, published_pool
-from l2l_nas.runs.language import read_text
 from l2l_nas.text.cloze import read_passages
 from l2l_nas.text.documents import read_documents
 from l2l_nas.text.sentences import read_table
@@ -88,7 +87,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "table.csv": lambda: read_table(Path("table.csv")),
     "lines.jsonl": lambda: _documents("lines.jsonl"),
     "text.txt": lambda: _documents("text.txt"),
-    "passages.jsonl": lambda: read_passages(read_text(Path("passages.jsonl")).split("\n"), name="passages.jsonl"),
+    "passages.jsonl": lambda: read_passages(Path("passages.jsonl")),
     "conf/*/*": lambda: _configs("conf"),
 }
 

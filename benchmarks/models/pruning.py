@@ -38,6 +38,7 @@ from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import read_json, write_json
 from l2l_nas.pretrained.pool import open_published
 from l2l_nas.runs.loaded import load_found
+from l2l_nas.text.cloze import Passage, read_passages
 from l2l_nas.training.export import build_network
 
 PIECE = 2_000  # characters
@@ -84,7 +85,7 @@ def run(model: str, texts: Path, folder: Path, arms: Sequence[str]) -> None:
         write_json(seconds, {"seconds": round(time.monotonic() - begun), "processor_seconds": round(processor)})
 
 
-def measured(model: str, folder: Path, arm: str, text: str, passages: list[str]) -> dict[str, Any]:
+def measured(model: str, folder: Path, arm: str, text: str, passages: list[Passage]) -> dict[str, Any]:
     """What an arm found, and its figures."""
     run = load_found(str(folder / arm), pool=model)
     pool = run.problem.pool
@@ -129,7 +130,7 @@ def main(options: argparse.Namespace) -> None:
         return
     torch.set_num_threads(1)
     text = options.text[0].read_bytes()[: options.bytes].decode(errors="ignore")
-    passages = options.lambada.read_text().splitlines()[: options.items]
+    passages = read_passages(options.lambada)[: options.items]
     result: dict[str, Any] = {"machine": machine(), "common": COMMON, "arms": ARMS}
     if options.out is not None and options.out.exists():
         result = read_json(options.out)

@@ -11,7 +11,6 @@ be the likeliest ones.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from l2l_nas import SGD, ParamServer, Relay
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import read_json, write_json
 from l2l_nas.pretrained.pool import open_published, published_pool
-from l2l_nas.text.cloze import lambada, read_passages
+from l2l_nas.text.cloze import Passage, lambada, read_passages
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.fit import score
 from l2l_nas.training.samples import Split
@@ -41,7 +40,7 @@ def windows(numbers: list[int], length: int) -> list[list[int]]:
     return [numbers[at : at + length] for at in range(0, len(numbers) - length + 1, length)]
 
 
-def by_library(model: str, text: str, passages: list[str], *, length: int) -> dict[str, Any]:
+def by_library(model: str, text: str, passages: list[Passage], *, length: int) -> dict[str, Any]:
     """The figures through the relay."""
     pool = published_pool(model, length=length)
     tokenizer = open_published(model).tokenizer()
@@ -49,14 +48,14 @@ def by_library(model: str, text: str, passages: list[str], *, length: int) -> di
     rows = torch.tensor(windows(tokenizer.encode(text), length))
     targets = torch.cat((rows[:, 1:], torch.full_like(rows[:, :1], -1)), dim=1)
     found = score(relay, pool.original, Split((rows,), targets), task=Tokens(), micro_batch=1)
-    task, samples = lambada(read_passages(passages, name="lambada"), tokenizer, length=WORDS)
+    task, samples = lambada(passages, tokenizer, length=WORDS)
     short = published_pool(model, length=WORDS)
     relay = Relay(ParamServer(short, optimizer=SGD(momentum=0.0), seed=0), device="cpu", slots=2)
     words = score(relay, short.original, samples, task=task, micro_batch=4)
     return {"token_perplexity": math.exp(found.values["loss"]), **words.values}
 
 
-def by_transformers(model: str, text: str, passages: list[str], *, length: int) -> dict[str, Any]:
+def by_transformers(model: str, text: str, passages: list[Passage], *, length: int) -> dict[str, Any]:
     """The same figures, by a loop that anybody would write."""
     import transformers
 
@@ -72,7 +71,7 @@ def by_loop(
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     tokenizer: Tokenizer,
     text: str,
-    passages: list[str],
+    passages: list[Passage],
     *,
     length: int,
 ) -> dict[str, Any]:
@@ -83,10 +82,9 @@ def by_loop(
             row = torch.tensor([window])
             loss += float(functional.cross_entropy(logits_of(row)[0, :-1], row[0, 1:], reduction="sum"))
             count += length - 1
-        for line in passages:
-            entry = json.loads(line)
-            context = tokenizer.encode(entry["context"])
-            word = tokenizer.encode(" " + entry["target"])
+        for passage in passages:
+            context = tokenizer.encode(passage.context)
+            word = tokenizer.encode(passage.between + passage.target)
             logits = logits_of(torch.tensor([context + word]))[0, len(context) - 1 : -1]
             hits += logits.argmax(dim=-1).tolist() == word
             likelihood += float(functional.cross_entropy(logits, torch.tensor(word), reduction="sum"))
@@ -112,7 +110,7 @@ def main(options: argparse.Namespace) -> None:
     """Both sides, one after the other."""
     torch.set_num_threads(1)
     text = options.text.read_bytes()[: options.bytes].decode(errors="ignore")
-    passages = options.lambada.read_text().splitlines()[: options.items]
+    passages = read_passages(options.lambada)[: options.items]
     result: dict[str, Any] = {"machine": machine(), "model": Path(options.model).name}
     if options.out is not None and options.out.exists():
         result |= read_json(options.out)

@@ -9,8 +9,7 @@ from pathlib import Path
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import DataError, SettingError, did_you_mean
-from l2l_nas.files import read_bytes
+from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.pretrained.pool import is_published, published_pool
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
@@ -25,6 +24,7 @@ from l2l_nas.runs.saved_config import read_config
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import lambada, read_passages
+from l2l_nas.text.documents import read_text
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.network import OfOneDocument, has_documents, length_of, refuse_foresight
 from l2l_nas.text.perplexity import perplexity_of, wikitext
@@ -164,33 +164,20 @@ def check_task(task: str, file: Path, *, stride: int = 0) -> None:
         raise SettingError(f"task: no task '{task}'{did_you_mean(task, (*TASKS, CLASSIFY))}")
     if task == "lambada" and stride:
         raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
-    text = read_text(file)
     if task == "lambada":
-        read_passages(text.split("\n"), name=str(file))
+        read_passages(file)
+    else:
+        read_text(file)
 
 
 def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Task, Samples]:
-    text = read_text(file)
     if task == "lambada":
-        passages = read_passages(text.split("\n"), name=str(file))
-        return lambada(passages, model.tokenizer, length=model.length, begin=model.begin)
+        return lambada(read_passages(file), model.tokenizer, length=model.length, begin=model.begin)
+    text = read_text(file)
     if task == "wikitext":
         return wikitext(text, model.tokenizer, length=model.length, stride=stride, begin=model.begin)
     words = len(text.split())
     return perplexity_of(text, model.tokenizer, words=words, length=model.length, stride=stride, begin=model.begin)
-
-
-def read_text(file: Path) -> str:
-    """A file of text.
-
-    Raises:
-        StorageError: it cannot be read.
-        DataError: it is not UTF-8.
-    """
-    try:
-        return read_bytes(file).decode().removeprefix("\ufeff")  # a mark of byte order is no text
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 at byte {error.start:,}; convert it: iconv -t UTF-8") from None
 
 
 def executor_of(model: LanguageModel) -> Executor:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch
+from l2l_nas.text.documents import json_objects
 from l2l_nas.text.perplexity import exponential
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.samples import Split
@@ -56,37 +58,29 @@ class Cloze(Tokens):
         }
 
 
-def read_passages(lines: Iterable[str], *, name: str) -> list[Passage]:
+def read_passages(path: Path) -> list[Passage]:
     """The passages of a file of JSON objects, one a line: {"context", "target"}, or {"text"} with its last word.
 
     Raises:
+        StorageError: it cannot be read.
         DataError: a line that is none, or no line.
     """
     found = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                found.append(_passage(json.loads(line)))
-            except (ValueError, RecursionError):
-                raise DataError(
-                    f'{name}, line {number}: expected {{"text": "... last word"}} or '
-                    f'{{"context": "...", "target": "word"}}, got {line.strip()[:60]}'
-                ) from None
-    if not found:
-        raise DataError(f"{name}: holds no passage")
-    return found
-
-
-def _passage(entry: object) -> Passage:
-    if isinstance(entry, dict):
+    for number, entry in json_objects(path):
         context, target = entry.get("context"), entry.get("target")
         if isinstance(entry.get("text"), str):
             target = next(reversed(entry["text"].split()), "")
             context = entry["text"].rstrip().removesuffix(target)
-        if isinstance(context, str) and isinstance(target, str) and context.strip() and target.strip():
-            between = "" if context[-1].isspace() and context[-1] != " " else " "
-            return Passage(context.lstrip().removesuffix(" "), target.strip(), between)
-    raise ValueError
+        if not (isinstance(context, str) and isinstance(target, str) and context.strip() and target.strip()):
+            raise DataError(
+                f'{path}, line {number}: expected {{"text": "... last word"}} or '
+                f'{{"context": "...", "target": "word"}}, got {json.dumps(entry)[:60]}'
+            )
+        between = "" if context[-1].isspace() and context[-1] != " " else " "
+        found.append(Passage(context.lstrip().removesuffix(" "), target.strip(), between))
+    if not found:
+        raise DataError(f"{path}: holds no passage")
+    return found
 
 
 def lambada(

@@ -5,20 +5,19 @@ from __future__ import annotations
 import codecs
 import json
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import DataError
-from l2l_nas.files import open_file
+from l2l_nas.files import open_file, read_bytes
 
 JSON = (".json", ".jsonl")
 PLAIN = (".txt", ".text", ".md", ".utf8", ".rst")
-# backwards: a letter, ASCII's or one of several bytes, what divides, and a letter
-_LETTER = rb"([!-~]|[\x80-\xbf]{1,3}[\xc2-\xf4])"
-_BETWEEN = re.compile(_LETTER + rb"([ \n])" + _LETTER)
-_CUT = 9  # bytes of two letters of UTF-8 and what divides them
+# a letter, digit or sign: no space, and no mark, which belongs to what is before it
+_LETTER = r"[\w!-~\u2010-\u2027\u3001-\u3011\uff01-\uff5e]"
+# backwards: where a tokenizer's word ends in any case, before a space between two letters or behind a line's end
+_BETWEEN = re.compile(rf"(?<={_LETTER} )(?={_LETTER})|(?<={_LETTER})(?=\n{_LETTER})")
 _PIECE = 1 << 20  # characters of a plain file that are read at a time
 SUFFIXES = (*PLAIN, *JSON)
 
@@ -48,81 +47,95 @@ def read_documents(paths: Sequence[Path], *, text_key: str = "text") -> Iterator
     """
     for path in paths:
         if path.suffix.lower() in JSON:
-            yield from (iter((text,)) for text in _json_lines(path, text_key))
+            yield from (iter((text,)) for text in _texts(path, text_key))
         else:
             yield _pieces(path)
 
 
-def _json_lines(path: Path, text_key: str) -> Iterator[str]:
+def _texts(path: Path, text_key: str) -> Iterator[str]:
+    for number, entry in json_objects(path):
+        text = entry.get(text_key)
+        if not isinstance(text, str):
+            raise DataError(
+                f"{path}, line {number}: no text at '{text_key}' (it has {', '.join(entry)}); name the key: "
+                "data.text_key=KEY"
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{path}, line {number}: half of a surrogate pair, which is no character; mend or remove the line"
+            ) from None
+        yield text
+
+
+def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file of JSON, one a line, with the numbers of their lines.
+
+    Raises:
+        StorageError: the file cannot be read.
+        DataError: a line that is no JSON object, bytes that are no UTF-8.
+    """
     with open_file(path) as file:
         place = 0
         for number, line in enumerate(file, start=1):
-            text = _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, path, place)
+            text = _decoded(line, path, place)
             place += len(line)
             if not text.strip():
                 continue
-            entry = parsed_line(text, path, number)
-            if not isinstance(entry, dict) or not isinstance(entry.get(text_key), str):
-                keys = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
-                raise DataError(
-                    f"{path}, line {number}: no text at '{text_key}' (it has {keys}); name the key: data.text_key=KEY"
-                )
             try:
-                entry[text_key].encode()
-            except UnicodeEncodeError:
-                raise DataError(
-                    f"{path}, line {number}: half of a surrogate pair, which is no character; mend or remove the line"
-                ) from None
-            yield entry[text_key]
+                entry = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}, line {number}: no JSON ({error}); mend or remove the line") from None
+            if not isinstance(entry, dict):
+                raise DataError(f"{path}, line {number}: {type(entry).__name__}, where an object is expected")
+            yield number, entry
 
 
-def parsed_line(line: str, path: Path, number: int) -> Any:
-    """A line of JSON; a DataError names one that is none."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}, line {number}: no JSON ({error}); mend or remove the line") from None
+def read_text(path: Path) -> str:
+    """A whole file of text.
 
-
-def _pieces(path: Path) -> Iterator[str]:
-    with open_file(path) as file:
-        place, rest, searched = 0, bytearray(), 0
-        while True:
-            read = file.read(_PIECE)
-            rest += read if place or rest else read.removeprefix(codecs.BOM_UTF8)
-            # what was searched before is not again, but for letters that its end may have cut
-            cut = _boundary(bytes(rest[searched:])) if read else len(rest)
-            if cut:
-                cut = searched + cut if read else cut
-                yield _decoded(bytes(rest[:cut]), path, place)
-                place += cut
-                del rest[:cut]
-            searched = max(0, len(rest) - _CUT)
-            if not read:
-                return
-
-
-def _boundary(text: bytes) -> int:
-    """The last place between words where a tokenizer's word ends in any case; 0 where there is none.
-
-    That is before a space between two letters or signs of any script, and behind a line's end between such.
+    Raises:
+        StorageError: it cannot be read.
+        DataError: bytes that are no UTF-8.
     """
-    for found in _BETWEEN.finditer(text[::-1]):
-        if _is_word(found[1][::-1]) and _is_word(found[3][::-1]):
-            return len(text) - (found.start(2) if found[2] == b"\n" else found.end(2))
-    return 0
-
-
-def _is_word(letter: bytes) -> bool:
-    """Whether it is a letter, digit or sign: no space, and no mark, which belongs to what is before it."""
-    text = letter.decode(errors="ignore")  # its end may be cut
-    return len(letter) == 1 or (len(text) == 1 and unicodedata.category(text)[0] in "LNP")
+    return _decoded(read_bytes(path), path, 0)
 
 
 def _decoded(content: bytes, path: Path, place: int) -> str:
+    """Bytes from a place of a file on; a mark of byte order at its begin is no text."""
     try:
-        return content.decode()
+        return content.decode("utf-8" if place else "utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}, byte {place + error.start}: no UTF-8; save the text as UTF-8, or leave the file out"
-        ) from None
+        raise _not_text(path, place + error.start) from None
+
+
+def _not_text(path: Path, place: int) -> DataError:
+    return DataError(f"{path}, byte {place}: no UTF-8; save it as UTF-8, or leave it out")
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    with open_file(path) as file:
+        place, rest = 0, ""
+        while True:
+            read = file.read(_PIECE)
+            searched = max(0, len(rest) - 2)  # what was searched before is not again
+            try:
+                rest += decoder.decode(read, final=not read)
+            except UnicodeDecodeError as error:
+                raise _not_text(path, place - len(decoder.getstate()[0]) + error.start) from None
+            place += len(read)
+            cut = _boundary(rest[searched:]) if read else None
+            if not read:
+                yield rest
+                return
+            if cut is not None:
+                yield rest[: searched + cut]
+                rest = rest[searched + cut :]
+
+
+def _boundary(text: str) -> int | None:
+    """The last place between words where a tokenizer's word ends in any case."""
+    found = _BETWEEN.search(text[::-1])
+    return None if found is None else len(text) - found.start()

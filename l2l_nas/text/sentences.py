@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.errors import DataError, SettingError
-from l2l_nas.files import read_bytes
-from l2l_nas.text.documents import JSON, parsed_line
+from l2l_nas.text.documents import JSON, json_objects, read_text
 from l2l_nas.text.tokenizer import Bytes, Tokenizer
 from l2l_nas.training.cut import cut, shares_of
 from l2l_nas.training.data import Data
@@ -211,12 +210,7 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> tuple[list[tuple[str,
     """
     rows: list[tuple[str, ...]] = []
     classes: list[str] = []
-    content = read_bytes(path)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}, byte {error.start}: no UTF-8; save the table as UTF-8") from None
-    lines = _objects(path, text) if path.suffix.lower() in JSON else _lines(path, text)
+    lines = _objects(path) if path.suffix.lower() in JSON else _lines(path)
     header = next(lines, (0, []))[1]
     names = _chosen(list(header), columns, path)
     for number, row in lines:
@@ -232,24 +226,19 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> tuple[list[tuple[str,
     return rows, classes
 
 
-def _lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Rows of a table, the first being the columns, with the lines that they end in."""
     kind = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix.lower() == ".tsv" else {"strict": True}
-    reader = csv.reader(text.splitlines(keepends=True), **kind)  # type: ignore[arg-type]
+    reader = csv.reader(read_text(path).splitlines(keepends=True), **kind)  # type: ignore[arg-type]
     try:
         yield from ((reader.line_num, row) for row in reader if row)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}; mend or remove the line") from None
 
 
-def _objects(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+def _objects(path: Path) -> Iterator[tuple[int, list[str]]]:
     header: list[str] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        entry = parsed_line(line, path, number)
-        if not isinstance(entry, dict):
-            raise DataError(f"{path}, line {number}: {type(entry).__name__}, where an object is expected")
+    for number, entry in json_objects(path):
         if not header:
             header = list(entry)
             yield 0, header

@@ -76,16 +76,21 @@ def test_figures_are_those_of_a_plain_loop():
     assert 0 < right < last < len(passages)
 
 
-def test_both_forms_of_a_line_are_read():
+def read(folder, lines):
+    (folder / "cloze.jsonl").write_text("\n".join(lines))
+    return read_passages(folder / "cloze.jsonl")
+
+
+def test_both_forms_of_a_line_are_read(tmp_path):
     lines = [json.dumps({"context": "He met a", "target": "fox"}), "", json.dumps({"text": "He met a fox"})]
-    assert read_passages(lines, name="file") == [Passage("He met a", "fox")] * 2
+    assert read(tmp_path, lines) == [Passage("He met a", "fox")] * 2
 
 
 @pytest.mark.parametrize("between", [" ", "\n", "\t", " \n", "\n "])
-def test_the_last_word_is_what_stands_behind_white_space_which_stays(between):
+def test_the_last_word_is_what_stands_behind_white_space_which_stays(tmp_path, between):
     text = f"He went{between}to the{between}house"
     lines = [json.dumps({"text": f" {text}\n"}), json.dumps({"context": text.removesuffix("house"), "target": "house"})]
-    passages = read_passages(lines, name="file")
+    passages = read(tmp_path, lines)
     for passage in passages:
         assert passage.target == "house"
         assert passage.context + passage.between + passage.target == text
@@ -96,15 +101,22 @@ def test_the_last_word_is_what_stands_behind_white_space_which_stays(between):
 
 
 @pytest.mark.parametrize(
-    "line",
-    ['{"text": "fox"}', "He met a fox", '{"context": "He"}', "[]", '{"context": 3, "target": "fox"}', "[" * 9999],
+    ("line", "says"),
+    [
+        ('{"text": "fox"}', "expected .*, got "),
+        ("He met a fox", "no JSON"),
+        ('{"context": "He"}', "expected .*, got "),
+        ("[]", "list, where an object is expected"),
+        ('{"context": 3, "target": "fox"}', "expected .*, got "),
+        ("[" * 9999, "no JSON"),
+    ],
 )
-def test_a_line_that_is_no_passage_is_refused(line):
-    with pytest.raises(DataError, match=r"^cloze\.jsonl, line 2: expected .*, got ") as caught:
-        read_passages(['{"text": "a fox"}', line], name="cloze.jsonl")
-    assert len(str(caught.value)) < 200
+def test_a_line_that_is_no_passage_is_refused(tmp_path, line, says):
+    with pytest.raises(DataError, match=rf"cloze\.jsonl, line 2: {says}") as caught:
+        read(tmp_path, ['{"text": "a fox"}', line])
+    assert len(str(caught.value).removeprefix(str(tmp_path))) < 200
     with pytest.raises(DataError, match="holds no passage"):
-        read_passages(["", "  "], name="cloze.jsonl")
+        read(tmp_path, ["", "  "])
 
 
 def test_a_last_word_longer_than_the_input_is_refused():

@@ -229,7 +229,7 @@ def test_another_tokenizer_s_token_file_is_refused(tmp_path):
         ("a.txt", b"", "the text is empty"),
         ("a.txt", b"good\nbad \xff", "a.txt, byte 9: no UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: no JSON"),
-        ("a.jsonl", b'{"text": "a"}\n\n[1]\n', "a.jsonl, line 3: no text at 'text' .it has list"),
+        ("a.jsonl", b'{"text": "a"}\n\n[1]\n', "a.jsonl, line 3: list, where an object is expected"),
         ("a.jsonl", b'{"body": "a", "n": 1}\n', "a.jsonl, line 1: no text at 'text' .it has body, n.; name the key"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl, byte 24: no UTF-8"),
         ("a.jsonl", b'{"text": 5}\n', "line 1: no text at 'text'"),
