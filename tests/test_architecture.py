@@ -18,7 +18,7 @@ from tests.cli.runs import ROOT
 from tests.test_imports import LEVEL
 
 PACKAGE = str(ROOT / "l2l_nas")
-SAVE = ("StudyFile.save", "nas/study/storage.py")
+SAVE = ("StudyFile.save", "nas/study/journal.py")
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 

@@ -32,7 +32,7 @@ from benchmarks.options import at_least
 from benchmarks.timing import machine
 from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.nas.objectives import Goal, State
-from l2l_nas.nas.study.storage import StudyFile
+from l2l_nas.nas.study.journal import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 
 _GOALS = {1: (Goal("accuracy", True),), 2: (Goal("accuracy", True), Goal("parameters", False))}

@@ -40,15 +40,6 @@ class State(StrEnum):
         state.has_score, state.is_evaluated = has_score, is_evaluated
         return state
 
-    @classmethod
-    def of(cls, text: str) -> State:
-        """The state of this name.
-
-        Raises:
-            KeyError: there is none.
-        """
-        return cls[str(text).upper()]
-
 
 @dataclass(frozen=True)
 class Goal:
@@ -98,9 +89,6 @@ class TrialRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     in_space: bool = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "state", State.of(self.state))  # from a log or a message it comes as text
 
     def to_json(self) -> dict[str, Any]:
         """As `log.jsonl` holds it; the weights are in the study alone."""

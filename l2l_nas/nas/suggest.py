@@ -5,7 +5,7 @@ from __future__ import annotations
 from optuna.trial import BaseTrial
 
 from l2l_nas.arguments import check_kind, check_methods
-from l2l_nas.nas.study.encoding import Encoding, choices_of
+from l2l_nas.nas.study.study import choices_in, choices_of
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -27,9 +27,8 @@ def suggest(trial: BaseTrial, pool: LayerPool) -> Architecture:
     """
     check_methods("suggest: trial", trial, ["suggest_categorical"], wanted="a trial of Optuna's")
     check_kind("suggest: pool", pool, LayerPool, wanted="a LayerPool")
-    distributions = Encoding(pool, {}).distributions
     chosen = {
         name: trial.suggest_categorical(name, one.choices)  # type: ignore[attr-defined]
-        for name, one in distributions.items()
+        for name, one in choices_in(pool).items()
     }
-    return pool.canonical(Architecture(choices_of(chosen, pool)))
+    return pool.canonical(choices_of(chosen, pool))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.strategies.budget import Budget
-from l2l_nas.nas.study.storage import Store, StudyFile
+from l2l_nas.nas.study.journal import StudyFile
+from l2l_nas.nas.study.storage import Store
 from l2l_nas.nas.study.study import Study
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import deviating

@@ -20,7 +20,7 @@ from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.default import Search
 from l2l_nas.nas.strategies.finalists import Finalist
-from l2l_nas.nas.study.storage import StudyFile
+from l2l_nas.nas.study.journal import StudyFile
 from l2l_nas.nas.study.study import Study
 from l2l_nas.space.constraint import NonEmpty
 from l2l_nas.space.sampling import UniformPaths

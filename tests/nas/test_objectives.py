@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from l2l_nas import Architecture
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.objectives import Goal, TrialRecord, counts, distinct, num_evaluated, pareto_front, parse_goals, ranked
+from l2l_nas.nas.objectives import (
+    Goal,
+    State,
+    TrialRecord,
+    counts,
+    distinct,
+    num_evaluated,
+    pareto_front,
+    parse_goals,
+    ranked,
+)
 
 NAMES = ("a", "b", "c")
 
@@ -19,8 +29,8 @@ def trials(draw):
     goals = tuple(Goal(name, draw(st.booleans())) for name in NAMES[: draw(st.integers(1, 3))])
     records = []
     for number in range(draw(st.integers(0, 12))):
-        state = draw(st.sampled_from(["complete", "complete", "complete", "pruned", "stopped", "failed"]))
-        values = {goal.name: float(draw(st.integers(0, 3))) for goal in goals} if state == "complete" else {}
+        state = draw(st.sampled_from([State.COMPLETE, State.COMPLETE, *State]))
+        values = {goal.name: float(draw(st.integers(0, 3))) for goal in goals} if state.has_score else {}
         records.append(
             TrialRecord(number, Architecture((str(number),)), state, values, cached=draw(st.integers(0, 5)) == 0)
         )
@@ -90,7 +100,7 @@ def test_goals_that_make_no_sense_are_refused(names, says):
 
 
 def test_a_record_as_json_holds_everything():
-    record = TrialRecord(3, Architecture(("x",)), "failed", reason="NaN", seconds=1.23456)
+    record = TrialRecord(3, Architecture(("x",)), State.FAILED, reason="NaN", seconds=1.23456)
     assert record.to_json() == {
         "number": 3,
         "architecture": ["x"],

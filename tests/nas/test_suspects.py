@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from l2l_nas.errors import SpaceError
-from l2l_nas.nas.objectives import TrialRecord
+from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.nas.suspects import suspects
 from l2l_nas.space.architecture import Architecture
 
@@ -14,7 +14,9 @@ POSITIONS = [("stem", ["linear"]), ("p0", ["a", "b", "c"]), ("p1", ["a", "b", "c
 
 def records(*trials: tuple[str, str], reason: str = "loss is not finite") -> list[TrialRecord]:
     return [
-        TrialRecord(number, Architecture(("linear", *choices)), state, reason="" if state == "complete" else reason)
+        TrialRecord(
+            number, Architecture(("linear", *choices)), State(state), reason="" if state == "complete" else reason
+        )
         for number, (choices, state) in enumerate(trials)
     ]
 
@@ -51,11 +53,11 @@ def test_candidates_that_failed_trials_chose_and_no_scored_one_are_suspects(tria
     ],
 )
 def test_a_candidate_that_a_reason_names_is_the_suspect_whatever_else_the_trials_share(cells, scored, expected):
-    found = [TrialRecord(9, Architecture(("linear", *scored)), "complete")]
+    found = [TrialRecord(9, Architecture(("linear", *scored)), State.COMPLETE)]
     for number, (position, name) in enumerate(cells):
         choices = ["linear", *("c" if position == p else "a" for p, _ in POSITIONS[1:])]
         reason = str(SpaceError("its layer raised RuntimeError: no", position=position, candidate=name))
-        found.append(TrialRecord(number, Architecture(tuple(choices)), "failed", reason=reason))
+        found.append(TrialRecord(number, Architecture(tuple(choices)), State.FAILED, reason=reason))
     assert [(one.pattern, one.failed) for one in suspects(found, POSITIONS)] == expected
 
 

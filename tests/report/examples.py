@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import nn
 
-from l2l_nas.nas.objectives import Goal, TrialRecord
+from l2l_nas.nas.objectives import Goal, State, TrialRecord
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
@@ -42,12 +42,12 @@ def small_pool(depth: int = 3, *, shared: bool = False, prefix: str = "") -> Lay
 def trial(number: int, values: Mapping[str, float] | None = None, *middle: str, cached: bool = False) -> TrialRecord:
     """A complete trial, or a failed one where there are no values."""
     architecture = Architecture(("stem", *(middle or ("linear", "wide", "skip")), "head"))
-    return TrialRecord(number, architecture, "complete" if values else "failed", values or {}, cached=cached)
+    return TrialRecord(number, architecture, State.COMPLETE if values else State.FAILED, values or {}, cached=cached)
 
 
 def some_trials() -> list[TrialRecord]:
     """Seven trials: 0, 2, 5, 6 complete, 3 cached, 1 failed, 4 pruned; 2 is the best, 2, 5 and 6 are the front."""
-    pruned = TrialRecord(4, Architecture(("stem", "wide", "wide", "wide", "head")), "pruned", reason="too big")
+    pruned = TrialRecord(4, Architecture(("stem", "wide", "wide", "wide", "head")), State.PRUNED, reason="too big")
     return [
         trial(0, {"accuracy": 0.5, "loss": 2.0, "parameters": 126}),
         trial(1),

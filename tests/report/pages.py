@@ -51,7 +51,7 @@ def random_trials(card: SpaceCard, number: int, goals: Sequence[Goal] = (ACCURAC
         values = {goal.name: round(generator.random(), 3) for goal in goals}
         if "parameters" in values:
             values["parameters"] = float(card.num_parameters(architecture))
-        records.append(TrialRecord(index, architecture, "complete", values, seconds=0.5))
+        records.append(TrialRecord(index, architecture, State.COMPLETE, values, seconds=0.5))
     return records
 
 

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from l2l_nas.nas.objectives import TrialRecord
+from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.card import PositionCard, SpaceCard
 from l2l_nas.report.importance import kendall_tau, main_effects
 from l2l_nas.space.architecture import Architecture
@@ -24,7 +24,7 @@ def grid(positions: int = 4) -> SpaceCard:
 
 def trials(choices, score) -> list[TrialRecord]:
     return [
-        TrialRecord(n, Architecture((*names, "only")), "complete", {"accuracy": score(names)})
+        TrialRecord(n, Architecture((*names, "only")), State.COMPLETE, {"accuracy": score(names)})
         for n, names in enumerate(choices)
     ]
 
@@ -92,15 +92,15 @@ def test_too_few_or_equal_scores_give_nothing() -> None:
 def test_trials_without_a_score_of_their_own_do_not_count() -> None:
     records = trials(list(itertools.product(NAMES, repeat=4))[:40], additive)
     more = [
-        TrialRecord(90, Architecture(("a", "a", "a", "a", "only")), "failed"),
-        TrialRecord(91, records[0].architecture, "complete", {"accuracy": 99.0}, cached=True),
+        TrialRecord(90, Architecture(("a", "a", "a", "a", "only")), State.FAILED),
+        TrialRecord(91, records[0].architecture, State.COMPLETE, {"accuracy": 99.0}, cached=True),
     ]
     assert main_effects(grid(), [*records, *more], "accuracy") == main_effects(grid(), records, "accuracy")
 
 
 def test_a_candidate_for_every_trial_explains_nothing() -> None:
     card = SpaceCard((PositionCard("p", tuple(map(str, range(12))), frozenset(), "4"),), "4", False, {}, {})
-    records = [TrialRecord(n, Architecture((str(n),)), "complete", {"accuracy": float(n)}) for n in range(12)]
+    records = [TrialRecord(n, Architecture((str(n),)), State.COMPLETE, {"accuracy": float(n)}) for n in range(12)]
     assert [effect.share for effect in main_effects(card, records, "accuracy")] == [0.0]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from l2l_nas.nas.objectives import TrialRecord
+from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.network import Network
 from l2l_nas.report.results import Tried, only_finite
 from l2l_nas.space.architecture import Architecture
@@ -89,8 +89,10 @@ def test_trials_of_candidates_that_are_gone_are_in_no_front_and_no_mean() -> Non
 
 def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
     architecture = Architecture(("stem", "wide", "wide", "wide", "head"))
-    records = [TrialRecord(n, architecture, "pruned", reason=f"{1000 + n:,} parameters, allowed 500") for n in range(3)]
-    records += [TrialRecord(3, architecture, "failed", reason="NaN"), *some_trials()[:1]]
+    records = [
+        TrialRecord(n, architecture, State.PRUNED, reason=f"{1000 + n:,} parameters, allowed 500") for n in range(3)
+    ]
+    records += [TrialRecord(3, architecture, State.FAILED, reason="NaN"), *some_trials()[:1]]
     reasons = summary_of(card_of_pool(), records).results.reasons()
     assert [(str(reason.state), reason.text, reason.trials) for reason in reasons] == [
         ("pruned", "1,000 parameters, allowed 500", (0, 1, 2)),

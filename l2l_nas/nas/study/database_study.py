@@ -32,9 +32,9 @@ from l2l_nas.eps.identity import joined
 from l2l_nas.errors import StorageError
 from l2l_nas.files import is_process_alive
 from l2l_nas.nas.study.database import Address, close_storage, failures, is_outage, newest_name, open_storage
-from l2l_nas.nas.study.encoding import distributions_of, with_choices
 from l2l_nas.nas.study.journal import name_metrics, readable, refuse_directions
 from l2l_nas.nas.study.storage import Opened, refuse_other
+from l2l_nas.nas.study.study import as_choices, with_choices
 
 T = TypeVar("T")
 
@@ -180,7 +180,7 @@ class DatabaseStudy:
             storage.set_study_user_attr(study_id, key, value)
         trials = old.get_trials(deepcopy=False)
         follows, order = space.get("follows", {}), list(space["order"])
-        choices = distributions_of({name: space["candidates"][name] for name in order if name not in follows})
+        choices = as_choices({name: space["candidates"][name] for name in order if name not in follows})
         for trial in trials:
             is_ours = "architecture" in trial.user_attrs
             storage.create_new_trial(study_id, with_choices(trial, choices, positions=order) if is_ours else trial)

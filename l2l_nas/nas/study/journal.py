@@ -19,9 +19,12 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileSymlinkLock
 from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
 
+from l2l_nas.eps.identity import joined
 from l2l_nas.errors import L2LError, StorageError, described
 from l2l_nas.files import named_failures, open_file, parsing, sync_folder
+from l2l_nas.nas.study.storage import Opened, refuse_other
 
 # of a run's study
 STUDY_NAME = "search"
@@ -55,7 +58,10 @@ class JournalFile(BaseJournalBackend):
         with open_file(self._path) as file:
             file.seek(self._read_bytes)
             while (line := file.readline(_MOST_LINE_BYTES + 1)).endswith(b"\n"):
-                event = self._event(line)
+                with parsing(self._path, f"a study, in line {self._num_read + 1}", advice=_RESTORE):
+                    event = json.loads(line)
+                    if not isinstance(event, dict) or type(event.get("op_code")) is not int:
+                        raise ValueError("no event of Optuna's")
                 self._num_read += 1
                 self._read_bytes += len(line)
                 if self._num_read > log_number_from:
@@ -70,37 +76,19 @@ class JournalFile(BaseJournalBackend):
             StorageError: the file is gone, or cannot be written.
         """
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        with named_failures(self._path), self._locked(), open(self._path, "r+b", opener=_to_append) as file:
-            _cut_torn_line(file)
-            file.write(lines.encode())
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _event(self, line: bytes) -> dict[str, Any]:
-        with parsing(self._path, f"a study, in line {self._num_read + 1}", advice=_RESTORE):
-            event = json.loads(line)
-            if not isinstance(event, dict) or type(event.get("op_code")) is not int:
-                raise ValueError("no event of Optuna's")
-        return event
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._lock is None:
-            yield
-            return
-        self._lock.acquire()
-        try:
-            yield
-        finally:
-            self._lock.release()
+        with named_failures(self._path), contextlib.ExitStack() as held:
+            if self._lock is not None:
+                self._lock.acquire()
+                held.callback(self._lock.release)
+            with open(self._path, "r+b") as file:  # one that is gone is not made anew
+                _go_behind_last_line(file)
+                file.write(lines.encode())
+                file.flush()
+                os.fsync(file.fileno())
 
 
-def _to_append(path: str, flags: int) -> int:
-    """At the end, wherever that is by then; a file that is gone is not made anew."""
-    return os.open(path, flags | os.O_APPEND)
-
-
-def _cut_torn_line(file: BinaryIO) -> None:
+def _go_behind_last_line(file: BinaryIO) -> None:
+    """To the end; a line that was cut off there is removed."""
     size = end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - (1 if end == size else _BLOCK_BYTES))
@@ -110,8 +98,9 @@ def _cut_torn_line(file: BinaryIO) -> None:
             end = start + newline + 1
             break
         end = start
+    file.seek(end)
     if end != size:
-        file.truncate(end)
+        file.truncate()
 
 
 def storage_of(path: Path) -> JournalStorage:
@@ -205,3 +194,54 @@ def readable(place: object) -> Iterator[None]:
 def draft_of(path: Path) -> Path:
     """Where a study is made; a kill may leave it behind."""
     return path.with_name(f".{path.name}.tmp")
+
+
+class StudyFile:
+    """`study.log` of a run's folder, a journal. Whoever writes it holds the lock of the folder.
+
+    Args:
+        path: created unless `resume`.
+        resume: go on with the study that it holds.
+    """
+
+    is_in_folder = True
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        self.place = str(path)
+        self._path = path
+        self._resume = resume
+
+    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
+        metrics = [name for name, _ in identity["goals"]]
+        if not self._resume:
+            self._study: optuna.Study = create_journal(
+                self._path, name=STUDY_NAME, directions=directions, metrics=metrics, attributes=identity
+            )
+            return identity["space"], []
+        self._study = study = open_journal(self._path, name=STUDY_NAME)
+        with readable(self._path):
+            found = study.user_attrs
+            refuse_other(self.place, found, identity)
+            refuse_directions(study, directions)
+            name_metrics(study, metrics)
+            space = joined(found["space"], identity["space"])
+            if space != found["space"]:
+                study.set_user_attr("space", space)
+            return space, [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+
+    def save(self, ended: FrozenTrial) -> int:
+        """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
+        with readable(self._path):
+            self._study.add_trial(ended)
+            return self._study.get_trials(deepcopy=False)[-1].number
+
+    def note(self, name: str, content: Any) -> None:
+        with readable(self._path):
+            self._study.set_user_attr(name, content)
+
+    def noted(self, name: str) -> Any:
+        with readable(self._path):
+            return self._study.user_attrs.get(name)
+
+    def close(self) -> None:
+        pass  # the file is open only while a line is written

@@ -13,10 +13,8 @@ from optuna.trial import FrozenTrial, TrialState
 from l2l_nas.arguments import check_kind
 from l2l_nas.errors import SettingError, SpaceError, StorageError
 from l2l_nas.nas.objectives import Goal, State, TrialRecord
-from l2l_nas.nas.study.encoding import choices_of
 from l2l_nas.nas.study.journal import STUDY_NAME, open_journal, readable
-from l2l_nas.nas.study.study import record_of
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.nas.study.study import choices_of, record_of
 from l2l_nas.space.pool import LayerPool
 
 # of trials of a loop of the user's own
@@ -35,14 +33,7 @@ def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
         finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
         if not 1 <= len(goals) <= 3:
             raise ValueError(f"{len(goals)} objectives")
-        return goals, tuple(record_of(trial, goals, _architecture) for trial in finished)
-
-
-def _architecture(choices: Sequence[str]) -> Architecture:
-    try:
-        return Architecture.from_choices(choices)
-    except SpaceError as error:
-        raise ValueError(str(error)) from None
+        return goals, tuple(record_of(trial, goals) for trial in finished)
 
 
 def load_study(path: Path) -> optuna.Study:

@@ -1,25 +1,15 @@
-"""Where finished trials are stored: what a study needs of it, and the file `study.log` of a run's folder."""
+"""What a study needs of where its finished trials are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
-import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
-from l2l_nas.eps.identity import difference, joined
+from l2l_nas.eps.identity import difference
 from l2l_nas.errors import StorageError
-from l2l_nas.nas.study.journal import (
-    STUDY_NAME,
-    create_journal,
-    name_metrics,
-    open_journal,
-    readable,
-    refuse_directions,
-)
 from l2l_nas.training.data import other_data
 
 Opened = tuple[Mapping[str, Any], list[FrozenTrial]]
@@ -80,57 +70,6 @@ class Unsaved:
 
     def close(self) -> None:
         pass
-
-
-class StudyFile:
-    """`study.log` of a run's folder, a journal. Whoever writes it holds the lock of the folder.
-
-    Args:
-        path: created unless `resume`.
-        resume: go on with the study that it holds.
-    """
-
-    is_in_folder = True
-
-    def __init__(self, path: Path, *, resume: bool) -> None:
-        self.place = str(path)
-        self._path = path
-        self._resume = resume
-
-    def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
-        metrics = [name for name, _ in identity["goals"]]
-        if not self._resume:
-            self._study: optuna.Study = create_journal(
-                self._path, name=STUDY_NAME, directions=directions, metrics=metrics, attributes=identity
-            )
-            return identity["space"], []
-        self._study = study = open_journal(self._path, name=STUDY_NAME)
-        with readable(self._path):
-            found = study.user_attrs
-            refuse_other(self.place, found, identity)
-            refuse_directions(study, directions)
-            name_metrics(study, metrics)
-            space = joined(found["space"], identity["space"])
-            if space != found["space"]:
-                study.set_user_attr("space", space)
-            return space, [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-
-    def save(self, ended: FrozenTrial) -> int:
-        """See `Store`. Trials are numbered as they finish, which may be in another order than they were asked for."""
-        with readable(self._path):
-            self._study.add_trial(ended)
-            return self._study.get_trials(deepcopy=False)[-1].number
-
-    def note(self, name: str, content: Any) -> None:
-        with readable(self._path):
-            self._study.set_user_attr(name, content)
-
-    def noted(self, name: str) -> Any:
-        with readable(self._path):
-            return self._study.user_attrs.get(name)
-
-    def close(self) -> None:
-        pass  # the file is open only while a line is written
 
 
 def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

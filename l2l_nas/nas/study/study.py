@@ -26,6 +26,11 @@ tells which they are.
 [Note: one numbering] A trial has the number that the saved study gives it: records, callbacks, files and pages have
 that one. The sampler alone works in a copy in memory, which lacks trials whose candidates are gone. A place in that
 copy is known to the study and its store alone.
+
+[Note: parameters] A trial has one parameter for each position with a choice. Its name is the position's, its value a
+candidate's name. The sampler's copy has today's choices; trials with other candidates are left out of it, and of it
+alone. What is saved has the choices of all that ever were candidates, as far as was known then: a journal keeps older
+trials with the choices that they had, a database has one set of them for a study (see [Note: growth]).
 """
 
 from __future__ import annotations
@@ -33,18 +38,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
+from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from l2l_nas.eps.identity import space_of
-from l2l_nas.errors import SpaceError, StorageError, of_user
-from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated
+from l2l_nas.errors import SpaceError, of_user
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated, num_evaluated
 from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
-from l2l_nas.nas.study.encoding import Encoding, choices_of
 from l2l_nas.nas.study.journal import readable
 from l2l_nas.nas.study.storage import Store
 from l2l_nas.space.architecture import Architecture
@@ -56,6 +61,8 @@ _STATES: dict[State, TrialState] = {
     State.STOPPED: TrialState.PRUNED,  # distinguished from the one above by an attribute
     State.FAILED: TrialState.FAIL,
 }
+T = TypeVar("T")
+
 # attribute of the study: what came of its finalists
 FINALISTS = "finalists"
 _NAMES: dict[TrialState, State] = {state: name for name, state in reversed(_STATES.items())}
@@ -85,6 +92,7 @@ class Study:
         scoring: settings that all trials of a study in a database must have in common.
 
     Attributes:
+        records: of all finished trials.
         num_evaluated: how many of the trials asked for are done.
         place: where it is saved, for messages.
         is_in_folder: whether it lies beside the weights that its trials trained.
@@ -119,8 +127,11 @@ class Study:
         }
         space, finished = self._store.open(identity, directions)
         self.place, self.is_in_folder = store.place, store.is_in_folder
+        self._order = [position.name for position in pool.positions]
+        self._choices = choices_in(pool)
         with readable(store.place):
-            self._encoding = Encoding(pool, space["candidates"])
+            # as trials are saved
+            self._saved_choices = as_choices({name: space["candidates"].get(name, ()) for name in self._choices})
         storage = optuna.storages.InMemoryStorage()
         storage.create_new_study(directions, "memory")
         self._memory = _Memory(
@@ -134,19 +145,10 @@ class Study:
                 size=pool.size,
             ),
         )
-        self._records: list[TrialRecord] = []
         self._asked: dict[int, Architecture] = {}  # by the trial's number in memory
-        self.num_evaluated = 0
         with readable(store.place):
-            for trial in finished:
-                self._keep(self._record(trial))
-                inward = self._encoding.inward(trial)
-                if inward is not None:
-                    self._memory.add_trial(inward)
-
-    @property
-    def records(self) -> tuple[TrialRecord, ...]:
-        return tuple(self._records)
+            self.records = tuple(map(self._read, finished))
+        self.num_evaluated = num_evaluated(self.records)
 
     @property
     def is_exhausted(self) -> bool:
@@ -184,13 +186,10 @@ class Study:
         Raises:
             UserCodeError: the sampler raised something.
         """
-        with self._sampling():
-            trial = self._memory.ask({**self._encoding.distributions})
-        architecture = self._asked[trial.number] = self._of_params(trial.params)
+        with of_user(self._memory.sampler, "sampler"):
+            trial = self._memory.ask({**self._choices})
+        architecture = self._asked[trial.number] = self._pool.canonical(choices_of(trial.params, self._pool))
         return trial, architecture
-
-    def _sampling(self) -> contextlib.AbstractContextManager[None]:
-        return of_user(self._memory.sampler, "sampler")
 
     def inform(
         self,
@@ -208,18 +207,17 @@ class Study:
             costs: by name; those that are goals need no model.
             is_raced: whether the best will be trained further, and compared then.
         """
-        sampler = self._memory.sampler
-        if isinstance(sampler, GenotypeSampler):
-            costs = costs or {}
+        sampler, pool = self._memory.sampler, self._pool
+        if not isinstance(sampler, GenotypeSampler):
+            return
+        costs = costs or {}
 
-            def on_params(cost: Callable[[Architecture], float]) -> Callable[[Mapping[str, Any]], float]:
-                return lambda params: cost(self._of_params(params))
+        def of_params(function: Callable[[Architecture], T]) -> Callable[[Mapping[str, Any]], T]:
+            return lambda params: function(pool.canonical(choices_of(params, pool)))
 
-            sampler.inform(
-                lambda params: is_allowed(self._of_params(params)),
-                {place: on_params(costs[goal.name]) for place, goal in enumerate(self._goals) if goal.name in costs},
-                is_raced=is_raced,
-            )
+        places = {place: goal.name for place, goal in enumerate(self._goals) if goal.name in costs}
+        known = {place: of_params(costs[name]) for place, name in places.items()}
+        sampler.inform(of_params(is_allowed), known, is_raced=is_raced)
 
     def posterior(self) -> dict[Architecture, Floats]:
         """What scored architectures may come to if trained further, of shape (goals, draws); see `choose`.
@@ -229,10 +227,8 @@ class Study:
         sampler = self._memory.sampler
         if not isinstance(sampler, GenotypeSampler):
             return {}
-        return {self._of_params(params): values for params, values in sampler.posterior(self._memory)}
-
-    def _of_params(self, params: Mapping[str, Any]) -> Architecture:
-        return self._pool.canonical(Architecture(choices_of(params, self._pool)))
+        found = sampler.posterior(self._memory)
+        return {self._pool.canonical(choices_of(params, self._pool)): values for params, values in found}
 
     def propose(self, architecture: Architecture, *, enqueued: bool = False) -> None:
         """Make the next `ask` give this architecture.
@@ -242,7 +238,7 @@ class Study:
         """
         named = zip(self._pool.positions, architecture.choices, strict=True)
         self._memory.enqueue_trial(
-            {p.name: name for p, name in named if p.name in self._encoding.distributions},
+            {p.name: name for p, name in named if p.name in self._choices},
             user_attrs={"enqueued": True} if enqueued else None,
         )
 
@@ -258,93 +254,88 @@ class Study:
             StorageError: the study could not be written.
             UserCodeError: the sampler raised something; the trial is saved.
         """
-        outcome = TrialRecord(trial.number, self._asked.pop(trial.number), state, values or {}, **facts)
-        for name, value in self._attributes(outcome).items():
+        scores = {goal.name: float(values[goal.name]) for goal in self._goals} if values else {}
+        record = TrialRecord(trial.number, self._asked.pop(trial.number), state, scores, **facts)
+        for name, value in attributes_of(record).items():
             trial.set_user_attr(name, value)
-        self._report(trial, outcome)
-        scores = [float(outcome.values[goal.name]) for goal in self._goals] if outcome.values else None
+        if record.rungs and len(self._goals) == 1:
+            self._report(trial, record)
         try:
-            with self._sampling():
-                self._memory.tell(trial, scores, state=_STATES[state])
+            with of_user(self._memory.sampler, "sampler"):
+                self._memory.tell(trial, list(scores.values()) or None, state=_STATES[state])
         finally:  # what was trained is saved, whatever the sampler makes of it
             ended = self._memory.get_trials(deepcopy=False)[trial.number]
-            number = self._store.save(self._encoding.outward(ended))
-            record = replace(self._record(ended), number=number)
-            self._keep(record)
+            if self._saved_choices != self._choices:
+                ended = with_choices(ended, self._saved_choices, positions=self._order)
+            record = replace(record, number=self._store.save(ended))
+            self.records += (record,)
+            self.num_evaluated += is_evaluated(record)
         return record
 
-    @staticmethod
-    def _attributes(outcome: TrialRecord) -> dict[str, Any]:
-        """See [Note: attributes]; what says nothing is left out."""
-        found: dict[str, Any] = {
-            "architecture": list(outcome.architecture.choices),
-            "digest": outcome.architecture.digest,
-            "cached": outcome.cached,
-            "seconds": outcome.seconds,
-            **{f"metric_{name}": value for name, value in outcome.metrics.items()},
-        }
-        more = {
-            "reason": outcome.reason,
-            "weights": dict(outcome.weights),
-            "process": outcome.worker,
-            "stopped": outcome.state == State.STOPPED,
-            "rungs": {rung: dict(metrics) for rung, metrics in outcome.rungs.items()},
-        }
-        return found | {name: value for name, value in more.items() if value}
-
-    def _report(self, trial: Trial, outcome: TrialRecord) -> None:
+    def _report(self, trial: Trial, record: TrialRecord) -> None:
         """Its values on its way, and at its last step if it got there, as Optuna's own functions show them."""
         goal = self._goals[0].name
-        rungs = dict(outcome.rungs)
-        if rungs and outcome.values:
+        rungs = dict(record.rungs)
+        if record.values:
             steps = next(iter(rungs)).partition("/")[2]
-            rungs[f"{steps}/{steps}"] = outcome.values
+            rungs[f"{steps}/{steps}"] = record.values
         for rung, metrics in rungs.items():
-            if len(self._goals) == 1 and goal in metrics:
+            if goal in metrics:
                 trial.report(float(metrics[goal]), int(rung.partition("/")[0]))
 
-    def _keep(self, record: TrialRecord) -> None:
-        self._records.append(record)
-        self.num_evaluated += is_evaluated(record)
-
-    def _architecture(self, trial: FrozenTrial) -> Architecture:
-        """What a trial evaluated; its candidates may be gone."""
-        try:
-            architecture = Architecture.from_choices(trial.user_attrs["architecture"])
-        except (KeyError, SpaceError) as error:
-            raise self._foreign(trial, error) from None
-        if len(architecture.choices) != len(self._pool):
-            raise self._foreign(trial, SpaceError(f"{len(architecture.choices)} choices"))
-        return self._pool.canonical(architecture) if self._encoding.is_in_space(architecture.choices) else architecture
-
-    def _record(self, trial: FrozenTrial) -> TrialRecord:
-        architecture = self._architecture(trial)
-        try:
-            record = record_of(trial, self._goals, lambda choices: architecture)
-            return replace(record, in_space=self._encoding.is_in_space(architecture.choices))
-        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise self._foreign(trial, error) from None
-
-    def _foreign(self, trial: FrozenTrial, error: Exception) -> StorageError:
-        return StorageError(
-            f"{self.place}: trial {trial.number} does not read as one of this program ({error}); start a new run"
-        )
+    def _read(self, trial: FrozenTrial) -> TrialRecord:
+        """Take over a trial that is saved; the sampler gets it, unless a candidate of it is gone."""
+        record = record_of(trial, self._goals)
+        choices = record.architecture.choices
+        pairs = zip(choices, self._pool.positions, strict=True)
+        if not all(name in (one.name for one in position.candidates) for name, position in pairs):
+            return replace(record, in_space=False)
+        found = with_choices(trial, self._choices, positions=self._order)
+        if found.distributions == self._choices:
+            if found is not trial:
+                # genetic samplers breed from the generation before; some may be left out of it, and so all begin anew
+                found.system_attrs = {
+                    name: 0 if name.endswith(":generation") else value for name, value in found.system_attrs.items()
+                }
+            self._memory.add_trial(found)
+        return replace(record, architecture=self._pool.canonical(choices))
 
 
-def record_of(
-    trial: FrozenTrial, goals: Sequence[Goal], architecture_of: Callable[[Sequence[str]], Architecture]
-) -> TrialRecord:
-    """What a finished trial of a study tells.
+def attributes_of(record: TrialRecord) -> dict[str, Any]:
+    """What is stored with a trial; see [Note: attributes]. What says nothing is left out."""
+    found: dict[str, Any] = {
+        "architecture": list(record.architecture.choices),
+        "digest": record.architecture.digest,
+        "cached": record.cached,
+        "seconds": record.seconds,
+        **{f"metric_{name}": value for name, value in record.metrics.items()},
+    }
+    more = {
+        "reason": record.reason,
+        "weights": dict(record.weights),
+        "process": record.worker,
+        "stopped": record.state == State.STOPPED,
+        "rungs": {rung: dict(metrics) for rung, metrics in record.rungs.items()},
+    }
+    return found | {name: value for name, value in more.items() if value}
+
+
+def record_of(trial: FrozenTrial, goals: Sequence[Goal]) -> TrialRecord:
+    """What a finished trial of a study tells; the reverse of `attributes_of`.
 
     Raises:
         KeyError, TypeError, ValueError: it is not one of this program.
     """
+    try:
+        architecture = Architecture.from_choices(trial.user_attrs["architecture"])
+    except SpaceError as error:
+        raise ValueError(str(error)) from None
     names = [goal.name for goal in goals]
     values = dict(zip(names, trial.values, strict=True)) if trial.state is TrialState.COMPLETE else {}
     attributes = trial.user_attrs
     return TrialRecord(
         number=trial.number,
-        architecture=architecture_of(attributes["architecture"]),
+        architecture=architecture,
         state=State.STOPPED if "stopped" in attributes else _NAMES[trial.state],
         values=values,
         cached=bool(attributes.get("cached", False)),
@@ -355,6 +346,49 @@ def record_of(
         metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
         rungs=dict(attributes.get("rungs", {})),
     )
+
+
+def as_choices(names: Mapping[str, Sequence[str]]) -> dict[str, CategoricalDistribution]:
+    """A parameter for each position with a choice, from candidates by position."""
+    return {name: CategoricalDistribution(some) for name, some in names.items() if len(some) > 1}
+
+
+def choices_in(pool: LayerPool) -> dict[str, CategoricalDistribution]:
+    """A parameter for each position of a pool with a choice."""
+    return as_choices({position.name: sorted(c.name for c in position.candidates) for position in pool.free})
+
+
+def with_choices(
+    trial: FrozenTrial, distributions: Mapping[str, CategoricalDistribution], *, positions: Sequence[str]
+) -> FrozenTrial:
+    """A trial with these parameters, as far as it has values that they take; itself where it has them already.
+
+    What was drawn may be another form of the same architecture: samplers see that form.
+
+    Args:
+        positions: names of all, in order.
+    """
+    if trial.distributions == distributions:
+        return trial
+    drawn = {**dict(zip(positions, trial.user_attrs["architecture"], strict=True)), **trial.params}
+    params = {name: drawn[name] for name, one in distributions.items() if drawn[name] in one.choices}
+    copy = create_trial(
+        state=trial.state,
+        values=trial.values,
+        params=params,
+        distributions={name: distributions[name] for name in params},
+        user_attrs=trial.user_attrs,
+        system_attrs=trial.system_attrs,
+        intermediate_values=trial.intermediate_values,
+    )
+    copy.number = trial.number
+    copy.datetime_start, copy.datetime_complete = trial.datetime_start, trial.datetime_complete
+    return copy
+
+
+def choices_of(params: Mapping[str, Any], pool: LayerPool) -> tuple[str, ...]:
+    """The candidate of each position, by a trial's parameters; where there is no choice, the only one."""
+    return tuple(str(params.get(position.name, position.candidates[0].name)) for position in pool.positions)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from l2l_nas.nas.evaluation.early_stopping import (
     rungs,
 )
 from l2l_nas.nas.evaluation.evaluator import sample_of
-from l2l_nas.nas.objectives import Goal, TrialRecord, counts, num_evaluated
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, counts, num_evaluated
 from l2l_nas.nas.samplers.registry import SAMPLERS
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
@@ -111,13 +111,13 @@ def test_what_earlier_trials_had_is_learned_from_their_records():
         TrialRecord(
             i,
             named(i),
-            "complete" if i % 2 else "stopped",
+            State.COMPLETE if i % 2 else State.STOPPED,
             metrics={"accuracy": 0.99, "parameters": 100.0},
             rungs={"10/40": {"accuracy": 0.5 + i / 100}},
         )
         for i in range(6)
     ]
-    rule.learn([*records, TrialRecord(9, named(5), "complete", cached=True)])
+    rule.learn([*records, TrialRecord(9, named(5), State.COMPLETE, cached=True)])
     said = rule.stop_reason(named(10), "10/40", {"accuracy": 0.49, "parameters": 100})
     assert said == "stopped after 10 of 40 steps: number 7 of 7 there by accuracy and parameters"
     assert rule.stop_reason(named(11), "10/40", {"accuracy": 0.56, "parameters": 100}) is None

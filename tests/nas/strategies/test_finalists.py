@@ -9,7 +9,7 @@ import torch
 from l2l_nas import Data
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.nas.evaluation.segment import SegmentResult
-from l2l_nas.nas.objectives import Goal, TrialRecord, pareto_front
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, pareto_front
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache, choose, key_of, order, trained_front
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Split
@@ -23,7 +23,9 @@ ACCURACY = (GOALS[0],)
 def records(*pairs: tuple[float, float]) -> list[TrialRecord]:
     """Trials of these accuracies and numbers of parameters."""
     return [
-        TrialRecord(n, Architecture((f"c{n}",)), "complete", {"accuracy": a, "parameters": p}, metrics={"loss": 1 - a})
+        TrialRecord(
+            n, Architecture((f"c{n}",)), State.COMPLETE, {"accuracy": a, "parameters": p}, metrics={"loss": 1 - a}
+        )
         for n, (a, p) in enumerate(pairs)
     ]
 
@@ -56,7 +58,7 @@ def test_of_two_that_would_come_to_the_same_one_is_enough():
 
 
 def test_less_is_better_where_the_goal_says_so():
-    some = [TrialRecord(n, Architecture((f"c{n}",)), "complete", {"loss": 0.1 * n}) for n in range(3)]
+    some = [TrialRecord(n, Architecture((f"c{n}",)), State.COMPLETE, {"loss": 0.1 * n}) for n in range(3)]
     draws = np.random.default_rng(0).normal(size=(1, 500)) * 0.01
     posterior = {record.architecture: 0.3 - 0.1 * n + draws for n, record in enumerate(some)}
     assert numbers(choose(some, (Goal("loss", maximize=False),), count=2, posterior=posterior)) == [2, 1]

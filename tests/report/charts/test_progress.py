@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from l2l_nas.nas.objectives import Goal, TrialRecord
+from l2l_nas.nas.objectives import Goal, State, TrialRecord
 from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.space.architecture import Architecture
 from tests.report.charts.reading import labelled, places, styled
@@ -34,7 +34,9 @@ def test_the_best_line_steps_where_a_trial_is_better_and_ends_at_the_last(goal: 
 
 def test_trials_that_were_stopped_are_told_from_those_that_were_refused() -> None:
     stopped = [
-        TrialRecord(number, trial(0).architecture, "stopped", cached=number == 9, reason="stopped after 5 of 20 steps")
+        TrialRecord(
+            number, trial(0).architecture, State.STOPPED, cached=number == 9, reason="stopped after 5 of 20 steps"
+        )
         for number in (7, 9)
     ]
     chart = progress_chart(results_of([*some_trials(), *stopped], [ACCURACY]))

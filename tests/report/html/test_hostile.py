@@ -7,7 +7,7 @@ import hashlib
 import re
 from dataclasses import replace
 
-from l2l_nas.nas.objectives import TrialRecord
+from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
 from tests.report.examples import ACCURACY, LOSS
 from tests.report.html.test_view import read
@@ -17,7 +17,7 @@ from tests.report.pages import HOSTILE, Reader, card_of_pool, hostile_card, rand
 def test_hostile_names_are_words_and_nothing_else() -> None:
     card = hostile_card()
     records = random_trials(card, 30)
-    records += [TrialRecord(40, records[0].architecture, "failed", reason=HOSTILE)]
+    records += [TrialRecord(40, records[0].architecture, State.FAILED, reason=HOSTILE)]
     goals = (replace(ACCURACY, name="accuracy"), replace(LOSS, name=HOSTILE))
     records = [
         replace(r, values={"accuracy": r.values["accuracy"], HOSTILE: 1.0 + r.number}) if r.values else r

@@ -116,7 +116,7 @@ def test_a_layer_that_nothing_reads_is_not_among_the_used_ones() -> None:
     for choice, used in (("sum", 4), ("skip", 2)):
         found = Architecture(("linear", "linear", choice, "linear"))
         values = {"accuracy": 0.5, "parameters": float(card.num_parameters(found))}
-        text = render_page(summary_of(card, [TrialRecord(0, found, "complete", values)]))
+        text = render_page(summary_of(card, [TrialRecord(0, found, State.COMPLETE, values)]))
         assert f"{used} of 4 positions used" in text
 
 

@@ -10,7 +10,7 @@ from optuna.trial import create_trial
 from l2l_nas import LayerPool, Position, TensorSpec
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import State
-from l2l_nas.nas.study.encoding import distributions_of, with_choices
+from l2l_nas.nas.study.study import as_choices, with_choices
 from tests.nas.problems import open_study, pool_of
 from tests.studies import saved_study
 
@@ -29,7 +29,7 @@ def reread(folder):
 
 
 def test_a_trial_has_the_choices_that_are_asked_for_as_far_as_it_has_values_for_them():
-    choices = distributions_of({"first": ["a"], "p": ["a", "b"], "q": ["a", "b"], "r": ["a", "c"]})
+    choices = as_choices({"first": ["a"], "p": ["a", "b"], "q": ["a", "b"], "r": ["a", "c"]})
     assert list(choices) == ["p", "q", "r"]
     trial = create_trial(
         value=1.0,
@@ -114,7 +114,7 @@ def test_nothing_that_was_written_changes_when_candidates_join(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu"))
     fill(study, 3)
     for state, more in (("failed", {"reason": "NaN"}), ("pruned", {"reason": "too large"}), ("stopped", {"rungs": {}})):
-        study.tell(study.ask()[0], State.of(state), **more)
+        study.tell(study.ask()[0], State(state), **more)
     study.keep_finalists("a", [{"trial": 2}])
     study.close()
     before, trials = (tmp_path / "study.log").read_bytes(), reread(tmp_path).trials
