@@ -139,13 +139,12 @@ def _switching(result: Result) -> Sheet:
         ratios = [a / b for a, b in zip(blocks[name], blocks["fixed"], strict=True)]
         about = result[key]
         interval = (about["low"], about["high"])
-        shown = f"{label}, median {about['median']:.3f} ({about['low']:.3f} to {about['high']:.3f})"
-        band = Point(1, about["median"], interval)
-        series.append(Series(f"side{index}", (band,), kind="band"))
-        points = tuple(Point(block, ratio) for block, ratio in enumerate(ratios, start=1))
+        shown = f"{label}, median {about['median']:.3f} ({about['low']:.3f} to {about['high']:.3f}), right of all"
+        median = Point(len(ratios) + 1.5 + index, about["median"], interval)
+        points = (*(Point(block, ratio) for block, ratio in enumerate(ratios, start=1)), median)
         series.append(Series(f"side{index}", points, shown))
         values += [*ratios, *interval]
-    numbers = range(1, len(blocks["fixed"]) + 1)
+    numbers = range(1, len(blocks["fixed"]) + 3)
     x = Axis.around(f"block of {result['block_steps']} steps", numbers, (0.05, 0.05), is_count=True)
     low, high = min(values), max(values)
     margin = 0.08 * (high - low or 1)
@@ -175,8 +174,8 @@ def _population(result: Result) -> Sheet:
         Axis("", -0.7, len(rows) - 0.3, marks=names),
         Axis("times as fast (more is better)", 0.0, top, level=1.0),
         (
-            Series("ideal", tuple(ideal), "ideal: shared work done once", "bars"),
-            Series("measured", tuple(measured), "measured", "bars"),
+            Series("side0", tuple(ideal), "ideal: shared work done once"),
+            Series("side1", tuple(measured), "measured"),
         ),
     )
     return Sheet((chart,))

@@ -25,9 +25,9 @@ def nas201_sheet(result: Mapping[str, Any]) -> Sheet:
         for index, sampler in enumerate(samplers):
             gaps = [max(optimum - value, 1e-3) for value in result["curves"][f"{sampler}/{dataset}"]]
             first = min(9, len(gaps) - 1)  # what the very first evaluations find is luck
-            series.append(line(f"curve{index}", enumerate(gaps[first:], start=first + 1), sampler))
+            series.append(line(f"side{index}", enumerate(gaps[first:], start=first + 1), sampler))
             last = Point(len(gaps) * 1.04, max(optimum - returned[sampler, dataset], 1e-3))
-            series.append(Series(f"end{index}", (last,)))
+            series.append(Series(f"side{index}", (last,)))
         charts.append(_gap_chart(f"{_DATA_SETS.get(dataset, dataset)}, optimum {optimum:.2f}", series))
     title = f"NAS-Bench-201, mean of {result['runs']} runs: line, the best value seen; mark, what is returned"
     return Sheet(tuple(charts), title, is_row=True, panel_in=(3.7, 4.5))
@@ -54,7 +54,7 @@ def ranking_sheet(result: Mapping[str, Any]) -> Sheet:
         over = format_interval(row["over_parameters"]["tau"])
         title = f"{row['sampler']} paths\ntau {format_interval(row['tau'])}\nover parameters {over}"
         places = list(zip(alone, scores, strict=True))
-        charts.append(_scatter(title, across, f"{metric} with shared weights", places, style=f"cloud{index}"))
+        charts.append(_scatter(title, across, f"{metric} with shared weights", places, style=f"side{index}"))
     runs = len(next(iter(result["scores"].values())))
     ceiling = format_interval(controls["seed_against_the_others"]["tau"])
     title = (
@@ -75,7 +75,7 @@ def chain_sheet(result: Mapping[str, Any]) -> Sheet:
         title = f"{row['sampler']}\ntau {format_interval(row['tau'])}"
         places = list(zip(alone, scores, strict=True))
         across, up = f"{metric} trained alone, test part", f"{metric}, validation part"
-        charts.append(_scatter(title, across, up, places, style=f"cloud{index}"))
+        charts.append(_scatter(title, across, up, places, style=f"side{index}"))
     charts.append(_stages(result["chain"], metric))
     title = f"{len(alone)} networks trained alone, and through the stages of {runs_of(result)}"
     return Sheet(tuple(charts), title, is_row=True, panel_in=(4.0, 4.6))
@@ -94,7 +94,7 @@ def _stages(rows: Sequence[Mapping[str, Any]], metric: str) -> Chart:
         "What is left after each stage",
         Axis.around(f"{metric}, test part; bars: 95 % of searches", ends, (0.05, 0.25)),
         Axis.of_names("", [row["stage"] for row in rows]),
-        (Series("stage", points[:-1], is_across=True), Series("reference", points[-1:], is_across=True)),
+        (Series("side0", points[:-1], is_across=True), Series("reference", points[-1:], is_across=True)),
     )
 
 

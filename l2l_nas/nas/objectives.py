@@ -123,14 +123,14 @@ def pareto_front(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> list[
     """The trials that no other beats on all goals, best first by the first goal; of equals, the first."""
     front: list[TrialRecord] = []
     for record in ranked(records, goals):
-        if not any(_dominates(other, record, goals) for other in front):
+        if not any(dominates(other.values, record.values, goals) for other in front):
             front.append(record)
     return front
 
 
-def _dominates(a: TrialRecord, b: TrialRecord, goals: Sequence[Goal]) -> bool:
-    """Whether a is at least as good as b on every goal."""
-    return not any(goal.better(b.values[goal.name], a.values[goal.name]) for goal in goals)
+def dominates(a: Mapping[str, float], b: Mapping[str, float], goals: Sequence[Goal]) -> bool:
+    """Whether values are at least as good as others on every goal."""
+    return not any(goal.better(b[goal.name], a[goal.name]) for goal in goals)
 
 
 def counts(records: Sequence[TrialRecord]) -> dict[str, int]:

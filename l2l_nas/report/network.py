@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from l2l_nas.cost.table import UNITS
-from l2l_nas.nas.objectives import Goal, State, TrialRecord, pareto_front
+from l2l_nas.nas.objectives import Goal, TrialRecord, dominates
 from l2l_nas.report.text import format_value, with_error
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import PARTS
@@ -68,8 +68,9 @@ class Network:
     @classmethod
     def of_trial(cls, record: TrialRecord) -> Network:
         """A trial that was not trained further."""
-        metrics, costs = _apart({**record.metrics, **record.values})
-        return cls(record.number, record.architecture, metrics, costs=costs)
+        figures = {**record.metrics, **record.values}
+        costs = {name: figures.pop(name) for name in UNITS if name in figures}
+        return cls(record.number, record.architecture, figures, costs=costs)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Network:
@@ -155,27 +156,18 @@ def in_order(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network
 
 def front(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network]:
     """Of the networks trained longest, those that no other beats on all goals, best first by the first."""
-    found = list(networks)
-    longest = max((network.steps for network in found), default=0)
-    by_number = {network.trial: network for network in found if network.steps == longest}
-    records = [
-        TrialRecord(n.trial, n.architecture, State.COMPLETE, {goal.name: n.values[goal.name] for goal in goals})
-        for n in by_number.values()
+    found = in_order(networks, goals)
+    longest = [network for network in found if network.steps == found[0].steps]
+    return [
+        network
+        for place, network in enumerate(longest)
+        if not any(dominates(other.values, network.values, goals) for other in longest[:place])
     ]
-    return [by_number[record.number] for record in pareto_front(records, goals)]
 
 
 def with_cost(network: Network, name: str, value: float) -> Network:
     """The network with a cost that nothing reported."""
     return network if name in network.costs else replace(network, costs={**network.costs, name: value})
-
-
-def _apart(values: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Metrics, and costs that every search knows."""
-    return (
-        {name: value for name, value in values.items() if name not in UNITS},
-        {name: value for name, value in values.items() if name in UNITS},
-    )
 
 
 def _figures(content: Mapping[str, Any]) -> dict[str, float]:

@@ -1,38 +1,43 @@
-"""Predicted cost of a training step, as a run's folder has it in `plan.json`."""
+"""The predicted cost of a training step, as a run's folder has it in `plan.json`, described for the page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from l2l_nas.cost.hardware import origin_of
+from l2l_nas.cost.table import readable
+from l2l_nas.report.charts.grid import Cell, Grid, GridRow
+from l2l_nas.report.charts.tables import Column, Table, TableRow
 
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """A training step of an architecture."""
-
-    name: str  # smallest, median or largest
-    parameters: int
-    step_ms: float
-    plain_ms: float  # of plain training with everything on the device
-    device_bytes: int
-    host_bytes: int
-    binds: str  # the lane with the most work
-    use: Mapping[str, float]  # by lane, the share of the step in which it works
-    missing: str  # what does not fit; empty where all does
+_LANES = {
+    "compute": "the device",
+    "up": "the link to it",
+    "down": "the link from it",
+    "host": "the updates",
+    "disk": "the reading and writing of states",
+    "issue": "the thread that issues work",
+    "round": "the rounding of weights for the link",
+}
+_LEAST_USE = 0.005  # of a step; lanes with less in every row are left out
+# title, which figure of a row, and as which cost it is written
+_FIGURES = (
+    ("parameters", "parameters", "parameters"),
+    ("step", "step_ms", "step_ms"),
+    ("step of plain training", "plain_ms", "step_ms"),
+    ("device memory", "device_bytes", "device_bytes"),
+    ("host memory", "host_bytes", "device_bytes"),
+)
 
 
 @dataclass(frozen=True)
 class Planned:
     """Predictions for a space on some hardware."""
 
-    hardware: str  # name of the profile
-    sources: str  # where its figures come from, in a line
-    pool_bytes: int  # host memory of the whole pool
-    batch_size: int  # samples of a step
-    steps: tuple[PlannedStep, ...]
+    words: str  # for what they are
+    steps: Table  # what a step of the smallest, median and largest architecture takes
+    lanes: Grid  # how busy each lane is in them
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Planned:
@@ -41,22 +46,41 @@ class Planned:
         Raises:
             KeyError, TypeError, ValueError, AttributeError: it is something else.
         """
-        steps = tuple(
-            PlannedStep(
-                str(row["name"]),
-                int(row["parameters"]),
-                float(row["step_ms"]),
-                float(row["plain_ms"]),
-                int(row["device_bytes"]),
-                int(row["host_bytes"]),
-                str(row["binds"]),
-                {str(lane): float(share) for lane, share in row["use"].items()},
-                str(row["missing"]),
-            )
-            for row in content["rows"]
-        )
-        if not steps:
+        hardware, rows = content["hardware"], content["rows"]
+        if not rows:
             raise ValueError("no architecture")
-        hardware = content["hardware"]
-        sources = origin_of(dict(hardware["sources"]))
-        return cls(str(hardware["name"]), sources, int(content["pool_bytes"]), int(content["batch_size"]), steps)
+        words = (
+            f"For {hardware['name']} ({origin_of(dict(hardware['sources']))}), with {int(content['batch_size']):,} "
+            f"samples a step. The whole pool takes {readable('device_bytes', int(content['pool_bytes']))} of host "
+            "memory. These are predictions; the search did not measure them."
+        )
+        return cls(words, _steps(rows), _lanes(rows))
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> Table:
+    columns = [Column("architecture", ""), *(Column(title) for title, *_ in _FIGURES), Column("busiest lane")]
+    cells = [
+        (
+            str(row["name"]),
+            *(readable(cost, float(row[figure])) for _, figure, cost in _FIGURES),
+            f"{row['binds']}, {float(row['use'].get(row['binds'], 0.0)):.0%}",
+            str(row["missing"]),
+        )
+        for row in rows
+    ]
+    if any(missing for *_, missing in cells):
+        columns.append(Column("does not fit", "words"))
+    return Table(tuple(columns), tuple(TableRow(one[: len(columns)]) for one in cells), is_whole=True)
+
+
+def _lanes(rows: Sequence[Mapping[str, Any]]) -> Grid:
+    used = [{str(lane): float(share) for lane, share in row["use"].items()} for row in rows]
+    named = dict.fromkeys(lane for use in used for lane in use)
+    lanes = [lane for lane in named if any(use.get(lane, 0.0) >= _LEAST_USE for use in used)]
+    cells = [[Cell(f"{share:.0%}", heat=min(1.0, share)) for share in (use.get(n, 0.0) for n in lanes)] for use in used]
+    caption = (
+        "Each cell has the share of a step in which a lane works. No step is faster than its busiest lane. The lanes: "
+        + "; ".join(f"{lane} is {_LANES[lane]}" for lane in lanes if lane in _LANES)
+    )
+    lines = tuple(GridRow(str(row["name"]), tuple(line)) for row, line in zip(rows, cells, strict=True))
+    return Grid("How busy each lane is", tuple(lanes), lines, caption)

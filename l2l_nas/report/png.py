@@ -162,21 +162,6 @@ def _draw_reach(axes: Axes, series: Series, colour: str) -> None:
             axes.plot(*place, color=colour, linewidth=1.4, marker=stroke, markersize=6, zorder=1.95)
 
 
-def _draw_bars(axes: Axes, series: Series, style: SeriesStyle) -> None:
-    xs, ys = [point.x for point in series.points], [point.y for point in series.points]
-    if series.is_across:
-        axes.barh(ys, xs, color=style.fill, edgecolor=style.edge or None, label=series.label or None)
-    else:
-        axes.bar(xs, ys, width=0.3, color=style.fill, label=series.label or None)
-    _draw_reach(axes, series, INK)
-
-
-def _draw_band(axes: Axes, series: Series, style: SeriesStyle) -> None:
-    for point in series.points:
-        axes.axhspan(*(point.reach or (point.y, point.y)), color=style.fill, alpha=0.15, linewidth=0)
-        axes.axhline(point.y, color=style.fill, linewidth=1.5)
-
-
 def _draw_spans(axes: Axes, series: Series, style: SeriesStyle) -> None:
     """Bars from end to end, a row for each y; an edge parts those that touch, and would hide the narrowest."""
     points_of = _points_of(axes)
@@ -225,8 +210,6 @@ _DRAW = {
     "dots": _draw_marks,
     "line": _draw_marks,
     "floor": _draw_marks,
-    "bars": _draw_bars,
-    "band": _draw_band,
     "spans": _draw_spans,
     "rules": _draw_rules,
 }

@@ -61,8 +61,32 @@ class Results:
     goals: tuple[Goal, ...]  # one to three
     # all trials; those that are not `in_space` have candidates that the space no longer offers
     records: tuple[TrialRecord, ...]
-    trained: tuple[Network, ...] = ()  # what was trained further, the winner first
+    finalists: tuple[Network, ...] = ()  # what was trained further, the winner first
     found: Network | None = None  # the network that the search came to, where it trained none; None before its end
+
+    def __post_init__(self) -> None:
+        """Finalists are there once; they have the scores of their trials, and all that has a score its parameters."""
+        records = tuple(map(self._with_parameters, self.records))
+        scored = {record.number: record for record in records if record.in_space and record.state.has_score}
+        finalists: dict[int, Network] = {}
+        for network in self.finalists:
+            if not network.trial_score and network.trial in scored:
+                network = replace(network, trial_score=Network.of_trial(scored[network.trial]).trial_score)
+            finalists.setdefault(network.trial, self._counted(network))
+        object.__setattr__(self, "records", records)
+        object.__setattr__(self, "finalists", tuple(finalists.values()))
+        object.__setattr__(self, "found", self.found and self._counted(self.found))
+
+    def _counted(self, network: Network) -> Network:
+        return with_cost(network, PARAMETERS.name, float(self.card.num_parameters(network.architecture)))
+
+    def _with_parameters(self, record: TrialRecord) -> TrialRecord:
+        """The trial with its number of parameters among its values; of layers that are gone it may be unknown."""
+        known = record.metrics.get(PARAMETERS.name)
+        if not record.state.has_score or PARAMETERS.name in record.values or (known is None and not record.in_space):
+            return record
+        count = float(self.card.num_parameters(record.architecture)) if known is None else known
+        return replace(record, values={**record.values, PARAMETERS.name: count})
 
     @property
     def num_evaluated(self) -> int:
@@ -73,18 +97,6 @@ class Results:
     def in_space(self) -> tuple[TrialRecord, ...]:
         """Trials whose candidates are all there."""
         return tuple(record for record in self.records if record.in_space)
-
-    @cached_property
-    def finalists(self) -> tuple[Network, ...]:
-        """What was trained further, each once, with the scores of their trials and their parameters."""
-        scores = {record.number: record for record in self.in_space if record.state.has_score}
-        networks: dict[int, Network] = {}
-        for network in self.trained:
-            record = scores.get(network.trial)
-            if not network.trial_score and record is not None:
-                network = replace(network, trial_score=Network.of_trial(record).trial_score)
-            networks.setdefault(network.trial, self._counted(network))
-        return tuple(networks.values())
 
     @property
     def best(self) -> Network | None:
@@ -97,22 +109,8 @@ class Results:
         if self.finalists:
             return self.finalists[:limit]
         found = [self.found] if self.found is not None else []  # finalists=0 trains none
-        trials = [Network.of_trial(record) for record in ranked(self.in_space, self.goals)[: limit + 1]]
-        networks = {network.trial: self._counted(network) for network in (*found, *trials)}
-        return tuple(networks.values())[:limit]
-
-    def _counted(self, network: Network) -> Network:
-        return with_cost(network, PARAMETERS.name, float(self.card.num_parameters(network.architecture)))
-
-    def with_parameters(self, record: TrialRecord) -> TrialRecord:
-        """The trial with its number of parameters among its values; of layers that are gone it may be unknown."""
-        if not record.state.has_score or PARAMETERS.name in record.values:
-            return record
-        known = record.metrics.get(PARAMETERS.name)
-        if known is None and not record.in_space:
-            return record
-        count = float(self.card.num_parameters(record.architecture)) if known is None else known
-        return replace(record, values={**record.values, PARAMETERS.name: count})
+        trials = map(Network.of_trial, ranked(self.in_space, self.goals)[: limit + 1])
+        return tuple({network.trial: network for network in (*found, *trials)}.values())[:limit]
 
     @property
     def trade_offs(self) -> tuple[tuple[Goal, Goal], ...]:
@@ -126,8 +124,8 @@ class Results:
 
     @cached_property
     def scored(self) -> tuple[TrialRecord, ...]:
-        """Trials with a score of their own, of candidates that are there, with what the trade-offs need."""
-        return tuple(self.with_parameters(record) for record in distinct(self.in_space))
+        """Trials with a score of their own, of candidates that are there."""
+        return tuple(distinct(self.in_space))
 
     @cached_property
     def trial_front(self) -> tuple[TrialRecord, ...]:

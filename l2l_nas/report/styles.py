@@ -39,22 +39,6 @@ def hue_class(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class StateMark:
-    """What stands for a trial without a score."""
-
-    marker: str  # matplotlib's name of the mark
-    glyph: str  # the same as a letter
-    hue: int  # number of its colour, see `hue`
-
-
-STATE_MARKS = {
-    State.PRUNED: StateMark("|", "|", 7),
-    State.STOPPED: StateMark("v", "\N{BLACK DOWN-POINTING TRIANGLE}", 3),
-    State.FAILED: StateMark("x", "\N{MULTIPLICATION SIGN}", 5),
-}
-
-
-@dataclass(frozen=True)
 class SeriesStyle:
     """How a series is drawn."""
 
@@ -64,15 +48,23 @@ class SeriesStyle:
     size: float = 6.0  # of the mark, in points
     alpha: float = 1.0  # of mark or line; 1 hides what lies below
     glyph: str = "\N{BULLET}"  # the mark as a letter
+    hue: int | None = None  # number of its colour, see `hue`, where a page shows the letter
+
+
+def _mark(number: int, marker: str, glyph: str) -> SeriesStyle:
+    """What stands for a trial without a score."""
+    return SeriesStyle(hue(number), marker=marker, size=7.0, glyph=glyph, hue=number)
 
 
 _SIDES = (ORANGE, BLUE, GREEN, VERMILLION, PURPLE, SKY, INK)
-_CURVES = (GREY, SKY, BLUE, VERMILLION, ORANGE, GREEN, PURPLE, INK)
 _LARGE = "\N{BLACK CIRCLE}"
 _OPS = {"read": PALE, "load": SKY, "fetch": GREY, "forward": GREEN, "enter": YELLOW, "tail": YELLOW, "leave": YELLOW}
 _OPS |= {"backward": ORANGE, "save": _BROWN, "send": BLUE, "store": GREY, "update": PURPLE, "check": _WINE}
 OPS = tuple(_OPS)  # of a step, in order
 STYLES: Mapping[str, SeriesStyle] = {
+    State.PRUNED: _mark(7, "|", "|"),
+    State.STOPPED: _mark(3, "v", "\N{BLACK DOWN-POINTING TRIANGLE}"),
+    State.FAILED: _mark(5, "x", "\N{MULTIPLICATION SIGN}"),
     "trial": SeriesStyle(SKY, BLUE, size=5.0),
     "cached": SeriesStyle("white", BLUE, size=5.0, glyph="\N{WHITE CIRCLE}"),
     "gone": SeriesStyle(GREY, marker="+", glyph="+"),
@@ -85,24 +77,12 @@ STYLES: Mapping[str, SeriesStyle] = {
     "halved": SeriesStyle(GREY, marker="", alpha=0.6),
     "validation": SeriesStyle(BLUE, size=4.0),
     "training": SeriesStyle(SKY, size=4.0),
-    "ideal": SeriesStyle(SKY),
-    "measured": SeriesStyle(ORANGE),
-    "stage": SeriesStyle(GREEN),
-    "reference": SeriesStyle(GREY),
-    "cloud": SeriesStyle(GREY, size=4.0, alpha=0.65),
     "alone": SeriesStyle(PALE),
     "beside": SeriesStyle(VERMILLION),
     "both": SeriesStyle(INK),
-    "step": SeriesStyle(GREY),
     **{op: SeriesStyle(colour) for op, colour in _OPS.items()},
-    **{
-        state.value: SeriesStyle(hue(mark.hue), marker=mark.marker, size=7.0, glyph=mark.glyph)
-        for state, mark in STATE_MARKS.items()
-    },
-    **{f"side{index}": SeriesStyle(_SIDES[index % 7], marker="osD^vP*"[index % 7]) for index in range(14)},
-    **{f"curve{index}": SeriesStyle(_CURVES[index % 8], marker="") for index in range(16)},
-    **{f"end{index}": SeriesStyle(_CURVES[index % 8], marker="D", size=5.0) for index in range(16)},
-    **{f"cloud{index}": SeriesStyle(HUES[index % 4], size=4.0, alpha=0.65) for index in range(12)},
+    # what is compared, side by side
+    **{f"side{index}": SeriesStyle(_SIDES[index % 7], marker="osD^vP*"[index % 7]) for index in range(16)},
 }
 
 

@@ -122,12 +122,12 @@ def test_the_ranking_of_finalists_in_rounds_is_after_the_steps_that_all_of_them_
     rungs = {one.trial: {10: {"accuracy": 0.1 * rank}} for rank, one in enumerate(summary.results.finalists)}
     longest = replace(first, steps=30, rungs=rungs[first.trial])
     trained = (longest, *(replace(one, steps=10, validation=rungs[one.trial][10]) for one in others))
-    ranking = replace(summary.results, trained=trained).ranking()
+    ranking = replace(summary.results, finalists=trained).ranking()
     assert ranking is not None
     assert ranking.steps == 10
     assert ranking.values == {one.trial: rungs[one.trial][10]["accuracy"] for one in trained}
     assert ranking.after[-1] == first.trial
-    unknown = replace(summary.results, trained=(replace(longest, rungs={}), *trained[1:]))
+    unknown = replace(summary.results, finalists=(replace(longest, rungs={}), *trained[1:]))
     assert unknown.ranking() is None
 
 

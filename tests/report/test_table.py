@@ -173,7 +173,7 @@ def test_runs_of_several_folders_are_shown_with_their_paths() -> None:
 def test_three_goals_and_large_counts_fit_80_columns() -> None:
     goals = [ACCURACY, Goal("streamed_bytes", False), Goal("latency_ms", False)]
     trials = [
-        trial(number, {"accuracy": number / 10, "streamed_bytes": 123456789.0 - number, "latency_ms": 1.5}, "wide")
+        trial(number, {"accuracy": number / 10, "streamed_bytes": 123456789.0 - number, "latency_ms": 1.5})
         for number in range(3)
     ]
     text = rendered(best_of(trials, goals))

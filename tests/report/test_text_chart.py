@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from l2l_nas.nas.objectives import State
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, line
-from l2l_nas.report.styles import STATE_MARKS
+from l2l_nas.report.styles import STYLES
 from l2l_nas.report.text_chart import chart_text, charts_text
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS
 from tests.report.pages import card_of_pool, every_state, random_trials, results_of, summary_of
@@ -45,8 +45,8 @@ def test_marks_lie_over_lines_and_those_without_a_value_on_the_floor() -> None:
     )
     assert (lines[1][3], lines[1][40], lines[1][77]) == ("•", "○", "●")
     assert lines[5][40] == "•"
-    assert lines[7][40] == STATE_MARKS[State.FAILED].glyph
-    assert lines[11].split() == ["•", "a", "trial", STATE_MARKS[State.FAILED].glyph, "failed"]
+    assert lines[7][40] == STYLES[State.FAILED].glyph
+    assert lines[11].split() == ["•", "a", "trial", STYLES[State.FAILED].glyph, "failed"]
 
 
 def test_every_chart_of_a_search_fits_the_terminal_and_12_lines() -> None:
@@ -62,7 +62,7 @@ def test_every_chart_of_a_search_fits_the_terminal_and_12_lines() -> None:
                 assert len(lines) == 12
                 assert max(map(len, lines[1:-1])) <= min(columns, 80)  # words above and below may wrap
                 assert len(lines[0]) <= 80
-    assert all(any(mark in chart.plain for chart in charts) for mark in ("•", "●", STATE_MARKS[State.FAILED].glyph))
+    assert all(any(mark in chart.plain for chart in charts) for mark in ("•", "●", STYLES[State.FAILED].glyph))
     assert State.FAILED.label in charts[0].plain
 
 

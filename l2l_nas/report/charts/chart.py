@@ -17,7 +17,7 @@ from l2l_nas.nas.objectives import Goal
 from l2l_nas.report.text import heading
 
 Place = tuple[float, float]
-Kind = Literal["dots", "line", "floor", "bars", "band", "spans", "rules"]
+Kind = Literal["dots", "line", "floor", "spans", "rules"]
 
 _SHORT = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -116,11 +116,11 @@ class Series:
     """Points that belong together."""
 
     style: str  # the name of their style
-    # in order. Marks on the floor have no y, bands no x; spans fill their intervals of x, rules are lines across all y
+    # in order. Marks on the floor have no y; spans fill their intervals of x, rules are lines across all y
     points: tuple[Point, ...]
     label: str = ""  # what the legend says of it; empty for nothing
     kind: Kind = "dots"  # how they are drawn
-    is_across: bool = False  # whether the intervals of its points lie along x, and bars grow along x
+    is_across: bool = False  # whether the intervals of its points lie along x
 
 
 @dataclass(frozen=True)

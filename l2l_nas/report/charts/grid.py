@@ -1,4 +1,4 @@
-"""Tables of coloured cells: how often each candidate was trained and what it scored, how busy each lane is."""
+"""Tables of coloured cells: how often each candidate was trained, and what it scored."""
 
 from __future__ import annotations
 
@@ -7,21 +7,10 @@ from dataclasses import dataclass
 
 from l2l_nas.nas.strategies.coverage import SHARE
 from l2l_nas.report.importance import MIN_TRIALS, Effect
-from l2l_nas.report.planned import Planned, PlannedStep
 from l2l_nas.report.results import Results, Tried
 from l2l_nas.report.text import counted, format_value
 
 _MAX_CELLS = 6000
-_LANES = {
-    "compute": "the device",
-    "up": "the link to it",
-    "down": "the link from it",
-    "host": "the updates",
-    "disk": "the reading and writing of states",
-    "issue": "the thread that issues work",
-    "round": "the rounding of weights for the link",
-}
-_LEAST_USE = 0.005  # of a step; lanes with less in every row are left out
 DASH = "\N{EN DASH}"
 
 
@@ -131,22 +120,3 @@ def importance_grid(results: Results) -> Grid:
         "the mean of all trials, orange worse."
     )
     return Grid(title, columns, rows, caption if columns else "")
-
-
-def lane_grid(planned: Planned) -> Grid:
-    """How busy each lane was predicted to be, a row for each architecture."""
-    lanes = tuple(dict.fromkeys(lane for step in planned.steps for lane in step.use))
-    lanes = tuple(lane for lane in lanes if any(step.use.get(lane, 0.0) >= _LEAST_USE for step in planned.steps))
-    rows = tuple(
-        GridRow(step.name, tuple(Cell(f"{share:.0%}", heat=min(1.0, share)) for share in _shares(step, lanes)))
-        for step in planned.steps
-    )
-    caption = (
-        "Each cell has the share of a step in which a lane works. No step is faster than its busiest lane. The lanes: "
-        + "; ".join(f"{lane} is {_LANES[lane]}" for lane in lanes if lane in _LANES)
-    )
-    return Grid("How busy each lane is", lanes, rows, caption)
-
-
-def _shares(step: PlannedStep, lanes: tuple[str, ...]) -> list[float]:
-    return [step.use.get(lane, 0.0) for lane in lanes]

@@ -37,7 +37,7 @@ def _trial_chart(results: Results, goal: Goal, cost: Goal) -> Chart:
             record.values[cost.name],
             record.values[goal.name],
             note=_note(record.number, goal, record.values[goal.name]) if record.number == first else "",
-            tip=trial_tip(results, record),
+            tip=trial_tip(record),
             trial=record.number,
         )
         for record in records

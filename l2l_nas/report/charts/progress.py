@@ -22,9 +22,7 @@ def progress_chart(results: Results) -> Chart:
         return Chart(f"Best {goal.name} so far", message=f"no complete trial among {counted(len(records), 'trial')}")
 
     def points(group: Sequence[TrialRecord]) -> tuple[Point, ...]:
-        return tuple(
-            Point(r.number, r.values.get(goal.name, 0.0), tip=trial_tip(results, r), trial=r.number) for r in group
-        )
+        return tuple(Point(r.number, r.values.get(goal.name, 0.0), tip=trial_tip(r), trial=r.number) for r in group)
 
     live = [record for record in scored if record.in_space]
     best = ranked(live, results.goals)[:1]

@@ -5,14 +5,13 @@ A trial's score and what a network came to by a training of its own never share 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from l2l_nas.nas.objectives import TrialRecord, ranked
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts.grid import DASH
 from l2l_nas.report.network import Network, RandomBaseline
-from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import TEST, VALIDATION, Results
 from l2l_nas.report.styles import hue_class
 from l2l_nas.report.text import format_choices, format_value, heading, short_heading
@@ -200,47 +199,17 @@ def front_table(results: Results) -> Table:
     return Table((*columns, ARCHITECTURE), rows)
 
 
-def plan_table(planned: Planned) -> Table:
-    """What a step of the smallest, median and largest architecture was predicted to take."""
-    titles = ("parameters", "step", "step of plain training", "device memory", "host memory")
-    columns = (
-        Column("architecture", ""),
-        *map(Column, titles),
-        Column("busiest lane"),
-        Column("does not fit", "words"),
-    )
-    rows = tuple(
-        TableRow(
-            (
-                step.name,
-                value_cell("parameters", step.parameters),
-                value_cell("step_ms", step.step_ms),
-                value_cell("step_ms", step.plain_ms),
-                value_cell("device_bytes", step.device_bytes),
-                value_cell("device_bytes", step.host_bytes),
-                f"{step.binds}, {step.use.get(step.binds, 0.0):.0%}",
-                step.missing,
-            )
-        )
-        for step in planned.steps
-    )
-    if not any(step.missing for step in planned.steps):
-        columns, rows = columns[:-1], tuple(replace(row, cells=row.cells[:-1]) for row in rows)
-    return Table(columns, rows, is_whole=True)
-
-
 def trial_table(results: Results) -> Table:
     """Every trial, in the order they were made."""
     names = [goal.name for goal in results.aims]
     columns = [TRIAL, Column("outcome", ""), *(Column(heading(name)) for name in names), Column("seconds", "n")]
     rows: list[TableRow] = []
     for record in results.records[:MAX_TRIALS]:
-        values: Mapping[str, float] = results.with_parameters(record).values
         outcome = f"{record.state.label}, repeated" if record.cached else record.state.label
         cells: list[str | Drawn] = [
             str(record.number),
             outcome,
-            *(value_cell(name, values.get(name)) for name in names),
+            *(value_cell(name, record.values.get(name)) for name in names),
         ]
         network = drawn(results.card, record)
         network = network if len(rows) < _MAX_STRIPS else replace(network, strip=())

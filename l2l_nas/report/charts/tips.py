@@ -12,13 +12,12 @@ from l2l_nas.training.score import PARTS
 GONE = "with candidates that the space no longer has"
 
 
-def trial_tip(results: Results, record: TrialRecord) -> str:
+def trial_tip(record: TrialRecord) -> str:
     """What is known of a trial, a line for each thing."""
-    values = results.with_parameters(record).values
     lines = [f"Trial {record.number}"]
     lines += [
         f"trial score: {labelled(name, value)}" if name not in UNITS else labelled(name, value)
-        for name, value in values.items()
+        for name, value in record.values.items()
     ]
     if not record.state.has_score:
         lines.append(f"{record.state.label}: {record.reason or record.state.meaning}")

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from l2l_nas.report.html.svg import number, percent
-from l2l_nas.report.styles import STATE_MARKS, hue_class
+from l2l_nas.report.styles import hue_class, style_of
 from l2l_nas.report.text import format_seconds
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
@@ -39,7 +39,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters.update(number=number, percent=percent, hue_class=hue_class, seconds=format_seconds, signed=_signed)
-    found.globals.update(marks={state.value: mark for state, mark in STATE_MARKS.items()})
+    found.globals.update(style_of=style_of)
     return found
 
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from l2l_nas.cost.table import BYTES, readable
+from l2l_nas.cost.table import BYTES
 from l2l_nas.nas.objectives import Goal, State, counts
 from l2l_nas.nas.suspects import to_retire
 from l2l_nas.report.charts import tables
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Chart
 from l2l_nas.report.charts.diagram import DENSE_PAGE, PAGE, lay_out
-from l2l_nas.report.charts.grid import coverage_grid, importance_grid, lane_grid
+from l2l_nas.report.charts.grid import coverage_grid, importance_grid
 from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
@@ -30,7 +30,6 @@ from l2l_nas.report.history import RunState, Spent
 from l2l_nas.report.html.frame import asset, environment, policy
 from l2l_nas.report.html.svg import Plot
 from l2l_nas.report.network import Network, margin
-from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import TEST, VALIDATION, Ranking, Results
 from l2l_nas.report.summary import Summary
 from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading
@@ -156,7 +155,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "paths": _rank_paths(results.ranking(), goal),
         "rank_height": _RANK_HEAD + _RANK_PITCH * len(results.finalists) + 4,
         "spent": _parts(history.spent),
-        **(_predicted(summary.planned) if summary.planned else {"plan": None}),
+        "plan": summary.planned,
         "plan_picture": base64.b64encode(summary.planned_picture).decode(),
         "timeline": base64.b64encode(summary.timeline).decode(),
         "reasons": results.reasons(),
@@ -172,15 +171,6 @@ def view_of(summary: Summary) -> dict[str, Any]:
 def _navigation(summary: Summary) -> dict[str, str]:
     is_shown = {"baseline": summary.history.baseline is not None, "plan": summary.planned is not None}
     return {name: text for name, text in _NAVIGATION.items() if is_shown.get(name, True)}
-
-
-def _predicted(planned: Planned) -> Parts:
-    pool = readable("device_bytes", planned.pool_bytes)
-    words = (
-        f"For {planned.hardware} ({planned.sources}), with {planned.batch_size:,} samples a "
-        f"step. The whole pool takes {pool} of host memory. These are predictions; the search did not measure them."
-    )
-    return {"plan": tables.plan_table(planned), "plan_words": words, "lanes": lane_grid(planned)}
 
 
 def _plot(chart: Chart) -> Plot | None:

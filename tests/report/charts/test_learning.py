@@ -22,7 +22,7 @@ def finalist(number: int, rungs) -> Network:
 @pytest.mark.parametrize("goals", [[ACCURACY], [PARAMETERS, ACCURACY]])
 def test_a_finalist_is_a_line_from_round_to_round_and_the_best_lies_on_top(goals) -> None:
     early = {10: {"accuracy": 0.25, "loss": 3.0}, 20: {"accuracy": 0.3, "loss": 3.0}}
-    results = replace(results_of([], goals), trained=(finalist(3, ROUNDS), finalist(5, early)))
+    results = replace(results_of([], goals), finalists=(finalist(3, ROUNDS), finalist(5, early)))
     chart = finalist_curves(results)
     assert [places(one) for one in chart.series if one.kind == "line"] == [
         [(10, 0.25), (20, 0.3)],
@@ -35,7 +35,7 @@ def test_a_finalist_is_a_line_from_round_to_round_and_the_best_lies_on_top(goals
 
 
 def test_finalists_that_were_scored_once_have_no_curve() -> None:
-    once = replace(results_of([], [ACCURACY]), trained=(finalist(3, {30: {"accuracy": 0.8}}), finalist(4, {})))
+    once = replace(results_of([], [ACCURACY]), finalists=(finalist(3, {30: {"accuracy": 0.8}}), finalist(4, {})))
     assert "search.finalist_rounds" in finalist_curves(once).message
 
 

@@ -61,7 +61,7 @@ def test_finalists_have_a_chart_of_their_own_with_errors_and_the_front() -> None
 def test_without_errors_nothing_is_said_of_bars() -> None:
     card = card_of_pool()
     results = summary_of(card, random_trials(card, 30), num_finalists=4).results
-    bare = replace(results, trained=tuple(replace(network, standard_error={}) for network in results.trained))
+    bare = replace(results, finalists=tuple(replace(network, standard_error={}) for network in results.finalists))
     labels = [series.label for series in trade_off_charts(bare, ACCURACY, PARAMETERS)[0].series]
     assert "other finalists" in labels
 

@@ -15,7 +15,7 @@ from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network, RandomBaseline, front, in_order
 from l2l_nas.report.planned import Planned
-from l2l_nas.report.styles import STATE_MARKS
+from l2l_nas.report.styles import STYLES
 from l2l_nas.report.text import format_seconds
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
 from tests.report.pages import (
@@ -35,27 +35,26 @@ SECTIONS = ["finalists", "curves", "best", "pareto", "progress", "importance", "
 SECTIONS += ["time", "trials", "next", "settings"]
 
 
-PLANNED = Planned.from_json(
-    {
-        "hardware": {"name": "h100", "sources": {"disk": "a data sheet"}},
-        "pool_bytes": 3 << 20,
-        "batch_size": 64,
-        "rows": [
-            {
-                "name": name,
-                "parameters": 1000 * size,
-                "step_ms": 2.0 * size,
-                "plain_ms": 1.5 * size,
-                "device_bytes": size << 20,
-                "host_bytes": size << 21,
-                "binds": "host",
-                "use": {"compute": 0.3, "host": 0.9, "disk": 0.0},
-                "missing": "2 MiB of host memory, there is 1 MiB" if size > 2 else "",
-            }
-            for size, name in enumerate(("smallest", "median", "largest"), start=1)
-        ],
-    }
-)
+PLAN = {
+    "hardware": {"name": "h100", "sources": {"disk": "a data sheet"}},
+    "pool_bytes": 3 << 20,
+    "batch_size": 64,
+    "rows": [
+        {
+            "name": name,
+            "parameters": 1000 * size,
+            "step_ms": 2.0 * size,
+            "plain_ms": 1.5 * size,
+            "device_bytes": size << 20,
+            "host_bytes": size << 21,
+            "binds": "host",
+            "use": {"compute": 0.3, "host": 0.9, "disk": 0.0},
+            "missing": "2 MiB of host memory, there is 1 MiB" if size > 2 else "",
+        }
+        for size, name in enumerate(("smallest", "median", "largest"), start=1)
+    ],
+}
+PLANNED = Planned.from_json(PLAN)
 THREE = (ACCURACY, LOSS, PARAMETERS)
 
 
@@ -264,7 +263,7 @@ def test_every_state_of_a_trial_is_told_in_words_and_has_a_mark_and_a_key() -> N
     reader = read(summary_of(card, every_state(random_trials(card, 30))))
     for state in State:
         if not state.has_score:
-            assert f"{STATE_MARKS[state].glyph} {state.label}" in reader.text
+            assert f"{STYLES[state].glyph} {state.label}" in reader.text
             assert f"1 {state.meaning} because {state.value}" in reader.text
             assert reader.count("text", state.value) == 1
     assert "with candidates that the space no longer has" in reader.text
@@ -314,7 +313,7 @@ def test_what_was_predicted_has_a_table_the_use_of_lanes_and_a_picture() -> None
 
 
 def test_without_anything_missing_there_is_no_such_column() -> None:
-    fits = replace(PLANNED, steps=PLANNED.steps[:2])
+    fits = Planned.from_json({**PLAN, "rows": PLAN["rows"][:2]})
     assert "does not fit" not in read(summary_of(planned=fits)).text
     assert "does not fit" in read(summary_of(planned=PLANNED)).text
 
@@ -412,4 +411,4 @@ def test_the_style_prints_everything() -> None:
         assert rule in on_paper
     for hue in range(8):
         assert f".hue{hue} {{ --hue: #" in style[1]
-    assert all(0 <= mark.hue < 8 for mark in STATE_MARKS.values())
+    assert all(STYLES[state].hue in range(8) for state in State if not state.has_score)
