@@ -72,10 +72,19 @@ class Callback:
 
 
 def _to_each(hook: str) -> Any:
-    """A hook that calls that of each member."""
+    """A hook that calls that of each; see `Callbacks`."""
 
     def call(self: Callbacks, *args: Any, **kwargs: Any) -> None:
-        self._each(hook, *args, **kwargs)
+        for member in self._members:
+            getattr(member, hook)(*args, **kwargs)
+        for member in self._own:
+            try:
+                getattr(member, hook)(*args, **kwargs)
+            except Stopped:
+                self.stopped_by = member
+                raise
+            except (Exception, SystemExit) as error:
+                self._complain(member, hook, error)
 
     return call
 
@@ -104,21 +113,12 @@ class Callbacks(Callback):
         self._reported: set[str] = set()
         self.stopped_by: Callback | None = None
 
-    def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
-        for member in self._members:
-            getattr(member, method)(*args, **kwargs)
-        for member in self._own:
-            try:
-                getattr(member, method)(*args, **kwargs)
-            except Stopped:
-                self.stopped_by = member
-                raise
-            except (Exception, SystemExit) as error:
-                line = f"callback {type(member).__name__}.{method} {what_raised(error)}; the search goes on"
-                alike = re.sub(r"\d[\d,.]*", "#", line)
-                if alike not in self._reported and len(self._reported) < _MOST:
-                    self._reported.add(alike)
-                    self._report(line, error)
+    def _complain(self, member: Callback, hook: str, error: BaseException) -> None:
+        line = f"callback {type(member).__name__}.{hook} {what_raised(error)}; the search goes on"
+        alike = re.sub(r"\d[\d,.]*", "#", line)
+        if alike not in self._reported and len(self._reported) < _MOST:
+            self._reported.add(alike)
+            self._report(line, error)
 
     phase, advance, covered = _to_each("phase"), _to_each("advance"), _to_each("covered")
     trial, finalist, abandoned = _to_each("trial"), _to_each("finalist"), _to_each("abandoned")

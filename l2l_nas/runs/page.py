@@ -13,7 +13,6 @@ from rich.console import Console
 
 from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords
 from l2l_nas.files import read_bytes, read_json, write_atomically
-from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.study.reading import read_study
 from l2l_nas.report.card import SpaceCard
@@ -177,14 +176,18 @@ def _damaged(path: Path, error: Exception) -> StorageError:
     return StorageError(f"{path}: damaged ({' '.join(cause.split())[:200]}); restore it")
 
 
-class LivePage(Callback):
-    """Keeps `report.html` fresh: a callback that writes the page every half minute, and at its end.
+class LivePage:
+    """Writes `report.html` of a run that is at work: every half minute, and at its end.
 
     A page that cannot be made never costs the search, and never passes unseen: the log gets what went wrong with its
     traceback, the terminal one line, and the search goes on without it.
 
     Args:
         records: gives all trials so far.
+
+    Attributes:
+        due_at: when to write it again, by `time.monotonic`.
+        problem: what went wrong the last time, if anything did.
     """
 
     def __init__(
@@ -201,17 +204,18 @@ class LivePage(Callback):
         self._console = console
         self._goals = goals
         self._records = records
-        self._due_at = 0.0
-        self._unit = ""
-        self._total = self._done = 0
+        self.due_at = 0.0
         self.problem = ""
 
-    def write(self, *, is_running: bool) -> None:
-        """Write the page now; `problem` tells what went wrong, if anything did."""
+    def write(self, *, is_running: bool, done: str = "") -> None:
+        """Write the page now.
+
+        Args:
+            done: how much of its phase a running search has done.
+        """
         began = time.monotonic()
         before, fields = self.problem, {}
         try:
-            done = f"{self._unit} {self._done:,} of {self._total:,}" if self._unit else ""
             page, _ = page_of(self._root, is_running=is_running, records=self._records(), goals=self._goals, done=done)
             write_atomically(RunFolder(self._root).report, page)
             self.problem = ""
@@ -219,24 +223,10 @@ class LivePage(Callback):
             self.problem = one_line(str(error) if isinstance(error, L2LError) else f"{type(error).__name__}: {error}")
             fields = {"problem": self.problem, "traceback": without_passwords(traceback.format_exc())}
         seconds = time.monotonic() - began
-        self._due_at = time.monotonic() + max(_REFRESH_SECONDS, seconds / _MAX_SHARE)
+        self.due_at = time.monotonic() + max(_REFRESH_SECONDS, seconds / _MAX_SHARE)
         try:
             self._log.write("page", seconds=round(seconds, 4), **fields)
         except StorageError as error:
             self.problem = self.problem or str(error)
         if self.problem and self.problem != before:
             warn(self._console, f"no report.html: {self.problem}")
-
-    def _write_when_due(self) -> None:
-        if time.monotonic() >= self._due_at:
-            self.write(is_running=True)
-
-    def phase(self, name: str, *, total: int, done: int) -> None:
-        """See `Callback.phase`."""
-        self._unit, self._total, self._done = "trial" if name == "search" else "step", total, done
-        self._write_when_due()
-
-    def advance(self, done: int, *, detail: str = "") -> None:
-        """See `Callback.advance`."""
-        self._done = done
-        self._write_when_due()

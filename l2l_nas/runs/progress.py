@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
@@ -24,6 +24,9 @@ from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.runs.terminal import warn
+
+if TYPE_CHECKING:
+    from l2l_nas.runs.page import LivePage
 
 # what a phase counts, if not steps
 _NOUNS = {"search": "trial", "blocks": "block", "scores": "block"}
@@ -47,7 +50,8 @@ class Log:
         with named_failures(self._path):
             if self._file is None:
                 self._file = self._open()
-            elif not self._is_there():
+            elif not self._path.exists() or not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path)):
+                # what is written into another file would be lost
                 raise StorageError(f"{self._path}: it was deleted or moved while the run was at work in its folder")
             self._file.write(json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n")
             self._file.flush()
@@ -58,14 +62,6 @@ class Log:
         if before and not before.endswith(b"\n"):
             file.write("\n")
         return file
-
-    def _is_there(self) -> bool:
-        """Whether it is still the file that was opened: what is written into another one would be lost."""
-        assert self._file is not None
-        try:
-            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
-        except FileNotFoundError:
-            return False
 
     @property
     def is_begun(self) -> bool:
@@ -131,18 +127,30 @@ class Display(Callback):
     Args:
         goals: the first is the one to show.
         budget: for the time to go.
+        page: written again whenever that is due.
     """
 
-    def __init__(self, console: Console, log: Log, *, goals: Sequence[Goal], budget: Budget, workers: int = 1) -> None:
+    def __init__(
+        self,
+        console: Console,
+        log: Log,
+        *,
+        goals: Sequence[Goal],
+        budget: Budget,
+        workers: int = 1,
+        page: LivePage | None = None,
+    ) -> None:
         self._console = console
         self._log = log
         self._goals = goals
         self._budget = budget
+        self._finalist_steps = sum(one.finalists * one.steps for one in budget.rounds)
         self._workers = workers
+        self._page = page
         self._best = ""
         self._best_record: TrialRecord | None = None
         self._detail = self._trouble = ""
-        self._phase = ""
+        self._phase, self._noun = "", "step"
         self._total = self._done = self._began_at = 0
         self._phase_started = time.monotonic()
         self._plain_at = 0.0
@@ -165,17 +173,22 @@ class Display(Callback):
         if self._phase == "warm-up":
             self._measure_step()
         self._phase, self._total, self._done, self._began_at = name, total, done, done
+        self._noun = _NOUNS.get(name, "step")
         self._phase_started = time.monotonic()
         self._detail = ""
         self._log.write("phase", name=name, total=total, done=done)
         if total:  # a phase without work is one that this search does not have
             self._show(force=True)
+        if self._page is not None and time.monotonic() >= self._page.due_at:
+            self._page.write(is_running=True, done=f"{self._noun} {done:,} of {total:,}")
 
     def advance(self, done: int, *, detail: str = "") -> None:
         """See `Callback.advance`."""
         self._done = done
         self._detail = detail
         self._show()
+        if self._page is not None and time.monotonic() >= self._page.due_at:
+            self._page.write(is_running=True, done=f"{self._noun} {done:,} of {self._total:,}")
 
     def covered(self, coverage: Coverage) -> None:
         """See `Callback.covered`."""
@@ -233,7 +246,7 @@ class Display(Callback):
             return None
         pace = (time.monotonic() - self._phase_started) / done
         left = pace * (self._total - self._done)
-        if _NOUNS.get(self._phase) == "block":
+        if self._noun == "block":
             return left  # nothing is known of a step
         budget = self._budget
         step: float | None = pace
@@ -244,24 +257,17 @@ class Display(Callback):
         if self._phase == "warm-up":
             left += step * budget.trials * (budget.steps_per_trial + 1)
         if self._phase not in ("finalists", "baseline"):
-            left += step * sum(one.finalists * one.steps for one in budget.rounds)
+            left += step * self._finalist_steps
         if self._phase != "baseline" and budget.baseline != "none":
             left += step * budget.steps
         return left
 
-    def _pace(self) -> str:
-        """Trials a second, where several processes are at work."""
-        done, seconds = self._done - self._began_at, time.monotonic() - self._phase_started
-        if self._workers == 1 or self._phase != "search" or done <= 0:
-            return ""
-        return f"{done / seconds:.1f}/s by {self._workers} workers"
-
     def _show(self, *, force: bool = False) -> None:
-        left = self._seconds_left()
-        eta = time_to_go(left)
-        noun = _NOUNS.get(self._phase, "step")
-        parts = [f"{noun} {self._done}/{self._total}", self._pace(), self._trouble or self._best or self._detail, eta]
-        text = "  ".join(filter(None, parts))
+        done, pace = self._done - self._began_at, ""
+        if self._workers > 1 and self._phase == "search" and done > 0:
+            pace = f"{done / (time.monotonic() - self._phase_started):.1f}/s by {self._workers} workers"
+        how_far, eta = f"{self._noun} {self._done}/{self._total}", time_to_go(self._seconds_left())
+        text = "  ".join(filter(None, [how_far, pace, self._trouble or self._best or self._detail, eta]))
         if self._signals.is_asked:
             text = "stopping after this step or trial; Ctrl-C again stops at once"
         if self._console.is_terminal:

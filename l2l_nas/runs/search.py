@@ -154,9 +154,10 @@ class SearchRun:
                 goals=self.goals,
                 budget=self.components.search.budget,
                 workers=self.conf.search.workers,
+                page=page,
             ) as display:
                 self._display = display
-                search = self._search(study, display, page, log, workers)
+                search = self._search(study, display, log, workers)
                 if resume:
                     search.restore()
                 conf, goal = public(self.conf, self.address), self.goals[0].name
@@ -284,15 +285,13 @@ class SearchRun:
             scoring=scoring(self.conf, budget) if self.address else None,
         )
 
-    def _search(
-        self, study: Study, display: Display, page: LivePage, log: Log, workers: FuturesExecutor | None
-    ) -> Search:
+    def _search(self, study: Study, display: Display, log: Log, workers: FuturesExecutor | None) -> Search:
         def report(line: str, error: BaseException) -> None:
             warn(self.console, line)
             text = without_passwords("".join(traceback.format_exception(error)))
             log.write("callback", problem=one_line(line), traceback=text)
 
-        self._seen = seen = Callbacks(display, page, own=self.callbacks, report=report)
+        self._seen = seen = Callbacks(display, own=self.callbacks, report=report)
         components = self.components
         server, parts = components.server, components.search
         executor: SegmentExecutor

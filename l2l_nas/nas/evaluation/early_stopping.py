@@ -28,8 +28,6 @@ from l2l_nas.space.architecture import Architecture
 
 Point = tuple[float, ...]
 
-# shares of a trial's steps after which it is scored
-_RUNGS = (0.25, 0.5)
 # trials that must have come to a rung before one is stopped there
 _LEAST = 5
 # fewer steps than that tell nothing at a quarter
@@ -204,8 +202,3 @@ def check_early_stop(name: str | EarlyStop) -> None:
         return
     if name not in EARLY_STOPS and not is_own(name):
         raise SettingError(f"search.early_stop: no rule '{name}'{did_you_mean(name, EARLY_STOPS)}")
-
-
-def rungs(name: str, steps: int) -> tuple[int, ...]:
-    """After which steps a trial of so many is scored."""
-    return () if name == "none" else tuple(round(share * steps) for share in _RUNGS)

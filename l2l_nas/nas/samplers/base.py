@@ -119,6 +119,7 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         self._intersection = IntersectionSearchSpace(include_pruned=True)
         # what is known of the first trials, all finished, so that nobody reads 1,000 of them at every proposal
         self._of: tuple[optuna.Study | None, tuple[str, ...]] = (None, ())
+        self._signs: list[int] = []  # by goal: 1 where more is better
         self._num_taken = 0
         self._results: dict[Genotype, Result] = {}
         self._seen: set[Genotype] = set()
@@ -166,18 +167,18 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
 
     def posterior(self, study: optuna.Study) -> Iterator[tuple[Params, Floats]]:
         """Parameters of all that trials scored, and `draws` as the study's goals count; nothing without a model."""
-        space = {name: _values(one) for name, one in self._finite(study).items()}
+        space = {name: _values(one) for name, one in self.infer_relative_search_space(study).items()}
         if space:
-            signs = np.array(_signs(study))[:, None]
-            for genotype, values in self.draws(space, self._history(study, space)).items():
+            found = self.draws(space, self._history(study, space))
+            signs = np.array(self._signs)[:, None]
+            for genotype, values in found.items():
                 yield dict(zip(space, genotype, strict=True)), signs * values
 
-    def _finite(self, study: optuna.Study) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial | None = None
+    ) -> dict[str, BaseDistribution]:
         found = self._intersection.calculate(study)
         return {name: one for name, one in found.items() if not one.single() and _values(one)}
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return self._finite(study)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -199,7 +200,8 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         if self._of != (study, names) or len(trials) < self._num_taken:
             self._of, self._num_taken = (study, names), 0
             self._results, self._seen, self._allowed, self._cost = {}, set(), {}, {}
-        signs = _signs(study)
+            self._signs = [1 if direction is StudyDirection.MAXIMIZE else -1 for direction in study.directions]
+        signs = self._signs
         while self._num_taken < len(trials) and trials[self._num_taken].state.is_finished():
             _take(trials[self._num_taken], names, signs, self._results, self._seen)
             self._num_taken += 1
@@ -221,10 +223,6 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
             return self._cost[place, genotype]
 
         return History(_scored(results), seen, is_allowed, {place: partial(cost, place) for place in self._costs})
-
-
-def _signs(study: optuna.Study) -> list[int]:
-    return [1 if direction is StudyDirection.MAXIMIZE else -1 for direction in study.directions]
 
 
 def _take(

@@ -7,11 +7,13 @@ import math
 from dataclasses import dataclass
 
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS, check_early_stop, rungs
+from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS, check_early_stop
 from l2l_nas.nas.evaluation.segment import check_trial_weights
 from l2l_nas.training.schedule import Cosine, MakeSchedule
 
 BASELINES = ("none", "random")
+
+_RUNGS = (0.25, 0.5)  # shares of a trial's steps after which it is scored, where it may be stopped early
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ class Budget(Division):
     @property
     def rungs(self) -> tuple[int, ...]:
         """After which steps a trial is scored on its way."""
-        return rungs(self.early_stop, self.steps_per_trial)
+        return () if self.early_stop == "none" else tuple(round(share * self.steps_per_trial) for share in _RUNGS)
 
     @property
     def shared_steps(self) -> int:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -18,7 +19,6 @@ from l2l_nas.nas.evaluation.early_stopping import (
     build_early_stop,
     place_among,
     ranked_points,
-    rungs,
 )
 from l2l_nas.nas.evaluation.evaluator import sample_of
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, counts, num_evaluated
@@ -126,7 +126,9 @@ def test_what_earlier_trials_had_is_learned_from_their_records():
 def test_rules_by_name_and_their_rungs():
     assert isinstance(build_early_stop("none", GOALS, keep_fraction=0.5), NeverStop)
     assert isinstance(build_early_stop("halving", GOALS, keep_fraction=0.5), Halving)
-    assert (rungs("none", 200), rungs("halving", 200), rungs("halving", 8)) == ((), (50, 100), (2, 4))
+    spend = budget(trial_weights="fork", steps_per_trial=200)
+    assert (spend.rungs, replace(spend, early_stop="halving").rungs) == ((), (50, 100))
+    assert replace(spend, early_stop="halving", steps_per_trial=8).rungs == (2, 4)
     with pytest.raises(SettingError, match=r"search\.early_stop: no rule 'halvin'; did you mean 'halving'"):
         build_early_stop("halvin", GOALS, keep_fraction=0.5)
     for part in (0, 1, -1, 2):

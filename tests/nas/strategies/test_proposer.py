@@ -14,7 +14,7 @@ from torch import nn
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.nas.objectives import Goal, State
 from l2l_nas.nas.samplers.base import GenotypeSampler
-from l2l_nas.nas.strategies.proposer import Proposer
+from l2l_nas.nas.strategies.trials import Proposer
 from l2l_nas.nas.study.storage import Unsaved
 from l2l_nas.nas.study.study import Study
 from l2l_nas.space.constraint import Require, first_violation
