@@ -15,7 +15,7 @@ from l2l_nas.errors import NonFiniteError
 from l2l_nas.relay.plan import Op, UpdateOrder
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.stress import Stress
-from tests.relay.plan_checker import check_plan
+from l2l_nas.testing.plans import check_plan
 from tests.relay.steps import GRACE_S, OTHER, PATH, is_same, relay_of, tensors, train
 from tests.relay.test_plan import simple
 from tests.toys import SquaredError, dense_pool, language_pool, repeated_pool

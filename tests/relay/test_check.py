@@ -12,7 +12,7 @@ from l2l_nas.errors import PlanError
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import Carry, Op, Plan, Step, UpdateOrder
 from l2l_nas.relay.planner import plan_training
-from tests.relay.plan_checker import check_plan
+from l2l_nas.testing.plans import check_plan
 from tests.relay.test_plan import KINDS, chains
 
 MUTATED = settings(derandomize=True, deadline=None, max_examples=40, database=None)

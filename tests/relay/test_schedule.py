@@ -14,7 +14,7 @@ from l2l_nas.relay.lanes import Future
 from l2l_nas.relay.plan import Op, UpdateOrder
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.schedule import LANE, PlanSchedule
-from tests.relay.plan_checker import _Checker
+from l2l_nas.testing.plans import _Checker
 from tests.relay.steps import PATH, relay_of, train
 from tests.relay.test_plan import chains
 from tests.toys import dense_pool, repeated_pool
