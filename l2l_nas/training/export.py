@@ -26,8 +26,8 @@ from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.files import (
     make_folder,
     named_failures,
+    open_file,
     publish,
-    read_bytes,
     read_json,
     remove_files,
     remove_if_empty,
@@ -44,7 +44,6 @@ from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.values import Flow, as_tuple
 from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches, learned
 from l2l_nas.training.formats import (
-    EARLIER,
     Call,
     ExportError,
     ExportSource,
@@ -200,8 +199,10 @@ def export_network(
         StorageError: a file cannot be written.
     """
     check_formats(formats)
-    place = _ExportFolder(folder, architecture, {name: FORMATS[name].beside(server.pool) for name in formats})
-    place.refuse_taken()
+    place = _ExportFolder(folder, architecture)
+    place.refuse_taken(
+        {file for name in formats for file in (*FORMATS[name].files, *FORMATS[name].beside(server.pool))}
+    )
     check = _Check(problem, Relay(server, device="cpu"), architecture, micro_batch)
     network = build_network(server, architecture)
     try:
@@ -211,19 +212,16 @@ def export_network(
     export = Export(module.values, {"module": module})  # its outputs are the relay's bit for bit
     empty = partial(plain_module, server.pool, architecture)
     source = ExportSource(network, check.example, server.pool, architecture, empty)
-    with place.workshop() as workshop:
-        for name in dict.fromkeys(formats):
+    for name in dict.fromkeys(formats):
+        with place.workshop() as workshop:
             try:
-                found = check.written(FORMATS[name], source, workshop, folder)
+                export.formats[name] = check.written(FORMATS[name], source, workshop, folder)
             except ExportError as error:
                 export.refused[name] = error
                 continue
-            export.formats[name] = found
-            if len(export.formats) == 2:  # the first: from now on the folder says whose files these are
-                place.announce()
-            place.publish(name, workshop)
-        if len(export.formats) > 1:
-            place.write_manifest(export, {"micro_batch": micro_batch, **(about or {})})
+            place.publish(workshop, FORMATS[name].files[-1])
+    if len(export.formats) > 1:
+        place.write_manifest(export, {"micro_batch": micro_batch, **(about or {})})
     return export
 
 
@@ -273,18 +271,17 @@ def _scale(outputs: Batch) -> float:
     return max([1.0, *map(float, largest)])
 
 
-@dataclass(frozen=True)
 class _ExportFolder:
-    """Where an export goes."""
+    """Where an export goes; others may have files there, and what its user changed is no export's any more."""
 
-    root: Path  # the folder, in which others may have files
-    architecture: Architecture  # of the network
-    beside: Mapping[str, Mapping[str, bytes]]  # by format, the files that it copies
+    def __init__(self, root: Path, architecture: Architecture) -> None:
+        self.root, self._architecture = root, architecture
+        self._before = _owned(root)
+        self._files: dict[str, str] = {}  # of this export: their digests by name
 
-    def refuse_taken(self) -> None:
-        owned = _owned(self.root) | ({MANIFEST} if _is_ours(self.root) else set())
-        files = [file for name, copied in self.beside.items() for file in (*FORMATS[name].files, *copied)]
-        for file in (MANIFEST, *files):
+    def refuse_taken(self, names: Iterable[str]) -> None:
+        owned = {*self._before, *([MANIFEST] if _is_ours(self.root) else [])}
+        for file in (MANIFEST, *sorted(names)):
             if file not in owned and os.path.lexists(self.root / file):
                 raise ExportError(
                     f"{self.root / file} is there already, and no export wrote it; move it, or export to another folder"
@@ -303,25 +300,21 @@ class _ExportFolder:
             remove_files(workshop, lambda name: True)
             remove_if_empty(self.root)
 
-    def announce(self) -> None:
-        """Say which files will be ours, before the first one gets its name: a kill may come in between."""
-        files = (_owned(self.root) & _names()) | {file for name in self.beside for file in FORMATS[name].files}
-        copied = self._digests(self.beside)
-        for name, digests in _copied(_manifest(self.root)).items():
-            copied[name] = list(dict.fromkeys([*copied.get(name, ()), *digests]))
-        self._write(formats={}, files=sorted(files), copied=copied)
+    def publish(self, workshop: Path, main: str) -> None:
+        """Give the files of a format their names; the one that is run is the last.
 
-    def publish(self, name: str, workshop: Path) -> None:
-        """Give the files of a format their names; the one that is run is the last."""
-        for file in (*self.beside[name], *FORMATS[name].files):
-            if (workshop / file).exists():
-                publish(workshop / file, self.root / file)
+        Before that the folder says whose files these are: a kill may come in between.
+        """
+        names = sorted((path.name for path in workshop.iterdir()), key=lambda name: (name == main, name))
+        self._files |= {name: _digest_of(workshop / name) for name in names}
+        before = {name: digests for name, digests in self._before.items() if digests}
+        self._write(formats={}, files={**before, **{n: [*before.get(n, ()), d] for n, d in self._files.items()}})
+        for name in names:
+            publish(workshop / name, self.root / name)
 
     def write_manifest(self, export: Export, about: Mapping[str, Any]) -> None:
         """Tell what the folder holds, and remove what an earlier export left there."""
-        done = [name for name in export.formats if name in FORMATS]
-        files, copied = {file for name in done for file in FORMATS[name].files}, self._digests(done)
-        _remove(self.root, _owned(self.root) - files - copied.keys())
+        _remove(self.root, self._before.keys() - self._files.keys())
         formats = {
             name: {
                 "file": one.path.name if one.path else None,
@@ -335,22 +328,11 @@ class _ExportFolder:
             values=dict(export.values),
             formats=formats,
             refused={name: str(error) for name, error in export.refused.items()},
-            files=sorted(name for name in files if (self.root / name).exists()),
-            copied=copied,
+            files={name: [digest] for name, digest in sorted(self._files.items())},
         )
 
-    def _digests(self, formats: Iterable[str]) -> dict[str, list[str]]:
-        """By name, of the files that these formats copy."""
-        found = {file: content for name in formats for file, content in self.beside[name].items()}
-        return {file: [hashlib.sha256(content).hexdigest()] for file, content in found.items()}
-
     def _write(self, **content: Any) -> None:
-        write_json(self.root / MANIFEST, {"architecture": list(self.architecture.choices), **content})
-
-
-def _names() -> set[str]:
-    """All that an export ever writes beside its manifest and what it copies."""
-    return {name for how in FORMATS.values() for name in how.files} | EARLIER
+        write_json(self.root / MANIFEST, {"architecture": list(self._architecture.choices), **content})
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -366,34 +348,29 @@ def _is_ours(folder: Path) -> bool:
     return {"architecture", "formats"} <= _manifest(folder).keys()
 
 
-def _owned(folder: Path) -> set[str]:
-    """Names of the files that an export wrote to a folder, or was about to when it was killed."""
-    content = _manifest(folder)
-    try:
-        named = content.get("files") or [about["file"] for about in content["formats"].values()]
-        files = {str(name) for name in named if name is not None} & _names()
-    except (KeyError, TypeError, AttributeError):
-        return set()
-    return files | {name for name, digests in _copied(content).items() if _digest_of(folder / name) in digests}
-
-
-def _copied(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Of files that exports copied to a folder, whatever their names, the digests of what they held.
+def _owned(folder: Path) -> dict[str, list[str]]:
+    """The files that exports wrote to a folder, or were about to when they were killed: what they may hold, by name.
 
     One that holds something else is not ours any more.
     """
-    try:
-        content = manifest.get("copied", {})
-        return {name: list(map(str, digests)) for name, digests in content.items() if Path(name).name == name}
-    except (TypeError, AttributeError):
-        return {}
+    named = _manifest(folder).get("files")
+    if isinstance(named, list):  # of a manifest without digests, as they were before
+        known = {name for how in FORMATS.values() for name in how.files}
+        named = {name: [_digest_of(folder / name)] for name in known.intersection(map(str, named))}
+    return {
+        name: digests
+        for name, digests in (named.items() if isinstance(named, dict) else ())
+        if isinstance(digests, list) and Path(name).name == name and _digest_of(folder / name) in digests
+    }
 
 
-def _digest_of(path: Path) -> str | None:
+def _digest_of(path: Path) -> str:
+    """The digest of what a file holds; empty where there is none."""
     try:
-        return hashlib.sha256(read_bytes(path)).hexdigest()
+        with open_file(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     except StorageError:
-        return None
+        return ""
 
 
 def _remove(folder: Path, names: Iterable[str]) -> None:

@@ -27,9 +27,6 @@ from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.values import as_tuple
 
 Call = Callable[[Batch], Batch]
-# what 0.2 wrote beside a model of `transformers`, whatever that brought
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
-EARLIER = frozenset((*_TOKENIZER, "vocab.txt", "generation_config.json"))
 
 
 class ExportError(L2LError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -95,6 +96,33 @@ def test_an_export_replaces_the_one_before_and_nothing_else(tmp_path):
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"export.json", "notes.txt", "model.onnx", "state_dict.safetensors"}
     assert (tmp_path / "model.onnx").read_text() == "mine"  # the manifest never named it
+
+
+def test_what_its_user_changed_is_no_export_s_any_more(tmp_path):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    run = partial(export_network, server, architecture, tmp_path, problem=problem, micro_batch=5)
+    run(formats=["source"])
+    (tmp_path / "network.py").write_text("changed by hand")
+    with pytest.raises(ExportError, match=r"network\.py is there already, and no export wrote it"):
+        run(formats=["source"])
+    run(formats=["state_dict"])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"export.json", "network.py", "state_dict.safetensors"}
+    assert (tmp_path / "network.py").read_text() == "changed by hand"
+
+
+def test_a_manifest_without_digests_says_whose_files_these_are_too(tmp_path):
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    run = partial(export_network, server, architecture, tmp_path, problem=problem, micro_batch=5)
+    run()
+    (tmp_path / "notes.txt").write_text("mine")
+    content = json.loads((tmp_path / "export.json").read_text())
+    content["files"] = ["model.pt2", "state_dict.safetensors", "notes.txt", "../state_dict.safetensors", 3]
+    (tmp_path / "export.json").write_text(json.dumps(content))
+    run(formats=["state_dict"])
+    assert {path.name for path in tmp_path.iterdir()} == {"export.json", "notes.txt", "state_dict.safetensors"}
 
 
 @pytest.mark.parametrize("name", ["state_dict.safetensors", "export.json", "model.pt2"])
