@@ -26,8 +26,8 @@ from l2l_nas.text.documents import SUFFIXES, text_files
 from l2l_nas.text.samples import Masking
 from l2l_nas.text.sentences import SentenceForm, Sentences, is_table, sentence_data
 from l2l_nas.text.tokenizer import Tokenizer, Within, load_tokenizer
-from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz
-from l2l_nas.training.folder import has_arrays, has_images
+from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz, has_arrays
+from l2l_nas.training.folder import has_images
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.task import BalancedClassification, Task, Tokens
 

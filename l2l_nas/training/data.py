@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
@@ -11,17 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_path, shown
-from l2l_nas.contents.arrays import read_npz
+from l2l_nas.contents.arrays import map_npy, read_npz
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.interface import as_samples
 from l2l_nas.training.cut import classes_of, cut
 from l2l_nas.training.dataset import DatasetSamples, SampleSource
-from l2l_nas.training.folder import array_parts, has_arrays, image_parts, images_of, numbers, refuse_left_over
+from l2l_nas.training.folder import image_parts
 from l2l_nas.training.form import Columns, SampleForm
 from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target, read, tensor_of
 
+# how the names of arrays of parts end
+_ENDS = ("_train", "_validation", "_test")
+_Maker = Callable[[np.ndarray, np.ndarray], Samples]  # of inputs and targets
+_Pair = tuple[float, float]  # shares of validation and test
 # `cluttered_digits`: pixels of a side of an image and of a piece, and how many pieces, and images of each digit
 _CANVAS, _PIECE, _PIECES, _COPIES = 10, 3, 2, 4
 
@@ -100,19 +105,21 @@ class Data:
             DataError: the arrays do not fit each other or are too small.
             SettingError: a fraction out of range, or fractions that leave nothing to train on.
         """
-        fractions = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
         if stratify is not None:
             check_kind("stratify", stratify, bool, wanted="True, False or None")
         if isinstance(x, np.memmap) and x.ndim:
-            whole = partial(Mapped, x, np.asarray(y), as_inputs=tensor_of)
-            rows = cut(len(whole()), **fractions, classes=classes_of(np.asarray(y), stratify))
-            return cls._of([whole(rows=chosen) for chosen in rows])
-        inputs, targets = (as_samples(f"Data.from_arrays: {name}", one).detach() for name, one in (("x", x), ("y", y)))
-        if len(inputs) != len(targets):
-            raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
-        rows = cut(len(targets), **fractions, classes=classes_of(targets.numpy(), stratify))
-        targets = as_target(targets)
-        return cls._of([Split((inputs[chosen],), targets[chosen]) for chosen in rows])
+            known = np.asarray(y)
+            whole: Samples = Mapped(x, known, as_inputs=tensor_of)
+        else:
+            given = ((name, as_samples(f"Data.from_arrays: {name}", one)) for name, one in (("x", x), ("y", y)))
+            inputs, targets = (tensor.detach() for _, tensor in given)
+            whole, known = _in_memory(inputs, targets), targets.numpy()
+        return cls._cut(whole, classes_of(known, stratify), validation_fraction, test_fraction)
+
+    @classmethod
+    def _cut(cls, whole: Samples, classes: np.ndarray | None, validation_fraction: float, test_fraction: float) -> Data:
+        rows = cut(len(whole), validation_fraction=validation_fraction, test_fraction=test_fraction, classes=classes)
+        return cls._of([whole.some(torch.from_numpy(chosen)) for chosen in rows])
 
     @classmethod
     def _of(cls, parts: Sequence[Samples]) -> Data:
@@ -213,9 +220,10 @@ class Data:
         if has_arrays(folder):
             if size is not None or transform is not None or workers:
                 raise SettingError(f"{folder} holds .npy arrays: size, transform and workers are of image files")
-            parts = array_parts(folder, fractions=fractions)
-        else:
-            parts = image_parts(folder, size=size, transform=transform, workers=workers, fractions=fractions)
+            files = {path.stem: path for path in folder.glob("*.npy")}
+            mapped = partial(Mapped, as_inputs=_images_of)
+            return _of_arrays(files, lambda name: map_npy(files[name]), mapped, place=folder, fractions=fractions)
+        parts = image_parts(folder, size=size, transform=transform, workers=workers, fractions=fractions)
         return cls(parts["train"], parts["validation"], parts.get("test"))
 
 
@@ -294,9 +302,9 @@ def _square(top: np.ndarray, left: np.ndarray, size: int) -> tuple[np.ndarray, n
 
 
 def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: float = 0.2) -> Data:
-    """An npz file with `x_train y_train x_test y_test`, or with `x` and `y` to be cut in three.
+    """An npz file with `x` and `y`, to be cut in three; or with `x_train y_train` and maybe those of other parts.
 
-    `x_test` is the test part. What is selected on is `x_validation` and `y_validation` where they are there, and cut
+    The test part is `x_test y_test`. What is selected on is `x_validation y_validation` where they are there, and cut
     out of `x_train` where they are not.
 
     Images as uint8 [samples, height, width] or with channels last become float32 [channels, height, width] from 0 to 1.
@@ -305,27 +313,66 @@ def from_npz(path: Path, *, validation_fraction: float = 0.2, test_fraction: flo
         StorageError: no such file, or not an npz.
         DataError: arrays are missing, or are there that nothing would use.
     """
-    arrays = {name: numbers(array, f"{path}: '{name}'") for name, array in read_npz(path).items()}
-    if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-        names = ["train", "test", *(["validation"] if {"x_validation", "y_validation"} <= arrays.keys() else [])]
-        refuse_left_over(arrays, {f"{kind}_{part}" for kind in "xy" for part in names}, path)
-        parts = {
-            name: Split((images_of(arrays[f"x_{name}"]),), as_target(tensor_of(arrays[f"y_{name}"]))) for name in names
-        }
-        train, validation = parts["train"], parts.get("validation")
-        if validation is not None:
-            return Data(train, validation, parts["test"])
-        x, y = train.inputs[0], train.targets
-        cut = Data.from_arrays(x, y, validation_fraction=validation_fraction, test_fraction=0.0)
-        return replace(cut, test=parts["test"])
-    if {"x", "y"} <= arrays.keys():
-        refuse_left_over(arrays, {"x", "y"}, path)
-        x, y = images_of(arrays["x"]), as_target(tensor_of(arrays["y"]))
-        return Data.from_arrays(x, y, validation_fraction=validation_fraction, test_fraction=test_fraction)
-    raise DataError(
-        f"{path}: holds {', '.join(sorted(arrays))}; expected x_train y_train x_test y_test (and x_validation "
-        "y_validation, if you have them), or x y"
-    )
+    arrays = read_npz(path)
+    fractions = validation_fraction, test_fraction
+    return _of_arrays(arrays, arrays.__getitem__, _images_in_memory, place=path, fractions=fractions)
+
+
+def _images_in_memory(inputs: np.ndarray, targets: np.ndarray) -> Split:
+    return _in_memory(_images_of(inputs), tensor_of(targets))
+
+
+def _in_memory(inputs: Tensor, targets: Tensor) -> Split:
+    if len(inputs) != len(targets):
+        raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
+    return Split((inputs,), as_target(targets))
+
+
+def _of_arrays(
+    names: Collection[str], read: Callable[[str], np.ndarray], samples: _Maker, *, place: Path, fractions: _Pair
+) -> Data:
+    """Arrays `x` and `y`, or `x_train` and `y_train` and maybe those of other parts. Raises DataError: they are not."""
+    ends = [""] if {"x", "y"} <= set(names) else [end for end in _ENDS if {f"x{end}", f"y{end}"} <= set(names)]
+    if not {"", "_train"} & set(ends):
+        raise DataError(
+            f"{place}: holds {', '.join(sorted(names))}; expected x y, or x_train y_train (and x_test y_test, "
+            "x_validation y_validation, if you have them)"
+        )
+    used = sorted(f"{kind}{end}" for kind in "xy" for end in ends)
+    if left := sorted(set(names) - set(used)):
+        raise DataError(
+            f"{place}: {', '.join(used)} are used, and {', '.join(left)} would not be; leave that out, or name "
+            "arrays x_train y_train x_test y_test x_validation y_validation"
+        )
+    arrays = {end: [_numbers(read(f"{kind}{end}"), f"{place}: '{kind}{end}'") for kind in "xy"] for end in ends}
+    parts = {end: samples(*pair) for end, pair in arrays.items()}
+    if "_validation" in parts:
+        return Data(parts["_train"], parts["_validation"], parts.get("_test"))
+    first = ends[0]
+    found = Data._cut(parts[first], classes_of(arrays[first][1]), fractions[0], 0.0 if first else fractions[1])
+    return replace(found, test=parts.get("_test", found.test))
+
+
+def has_arrays(folder: Path) -> bool:
+    """Whether .npy files lie in it, so that it is no folder of images."""
+    return any(folder.glob("*.npy"))
+
+
+def _numbers(array: np.ndarray, place: str) -> np.ndarray:
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
+        raise DataError(f"{place} is {array.dtype} {list(array.shape)}; expected numbers [samples, ...]")
+    return array
+
+
+def _images_of(array: np.ndarray) -> Tensor:
+    """Images as uint8 become float32 [images, channels, height, width] from 0 to 1; other numbers stay."""
+    tensor = tensor_of(array)
+    if tensor.dtype != torch.uint8:
+        return tensor.float() if tensor.is_floating_point() else tensor
+    tensor = tensor.float().div_(255)
+    if tensor.dim() == 3:
+        return tensor.unsqueeze(1)
+    return tensor.permute(0, 3, 1, 2).contiguous() if tensor.dim() == 4 else tensor
 
 
 class Batches:

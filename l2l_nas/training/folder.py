@@ -1,4 +1,4 @@
-"""Data that lie in a folder: images, a folder for each class; or arrays in .npy files, read where they lie.
+"""Images in files, a folder for each class.
 
 What is found and not used is told by a warning.
 """
@@ -10,23 +10,21 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from l2l_nas.contents.arrays import map_npy
-from l2l_nas.errors import DataError, SettingError, StorageError
+from l2l_nas.errors import DataError, SettingError
 from l2l_nas.files import named_failures, open_file, parsing
 from l2l_nas.training.ahead import Workers
-from l2l_nas.training.cut import classes_of, cut
+from l2l_nas.training.cut import cut
 from l2l_nas.training.dataset import DatasetSamples, SampleSource
 from l2l_nas.training.form import SampleForm, refuse_deep
-from l2l_nas.training.samples import Mapped, Samples, spread, tensor_of
+from l2l_nas.training.samples import Samples, spread
 
 Parts = dict[str, Samples]
 # images whose size is read before anything else is
@@ -130,73 +128,6 @@ def _refuse_sizes(files: list[str]) -> None:
                 f"images differ in size: {first} is {one[0]}x{one[1]}, {second} {other[0]}x{other[1]}; say to which "
                 f"size they are resized: Data.from_folder(..., size={one}), or data.size=[{one[0]},{one[1]}]"
             )
-
-
-def has_arrays(folder: Path) -> bool:
-    """Whether .npy files lie in it, so that it is no folder of images."""
-    return any(folder.glob("*.npy"))
-
-
-def refuse_left_over(names: Iterable[str], used: Collection[str], place: Path) -> None:
-    """Refuse arrays that nothing would use, such as a part under another name. Raises DataError: with their names."""
-    left = sorted(set(names) - set(used))
-    if left:
-        raise DataError(
-            f"{place}: {', '.join(sorted(used))} are used, and {', '.join(left)} would not be; leave that out, or name "
-            "arrays x_train y_train x_test y_test x_validation y_validation"
-        )
-
-
-def array_parts(folder: Path, *, fractions: tuple[float, float]) -> Parts:
-    """The parts of a folder with `x.npy y.npy`, or with `x_train.npy y_train.npy x_test.npy y_test.npy`.
-
-    Raises:
-        StorageError: a file is missing, or no array.
-        DataError: lengths that differ, or arrays that nothing would use.
-    """
-
-    def mapped(end: str, rows: np.ndarray | None = None) -> Mapped:
-        inputs, targets = (_mapped(folder / f"{name}{end}.npy") for name in "xy")
-        return Mapped(inputs, targets, as_inputs=images_of, rows=rows)
-
-    def parts_of(end: str, test_fraction: float) -> Parts:
-        classes = classes_of(_mapped(folder / f"y{end}.npy"))
-        count = len(mapped(end))
-        cuts = cut(count, validation_fraction=fractions[0], test_fraction=test_fraction, classes=classes)
-        return {name: mapped(end, rows) for name, rows in zip(_PARTS, cuts, strict=True) if len(rows)}
-
-    names = [path.stem for path in folder.glob("*.npy")]
-    if "x" in names:
-        refuse_left_over(names, ("x", "y"), folder)
-        return parts_of("", fractions[1])
-    given = [name for name in _PARTS if f"x_{name}" in names]
-    if "train" not in given:
-        raise StorageError(f"{folder}: expected x.npy and y.npy, or x_train.npy y_train.npy x_test.npy y_test.npy")
-    refuse_left_over(names, [f"{kind}_{name}" for kind in "xy" for name in given], folder)
-    parts: Parts = {name: mapped(f"_{name}") for name in given}
-    return parts if "validation" in given else {**parts, **parts_of("_train", 0.0)}
-
-
-def numbers(array: np.ndarray, place: str) -> np.ndarray:
-    """The array, if it holds numbers of samples."""
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
-        raise DataError(f"{place} is {array.dtype} {list(array.shape)}; expected numbers [samples, ...]")
-    return array
-
-
-def _mapped(path: Path) -> np.ndarray:
-    return numbers(map_npy(path), f"{path}:")
-
-
-def images_of(array: np.ndarray) -> Tensor:
-    """Images as uint8 become float32 [images, channels, height, width] from 0 to 1; other numbers stay."""
-    tensor = tensor_of(array)
-    if tensor.dtype != torch.uint8:
-        return tensor.float() if tensor.is_floating_point() else tensor
-    tensor = tensor.float().div_(255)
-    if tensor.dim() == 3:
-        return tensor.unsqueeze(1)
-    return tensor.permute(0, 3, 1, 2).contiguous() if tensor.dim() == 4 else tensor
 
 
 def has_images(folder: Path) -> bool:

@@ -247,6 +247,9 @@ class Mapped(Samples):
         chosen = self._rows[rows.numpy()]
         return (self._as_inputs(self._inputs[chosen].view(np.ndarray)),), self._learned(chosen)
 
+    def some(self, rows: Tensor) -> Mapped:
+        return Mapped(self._inputs, self._targets, as_inputs=self._as_inputs, rows=self._rows[rows.numpy()])
+
     def preview(self) -> Loaded:
         """See `Samples.preview`; the targets are all there are, if these are few bytes."""
         inputs, targets = super().preview()

@@ -175,9 +175,11 @@ def test_an_npz_with_three_parts_is_taken_as_it_is(tmp_path):
     for name, rows in parts.items():
         assert getattr(data, name).inputs[0].numpy().tolist() == x[rows].tolist()
         assert getattr(data, name).targets.tolist() == y[rows].tolist()
-    np.savez(tmp_path / "b.npz", x_train=x, y_train=y)
-    with pytest.raises(DataError, match=r"expected x_train y_train x_test y_test \(and x_validation"):
+    np.savez(tmp_path / "b.npz", x_test=x, y_test=y)
+    with pytest.raises(DataError, match=r"b.npz: holds x_test, y_test; expected x y, or x_train y_train \(and x_test"):
         from_npz(tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", x_train=x, y_train=y % 2)
+    assert [len(part) for part in from_npz(tmp_path / "c.npz", validation_fraction=0.4).parts.values()] == [3, 3]
 
 
 @pytest.mark.parametrize(("shape", "becomes"), [((10, 4, 5), (1, 4, 5)), ((10, 4, 5, 3), (3, 4, 5)), ((10, 7), (7,))])

@@ -115,7 +115,7 @@ def write_arrays(folder, arrays):
     return folder
 
 
-@pytest.mark.parametrize("parts", [("",), ("_train", "_test"), ("_train", "_validation", "_test")])
+@pytest.mark.parametrize("parts", [("",), ("_train",), ("_train", "_test"), ("_train", "_validation", "_test")])
 def test_arrays_in_a_folder_are_read_as_an_npz_is(tmp_path, parts):
     rng = np.random.default_rng(0)
     arrays = {f"x{part}": rng.integers(0, 255, (40, 5, 4, 3), dtype=np.uint8) for part in parts}
@@ -178,7 +178,7 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
     with pytest.raises(StorageError, match=r"damaged, not a \.npy file of a plain array"):
         Data.from_folder(folder)
     folder = write_arrays(tmp_path / "b", {"x_test": np.zeros((9, 2))})
-    with pytest.raises(StorageError, match=r"expected x\.npy and y\.npy, or x_train\.npy"):
+    with pytest.raises(DataError, match=r"b: holds x_test; expected x y, or x_train y_train"):
         Data.from_folder(folder)
 
 
