@@ -67,12 +67,10 @@ class DatasetSamples(Samples):
     ) -> None:
         self.is_sequential, self.drops_last = source.is_stream, source.drops_last
         self._targets = targets
-        self._read: _Rows | _Pass
-        if source.is_stream:
-            self._read, workers = _Pass(source, length), source.workers.one
-        else:
-            chosen = torch.arange(len(source.dataset)) if rows is None else torch.as_tensor(rows)
-            self._read, workers = _Rows(source, chosen), source.workers
+        if rows is None and not source.is_stream:
+            rows = np.arange(len(source.dataset))
+        self._read = _Reader(source, rows, length)
+        workers = source.workers.one if source.is_stream else source.workers
         self._ahead = Ahead(self._read, source.dataset, workers=workers)
 
     def __len__(self) -> int:
@@ -98,39 +96,17 @@ class DatasetSamples(Samples):
         self._ahead.close()
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Batches of a data set that gives each sample by its number, as any process reads them."""
+class _Reader:
+    """Batches of a data set, as any process reads them.
 
-    source: SampleSource
-    rows: Tensor
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __call__(self, wanted: Wanted) -> Loaded:
-        (rows, key), source, samples = wanted, self.source, []
-        generators = source.generators
-        with own_generators():
-            for row in self.rows[rows].tolist():
-                seed_generators(key, row, generators)
-                with user_code("the data set", DataError):
-                    samples.append(source.dataset[row])
-                # a transform goes on with the numbers of its sample
-                samples[-1] = source.form.sample(samples[-1])
-            seed_generators(key, _WHOLE, generators)
-            return source.form.batch(samples)
-
-
-class _Pass:
-    """Batches of a data set that can only be read in its own order, as any process reads them.
-
-    A pass begins it anew; what was seen already is read again and dropped, so that a resume is exact.
+    A pass of one that can only be read in its own order begins it anew; what was seen already is read again and
+    dropped, so that a resume is exact.
     """
 
-    def __init__(self, source: SampleSource, length: int) -> None:
+    def __init__(self, source: SampleSource, rows: np.ndarray | None, length: int) -> None:
         self._source = source
-        self._length = length
+        self._rows = None if rows is None else torch.as_tensor(rows)
+        self._length = length if rows is None else len(rows)
         self._pass: tuple[Key, Iterator[Any]] | None = None
         self._next = 0
 
@@ -139,22 +115,24 @@ class _Pass:
 
     def __call__(self, wanted: Wanted) -> Loaded:
         rows, key = wanted
-        generators = self._source.generators
+        rows, generators = rows if self._rows is None else self._rows[rows], self._source.generators
         with own_generators():
-            samples = [self._at(row, key, generators) for row in rows.tolist()]
+            # a transform goes on with the numbers of its sample
+            samples = [self._source.form.sample(self._sample(row, key, generators)) for row in rows.tolist()]
             seed_generators(key, _WHOLE - self._next, generators)
             return self._source.form.batch(samples)
 
-    def _at(self, row: int, key: Key, generators: list[Any]) -> object:
-        if self._pass is None or self._pass[0] != key or row < self._next:
-            seed_generators(key, _WHOLE, generators)
-            with user_code("the data set", DataError):
-                self._pass = key, iter(self._source.dataset)
-            self._next = 0
-        sample = None
-        while self._next <= row:
-            seed_generators(key, self._next, generators)
-            with user_code("the data set", DataError):
+    def _sample(self, row: int, key: Key, generators: list[Any]) -> object:
+        with user_code("the data set", DataError):
+            if self._rows is not None:
+                seed_generators(key, row, generators)
+                return self._source.dataset[row]
+            if self._pass is None or self._pass[0] != key or row < self._next:
+                seed_generators(key, _WHOLE, generators)
+                self._pass, self._next = (key, iter(self._source.dataset)), 0
+            sample = None
+            while self._next <= row:
+                seed_generators(key, self._next, generators)
                 try:
                     sample = next(self._pass[1])
                 except StopIteration:
@@ -162,8 +140,8 @@ class _Pass:
                         f"the data set ended after {self._next:,} samples of a pass, but its length is "
                         f"{self._length:,}; correct its __len__, or Data.from_dataset(..., length=)"
                     ) from None
-            self._next += 1
-        return self._source.form.sample(sample)
+                self._next += 1
+            return sample
 
 
 @dataclass(frozen=True)
