@@ -25,7 +25,7 @@ from l2l_nas.text.data import PYDOC, TextForm, text_data
 from l2l_nas.text.documents import SUFFIXES, text_files
 from l2l_nas.text.samples import Masking
 from l2l_nas.text.sentences import SentenceForm, Sentences, is_table, sentence_data
-from l2l_nas.text.tokenizer import Tokenizer, Within, load_tokenizer
+from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz, has_arrays
 from l2l_nas.training.folder import has_images
 from l2l_nas.training.problem import Problem
@@ -166,7 +166,7 @@ def tokenizer_of(pool: str, name: str) -> Tokenizer:
     published = open_published(pool)
     tokenizer = published.tokenizer() if name == AUTO else load_tokenizer(name)
     vocabulary = family_of(published.config).vocabulary
-    return tokenizer if tokenizer.size <= vocabulary else Within(tokenizer, vocabulary)
+    return tokenizer if tokenizer.size <= vocabulary else tokenizer.within(vocabulary)
 
 
 def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:

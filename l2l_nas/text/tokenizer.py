@@ -5,6 +5,7 @@ Nothing is downloaded, and nothing of a file is run.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import json
@@ -12,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from l2l_nas.contents.fields import Fields
 from l2l_nas.errors import DataError, SettingError, StorageError
@@ -39,7 +40,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Numbers of a text, without any that stand for no text."""
+        """Numbers of a text, without any that stand for no text. Raises DataError: see `within`."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
@@ -58,6 +59,26 @@ class Tokenizer(ABC):
         """Its files by name, as `transformers` loads them; empty where it has none."""
         return {}
 
+    def within(self, size: int) -> Self:
+        """The tokenizer of a network that has only the first tokens: no weight belongs to those added behind them."""
+        found = copy.copy(self)
+        found.size = size
+        found.fingerprint = hashlib.sha256(f"{self.fingerprint} below {size}".encode()).hexdigest()[:16]
+        for name in ("end", "mask", "padding", "begin", "first", "last"):
+            token = getattr(self, name)
+            setattr(found, name, token if token is not None and token < size else None)
+        found.ends = frozenset(token for token in self.ends if token < size)
+        return found
+
+    def _known(self, numbers: list[int]) -> list[int]:
+        if max(numbers, default=0) >= self.size:
+            number = next(number for number in numbers if number >= self.size)
+            raise DataError(
+                f"the token {self.decode([number])!r} has the number {number}, but the model's embedding has "
+                f"{self.size} rows; leave it out of the text, or name the tokenizer that the model was trained with"
+            )
+        return numbers
+
 
 class Bytes(Tokenizer):
     """UTF-8 bytes as tokens, and 256, which ends a document; 255, which UTF-8 has not, is a mask."""
@@ -69,7 +90,7 @@ class Bytes(Tokenizer):
     mask = 255
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+        return self._known(list(text.encode()))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text; bytes that are no UTF-8 become U+FFFD."""
@@ -106,6 +127,8 @@ class Library(Tokenizer):
             # what ends documents may as well stand behind a text (T5)
             self.begin = framed[0] if len(framed) == 1 and framed[0] != self.end else None
             self.first, self.last = self._first_of("[CLS]"), self._first_of("[SEP]")
+            self._special = {"bos": self.begin, "eos": self.end, "mask": self.mask, "cls": self.first, "sep": self.last}
+            self._special |= {"pad": self.padding, "unk": self._first_of("[UNK]", "<unk>")}
             model = json.loads(content).get("model") or {}
             self._continues: str | None = model.get("continuing_subword_prefix") or None
 
@@ -119,7 +142,7 @@ class Library(Tokenizer):
     def encode(self, text: str) -> list[int]:
         with self._guarded:
             numbers: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return numbers
+        return self._known(numbers)
 
     def decode(self, tokens: Sequence[int]) -> str:
         with self._guarded:
@@ -144,52 +167,7 @@ class Library(Tokenizer):
 
     @property
     def texts(self) -> Mapping[str, str]:
-        special = {"bos": self.begin, "eos": self.end, "mask": self.mask, "cls": self.first, "sep": self.last}
-        unknown = self._first_of("[UNK]", "<unk>")
-        return texts_of(self._tokenizer, {**special, "pad": self.padding, "unk": unknown})
-
-
-class Within(Tokenizer):
-    """A tokenizer of which a network has only the first tokens; tokens were added to it that no weight belongs to.
-
-    Args:
-        tokenizer: of more tokens.
-        size: of the network's embedding.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
-        self._tokenizer = tokenizer
-        self.size = size
-        self.fingerprint = hashlib.sha256(f"{tokenizer.fingerprint} below {size}".encode()).hexdigest()[:16]
-        for name in ("end", "mask", "padding", "begin", "first", "last"):
-            token = getattr(tokenizer, name)
-            setattr(self, name, token if token is not None and token < size else None)
-        self.ends = frozenset(token for token in tokenizer.ends if token < size)
-
-    def encode(self, text: str) -> list[int]:
-        """See `Tokenizer`. Raises DataError: a token of the text is none of the network's."""
-        numbers = self._tokenizer.encode(text)
-        for number in numbers:
-            if number >= self.size:
-                raise DataError(
-                    f"the token {self._tokenizer.decode([number])!r} has the number {number}, but the model's "
-                    f"embedding has {self.size} rows; leave it out of the text, or name the tokenizer that the model "
-                    "was trained with"
-                )
-        return numbers
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens)
-
-    def begins_word(self, token: int) -> bool:
-        return self._tokenizer.begins_word(token)
-
-    def divides(self, before: str, behind: str) -> bool:
-        return self._tokenizer.divides(before, behind)
-
-    @property
-    def texts(self) -> Mapping[str, str]:
-        return self._tokenizer.texts
+        return texts_of(self._tokenizer, self._special)
 
 
 def texts_of(made: Any, special: Mapping[str, int | None]) -> dict[str, str]:
