@@ -69,7 +69,7 @@ class DatasetSamples(Samples):
         self._targets = targets
         if rows is None and not source.is_stream:
             rows = np.arange(len(source.dataset))
-        self._read = _Reader(source, rows, length)
+        self._read = _BatchReader(source, rows, length)
         workers = source.workers.one if source.is_stream else source.workers
         self._ahead = Ahead(self._read, source.dataset, workers=workers)
 
@@ -96,7 +96,7 @@ class DatasetSamples(Samples):
         self._ahead.close()
 
 
-class _Reader:
+class _BatchReader:
     """Batches of a data set, as any process reads them.
 
     A pass of one that can only be read in its own order begins it anew; what was seen already is read again and
