@@ -31,8 +31,8 @@ MEGATRON = (
 )
 BYTES = {
     "fp32 master, two fp32 moments": 12,
-    "and a 16-bit copy for the link": 14,
-    "and fp32 gradients that wait": 16,
+    "fp32 master, two fp32 moments, 16-bit copy for the link": 14,
+    "fp32 master, two fp32 moments, fp32 gradients that wait": 16,
     "16-bit master and 8-bit moments": 4,
     "fp32 master, 8-bit moments, 16-bit copy": 8,
     "published: 50 B in 512 GB": 10.24,
@@ -57,12 +57,12 @@ def memory_by_depth() -> str:
     lines = [
         "## L2L: device memory by depth and batch",
         "",
-        "The paper (arXiv 2002.05645) trains BERT-Large's layers in depths up to 384 on a V100 with 16 GB, and tells of constant memory. "
-        "Predicted: 3 slots (16-bit weights, fp32 gradients) and the inputs of all layers, sequences of 512 tokens, fp16. With the stash "
-        "on the device memory grows with depth x batch; with `relay.stash=host` it does not. The work of one layer comes on top: the "
-        "34 bytes a token and unit of width that it keeps (arXiv 2205.05198), for a micro-batch of 4.",
+        "The paper (arXiv 2002.05645) trains up to 384 of BERT-Large's layers on a V100 with 16 GB, and claims constant memory. The table "
+        "predicts three things together, in fp16 with sequences of 512 tokens: 3 slots (16-bit weights, fp32 gradients), the inputs of all "
+        "layers, and what one layer keeps for its backward. The last is 34 bytes a token and unit of width (arXiv 2205.05198), for a "
+        "micro-batch of 4. With the stash on the device, memory grows with depth x batch; with `relay.stash=host` it does not.",
         "",
-        "| layers | parameters | stash on device, batch 32 | batch 256 | stash on host, any batch up to 256 | host, 14 B a parameter |",
+        "| layers | parameters | device memory, stash on the device, batch 32 | the same, batch 256 | device memory, stash on the host, any batch up to 256 | host memory, 14 bytes a parameter |",
         "|---|---|---|---|---|---|",
     ]
     for depth in (12, 24, 48, 96, 192, 384):
@@ -76,7 +76,7 @@ def memory_by_depth() -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "| published | predicted, 24 layers if nothing else is stated | error |",
+        "| published | predicted, for 24 layers if nothing else is said | does it hold? |",
         "|---|---|---|",
         f"| batch 32 in less than 8 GB (first abstract) | {needs(24, 32) / 1e9:.1f} GB | holds |",
         f"| batch up to 256 on 16 GB (later abstract) | {needs(24, 256) / 1e9:.1f} GB | holds |",
@@ -84,7 +84,7 @@ def memory_by_depth() -> str:
         f"| memory that does not depend on depth | {needs(12, 32) / 1e9:.1f} to {needs(384, 32) / 1e9:.1f} GB by depth | "
         "holds only with the stash on the host, which the paper calls a variation |",
         "",
-        "Dominating assumption: attention in one kernel; without it a layer keeps 34 + 5 x heads x sequence / hidden bytes in place of 34.",
+        "The assumption that matters most: attention is one kernel. Otherwise a layer keeps 34 + 5 x heads x sequence / hidden bytes instead of 34.",
     ]
     return "\n".join(lines)
 
@@ -94,7 +94,7 @@ def fifty_billion() -> str:
     lines = [
         "## L2L: 50 B parameters on one 16 GB V100 with 512 GB of host memory",
         "",
-        "| what is stored of a parameter | bytes | most parameters in 512 GB | 50 B fit |",
+        "| stored for each parameter | bytes | most parameters in 512 GB | 50 B fit |",
         "|---|---|---|---|",
     ]
     for name, size in BYTES.items():
@@ -104,9 +104,9 @@ def fifty_billion() -> str:
     slot = 6 * model.layer_parameters
     lines += [
         "",
-        f"With fp32 AdamW it does not hold: the published figure leaves 10.24 bytes a parameter. On the device it fits: a layer of width 8,192 has "
-        f"{model.layer_parameters / 1e6:.0f} M parameters, and two slots take {2 * slot / GIB:.1f} GiB of 16. Dominating assumption: which moments are "
-        "stored, which the published text does not say.",
+        f"The published figure leaves 10.24 bytes for each parameter, so it does not hold with fp32 AdamW. The device is large enough: a layer of width "
+        f"8,192 has {model.layer_parameters / 1e6:.0f} M parameters, and two slots take {2 * slot / GIB:.1f} GiB of 16. The assumption that matters most: "
+        "which moments are stored. The published text does not say it.",
     ]
     return "\n".join(lines)
 
@@ -121,11 +121,11 @@ def megatron() -> str:
     lines = [
         "## Megatron-LM: weak scaling on V100",
         "",
-        "arXiv 1909.08053, section 5.1: batch 8 of 1,024 tokens for a model, 512 in all with data parallelism; every layer is run again in "
-        "the backward. The rate of a device is the paper's own baseline, 39 TFLOP/s; all-reduces are rings over NVLink, 150 GB/s each "
-        "way, and over 100 GB/s each way between servers, which the rings of a model's ranks share.",
+        "This is section 5.1 of arXiv 1909.08053. A model has a batch of 8 sequences of 1,024 tokens; with data parallelism the batch is 512 in "
+        "all. Every layer is run again in the backward. The rate of a device is that of the paper's own baseline, 39 TFLOP/s. All-reduces are "
+        "rings over NVLink with 150 GB/s each way. Between servers there are 100 GB/s each way, which the rings of a model's ranks share.",
         "",
-        "| parameters | devices | efficiency, published | predicted | error | with data parallelism, devices | published | predicted | error |",
+        "| parameters | devices | efficiency, published | predicted | error | devices with data parallelism | efficiency, published | predicted | error |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     base: list[float] = []
@@ -140,9 +140,9 @@ def megatron() -> str:
         )
     lines += [
         "",
-        "Dominating assumption: that smaller products run at the baseline's rate. The paper's devices have narrower products the more of them share "
-        "a layer, so its tensor-parallel efficiency falls further than the exchange alone explains. With data parallelism: that "
-        "half of the sum of gradients is hidden behind the backward.",
+        "Two assumptions matter most. Smaller matrix products run at the rate of the baseline: in the paper the products become narrower when more "
+        "devices share a layer, so its tensor-parallel efficiency falls further than the exchange alone explains. With data parallelism, half of "
+        "the sum of gradients is hidden behind the backward.",
     ]
     return "\n".join(lines)
 
@@ -178,7 +178,7 @@ def trillion() -> str:
         "",
         f"{model.layers} layers of width {model.hidden:,} ({model.num_parameters / 1e12:.2f} T parameters; {model.layer_parameters / 1e9:.1f} B a layer), bf16, 3 slots.",
         "",
-        "| device | slots | fits | host or disk, 14 B a parameter | tokens from which compute binds | step then |",
+        "| device | 3 slots | fit | host or disk, 14 bytes a parameter | tokens a step from which compute binds | time of such a step |",
         "|---|---|---|---|---|---|",
     ]
     for name in ("h100", "h200", "gh200"):
@@ -192,9 +192,10 @@ def trillion() -> str:
         )
     lines += [
         "",
-        "One layer of this width does not fit one device with 3 slots where the table says so: tensor parallelism (or a slot without a block for gradients) is needed. "
-        "The memory is disk's: at the profile's 3.2 GB/s, reading all masters and writing all states once takes "
-        f"{(4 + 24) * model.num_parameters / 3.2e9 / 3600:.1f} hours a step for one disk. Dominating assumption: the host's rate of updates.",
+        "On a device where the 3 slots do not fit, a layer of this width needs tensor parallelism, or a slot without a block for gradients. The states "
+        "need a disk. At the profile's 3.2 GB/s one disk takes "
+        f"{(4 + 24) * model.num_parameters / 3.2e9 / 3600:.1f} hours to read all masters and write all states once, in each step. The assumption that "
+        "matters most: the host's rate of updates.",
     ]
     return "\n".join(lines)
 
@@ -205,10 +206,10 @@ def tokens_to_compute() -> str:
     lines = [
         "## From how many tokens a step compute binds",
         "",
-        "24 layers of 12.6 M parameters, all streamed with 3 slots; 16 bits on the link up, fp32 gradients down. Below, the lane that has the most work "
-        "decides, and more tokens a step cost nothing. The width hardly matters: it cancels.",
+        "24 layers of 12.6 M parameters are streamed with 3 slots; weights of 16 bits cross the link up, fp32 gradients cross it down. With fewer tokens "
+        "than the table says, another lane is the busiest one, and more tokens a step cost no time. The width hardly matters, because it cancels.",
         "",
-        "| profile | precision | tokens | just below, the busiest lane is | step there over resident training |",
+        "| profile | precision | tokens a step | busiest lane with half as many tokens | time of a step over plain training on the device |",
         "|---|---|---|---|---|",
     ]
     for name, hardware in PROFILES.items():
@@ -219,7 +220,10 @@ def tokens_to_compute() -> str:
         step = relay_step(model, hardware, shape, tokens=tokens, precision=precision)
         plain = resident_step_s(model, hardware, tokens=tokens, precision=precision)
         lines.append(f"| {name} | {precision} | {tokens:,} | {below.binds} | {step.step_s / plain:.2f} |")
-    lines += ["", "Dominating assumption: the host's updates a second, and the share of the peak that layers reach."]
+    lines += [
+        "",
+        "The assumptions that matter most: the host's rate of updates, and the share of the peak that layers reach.",
+    ]
     return "\n".join(lines)
 
 
