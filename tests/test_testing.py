@@ -23,7 +23,7 @@ from l2l_nas.eps.storage import RamStorage
 from l2l_nas.layers import Embedding, Heads, LinearAttention, SelfAttention, StateHeads, StateSpace
 from l2l_nas.nas.evaluation.early_stopping import EARLY_STOPS, NeverStop
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
-from l2l_nas.nas.strategies.build import STRATEGIES
+from l2l_nas.nas.strategies.default import STRATEGIES
 from l2l_nas.testing.problems import small_data, small_pool
 from l2l_nas.training.schedule import SCHEDULES
 from tests.cli.runs import ROOT

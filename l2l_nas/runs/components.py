@@ -25,8 +25,8 @@ from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.objectives import parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler
 from l2l_nas.nas.strategies.budget import Budget, Division
-from l2l_nas.nas.strategies.build import build_phases
 from l2l_nas.nas.strategies.context import SearchComponents
+from l2l_nas.nas.strategies.default import build_phases
 from l2l_nas.nas.strategies.division import MachineSpeed, measured
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import cut_sizes

@@ -23,9 +23,8 @@ from l2l_nas.nas.evaluation.futures import FuturesExecutor
 from l2l_nas.nas.evaluation.segment import SegmentExecutor
 from l2l_nas.nas.objectives import Goal, counts, num_evaluated
 from l2l_nas.nas.samplers.registry import check_sampler
-from l2l_nas.nas.strategies.build import RANDOM
 from l2l_nas.nas.strategies.context import SearchContext
-from l2l_nas.nas.strategies.default import Search
+from l2l_nas.nas.strategies.default import RANDOM, Search
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.strategies.phase import Phase

@@ -17,7 +17,7 @@ from l2l_nas.cli.schema import register
 from l2l_nas.eps.optimizers.registry import OPTIMIZERS, build_optimizer
 from l2l_nas.nas.evaluation.engines import ENGINES
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
-from l2l_nas.nas.strategies.build import STRATEGIES, build_phases
+from l2l_nas.nas.strategies.default import STRATEGIES, build_phases
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import ABOUT, GROUPS, arguments, choices, shipped

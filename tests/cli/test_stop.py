@@ -29,7 +29,7 @@ def test_a_search_that_is_stopped_among_its_finalists_says_that_they_begin_anew(
     def stop_at(*_, **__):
         raise Stopped
 
-    monkeypatch.setattr("l2l_nas.nas.strategies.rounds.Rounds._further", stop_at)
+    monkeypatch.setattr("l2l_nas.nas.strategies.finalist_phase.Rounds._further", stop_at)
     assert main(["search", *WORDS, "search.trials=3", "search.warmup_steps=2"]) == 130
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("stopped after 3 of 3 trials, all saved; the finalists begin anew. Go on with: python")

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from l2l_nas.cost.table import Limit
@@ -25,7 +26,6 @@ from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
-from l2l_nas.nas.strategies.solve import Block, best_paths, blocks_of
 from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
@@ -39,6 +39,8 @@ SCORES = ("exchange", "error")
 # networks that a constraint refuses before it is given up
 _MOST_REFUSED = 1000
 _ORIGINAL = ""  # the key of the network as it is
+
+Block = tuple[int, str]  # a layer by index of its position and name
 
 
 def blockwise(
@@ -288,3 +290,51 @@ def _relays(search: SearchContext) -> Any:
         )
 
     return relay_of
+
+
+def blocks_of(pool: LayerPool) -> list[Block]:
+    """All blocks, in the order of positions."""
+    return [(index, one.name) for index, position in enumerate(pool.positions) for one in position.candidates]
+
+
+def best_paths(
+    pool: LayerPool, scores: Mapping[Block, float], *, limits: Sequence[tuple[Mapping[Block, float], float]] = ()
+) -> Iterator[Architecture]:
+    """Architectures in the order of the sum of their blocks' scores, lowest first.
+
+    One block a position, sums of costs within their limits: a program with one variable for each block, solved by HiGHS
+    through scipy. Each architecture that was found is excluded from the next program.
+
+    Args:
+        scores: of each block, finite.
+        limits: costs of each block, and the most that their sum may be.
+
+    Raises:
+        ConstraintError: no architecture is within the limits.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # takes half a second, and few searches need it
+
+    blocks = blocks_of(pool)
+    column = {block: number for number, block in enumerate(blocks)}
+    one_each = np.zeros((len(pool), len(blocks)))
+    for number, (index, _) in enumerate(blocks):
+        one_each[index, number] = 1.0
+    rules = [LinearConstraint(one_each, 1, 1)]
+    for costs, most in limits:
+        # as shares of the limit, so that a tolerance means the same for parameters and for milliseconds
+        rules.append(LinearConstraint(np.array([[costs[block] / most for block in blocks]]), -np.inf, 1.0))
+    goal = np.array([scores[block] for block in blocks])
+    number = 0
+    while True:
+        found = milp(goal, constraints=rules, integrality=np.ones(len(blocks)), bounds=Bounds(0, 1))
+        if found.x is None:
+            if not number:
+                raise ConstraintError("no architecture is within the limits; raise them, or add smaller candidates")
+            return
+        taken = found.x > 0.5
+        choices = [name for (_, name), is_taken in zip(blocks, taken, strict=True) if is_taken]
+        yield pool.architecture(choices)
+        number += 1
+        row = np.zeros((1, len(blocks)))
+        row[0, [column[block] for block in enumerate(choices)]] = 1.0
+        rules.append(LinearConstraint(row, -np.inf, len(pool) - 1))

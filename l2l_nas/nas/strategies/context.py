@@ -17,7 +17,6 @@ from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.segment import SegmentExecutor
 from l2l_nas.nas.objectives import Goal, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.budget import Budget
-from l2l_nas.nas.strategies.catch_up import Targets
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache
 from l2l_nas.nas.strategies.phase import Phase
@@ -97,7 +96,7 @@ class SearchContext(SearchComponents):
     coverage: Coverage = field(init=False)
     warm_steps: int = field(default=0, init=False)
     catch_up_steps: int = field(default=0, init=False)
-    new_candidates: Targets = field(default_factory=dict, init=False)
+    new_candidates: Mapping[str, Mapping[str, int]] = field(default_factory=dict, init=False)
     weights_of_trials: dict[Architecture, ParamServer] = field(default_factory=dict, init=False)
     best: Finalist | None = field(default=None, init=False)
     finalists: tuple[Finalist, ...] = field(default=(), init=False)

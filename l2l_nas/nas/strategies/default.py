@@ -1,4 +1,4 @@
-"""One search, in phases: warm-up, trials, finalists.
+"""One search, in phases: warm-up, trials, finalists; or those of another strategy.
 
 Paths, batches, random numbers and learning rates depend on (seed, step) alone, so that an interrupted warm-up goes on
 as if nothing had been. A resumed search keeps its trials and goes on with a newly seeded sampler and the weights last
@@ -20,10 +20,12 @@ have there. A trial whose learning rate falls by itself tells less of the end af
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from l2l_nas.errors import ConstraintError, StorageError, described, of_user
+from l2l_nas.errors import ConstraintError, SettingError, StorageError, described, did_you_mean, of_user
 from l2l_nas.nas.callback import Stopped
+from l2l_nas.nas.strategies.blockwise import blockwise
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.finalists import Finalist
@@ -31,6 +33,7 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.nas.strategies.warm_up import WarmUp
+from l2l_nas.plugins import is_named, made, name_and_arguments
 
 
 def default_phases() -> list[Phase]:
@@ -94,3 +97,46 @@ class Search:
         if search.best is None:
             raise ConstraintError("the phases of the search chose nothing to return; let the last be Finalists()")
         return search.best
+
+
+# the strategy whose trials are drawn at random, whatever the sampler: what other searches are compared with
+RANDOM = "random_search"
+STRATEGIES: dict[str, Callable[..., list[Phase]]] = {
+    "default": default_phases,
+    "blockwise": blockwise,
+    RANDOM: lambda: [Trials(), Finalists()],
+}
+
+
+def build_phases(strategy: str | Mapping[str, Any] | Sequence[Phase]) -> list[Phase]:
+    """The phases of a strategy.
+
+    Args:
+        strategy: a key of `STRATEGIES`; or `FILE.py:NAME` or `MODULE:NAME` of a function that returns a list of phases;
+            or that list. A dict has the name, as "name", and the arguments of the function.
+
+    Raises:
+        SettingError: there is no such strategy, or it is no list of phases.
+        L2LError: what is named raised something.
+    """
+    if not isinstance(strategy, str | Mapping):
+        if not _are_phases(strategy):
+            raise SettingError("strategy: expected a list of l2l_nas.Phase objects, or a name")
+        return list(strategy)
+    name, arguments = name_and_arguments(strategy)
+    if name in STRATEGIES:
+        return STRATEGIES[name](**arguments)
+    if not is_named(name):
+        raise SettingError(f"no strategy '{name}'{did_you_mean(name, STRATEGIES)}")
+    found: Sequence[Phase] = made(
+        strategy,
+        setting="strategy",
+        offered={},
+        is_right=_are_phases,
+        kind="a list of l2l_nas.Phase objects",
+    )
+    return list(found)
+
+
+def _are_phases(found: object) -> bool:
+    return isinstance(found, list | tuple) and bool(found) and all(isinstance(one, Phase) for one in found)

@@ -17,8 +17,8 @@ from l2l_nas.nas.evaluation.segment import Segment, SegmentExecutor, run_all
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.finalist_phase import Counted
 from l2l_nas.nas.strategies.phase import Phase
-from l2l_nas.nas.strategies.rounds import Counted
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import Score, by_part
 

@@ -1,20 +1,31 @@
 """Warm-up: the shared weights are trained on random paths, so that a trial's score tells of its architecture.
 
-Candidates that joined the pool since then are trained until they had as many steps as the others; see `catch_up.py`.
+[Note: catch-up] Candidates that joined the pool between two runs are trained until they had as many steps as the
+others: untrained, they could only get bad scores. The paths of that are random ones that take new candidates wherever a
+position has one to train, each up to its target: those of all positions are trained at a time. They are planned
+beforehand, and a plan made again half way through is the rest of the first one, so that an interrupted catch-up goes on
+as if nothing had been.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from l2l_nas.errors import SpaceError, TrialError
-from l2l_nas.nas.strategies.catch_up import plan_catch_up
+from l2l_nas.errors import ConstraintError, SpaceError, TrialError
 from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.suspects import to_retire
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.constraint import Constraint, first_violation
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.schedule import Schedule
+
+# draws for a step before it is given up, where constraints refuse the new candidates
+_DRAWS = 50
 
 
 class WarmUp(Phase):
@@ -129,3 +140,70 @@ def _train(
         search.callback.poll()
 
     search.trainer.fit(remembered, start=start, steps=steps, schedule=schedule, offset=offset, after_step=after_step)
+
+
+def plan_catch_up(
+    pool: LayerPool,
+    coverage: Coverage,
+    *,
+    targets: Mapping[str, Mapping[str, int]],
+    seed: int,
+    constraints: Sequence[Constraint],
+    done: int,
+) -> list[Architecture]:
+    """The paths that are left to train, in order; see [Note: catch-up].
+
+    Args:
+        pool: with the new candidates.
+        coverage: what was trained so far.
+        targets: target warm-up steps of each new candidate, by row and candidate.
+        done: how many paths were trained already.
+    """
+    uniform = UniformPaths(pool, seed=seed, constraints=constraints)
+    missing = {
+        (row, name): target - coverage.steps("warmup", row).get(name, 0)
+        for row, row_targets in targets.items()
+        for name, target in row_targets.items()
+    }
+    missing = {key: left for key, left in missing.items() if left > 0}
+
+    def path_at(step: int) -> Architecture | None:
+        """A path with at least one new candidate; None where the constraints leave none."""
+        lacking = _lacking(pool, coverage, missing)
+        for draw in range(_DRAWS):
+            generator = random.Random(f"{seed}/newcomers/{step}/{draw}")
+            try:
+                base = uniform.path_at(-(1 + draw + _DRAWS * (step + 1)))
+            except ConstraintError:
+                return None
+            choices = list(base.choices)
+            # where all new candidates at once are refused, fewer of them may be allowed
+            count = len(lacking) if draw < _DRAWS // 2 else generator.randint(1, len(lacking))
+            for index, name in generator.sample(lacking, count):
+                choices[index] = name
+            path = pool.canonical(Architecture(tuple(choices)))
+            if first_violation(path, constraints) is None:
+                return path
+        return None
+
+    paths: list[Architecture] = []
+    while missing and (path := path_at(done + len(paths))) is not None:
+        paths.append(path)
+        for index, name in enumerate(path.choices):
+            key = (coverage.row_of(index), name)
+            if key in missing:
+                missing[key] -= 1
+                if missing[key] <= 0:
+                    del missing[key]
+    return paths
+
+
+def _lacking(pool: LayerPool, coverage: Coverage, missing: Mapping[tuple[str, str], int]) -> list[tuple[int, str]]:
+    """By position, the new candidate that lacks most."""
+    found = []
+    for index, position in enumerate(pool.positions):
+        row = coverage.row_of(index)
+        options = [(missing[row, c.name], c.name) for c in position.candidates if (row, c.name) in missing]
+        if options:
+            found.append((index, max(options)[1]))
+    return found

@@ -7,8 +7,8 @@ import torch
 
 from l2l_nas import Require
 from l2l_nas.nas.callback import Stopped
-from l2l_nas.nas.strategies.catch_up import plan_catch_up
 from l2l_nas.nas.strategies.coverage import Coverage
+from l2l_nas.nas.strategies.warm_up import plan_catch_up
 from l2l_nas.space.sampling import UniformPaths
 from tests.nas.problems import budget, pool_of, search_on
 
