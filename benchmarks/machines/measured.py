@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, line
 from l2l_nas.report.html.frame import asset, environment, policy
-from l2l_nas.report.html.svg import Plot
 from l2l_nas.report.text import counted, format_bytes
 
 _DASH = "\N{EN DASH}"
@@ -45,7 +44,7 @@ def render_measured(result: Mapping[str, Any]) -> str:
             policy=policy(""),
             machine=result["machine"],
             lead=_lead(result),
-            plot=None if chart.message else Plot(chart),
+            chart=None if chart.message else chart,
             sections=[_section(name, section, result) for name, section in result["sections"].items()],
             made=result["made"],
         )

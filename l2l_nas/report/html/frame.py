@@ -11,7 +11,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from l2l_nas.report.html.svg import number, percent
+from l2l_nas.report.html import svg
 from l2l_nas.report.styles import hue_class, style_of
 from l2l_nas.report.text import format_seconds
 
@@ -20,7 +20,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 
 def policy(script: str) -> str:
     """What a browser may load and run: only what stands in the page; its script, if it has one."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    digest = _base64(hashlib.sha256(script.encode()).digest())
     return (
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
         f"script-src 'sha256-{digest}'"
@@ -38,8 +38,10 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(number=number, percent=percent, hue_class=hue_class, seconds=format_seconds, signed=_signed)
-    found.globals.update(style_of=style_of)
+    drawing = {one.__name__: one for one in (svg.number, svg.percent, svg.height, svg.thinned, svg.segments)}
+    found.filters.update(drawing, base64=_base64, hue_class=hue_class, seconds=format_seconds, signed=_signed)
+    sizes = {name: getattr(svg, name) for name in ("HEIGHT_PX", "CEILING_PX", "FLOOR_PX")}
+    found.globals.update(sizes, style_of=style_of)
     return found
 
 
@@ -51,6 +53,10 @@ def _clean(value: object) -> object:
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return _CONTROL.sub("", value.encode("utf-8", "replace").decode())
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _signed(value: float) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
-from l2l_nas.report.charts.chart import Axis, Chart, Point, Series
+from l2l_nas.report.charts.chart import Point
 
-_HEIGHT_PX, _MARGIN_TOP, _MARGIN_BOTTOM = 320.0, 12.0, 30.0
+HEIGHT_PX, CEILING_PX, FLOOR_PX = 320.0, 12.0, 290.0  # of a chart; of the ends of its axis of y
 # more points than these make a page slow to load and tell no more
 _MAX_POINTS = 1500
 
@@ -26,39 +27,16 @@ def percent(share: float) -> str:
     return f"{number(100 * share)}%"
 
 
-class Plot:
-    """A chart laid out for the page.
+def height(share: float) -> float:
+    """Where a share of the axis of y lies, in pixels from above."""
+    return round(CEILING_PX + (1 - share) * (FLOOR_PX - CEILING_PX), 2)
 
-    Args:
-        chart: one with axes.
-    """
 
-    def __init__(self, chart: Chart) -> None:
-        assert chart.x is not None  # those without axes have a message
-        assert chart.y is not None
-        self.chart = chart
-        self._x: Axis = chart.x
-        self._y: Axis = chart.y
-        self.x_marks = [(self.left(value), label) for value, label in chart.x.labelled()]
-        self.y_marks = [(self.top(value), label) for value, label in chart.y.labelled()]
-        self.height, self.ceiling, self.floor = _HEIGHT_PX, _MARGIN_TOP, _HEIGHT_PX - _MARGIN_BOTTOM
+def thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """The points, or of very many an even choice."""
+    return points[:: math.ceil(len(points) / _MAX_POINTS) or 1]
 
-    def left(self, value: float) -> str:
-        """Where a value of x lies."""
-        return percent(self._x.at(value))
 
-    def top(self, value: float) -> float:
-        """Where a value of y lies, in pixels from above."""
-        return round(_MARGIN_TOP + (1 - self._y.at(value)) * (_HEIGHT_PX - _MARGIN_TOP - _MARGIN_BOTTOM), 2)
-
-    def points(self, series: Series) -> tuple[Point, ...]:
-        """The points of a series, or of very many an even choice."""
-        return series.points[:: math.ceil(len(series.points) / _MAX_POINTS) or 1]
-
-    def segments(self, series: Series) -> list[tuple[str, float, str, float]]:
-        """The straight lines of a series, without those of no length."""
-        return [
-            (self.left(one.x), self.top(one.y), self.left(two.x), self.top(two.y))
-            for one, two in itertools.pairwise(series.points)
-            if (one.x, one.y) != (two.x, two.y)
-        ]
+def segments(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+    """The ends of the straight lines from point to point, without those of no length."""
+    return [(one, two) for one, two in itertools.pairwise(points) if (one.x, one.y) != (two.x, two.y)]

@@ -7,7 +7,6 @@ that slipped through unescaped could not run.
 
 from __future__ import annotations
 
-import base64
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from l2l_nas.nas.objectives import Goal, State, counts
 from l2l_nas.nas.suspects import to_retire
 from l2l_nas.report.charts import tables
 from l2l_nas.report.charts.architecture import boxes_of
-from l2l_nas.report.charts.chart import Chart
 from l2l_nas.report.charts.diagram import DENSE_PAGE, PAGE, lay_out
 from l2l_nas.report.charts.grid import coverage_grid, importance_grid
 from l2l_nas.report.charts.learning import finalist_curves, trial_curves
@@ -28,9 +26,8 @@ from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.charts.tips import labelled
 from l2l_nas.report.history import RunState, Spent
 from l2l_nas.report.html.frame import asset, environment, policy
-from l2l_nas.report.html.svg import Plot
 from l2l_nas.report.network import Network, margin
-from l2l_nas.report.results import TEST, VALIDATION, Ranking, Results
+from l2l_nas.report.results import TEST, VALIDATION, Ranking
 from l2l_nas.report.summary import Summary
 from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading
 
@@ -108,9 +105,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
     results, history = summary.results, summary.history
     script = asset("page.js")
     best, goal = results.best, results.goals[0]
-    plots = [
-        [_plot(chart) for chart in trade_off_charts(results, first, second)] for first, second in results.trade_offs
-    ]
+    plots = [trade_off_charts(results, first, second) for first, second in results.trade_offs]
     beside = history.baseline if results.finalists else None
     leaders = results.leaders(_NUM_BEST)
     winner = results.finalists[0].trial if results.finalists and summary.is_finished else None
@@ -140,7 +135,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "beside": beside,
         "baseline": tables.baseline_table(results, beside) if beside else None,
         "margin": margin(results.finalists[0], beside.best, goal) if beside else "",
-        "curves": {name: (chart.message, _plot(chart)) for name, chart in _curves(results).items()},
+        "curves": {"Finalists": finalist_curves(results), "Trials": trial_curves(results)},
         "leaders": [_leader(summary, network, rank, leaders[0]) for rank, network in enumerate(leaders, start=1)],
         "legend": _legend(summary),
         "trial_plots": [charts[-1] for charts in plots],
@@ -148,16 +143,13 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "trade_off": f"{goal.name.capitalize()} against {' and '.join(aim.name for aim in results.aims[1:])}",
         "front": tables.front_table(results) if results.scored else None,
         "max_front": tables.MAX_FRONT,
-        "progress": _plot(progress_chart(results)),
+        "progress": progress_chart(results),
         "importance": importance_grid(results),
         "coverage": coverage_grid(results, history.warmup),
         "ranking": results.ranking(),
         "paths": _rank_paths(results.ranking(), goal),
         "rank_height": _RANK_HEAD + _RANK_PITCH * len(results.finalists) + 4,
         "spent": _parts(history.spent),
-        "plan": summary.planned,
-        "plan_picture": base64.b64encode(summary.planned_picture).decode(),
-        "timeline": base64.b64encode(summary.timeline).decode(),
         "reasons": results.reasons(),
         "suspects": results.suspects,
         "retire": to_retire(one.pattern for one in results.suspects),
@@ -171,15 +163,6 @@ def view_of(summary: Summary) -> dict[str, Any]:
 def _navigation(summary: Summary) -> dict[str, str]:
     is_shown = {"baseline": summary.history.baseline is not None, "plan": summary.planned is not None}
     return {name: text for name, text in _NAVIGATION.items() if is_shown.get(name, True)}
-
-
-def _plot(chart: Chart) -> Plot | None:
-    """A chart laid out; None where there is nothing to show."""
-    return None if chart.message else Plot(chart)
-
-
-def _curves(results: Results) -> dict[str, Chart]:
-    return {"Finalists": finalist_curves(results), "Trials": trial_curves(results)}
 
 
 def _title(summary: Summary) -> str:

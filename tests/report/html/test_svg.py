@@ -4,14 +4,14 @@ import pytest
 
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, line
 from l2l_nas.report.html.frame import environment
-from l2l_nas.report.html.svg import Plot, number, percent
+from l2l_nas.report.html.svg import number, percent
 from tests.report.pages import HOSTILE, Reader
 
 
 def drawn(*series: Series) -> Reader:
     chart = Chart("a <b>", Axis("x", 0, 10), Axis("y", 0, 1), series)
     macros = environment().get_template("svg.html.j2").module
-    return Reader(str(macros.plot(Plot(chart))))  # type: ignore[attr-defined]
+    return Reader(str(macros.plot(chart)))  # type: ignore[attr-defined]
 
 
 def test_lengths_have_two_decimals_at_most() -> None:
