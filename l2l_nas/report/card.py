@@ -5,8 +5,9 @@ A pool holds factories, which only the user's own files can give back; those are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +30,7 @@ class PositionCard:
 
     name: str  # of the position
     candidates: tuple[str, ...]  # names of all it offers
-    skips: frozenset[str]  # those of them that are the identity
+    skips: tuple[str, ...]  # those of them that are the identity
     output: str  # its shape without the batch, such as 16x8x8
     # values, where the space is no chain: see l2l_nas.space.values
     reads: tuple[str, ...] | None = None
@@ -88,10 +89,7 @@ class SpaceCard:
     @property
     def size(self) -> int:
         """How many architectures there are, before canonical form."""
-        product = 1
-        for position in self.positions:
-            product *= len(position.candidates)
-        return product
+        return math.prod(len(position.candidates) for position in self.positions)
 
     @property
     def hue_numbers(self) -> dict[str, int]:
@@ -141,23 +139,7 @@ class SpaceCard:
 
     def to_json(self) -> dict[str, Any]:
         """As `log.jsonl` holds it."""
-        positions: list[dict[str, Any]] = [
-            {"name": p.name, "candidates": list(p.candidates), "skips": sorted(p.skips), "output": p.output}
-            for p in self.positions
-        ]
-        graph: dict[str, Any] = {}
-        if self.outputs:
-            graph = {"inputs": dict(self.inputs), "outputs": list(self.outputs)}
-            for content, position in zip(positions, self.positions, strict=True):
-                content |= {"reads": list(position.reads or ()), "writes": list(position.writes)}
-        return {
-            "positions": positions,
-            **graph,
-            "source": self.source,
-            "shared": self.shared,
-            "ties": {key: list(groups) for key, groups in self.ties.items()},
-            "sizes": dict(self.sizes),
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SpaceCard:
@@ -170,9 +152,9 @@ class SpaceCard:
             PositionCard(
                 str(item["name"]),
                 _names(item["candidates"]),
-                frozenset(_names(item["skips"])),
+                _names(item["skips"]),
                 str(item["output"]),
-                _names(item["reads"]) if "reads" in item else None,
+                None if item.get("reads") is None else _names(item["reads"]),
                 _names(item.get("writes", ())),
             )
             for item in content["positions"]
@@ -185,11 +167,9 @@ class SpaceCard:
         graph = (inputs, _names(content.get("outputs", ())))
         card = cls(positions, str(content["source"]), bool(content["shared"]), ties, sizes, *graph)
         _ = card.wiring  # raises where it is none
-        for position in positions:
-            for name in position.candidates:
-                if name not in position.skips:
-                    for state in card.states(position.name, name):
-                        card.sizes[state]  # raises where one is missing
+        layers = [(p.name, name) for p in positions for name in p.candidates if name not in p.skips]
+        for state in {state for layer in layers for state in card.states(*layer)}:
+            card.sizes[state]  # raises where one is missing
         return card
 
 
@@ -205,7 +185,7 @@ def card_of(pool: LayerPool, shapes: Shapes) -> SpaceCard:
         PositionCard(
             position.name,
             tuple(candidate.name for candidate in position.candidates),
-            frozenset(candidate.name for candidate in position.candidates if candidate.is_skip),
+            tuple(candidate.name for candidate in position.candidates if candidate.is_skip),
             shape_text(shapes.gives[index]),
             None if wiring is None else wiring.reads[index],
             () if wiring is None else position.writes,

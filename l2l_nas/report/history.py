@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from l2l_nas.report.card import SpaceCard
@@ -33,21 +33,21 @@ class RunHistory:
     """A run's log, read."""
 
     card: SpaceCard  # the space searched
-    earlier: tuple[SpaceCard, ...]  # the spaces of before, in which candidates may have been that are gone
     state: RunState  # of the last session; "cut off" if it neither ended nor is known to run
-    phase: str  # its last one
-    sessions: int  # how often the run was started
-    finalists: tuple[Network, ...]  # of the last session, in the order they were trained
-    given_up: Mapping[int, str]  # why others were not trained to the end, by their trials
-    baseline: RandomBaseline | None  # the result of the last session's random search; None where there was none
-    warmup: Mapping[str, Mapping[str, int]]  # steps by row and candidate, once warm-up is over
     spent: tuple[Spent, ...]  # where the time of all sessions went; parts without any are left out
     versions: Mapping[str, str]  # of what the last session ran on
-    device: str  # that it ran on; empty where the log does not tell
-    latency: Mapping[int, float]  # of finalists in ms, by their trials, where it was measured at the end
-    failure: str  # why it failed
-    stopped_by: str  # the callback that stopped it, and had its result so far written; empty for none
-    samples: Mapping[str, int]  # how many each part of the data has; empty where the log does not tell
+    earlier: tuple[SpaceCard, ...] = ()  # the spaces of before, in which candidates may have been that are gone
+    phase: str = ""  # its last one
+    sessions: int = 1  # how often the run was started
+    finalists: tuple[Network, ...] = ()  # of the last session, in the order they were trained
+    given_up: Mapping[int, str] = field(default_factory=dict)  # why others were not trained to the end, by their trials
+    baseline: RandomBaseline | None = None  # the result of the last session's random search; None where there was none
+    warmup: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # steps by row and candidate, once it is over
+    device: str = ""  # that the last session ran on; empty where the log does not tell
+    latency: Mapping[int, float] = field(default_factory=dict)  # of finalists in ms, by their trials, where measured
+    failure: str = ""  # why it failed
+    stopped_by: str = ""  # the callback that stopped it, and had its result so far written; empty for none
+    samples: Mapping[str, int] = field(default_factory=dict)  # how many each part of the data has; empty if not known
 
     @property
     def seconds(self) -> float:

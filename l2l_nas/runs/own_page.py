@@ -52,11 +52,8 @@ def write_page(study: optuna.Study, pool: LayerPool, path: Path | str = "report.
     path = check_path("write_page: path", path)
     goals, found = read_own_study(study, pool)
     records = only_finite(found, goals)
-    history = RunHistory(
-        card=card_of(pool, check_shapes(pool)), earlier=(), state="finished", phase="search", sessions=1, finalists=(),
-        given_up={}, baseline=None, warmup={}, spent=(Spent(TRIALS, sum(one.seconds for one in records)),),
-        versions=versions(), device="", latency={}, failure="", stopped_by="", samples={},
-    )  # fmt: skip
+    spent = Spent(TRIALS, sum(one.seconds for one in records))
+    history = RunHistory(card_of(pool, check_shapes(pool)), "finished", (spent,), versions())
     summary = Summary(
         study.study_name, str(path.parent), time.time(), "", history, goals, tuple(records), len(records), None,
         settings=(), commands=_commands(path, goals), seed="",
