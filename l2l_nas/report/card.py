@@ -91,7 +91,7 @@ class SpaceCard:
         """How many architectures there are, before canonical form."""
         return math.prod(len(position.candidates) for position in self.positions)
 
-    @property
+    @cached_property
     def hue_numbers(self) -> dict[str, int]:
         """The number of every candidate name's colour (see `styles.hue`); those that are nowhere a choice are grey.
 

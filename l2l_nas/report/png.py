@@ -51,16 +51,15 @@ def draw(picture: Picture) -> Figure:
     return _draw_grid(picture) if isinstance(picture, Grid) else _draw_diagram(picture)
 
 
-def _new_figure(width_in: float, height_in: float, *, layout: Literal["constrained"] | None = None) -> Figure:
-    """An empty figure."""
+def _new_figure(width_in: float, height_in: float, *, is_laid_out: bool = False) -> Figure:
+    """An empty figure; where it is laid out, matplotlib finds the places of axes, their words and the legend."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08) if is_laid_out else None
     figure = Figure(figsize=(width_in, height_in), dpi=_DPI, layout=layout, facecolor="white")
     FigureCanvasAgg(figure)
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.set(w_pad=0.1, h_pad=0.08)  # type: ignore[call-arg]
     return figure
 
 
@@ -79,17 +78,13 @@ def _draw_sheet(sheet: Sheet) -> Figure:
     charts = [chart for chart in sheet.charts if not chart.message]
     (width, height), count = sheet.panel_in, len(charts)
     size, shape = ((width * count, height), (1, count)) if sheet.is_row else ((width, height * count), (count, 1))
-    figure = _new_figure(*size, layout="constrained")
+    figure = _new_figure(*size, is_laid_out=True)
     for axes, chart in zip(figure.subplots(*shape, squeeze=False).flat, charts, strict=True):
         _draw_chart(axes, chart, is_alone=not sheet.title)
     if sheet.title:
         figure.suptitle(sheet.title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
-    handles = {
-        str(label): handle
-        for axes in figure.axes
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    if handles:
+    drawn = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    if handles := {str(label): handle for handle, label in drawn}:
         columns = 4 if sum(map(len, handles)) < 90 else 3
         figure.legend(
             handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
@@ -242,7 +237,7 @@ def _draw_grid(grid: Grid) -> Figure:
     is_upright = len(labels) > 1 and longest * 0.085 > cell_in
     width = max(8.0, 2.6 + cell_in * len(labels))
     height = 1.85 + 0.46 * len(grid.columns) + (0.075 * longest if is_upright else 0.0)
-    figure = _new_figure(width, height, layout="constrained")
+    figure = _new_figure(width, height, is_laid_out=True)
     axes = figure.add_subplot(xlim=(-0.5, len(labels) - 0.5), ylim=(len(grid.columns) - 0.5, -0.5))
     for x, row in enumerate(grid.rows):
         for y, cell in enumerate(row.cells):

@@ -10,7 +10,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from l2l_nas.nas.objectives import Goal
@@ -40,20 +40,24 @@ class Axis:
     def around(cls, label: str, values: Sequence[float], margins: Place, *, is_count: bool = False) -> Axis:
         """An axis around values, with margins below and above as shares of their span.
 
-        Values that differ in their last digits alone get as much space as one value.
+        A single value gets some space too, and as much do values that differ in their last digits alone.
         """
-        if max(values) - min(values) < 1e-9 * max(map(abs, values)):
-            values = values[:1]
-        return cls(label, *padded(values, margins), is_count=is_count)
+        low, high = min(values), max(values)
+        span = high - low
+        if span < 1e-9 * max(map(abs, values)) or not span:
+            span = abs(values[0]) * 0.1 or 1.0
+            low, high = values[0] - span / 2, values[0] + span / 2
+        return cls(label, low - margins[0] * span, high + margins[1] * span, is_count=is_count)
 
     @classmethod
     def counting(cls, label: str, values: Sequence[float]) -> Axis:
         """An axis of counts such as numbers of parameters: logarithmic where they span more than a decade."""
+        axis = replace(cls.around(label, values, (0.05, 0.05)), is_count=True, is_short=True)
         if min(values) > 0 and max(values) > 10 * min(values):
             margin = (max(values) / min(values)) ** 0.05
-            label += ", log scale"
-            return cls(label, min(values) / margin, max(values) * margin, is_log=True, is_count=True, is_short=True)
-        return cls(label, *padded(values, (0.05, 0.05)), is_count=True, is_short=True)
+            low, high = min(values) / margin, max(values) * margin
+            return replace(axis, label=f"{label}, log scale", low=low, high=high, is_log=True)
+        return axis
 
     @classmethod
     def of_names(cls, label: str, names: Sequence[str]) -> Axis:
@@ -108,7 +112,6 @@ class Point:
     note: str = ""  # words beside it, where nobody can point at it
     tip: str = ""  # words on the page when one points at it, the first line being their title
     trial: int | None = None  # which trial it is of
-    style: str = ""  # its own; empty for that of the series
 
 
 @dataclass(frozen=True)
@@ -167,15 +170,6 @@ def best_so_far(places: Sequence[Place], goal: Goal, *, until: float) -> list[Pl
 def axis_label(goal: Goal, what: str = "") -> str:
     """What stands beside an axis: the name of a goal, of what kind its values are, which way is better."""
     return f"{', '.join(filter(None, (heading(goal.name), what)))} ({'more' if goal.maximize else 'less'} is better)"
-
-
-def padded(values: Sequence[float], margins: Place) -> Place:
-    """Limits around values, with space as a share of their span; a single value gets some space too."""
-    low, high = min(values), max(values)
-    span = high - low or abs(high) * 0.1 or 1.0
-    if high == low:
-        low, high = low - span / 2, high + span / 2
-    return low - margins[0] * span, high + margins[1] * span
 
 
 def short_count(value: float) -> str:

@@ -70,19 +70,14 @@ class Table:
 TRIAL, ARCHITECTURE = Column("trial", "n"), Column("architecture", "")
 
 
-def hue_classes(card: SpaceCard) -> dict[str, str]:
-    """The class of every candidate name's colour."""
-    return {name: hue_class(number) for name, number in card.hue_numbers.items()}
-
-
 def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
     """An architecture for a cell; of candidates that are gone there are only the names."""
     words = format_choices(network.architecture, is_whole=True)
     if isinstance(network, TrialRecord) and not network.in_space:
         return Drawn(words, is_gone=True)
-    hues = hue_classes(card)
     pairs = zip(card.positions, network.architecture.choices, strict=True)
-    return Drawn(words, tuple("gap" if name in position.skips else hues[name] for position, name in pairs))
+    strip = ("gap" if name in position.skips else hue_class(card.hue_numbers[name]) for position, name in pairs)
+    return Drawn(words, tuple(strip))
 
 
 def value_cell(name: str, value: float | None) -> str:

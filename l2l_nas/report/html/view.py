@@ -28,6 +28,7 @@ from l2l_nas.report.history import RunState, Spent
 from l2l_nas.report.html.frame import asset, environment, policy
 from l2l_nas.report.network import Network, margin
 from l2l_nas.report.results import TEST, VALIDATION, Ranking
+from l2l_nas.report.styles import hue_class
 from l2l_nas.report.summary import Summary
 from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading
 
@@ -280,7 +281,7 @@ def _legend(summary: Summary) -> list[tuple[str, str]]:
     """What the colours of blocks and strips mean: class and name of every candidate."""
     card = summary.results.card
     skips = {name for position in card.positions for name in position.skips}
-    return [("gap" if name in skips else hue, name) for name, hue in tables.hue_classes(card).items()]
+    return [("gap" if name in skips else hue_class(hue), name) for name, hue in card.hue_numbers.items()]
 
 
 def _parts(spent: tuple[Spent, ...]) -> list[Parts]:
