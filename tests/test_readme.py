@@ -16,8 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.launch import _sort
-from l2l_nas.cli.names import check_words
+from l2l_nas.cli.names import check_words, read_words
 from l2l_nas.cli.schema import register, with_own_choices
 from tests.cli.runs import ROOT, TINY, environment, write_pool
 
@@ -146,19 +145,19 @@ def test_every_command_shown_names_only_settings_that_exist_and_composes(line, t
     if "--help" in words:
         assert main([command, "--help"]) == 0
         return
-    flags, overrides = _sort(words)
-    if "--config-dir" in flags:
+    args = read_words(words)
+    if args.config_dir:
         for name, text in CONFIGS.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
         monkeypatch.chdir(tmp_path)
-    check_words(command, flags, overrides)
+    check_words(command, args)
     if any(word.startswith("hydra/launcher=") for word in words):
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     register(command)
-    single = [override for override in with_own_choices(command, overrides) if not _is_sweep(override)]
-    if "--config-dir" in flags:
+    single = [override for override in with_own_choices(command, args.overrides) if not _is_sweep(override)]
+    if args.config_dir:
         single.append(f"hydra.searchpath=[file://{tmp_path}/conf]")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         assert compose(command, single)

@@ -11,15 +11,15 @@ import copy
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-import hydra
 from hydra import compose, version
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
+from hydra._internal.utils import _run_hydra, create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -40,31 +40,33 @@ from l2l_nas.runs.saved_config import own_names
 from l2l_nas.runs.terminal import open_terminal
 
 _VERSION = "1.3"  # of Hydra, whose behaviour is wanted
-_BY_COMPOSE = ("--config-dir", "-cd", "--config-name", "-cn", "--run", "-r")
 
 
-def run(command: str, flags: Sequence[str], overrides: Sequence[str]) -> None:
+def run(command: str, args: Namespace) -> None:
     """Do what the words of a command line ask for, where that is one run."""
-    with _composed(command, flags, overrides) as config:
+    with _composed(command, args) as config:
         if config.hydra.mode != RunMode.MULTIRUN:  # which a config file may say
             return _run(command, config)
-    return run_by_hydra(command, flags, overrides)
+    return run_by_hydra(command, args)
 
 
-def is_for_hydra(flags: Sequence[str]) -> bool:
+def is_for_hydra(args: Namespace) -> bool:
     """Whether flags ask for what Hydra's `main` does: print settings, or take configs from somewhere else."""
-    return any(flag.startswith("-") and flag.partition("=")[0] not in _BY_COMPOSE for flag in flags)
+    return bool(args.cfg or args.info or args.hydra_help or args.resolve or args.config_path)
 
 
-def run_by_hydra(command: str, flags: Sequence[str], overrides: Sequence[str]) -> None:
-    """The same by Hydra's `main`, which reads the words itself."""
+def run_by_hydra(command: str, args: Namespace) -> None:
+    """The same as Hydra's `main` does it."""
     # Hydra would print a traceback and exit with 1; this way its errors come to the caller
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    before, sys.argv = sys.argv, [f"l2l_nas {command}", *flags, *overrides]
-    try:
-        hydra.main(version_base=_VERSION, config_path=str(shipped("conf")), config_name=command)(_task(command))()
-    finally:
-        sys.argv = before
+    version.setbase(_VERSION)
+    _run_hydra(
+        args=args,
+        args_parser=get_args_parser(),
+        task_function=_task(command),
+        config_path=str(shipped("conf")),
+        config_name=command,
+    )
 
 
 def _task(command: str) -> Callable[[DictConfig], Any]:
@@ -76,7 +78,7 @@ def _task(command: str) -> Callable[[DictConfig], Any]:
 
 
 @contextlib.contextmanager
-def _composed(command: str, flags: Sequence[str], overrides: Sequence[str]) -> Iterator[DictConfig]:
+def _composed(command: str, args: Namespace) -> Iterator[DictConfig]:
     """The settings, those of Hydra's own with them.
 
     Raises:
@@ -84,16 +86,15 @@ def _composed(command: str, flags: Sequence[str], overrides: Sequence[str]) -> I
     """
     version.setbase(_VERSION)
     places = create_config_search_path(str(shipped("conf")))
-    for folder in config_folders(flags):
+    for folder in config_folders(args):
         if not folder.is_dir():
             raise SearchPathException(f"Additional config directory '{folder.absolute()}' not found")
         places.prepend("command-line", f"file://{folder.absolute()}", SearchPathQuery(provider="schema"))
-    named = config_folders(flags, ("--config-name", "-cn"))
     before = HydraConfig.instance().cfg
     GlobalHydra.instance().clear()
     Hydra.create_main_hydra2(command, places)
     try:
-        yield compose(str(named[-1]) if named else command, list(overrides), return_hydra_config=True)
+        yield compose(args.config_name or command, args.overrides, return_hydra_config=True)
     finally:
         GlobalHydra.instance().clear()
         HydraConfig.instance().cfg = before

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,12 +18,11 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from l2l_nas.cli.names import CONFIG_PATH, config_folders, is_sweep, nearest, no_setting
-from l2l_nas.cli.schema import named_choices
-from l2l_nas.errors import described, did_you_mean, one_line
-from l2l_nas.plugins import is_named
+from l2l_nas.cli.names import config_folders, is_sweep, nearest, no_setting
+from l2l_nas.cli.schema import is_own_choice, named_choices
+from l2l_nas.errors import did_you_mean, one_line
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import ABOUT, choices
 from l2l_nas.runs.settings import COMMANDS, SweeperConf
@@ -45,37 +45,24 @@ def is_of_hydra(error: BaseException) -> bool:
     return False
 
 
-def explain_hydra(command: str, error: Exception, flags: Sequence[str], overrides: Sequence[str]) -> str:
+def explain_hydra(command: str, error: Exception, args: Namespace) -> str:
     """What was wrong with the words of a command line or with a config file, and what to write instead.
 
     Args:
         error: what Hydra raised, see `is_of_hydra`.
-        flags, overrides: of the command line.
+        args: see `read_words`.
     """
-    folders = config_folders(flags)
-    if isinstance(error, yaml.YAMLError):
-        return _explain_yaml(error)
-    if isinstance(error, UnicodeDecodeError) and (path := _unreadable(folders)) is not None:
-        return f"{path}: not a text in UTF-8 ({error.reason})"
     if isinstance(error, OverrideParseException):
         return _unreadable_word(str(error.override), error)
-    sweeps = is_sweep(flags, overrides)
-    for word in overrides:
-        if explained := _explain_word(word, error, folders, words=overrides, sweeps=sweeps):
+    for word in args.overrides:
+        if explained := _explain_word(word, error, args):
             return explained
-    if isinstance(error, MissingConfigException):
-        group, _, choice = str(error.missing_cfg_file or "").partition("/")
-        known = [one for one in error.options or () if not is_named(one)] or _offered(group, folders)
-        if known and choice:
-            return _no_choice(group, choice, known, folders)
-        for place in config_folders(flags, CONFIG_PATH):
-            return (
-                f"--config-path {place}: that replaces the configs of the program; add your own by --config-dir {place}"
-            )
+    if isinstance(error, MissingConfigException) and (place := args.config_path):
+        return f"--config-path {place}: that replaces the configs of the program; add your own by --config-dir {place}"
     if isinstance(error.__context__, OmegaConfBaseException) and "while composing config" in str(error):
         file = str(error).partition(":")[0]
         return f"{file}: {_explain_file(command, error.__context__)}"
-    return explain_value(error, overrides)
+    return explain_value(error, args.overrides)
 
 
 def explain_value(error: Exception, overrides: Sequence[str] = ()) -> str:
@@ -86,22 +73,14 @@ def explain_value(error: Exception, overrides: Sequence[str] = ()) -> str:
         if "null byte" in text or "null character" in text:
             return f"folder: no folder can have this name ({text}); choose another"
         text = f"{type(cause).__name__}: {text}".rstrip(": ")
-    key = getattr(cause, "full_key", None)
-    name = str(key) if key else _offender(text, overrides) or _interpolated(cause, overrides)
+    name = str(getattr(cause, "full_key", None) or "")
     if name and name not in text:
         return f"{name}: {text}"
-    if isinstance(cause, HydraException | OmegaConfBaseException) or not overrides:
+    is_plain = isinstance(cause, HydraException | OmegaConfBaseException) and "${" not in "".join(overrides)
+    if name or is_plain or not overrides:
         return text
     about = [word for word in overrides if word.lstrip("+~").startswith("hydra")] or overrides
     return f"Hydra cannot take {' '.join(about)} ({text})"
-
-
-def _interpolated(error: BaseException, overrides: Sequence[str]) -> str:
-    """The setting whose interpolation leads nowhere, if the words have one alone."""
-    if not isinstance(error, InterpolationResolutionError):
-        return ""
-    names = [word.lstrip("+~").partition("=")[0] for word in overrides if "${" in word]
-    return names[0] if len(names) == 1 else ""
 
 
 def _joined(text: str) -> str:
@@ -110,27 +89,26 @@ def _joined(text: str) -> str:
     return one_line(" ".join(line if line[-1] in ".:;,!?" else f"{line};" for line in lines), most=600).rstrip(";")
 
 
-def _explain_word(word: str, error: Exception, folders: Sequence[Path], *, words: Sequence[str], sweeps: bool) -> str:
+def _explain_word(word: str, error: Exception, args: Namespace) -> str:
     """What was wrong with one word, where it shows that by itself; else nothing."""
     name, _, value = re.sub(r"^[+~]+", "", word).partition("=")
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException as unreadable:
         return _unreadable_word(word, unreadable)
-    if override.is_sweep_override() and not sweeps:
+    if override.is_sweep_override() and not is_sweep(args):
         return f"'{word}' has several values: add -m to run each of them; one value with commas stands in quotes"
-    group = name.partition("@")[0]
-    if not isinstance(error, HydraException) and (offered := _offered(group, folders)):
-        wrong = [str(one) for one in named_choices(override) if not isinstance(one, str)]
-        return _no_choice(group, wrong[0].lower(), offered, folders) if wrong else ""
-    if name.startswith("hydra/") and isinstance(error, MissingConfigException):
-        return "" if value in _offered(name, folders) else _no_choice(name, value, _offered(name, folders), folders)
+    group, folders, is_missing = name.partition("@")[0], config_folders(args), isinstance(error, MissingConfigException)
+    if (is_missing or not isinstance(error, HydraException)) and (offered := _offered(group, folders)):
+        for one in named_choices(override):
+            if not isinstance(one, str) or (is_missing and one not in offered and not is_own_choice(group, one)):
+                return _no_choice(group, value if one is None else str(one), offered, folders)
     if name.startswith("hydra.sweeper."):
         sampled = {known for known, _, _ in settings(SweeperConf, "hydra.sweeper.")}
-        if not any(one.startswith("hydra/sweeper=") for one in words):
+        if not any(one.startswith("hydra/sweeper=") for one in args.overrides):
             if name in sampled - {"hydra.sweeper.params"}:
                 return f"{name} is a setting of sampled sweeps: add hydra/sweeper=l2l"
-        elif "hydra/sweeper=l2l" in words and re.sub(r"(\.params)\..*", r"\1", name) not in sampled:
+        elif "hydra/sweeper=l2l" in args.overrides and re.sub(r"(\.params)\..*", r"\1", name) not in sampled:
             return f"no setting '{name}'{nearest(name, sorted(sampled))}"
     return ""
 
@@ -161,27 +139,6 @@ def _no_choice(group: str, choice: str, known: Sequence[str], folders: Sequence[
     return f"no {group} '{choice}'{did_you_mean(choice, known)}{own}{hint}"
 
 
-def _explain_yaml(error: yaml.YAMLError) -> str:
-    """Where a config file is no YAML."""
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    if mark is not None:
-        return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: not YAML: {getattr(error, 'problem', '')}"
-    name = getattr(error, "name", None)
-    return f"{name or 'a config file'}: not YAML: {getattr(error, 'reason', None) or described(error)}"
-
-
-def _unreadable(folders: Sequence[Path]) -> Path | None:
-    """A config file that is no text; Hydra's error does not name it."""
-    for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
-        try:
-            path.read_text("utf-8")
-        except UnicodeDecodeError:
-            return path
-        except OSError:
-            continue  # Hydra did not read it either
-    return None
-
-
 def _explain_file(command: str, error: OmegaConfBaseException) -> str:
     """What was wrong with a config file."""
     name = str(error.full_key)
@@ -190,15 +147,3 @@ def _explain_file(command: str, error: OmegaConfBaseException) -> str:
     if isinstance(error, ConfigKeyError) and name:
         return str(no_setting(name, "...", [one for one, _, _ in settings(COMMANDS[command])]))
     return explain_value(error)
-
-
-def _offender(text: str, overrides: Sequence[str]) -> str:
-    """The one setting whose value an error quotes; none where it names a setting itself, or several have that value."""
-    if any(word in text for word in overrides):
-        return ""
-    names = []
-    for word in overrides:
-        name, _, value = word.partition("=")
-        if value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text):
-            names.append(name.lstrip("+~"))
-    return names[0] if len(names) == 1 else ""

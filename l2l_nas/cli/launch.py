@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -25,27 +26,19 @@ from hydra.errors import HydraException
 
 import l2l_nas
 from l2l_nas.cli.hydra_errors import explain_hydra, is_of_hydra
-from l2l_nas.cli.names import check_words, is_sweep
+from l2l_nas.cli.names import check_words, is_sweep, read_words
 from l2l_nas.cli.run_folder import RESERVED
 from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.errors import (
     SettingError,
     StorageError,
-    did_you_mean,
     one_line,
     what_raised,
     without_passwords,
 )
-from l2l_nas.runs.command_line import as_text, fill_in, given_names
+from l2l_nas.runs.command_line import fill_in, given_names
 from l2l_nas.runs.explain import explain, is_explained
 from l2l_nas.runs.settings import PASSWORD_VARIABLE
-
-# Hydra's flags; those of the second set take the next word
-_FLAGS = {"--hydra-help", "--version", "--run", "-r", "--multirun", "-m", "--resolve"}
-_TAKES_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"}
-_TAKES_VALUE |= {"--info", "-i"}
-_SHOWN = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-_VALUES = {**dict.fromkeys(("--cfg", "-c"), ("job", "hydra", "all")), **dict.fromkeys(("--info", "-i"), _SHOWN)}
 
 
 def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
@@ -56,12 +49,10 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             imported, which would take a sixth of the processor time of a start.
     """
     register(command)
-    flags: list[str] = []
-    overrides: list[str] = []
+    args = Namespace()
     try:
-        flags, overrides = _sort(words)
-        check_words(command, flags, overrides)
-        overrides = [as_text(word) for word in overrides]
+        args = read_words(words)
+        check_words(command, args)
         with _signals(_leave):
             from l2l_nas.cli.compose import is_for_hydra, run, run_by_hydra
 
@@ -69,24 +60,26 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             if is_program:
                 gc.freeze()
                 gc.enable()
-            sweeps = is_sweep(flags, overrides)
-            overrides = with_own_choices(command, _resumed_sweep(command, overrides) if sweeps else overrides)
+            sweeps = is_sweep(args)
+            if sweeps:
+                args.overrides = _resumed_sweep(command, args.overrides)
+            args.overrides = with_own_choices(command, args.overrides)
         with (
             _logging_as_it_was(),
             plain_warnings(),
-            _shown_without_passwords(flags),
-            _password_aside(overrides),
+            _shown_without_passwords(is_shown=bool(args.cfg or args.info)),
+            _password_aside(args.overrides),
             _signals(signal.default_int_handler),
         ):
             if sweeps:
                 from l2l_nas.cli.sweep import sweeping  # it prints its errors by means of this module
 
                 with sweeping(command):
-                    run_by_hydra(command, flags, overrides)
-            elif is_for_hydra(flags):
-                run_by_hydra(command, flags, overrides)
+                    run_by_hydra(command, args)
+            elif is_for_hydra(args):
+                run_by_hydra(command, args)
             else:
-                run(command, flags, overrides)
+                run(command, args)
     except SystemExit as stop:
         asked = _asked_by(stop)
         if asked not in ("l2l_nas", "hydra", "argparse"):
@@ -102,7 +95,7 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             return report(explain(error))
         if not is_of_hydra(error):
             raise  # a mistake of this program: its traceback helps to mend it
-        return report(explain_hydra(command, error, flags, overrides))
+        return report(explain_hydra(command, error, args))
     finally:
         RESERVED.close()
     return 0
@@ -177,33 +170,6 @@ def report(message: str) -> int:
     return 2
 
 
-def _sort(words: list[str]) -> tuple[list[str], list[str]]:
-    """Flags before overrides: Hydra's parser refuses them mixed."""
-    flags: list[str] = []
-    overrides: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("-"):
-            if not re.sub(r"^[+~]+", "", word).partition("=")[0]:
-                raise SettingError(f"'{word}' is not a setting; write NAME=VALUE")
-            overrides.append(word)
-            continue
-        if word in ("--shell-completion", "-sc"):
-            raise SettingError('completion is that of the program: eval "$(l2l-nas --completion)"')
-        if word.split("=")[0] not in _FLAGS | _TAKES_VALUE:
-            raise SettingError(f"no flag '{word}'; settings are written NAME=VALUE, --help lists them")
-        flags.append(word)
-        name, equals, value = word.partition("=")
-        if name in _TAKES_VALUE and not equals:
-            value = next(rest, "")
-            if not value and name not in ("--info", "-i"):
-                raise SettingError(f"{name} takes a value behind it; --hydra-help tells which")
-            flags += [value] if value else []
-        if value and value not in (known := _VALUES.get(name, (value,))):
-            raise SettingError(f"no {name} {value}{did_you_mean(value, known)}")
-    return flags, overrides
-
-
 def _resumed_sweep(command: str, overrides: list[str]) -> list[str]:
     """A sweep goes on in its own folder, each run in its own below, with the words of its start."""
     from l2l_nas.runs.sweep_words import SWEEP_CONFIG, is_choice, sweep_flags, sweep_words
@@ -234,9 +200,9 @@ def _resumed_sweep(command: str, overrides: list[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _shown_without_passwords(flags: list[str]) -> Iterator[None]:
-    """What Hydra prints of the settings."""
-    if not {flag.split("=")[0] for flag in flags} & {"--cfg", "-c", "--info", "-i"}:
+def _shown_without_passwords(*, is_shown: bool) -> Iterator[None]:
+    """What Hydra prints of the settings, if it does."""
+    if not is_shown:
         yield
         return
     printed = io.StringIO()

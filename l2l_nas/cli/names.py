@@ -1,14 +1,18 @@
-"""Checks the words of a command line before Hydra sees them, which takes any name after a + without a word."""
+"""Reads the words of a command line, and checks them before Hydra does, which takes any name after a +."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Sequence
-from itertools import pairwise
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
 
 from l2l_nas.errors import SettingError
+from l2l_nas.runs.command_line import as_text
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import GROUPS
 from l2l_nas.runs.renamed import renamed, value_of_today
@@ -16,24 +20,45 @@ from l2l_nas.runs.settings import COMMANDS, HYDRA, OPEN
 
 # what other commands call the same
 _OTHER_WORDS = {"run": "resume", "resume": "run", "folder": "run"}
-CONFIG_PATH = ("--config-path", "-cp")
-_CONFIG_FLAGS = ("--config-dir", "-cd", *CONFIG_PATH)
 # these decide nothing here: a run is in its folder, with `.hydra` in it, and runs of a sweep in numbered ones below
 _FOLDERS = ("hydra.sweep.subdir", "hydra.job.chdir", "hydra.output_subdir")
 _OF_SWEEPS = ("hydra/sweeper", "hydra.sweeper.", "hydra.sweep.", "hydra/launcher", "hydra.launcher.")
 
 
-def check_words(command: str, flags: Sequence[str], overrides: Sequence[str]) -> None:
+def read_words(words: Sequence[str]) -> Namespace:
+    """The words of a command line, flags and overrides in any order, as Hydra's own parser has them.
+
+    Raises:
+        SettingError: no such flag, or not such a value of it.
+    """
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign] # it would print usage lines and exit
+    args, unknown = parser.parse_known_intermixed_args(words)
+    if args.shell_completion:
+        raise SettingError('completion is that of the program: eval "$(l2l-nas --completion)"')
+    if unknown or args.experimental_rerun is not None:  # the latter loads a pickle
+        name = next(iter(unknown), "--experimental-rerun")
+        raise SettingError(f"no flag '{name}'; settings are written NAME=VALUE, --help lists them")
+    args.overrides = [as_text(word) for word in args.overrides]
+    return args
+
+
+def _refuse(message: str) -> NoReturn:
+    raise SettingError(f"{message}; --hydra-help tells of flags")
+
+
+def check_words(command: str, args: Namespace) -> None:
     """Refuse names that no setting has, and settings that would have no effect.
 
     Raises:
         SettingError: with the nearest right name.
     """
+    overrides = args.overrides
     known = [name for name, _, _ in settings(COMMANDS[command])]
     groups = GROUPS.get(command, ())
     sections = {name.split(".")[0] for name in known if "." in name} | set(groups)
     given = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
-    place = "hydra.sweep.dir" if is_sweep(flags, overrides) else "hydra.run.dir"
+    place = "hydra.sweep.dir" if is_sweep(args) else "hydra.run.dir"
     if {"folder", place} <= given.keys() and given["folder"] != given[place]:
         raise two_folders(given["folder"], place, given[place])
     for name in ("folder", place):
@@ -41,19 +66,19 @@ def check_words(command: str, flags: Sequence[str], overrides: Sequence[str]) ->
             raise SettingError(f"{name} is empty; name one, or leave it out")
     for override in overrides:
         prefix, name, equals, value = re.fullmatch(r"([+~]*)([^=]*)(=?)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
-        if not equals and prefix != "~":
+        if not name or (not equals and prefix != "~"):
             raise SettingError(f"'{override}' is not a setting; write NAME=VALUE")
         if name in groups and value == "null" and name != "experiment":
             raise SettingError(f"{name}=null: choose one; --help lists them")
         if name == "hydra/sweeper" and value == "l2l" and command not in HYDRA:
             raise SettingError(f"hydra/sweeper=l2l leads searches alone; {command} -m takes every combination")
         if re.match("hydra[./]", name):
-            _check_hydra(name, makes_runs=bool(groups), is_sweep=is_sweep(flags, overrides))
+            _check_hydra(name, makes_runs=bool(groups), is_sweep=is_sweep(args))
         elif name.startswith(tuple(f"{one}." for one in OPEN if one in known)):
             continue
-        elif name not in known and name not in sections and not _is_group(name.partition("@")[0], flags):
+        elif name not in known and name not in sections and not _is_group(name.partition("@")[0], args):
             wrong = no_setting(name, value, [*known, *groups])
-            is_own_group = prefix and "." not in name and not config_folders(flags)
+            is_own_group = prefix and "." not in name and not config_folders(args)
             raise SettingError(f"{wrong} A config group of your own needs --config-dir DIR") if is_own_group else wrong
         elif prefix == "~":
             raise SettingError(f"{override}: a setting cannot be taken away; give it a value")
@@ -69,11 +94,9 @@ def no_setting(name: str, value: str, known: Sequence[str]) -> SettingError:
     return SettingError(f"no setting '{name}'{nearest(name, known)}")
 
 
-def is_sweep(flags: Collection[str], overrides: Collection[str]) -> bool:
+def is_sweep(args: Namespace) -> bool:
     """Whether these words ask for many runs."""
-    return bool({"-m", "--multirun"} & set(flags)) or any(
-        word.lstrip("+").startswith("hydra.mode=MULTIRUN") for word in overrides
-    )
+    return args.multirun or any(word.lstrip("+").startswith("hydra.mode=MULTIRUN") for word in args.overrides)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -98,11 +121,9 @@ def no_effect(name: str) -> SettingError:
     )
 
 
-def config_folders(flags: Sequence[str], named_by: Sequence[str] = _CONFIG_FLAGS) -> list[Path]:
-    """Folders of configs that the user named by one of these flags."""
-    places = [place for flag, place in pairwise(flags) if flag in named_by]
-    places += [flag.partition("=")[2] for flag in flags if flag.startswith(tuple(f"{one}=" for one in named_by))]
-    return list(map(Path, places))
+def config_folders(args: Namespace) -> list[Path]:
+    """Folders of configs that the user named by a flag."""
+    return [Path(place) for place in (args.config_dir, args.config_path) if place is not None]
 
 
 def _check_hydra(name: str, *, makes_runs: bool, is_sweep: bool) -> None:
@@ -116,6 +137,6 @@ def _check_hydra(name: str, *, makes_runs: bool, is_sweep: bool) -> None:
         raise SettingError(f"{name} is for one run: a sweep is in hydra.sweep.dir, or folder")
 
 
-def _is_group(name: str, flags: Sequence[str]) -> bool:
+def _is_group(name: str, args: Namespace) -> bool:
     """Whether a folder of configs that the user named has such a group."""
-    return bool(name) and any((place / name).is_dir() for place in config_folders(flags))
+    return bool(name) and any((place / name).is_dir() for place in config_folders(args))

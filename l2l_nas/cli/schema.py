@@ -65,10 +65,15 @@ def with_own_choices(command: str, words: Sequence[str]) -> list[str]:
             word = word.lstrip("+")  # `experiment` and the others are in the defaults list, as few know
             labels: dict[str, str] = {}
             for own in map(str, named_choices(OverridesParser.create().parse_override(word))):
-                if is_named(own) or (name == "data" and own.endswith(".npz")):
+                if is_own_choice(name, own):
                     _store(name, own, labels)
         found.append(word)
     return found
+
+
+def is_own_choice(group: str, name: str) -> bool:
+    """Whether a choice of a group is something of the user's own, by its name."""
+    return is_named(name) or (group == "data" and name.endswith(".npz"))
 
 
 def named_choices(override: Override) -> Iterator[Any]:

@@ -30,7 +30,7 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["search", "sampler=tpee"], "no sampler 'tpee'; did you mean 'tpe'?"),
         (
             ["search", "sampler=zzz"],
-            "choose from evolution, gp, gp_hamming, grid, local, nsga2, nsga3, random, tpe; your own is FILE",
+            "choose from gp_hamming, random, tpe, nsga2, nsga3, gp, grid, evolution, local; your own is FILE",
         ),
         (["search", "search.warmup_paths=fiar"], "search.warmup_paths: no path sampling 'fiar'; did you mean 'fair'?"),
         (["search", "search.warmup_paths=zzz"], "choose from uniform, fair"),
@@ -47,7 +47,8 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["search", "search.limts.flops=9"], "no setting 'search.limts.flops'; did you mean 'search.limits'?"),
         (["search", "search.early_stop=halvin"], "search.early_stop: no rule 'halvin'; did you mean 'halving'?"),
         (["search", "relay.update=eagre"], "relay.update: no 'eagre'; did you mean 'eager'?"),
-        (["search", "--cfg"], "--cfg takes a value behind it"),
+        (["search", "--cfg"], "--cfg/-c: expected one argument; --hydra-help tells of flags"),
+        (["search", "--experimental-rerun", "x.pkl"], "no flag '--experimental-rerun'"),
         (["search", "--trials", "5"], "no flag '--trials'; settings are written NAME=VALUE"),
         (["search", "trials"], "'trials' is not a setting; write NAME=VALUE"),
         (["search", "folder=a(b"], "'folder=a(b' cannot be read"),
