@@ -15,6 +15,7 @@ from rich.console import Console
 from benchmarks import RESULTS
 from benchmarks.benches import BENCHES, all_agree, run_bench
 from benchmarks.charts import bench_sheet
+from benchmarks.meter import Meter
 from benchmarks.options import at_least
 from benchmarks.relay.peers import find_sides
 from benchmarks.relay.training import trace_relay
@@ -29,7 +30,6 @@ from l2l_nas.report.charts.timeline import timeline_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.progress import Meter
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.training.problem import Problem
 

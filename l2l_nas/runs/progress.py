@@ -1,4 +1,4 @@
-"""The live line of a search, and its log."""
+"""The live line of a run, and its log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from l2l_nas.errors import StorageError
 from l2l_nas.files import named_failures, read_bytes
@@ -108,25 +108,12 @@ def time_to_go(seconds: float | None) -> str:
     return f"ETA {int(seconds) // 60}:{int(seconds) % 60:02d}" if seconds is not None else "ETA -:--"
 
 
-def _live_line(console: Console, *columns: ProgressColumn) -> Progress:
-    """A line that changes in place on a terminal, and is gone in the end; nothing elsewhere."""
-    return Progress(
-        *columns,
-        TextColumn("{task.fields[text]}", markup=False),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-
-
 class Display(Callback):
-    """Shows a search: a live line on a terminal, a plain line every few seconds elsewhere. Stops it on Ctrl-C.
+    """Shows a run: a live line on a terminal, a plain line every few seconds elsewhere. Stops it on Ctrl-C.
 
     Args:
-        goals: the first is the one to show.
-        budget: for the time to go.
+        goals: of a search; the first is the one to show.
+        budget: of a search, for the time to go.
         page: written again whenever that is due.
     """
 
@@ -135,8 +122,8 @@ class Display(Callback):
         console: Console,
         log: Log,
         *,
-        goals: Sequence[Goal],
-        budget: Budget,
+        goals: Sequence[Goal] = (),
+        budget: Budget | None = None,
         workers: int = 1,
         page: LivePage | None = None,
     ) -> None:
@@ -144,7 +131,7 @@ class Display(Callback):
         self._log = log
         self._goals = goals
         self._budget = budget
-        self._finalist_steps = sum(one.finalists * one.steps for one in budget.rounds)
+        self._finalist_steps = sum(one.finalists * one.steps for one in budget.rounds) if budget else 0
         self._workers = workers
         self._page = page
         self._best = ""
@@ -156,7 +143,16 @@ class Display(Callback):
         self._plain_at = 0.0
         self._step_seconds: float | None = None
         self._signals = StopSignals()
-        self._progress = _live_line(console, TextColumn("{task.description:9}", markup=False), BarColumn(bar_width=14))
+        self._progress = Progress(
+            TextColumn("{task.description:9}", markup=False),
+            BarColumn(bar_width=14),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self._task = self._progress.add_task("", total=1, text="")
 
     def __enter__(self) -> Display:
@@ -246,9 +242,9 @@ class Display(Callback):
             return None
         pace = (time.monotonic() - self._phase_started) / done
         left = pace * (self._total - self._done)
-        if self._noun == "block":
-            return left  # nothing is known of a step
         budget = self._budget
+        if self._noun == "block" or budget is None:
+            return left  # nothing is known of a step, or comes behind
         step: float | None = pace
         if self._phase == "search":
             step = pace / (budget.steps_per_trial + 1) if budget.steps_per_trial else self._step_seconds
@@ -277,53 +273,3 @@ class Display(Callback):
         elif force or time.monotonic() - self._plain_at >= _PLAIN_SECONDS:
             self._plain_at = time.monotonic()
             self._console.print(f"{self._phase:9} {text}", highlight=False, soft_wrap=True)
-
-
-class Meter:
-    """Shows how far a bench or a training is: a live bar on a terminal, a plain line every few seconds elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._total = self._done = self._began_at = 0.0
-        self._started = self._plain_at = time.monotonic()
-        self._progress = _live_line(console, BarColumn(bar_width=20))
-        self._task = self._progress.add_task("", total=1, text="")
-
-    def __enter__(self) -> Meter:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def start(self, total: float) -> None:
-        """See `Watch.start`."""
-        self.go_on(0.0, total)
-
-    def go_on(self, done: float, total: float) -> None:
-        """Begin where so much is done already."""
-        self._total, self._done, self._began_at = total, done, done
-        self._started = time.monotonic()
-        self._show("starting")
-
-    def advance(self, done: float, text: str) -> None:
-        """See `Watch.advance`."""
-        self._done += done
-        self._show(text)
-
-    def note(self, text: str) -> None:
-        """See `Watch.note`."""
-        self._console.print(text, soft_wrap=True)
-
-    def _show(self, text: str) -> None:
-        share = self._done / self._total if self._total else 0.0
-        eta = time_to_go(None)
-        fresh = self._done - self._began_at
-        if fresh >= 0.02 * (self._total - self._began_at) > 0:  # the first rounds are slow
-            eta = time_to_go((time.monotonic() - self._started) * (self._total - self._done) / fresh)
-        line = f"{share:4.0%}  {eta}  {text}"
-        if self._console.is_terminal:
-            self._progress.update(self._task, total=max(self._total, 1e-9), completed=self._done, text=line)
-        elif time.monotonic() - self._plain_at >= _PLAIN_SECONDS:
-            self._plain_at = time.monotonic()
-            self._console.print(line, highlight=False, soft_wrap=True)

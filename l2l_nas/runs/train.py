@@ -31,7 +31,7 @@ from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.lock import locked
 from l2l_nas.runs.memory import check_memory
 from l2l_nas.runs.origin import sizes, versions, write_architecture
-from l2l_nas.runs.progress import Log, Meter, StopSignals
+from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.saved_config import own_names
 from l2l_nas.runs.settings import RetrainConf
 from l2l_nas.runs.terminal import say, warn
@@ -107,10 +107,10 @@ class TrainRun:
     def _go(self, started: float) -> Validation:
         log = Log(self.folder.log)
         try:
-            with StopSignals() as signals, Meter(self.console) as meter:
-                training = self._training(_TrainingDisplay(log, meter, signals, self.conf))
+            with Display(self.console, log) as display:
+                training = self._training(_TrainingDisplay(log, display, self.conf.metric))
                 self._begin(training, log)
-                meter.go_on(training.step, self.conf.train.steps)
+                display.phase("training", total=self.conf.train.steps, done=training.step)
                 best = self._run(training, log)
             self.output.write(best, training.validations, seconds=time.monotonic() - started)
             log.write("done", step=best.step, values=dict(best.values))
@@ -180,25 +180,18 @@ class TrainRun:
 class _TrainingDisplay:
     """Shows a training, logs its validations, stops it on Ctrl-C."""
 
-    def __init__(self, log: Log, meter: Meter, signals: StopSignals, conf: RetrainConf) -> None:
+    def __init__(self, log: Log, display: Display, metric: str) -> None:
         self._log = log
-        self._meter = meter
-        self._signals = signals
-        self._conf = conf
+        self._metric = metric
         self._seen = ""
+        self._display = display
+        self.poll = display.poll
 
     def step(self, done: int, loss: float) -> None:
         """See `Watch.step`."""
-        stopping = "stopping after this step; Ctrl-C again stops at once" if self._signals.is_asked else ""
-        text = f"step {done}/{self._conf.train.steps}  loss {loss:.4f}  {self._seen}"
-        self._meter.advance(1, stopping or text)
+        self._display.advance(done, detail=f"loss {loss:.4f}  {self._seen}")
 
     def validation(self, validation: Validation, *, is_best: bool) -> None:
         """See `Watch.validation`."""
         self._log.write("validation", **asdict(validation), is_best=is_best)
-        metric = self._conf.metric
-        self._seen = f"{metric} {validation.values[metric]:.4f} at step {validation.step}"
-
-    def poll(self) -> None:
-        """See `Watch.poll`."""
-        self._signals.poll()
+        self._seen = f"{self._metric} {validation.values[self._metric]:.4f} at step {validation.step}"

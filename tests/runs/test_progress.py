@@ -10,30 +10,24 @@ from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.runs import progress
-from l2l_nas.runs.progress import Display, Log, Meter
+from l2l_nas.runs.progress import Display, Log
 from tests.nas.problems import budget
 
 
-def lines_of(monkeypatch, done: float) -> list[str]:
-    """What is shown while ten more are done, one a second."""
+@pytest.mark.parametrize("before", [0, 100])
+def test_the_time_left_is_reckoned_from_what_was_done_since_it_began(tmp_path, monkeypatch, before):
+    """Of a training, one step a second: a line when it begins, and one every five seconds."""
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     out = io.StringIO()
-    with Meter(Console(file=out, width=100)) as meter:
-        meter.go_on(done, done + 100)
-        for _ in range(10):
+    with closing(Log(tmp_path / "log.jsonl")) as log, Display(Console(file=out, width=100), log) as display:
+        display.phase("training", total=before + 100, done=before)
+        for step in range(25):
             now += 1
-            meter.advance(1, "text")
-    return out.getvalue().splitlines()
-
-
-@pytest.mark.parametrize(("done", "shares"), [(0, ["5%", "10%"]), (100, ["52%", "55%"])])
-def test_the_time_left_is_reckoned_from_what_was_done_since_it_began(monkeypatch, done, shares):
-    lines = lines_of(monkeypatch, done)
-    assert [line.split() for line in lines] == [
-        [shares[0], "ETA", "1:35", "text"],
-        [shares[1], "ETA", "1:30", "text"],
-    ]
+            display.advance(before + step + 1, detail="loss 1")
+    shown = [(5, "-:--"), (10, "-:--"), (15, "-:--"), (20, "1:20"), (25, "1:15")]
+    lines = [f"training  step {before + done}/{before + 100}  loss 1  ETA {left}" for done, left in shown]
+    assert out.getvalue().splitlines() == [f"training  step {before}/{before + 100}  ETA -:--", *lines]
 
 
 @pytest.mark.parametrize(
