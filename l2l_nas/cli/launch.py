@@ -27,7 +27,6 @@ from hydra.errors import HydraException
 import l2l_nas
 from l2l_nas.cli.hydra_errors import explain_hydra, is_of_hydra
 from l2l_nas.cli.names import check_words, is_sweep, read_words
-from l2l_nas.cli.run_folder import RESERVED
 from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.errors import (
     SettingError,
@@ -96,8 +95,6 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
         if not is_of_hydra(error):
             raise  # a mistake of this program: its traceback helps to mend it
         return report(explain_hydra(command, error, args))
-    finally:
-        RESERVED.close()
     return 0
 
 

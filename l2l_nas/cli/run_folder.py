@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,30 +12,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from l2l_nas.cli.names import two_folders
 from l2l_nas.errors import StorageError, without_passwords_in
-from l2l_nas.runs.folder import RunFolder, reserved
+from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.settings import SearchConf
-
-# folders of this command that nobody named
-RESERVED = contextlib.ExitStack()
-
-
-def reserve(folder: Path) -> Path:
-    """Make the folder of a command that names none, so that another command of the same second takes another one.
-
-    It is kept to the end of the command, and removed then if it is empty.
-
-    Raises:
-        StorageError: it cannot be made.
-    """
-    return RESERVED.enter_context(reserved(folder))
 
 
 def settle_folder(config: DictConfig) -> None:
-    """Have `folder` and `hydra.run.dir` name one folder: the one that was named, or one that is made now.
+    """Have `folder` and `hydra.run.dir` name one folder: the one that was named, or one of this time.
 
     Raises:
         SettingError: both name one, and not the same.
-        StorageError: the folder of a run that goes on is not there, or a new one cannot be made.
+        StorageError: the folder of a run that goes on is not there.
     """
     content: Any = OmegaConf.to_container(config, resolve=False)
     if "resume" not in content:
@@ -52,7 +37,7 @@ def settle_folder(config: DictConfig) -> None:
             raise StorageError(f"resume={config.resume}: no such folder")
         config.folder = config.resume
     elif not is_named:
-        config.folder = str(reserve(Path(config.folder)))
+        config.folder = str(config.folder)  # with the time of now
 
 
 def in_sweep(conf: Any, about: HydraConf) -> Any:

@@ -34,7 +34,6 @@ from l2l_nas.cli.hydra_errors import explain_value, is_of_hydra
 from l2l_nas.cli.launch import report, reporting_errors
 from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.ranges import empty_sweep, refuse_places
-from l2l_nas.cli.run_folder import reserve
 from l2l_nas.cli.sweep_runs import begun_runs, folders_of, place
 from l2l_nas.errors import (
     L2LError,
@@ -104,7 +103,6 @@ class SweepCallback(Callback):
             if hidden != content:
                 config.merge_with(hidden)
             if not is_named and content["hydra"]["sweep"]["dir"] == "${folder}":
-                self.root = reserve(self.root)
                 config.folder = str(self.root)  # each run is composed of these words
                 task.append(f"folder={spell(str(self.root))}")
         if (self.root / SWEEP_CONFIG).exists():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.call import content_of, parted
 from l2l_nas.runs.fields import built, entries, value_of
-from l2l_nas.runs.folder import RunFolder, reserved
+from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.loaded import load_found, read_result
 from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.saved_config import read_config
@@ -166,9 +165,7 @@ def search(
     console = open_terminal(quiet=not progress)
     threads = torch.get_num_threads()
     try:
-        with optuna_as_it_was(), contextlib.ExitStack() as kept:
-            if not conf.resume and not settings.get("folder"):
-                conf = replace(conf, folder=str(kept.enter_context(reserved(Path(conf.folder)))))
+        with optuna_as_it_was():
             again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
             whole = None if isinstance(problem, str) else problem
             objects = Objects(whole, **own, callbacks=callbacks)

@@ -98,7 +98,7 @@ def content_of(problem: Problem | str, named: Mapping[str, Any]) -> dict[str, An
         else:
             every = sorted(of_search | top | sections | {"objectives"})
             raise SettingError(f"search() has no setting '{name}'{_hint(name, every, known)}")
-    content["folder"] = content.get("folder") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
+    content["folder"] = content.get("folder") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S.%f}"
     if "pool" in content["space"]:
         raise SettingError("search() takes the name of a space first, and space= for its args")
     content["space"]["pool"] = problem if isinstance(problem, str) else GIVEN_PROBLEM

@@ -7,15 +7,13 @@ under way. Links to folders are never followed to remove something.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from l2l_nas.eps.scratch import STATES_PREFIX, remove_scratch
 from l2l_nas.errors import StorageError
-from l2l_nas.files import is_temporary, make_folder, named_failures, remove_leftovers, write_atomically
+from l2l_nas.files import is_temporary, make_folder, remove_leftovers, write_atomically
 
 # all that `search` and `train` write
 RUN_NAMES = (
@@ -85,36 +83,6 @@ class RunFolder:
     def holds_run(self) -> bool:
         """Whether anything is there that a run wrote."""
         return any((self.root / name).exists() for name in RUN_NAMES)
-
-
-@contextlib.contextmanager
-def reserved(wanted: Path) -> Iterator[Path]:
-    """A new folder for what names none: of this name, or with a number behind it, as jobs may begin in one second.
-
-    It is there from the first moment on; where nothing was written into it, it is removed at the end.
-
-    Raises:
-        StorageError: it cannot be made.
-    """
-    above = [path for path in wanted.parents if not path.exists()]
-    make_folder(wanted.parent)
-    numbered = (wanted.with_name(f"{wanted.name}_{number}") for number in itertools.count(2))
-    folder = next(path for path in itertools.chain([wanted], numbered) if _is_made(path))
-    try:
-        yield folder
-    finally:
-        with contextlib.suppress(OSError):
-            for path in (folder, *above):
-                path.rmdir()
-
-
-def _is_made(path: Path) -> bool:
-    with named_failures(path):
-        try:
-            path.mkdir()
-        except FileExistsError:
-            return False
-    return True
 
 
 def refuse_taken(root: Path, names: Collection[str] = RUN_NAMES, *, but: Collection[str] = ()) -> None:

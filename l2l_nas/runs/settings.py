@@ -161,7 +161,7 @@ class RunConf:
         resume=stays("first weights, paths and batches follow from it"),
     )
     folder: str = setting(
-        "runs/${now:%Y-%m-%d_%H-%M-%S}", "where everything is written", resume=FREE, is_inherited=False
+        "runs/${now:%Y-%m-%d_%H-%M-%S.%f}", "where everything is written", resume=FREE, is_inherited=False
     )
     resume: str = setting("", "folder of the run to continue", resume=FREE, is_inherited=False)
     export: bool = setting(True, "export the best network for plain PyTorch", resume=FREE, is_inherited=False)

@@ -14,7 +14,7 @@ import pytest
 from l2l_nas import search
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.runs.folder import RUN_NAMES, RunFolder, refuse_taken, reserved, tidy
+from l2l_nas.runs.folder import RUN_NAMES, RunFolder, refuse_taken, tidy
 from l2l_nas.runs.lock import is_locked, locked
 from tests.cli.runs import TINY, contents
 
@@ -250,34 +250,23 @@ def test_who_asks_whether_a_run_is_at_work_is_in_nobody_s_way(tmp_path):
     assert not is_locked(tmp_path)
 
 
-def test_folders_without_a_name_are_each_their_own_and_go_where_nothing_was_written(tmp_path):
-    wanted = tmp_path / "runs" / "2026-01-01_00-00-00"
-    with reserved(wanted) as first, reserved(wanted) as second, reserved(wanted) as third:
-        assert [first.name, second.name, third.name] == [wanted.name, f"{wanted.name}_2", f"{wanted.name}_3"]
-        (second / "config.yaml").write_text("seed: 0\n")
-    assert os.listdir(tmp_path / "runs") == [second.name]
-    with pytest.raises(StorageError), reserved(second / "config.yaml" / "x"):
-        pass
-
-
 @pytest.mark.parametrize("words", [["search"], pytest.param(["search", "-m", "seed=0,1"], marks=pytest.mark.slow)])
-def test_a_command_of_the_same_second_takes_another_folder(pool, tmp_path, capsys, words):
-    now = datetime.datetime.now()
-    taken = [f"{now + datetime.timedelta(seconds=after):%Y-%m-%d_%H-%M-%S}" for after in range(60)]
-    for name in taken:
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "0").mkdir()
-        (tmp_path / "runs" / name / "config.yaml").write_text("")
+def test_commands_that_name_no_folder_have_one_each(pool, tmp_path, capsys, words):
     few = ["search.trials=1", "search.warmup_steps=1", "search.steps_per_trial=1", "search.finalist_steps=1"]
-    assert main([*words, f"space.pool={pool}", *TINY, *few]) == 0
-    (made,) = set(os.listdir(tmp_path / "runs")) - set(taken)
-    assert made.endswith("_2")
-    assert f"runs/{made}" in capsys.readouterr().out
-    folders = [tmp_path / "runs" / made / name for name in (["0", "1"] if "-m" in words else [""])]
-    assert all((folder / "result.json").exists() for folder in folders)
-    # one that is refused leaves neither its folder nor a place that is taken
+    made = set()
+    for _ in range(2):
+        assert main([*words, f"space.pool={pool}", *TINY, *few]) == 0
+        (new,) = set(os.listdir(tmp_path / "runs")) - made
+        assert f"runs/{new}" in capsys.readouterr().out
+        assert datetime.datetime.strptime(
+            new, "%Y-%m-%d_%H-%M-%S.%f"
+        ).microsecond  # no other job begins in the same one
+        folders = [tmp_path / "runs" / new / name for name in (["0", "1"] if "-m" in words else [""])]
+        assert all((folder / "result.json").exists() for folder in folders)
+        made.add(new)
+    # one that is refused leaves no folder
     assert main([*words, f"space.pool={pool}", *TINY, "search.trials=0"]) == 2
-    assert set(os.listdir(tmp_path / "runs")) == {*taken, made}
+    assert set(os.listdir(tmp_path / "runs")) == made
 
 
 def test_a_refused_call_leaves_no_folder(pool, tmp_path):
