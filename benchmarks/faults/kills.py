@@ -141,7 +141,7 @@ def whole_weights(folder: Path) -> str:
 
 def check_search(folder: Path) -> str:
     """A finished search."""
-    from l2l_nas.runs.loaded import load_found
+    from l2l_nas.runs.saved import load_found
 
     numbers = [event["number"] for event in events(folder)]
     if len(set(numbers)) != len(numbers):
@@ -157,7 +157,7 @@ def check_search(folder: Path) -> str:
 
 def check_in_database(folder: Path) -> str:
     """One whose study is in a database."""
-    from l2l_nas.runs.loaded import load_found
+    from l2l_nas.runs.saved import load_found
 
     trials = trials_in_database(folder.parent / "shared.db")
     if len(trials) < 10:

@@ -37,7 +37,7 @@ from benchmarks.timing import machine
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import read_json, write_json
 from l2l_nas.pretrained.pool import open_published
-from l2l_nas.runs.loaded import load_found
+from l2l_nas.runs.saved import load_found
 from l2l_nas.text.cloze import Passage, read_passages
 from l2l_nas.training.export import build_network
 

@@ -31,7 +31,7 @@ from l2l_nas import UniformPaths
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.files import write_json
 from l2l_nas.nas.strategies.division import division
-from l2l_nas.runs.loaded import load_found
+from l2l_nas.runs.saved import load_found
 from l2l_nas.training.samples import Split
 
 SIDES = ("search", "random_search")

@@ -38,7 +38,7 @@ from benchmarks.options import at_least, numbers
 from benchmarks.timing import machine
 from l2l_nas import ParamServer, Relay, UniformPaths
 from l2l_nas.files import write_json
-from l2l_nas.runs.loaded import load_found
+from l2l_nas.runs.saved import load_found
 from l2l_nas.runs.section_settings import TrainConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches

@@ -13,7 +13,6 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Any
 
 from hydra import compose, version
@@ -35,8 +34,8 @@ from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.groups import shipped
-from l2l_nas.runs.inherit import given_settings
-from l2l_nas.runs.saved_config import own_names
+from l2l_nas.runs.resume import given_settings
+from l2l_nas.runs.saved import own_names
 from l2l_nas.runs.terminal import open_terminal
 
 _VERSION = "1.3"  # of Hydra, whose behaviour is wanted
@@ -143,7 +142,7 @@ def work(command: str, config: DictConfig) -> float | None:
             module.main(conf)
         return None
 
-    def go(conf: Any, console: Console, again: str = "") -> float:
+    def go(conf: Any, console: Console, again: str) -> float:
         given = given_settings(conf, about.overrides.task, about.overrides.hydra)
         made = module.prepared(conf, given=given, files=hydra_files(config), console=console, again=again)
         result: float = made.go()
@@ -157,7 +156,8 @@ def work(command: str, config: DictConfig) -> float | None:
                 command, about, lambda console, again: go(in_sweep(OmegaConf.to_object(config), about), console, again)
             )
         conf = OmegaConf.to_object(config)
-        with reporting_errors(resume_command(command, conf.resume or conf.folder, own_names(asdict(conf)))):
-            return go(conf, open_terminal())
+        again = resume_command(command, conf.resume or conf.folder, own_names(conf))
+        with reporting_errors(again):
+            return go(conf, open_terminal(), again)
     except Stopped:
         sys.exit(130)

@@ -15,8 +15,8 @@ from l2l_nas.runs.language import (
     open_model,
     relay_of,
 )
-from l2l_nas.runs.loaded import LoadedRun, data_warning, load_found
 from l2l_nas.runs.locate import CLASSIFY
+from l2l_nas.runs.saved import LoadedRun, data_warning, load_found
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.data import Batches

@@ -10,8 +10,8 @@ from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.export import doubts
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.loaded import data_warning, load_found
 from l2l_nas.runs.origin import versions
+from l2l_nas.runs.saved import data_warning, load_found
 from l2l_nas.runs.settings import ExportConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.export import ExportError, check_formats, export_network

@@ -20,7 +20,7 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_yaml_list
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.saved_config import read_config
+from l2l_nas.runs.saved import read_config
 from l2l_nas.runs.settings import PLACES, rule_of
 from l2l_nas.runs.sweep_words import SWEEP_CONFIG
 

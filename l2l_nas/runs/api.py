@@ -22,9 +22,8 @@ from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.call import content_of, parted
 from l2l_nas.runs.fields import built, entries, value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.loaded import load_found, read_result
 from l2l_nas.runs.objects import Objects
-from l2l_nas.runs.saved_config import read_config
+from l2l_nas.runs.saved import SavedRun, load_found, read_config
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.terminal import open_terminal
@@ -65,7 +64,7 @@ class SearchResult:
         Raises:
             StorageError: it is damaged, or missing, as the search has not finished.
         """
-        return dict(read_result(RunFolder(self.folder)))
+        return dict(SavedRun(RunFolder(self.folder)).result())
 
     @cached_property
     def best(self) -> Network:

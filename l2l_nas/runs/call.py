@@ -18,7 +18,7 @@ from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import fitting, settings, titles
 from l2l_nas.runs.renamed import renamed
-from l2l_nas.runs.saved_config import OWN
+from l2l_nas.runs.saved import OWN
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem

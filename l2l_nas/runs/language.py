@@ -18,9 +18,8 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.loaded import LoadedRun, load_found
 from l2l_nas.runs.locate import AUTO, CLASSIFY, is_text, tokenizer_of
-from l2l_nas.runs.saved_config import read_config
+from l2l_nas.runs.saved import LoadedRun, load_found, read_config
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import lambada, read_passages

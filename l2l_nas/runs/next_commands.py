@@ -13,7 +13,7 @@ from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import deviating
-from l2l_nas.runs.saved_config import own_names, own_pool
+from l2l_nas.runs.saved import own_names, own_pool
 from l2l_nas.runs.settings import PLACES, SearchConf
 
 # decided when a run begins, where they are not given

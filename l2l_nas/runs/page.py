@@ -26,7 +26,7 @@ from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.next_commands import changed_settings, next_commands
 from l2l_nas.runs.progress import Log
-from l2l_nas.runs.saved_config import read_config
+from l2l_nas.runs.saved import read_config
 from l2l_nas.runs.terminal import warn
 
 Found = TypeVar("Found")

@@ -1,8 +1,9 @@
-"""Names that settings had in version 0.1.0: who writes one is told what it is called now."""
+"""Names that settings had before: who writes one is told what it is called now; in a folder it is read as that."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 # settings and sections by their names of before
 _RENAMED = {
@@ -36,3 +37,11 @@ def value_of_today(name: str, value: str) -> str:
             r"\w+", lambda word: "compile" if word[0].lower() in ("true", "yes", "on", "1") else "eager", value
         )
     return value
+
+
+def with_names_of_today(config: dict[str, Any]) -> dict[str, Any]:
+    """Settings in a folder of this version, one of which had another name before its release."""
+    search = config.get("search")
+    if isinstance(search, dict) and "introduce" in search:
+        search.setdefault("catch_up_fraction", search.pop("introduce"))
+    return config

@@ -33,15 +33,12 @@ from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import pool_in_files
-from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.components import build_components
 from l2l_nas.runs.explain import explain
 from l2l_nas.runs.fields import check_bounds
-from l2l_nas.runs.finished import finished
-from l2l_nas.runs.folder import RunFolder, refuse_taken, tidy
+from l2l_nas.runs.folder import RunFolder, tidy
 from l2l_nas.runs.greeting import greet
 from l2l_nas.runs.groups import completed
-from l2l_nas.runs.inherit import go_on
 from l2l_nas.runs.lock import locked
 from l2l_nas.runs.numbers import budget_of, check_time
 from l2l_nas.runs.objects import Objects
@@ -50,8 +47,8 @@ from l2l_nas.runs.output import Output
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
+from l2l_nas.runs.resume import finished, go_on, refuse_begun
 from l2l_nas.runs.saved_best import finalist_cache
-from l2l_nas.runs.saved_config import own_names
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
 from l2l_nas.runs.terminal import warn
@@ -70,7 +67,7 @@ class SearchRun:
         given: names of settings that were given explicitly; one without effect produces a warning.
         objects: in place of what the settings name.
         files: of whoever started it, written beside the settings.
-        again: the command that resumes this run, if it is not that of one search.
+        again: the command, or the call, that resumes this run.
     """
 
     def __init__(
@@ -79,11 +76,11 @@ class SearchRun:
         console: Console,
         *,
         given: Collection[str],
+        again: str,
         objects: Objects | None = None,
         files: Mapping[str, str] | None = None,
-        again: str = "",
     ) -> None:
-        self.again = again or resume_command("search", conf.resume or conf.folder, own_names(asdict(conf)))
+        self.again = again
         before = go_on("search", conf, given=given) if conf.resume else None
         conf = completed(before or conf)
         check_bounds(conf)
@@ -107,7 +104,9 @@ class SearchRun:
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
         started = time.monotonic()
-        resume = self._resumes()
+        if not self.conf.resume:
+            refuse_begun(self.folder, self.again)
+        resume = bool(self.conf.resume) and self.folder.is_begun  # one killed before it had a study is started
         quiet_optuna()
         with contextlib.ExitStack() as opened:
             workers = None
@@ -309,21 +308,6 @@ class SearchRun:
             cache=cache,
         )
         return Search(context, components.phases)
-
-    def _resumes(self) -> bool:
-        """Whether to go on with a run. One that was killed before it had a study is started."""
-        root = self.folder.root
-        if not self.conf.resume:
-            own = self.folder.study, self.folder.weights, self.folder.log
-            if any(path.exists() for path in own):
-                raise StorageError(
-                    f"{root} already holds a run; go on with it by: {self.again}; or choose another folder"
-                )
-            refuse_taken(root)
-            return False
-        if not root.is_dir():
-            return False
-        return self.folder.is_begun
 
     @property
     def goals(self) -> tuple[Goal, ...]:

@@ -13,7 +13,7 @@ from l2l_nas.runs.command_line import command_line, given_names
 from l2l_nas.runs.fields import settings, value_of
 from l2l_nas.runs.groups import GROUPS, choices
 from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.saved_config import OWN, read_config
+from l2l_nas.runs.saved import OWN, read_config
 from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES, SweeperConf
 
 # the file that Hydra's sweepers write

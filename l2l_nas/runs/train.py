@@ -21,22 +21,20 @@ from l2l_nas.runs.build import pool_in_files
 from l2l_nas.runs.chosen import (
     SCRATCH,
 )
-from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.components import build_server, build_training, relay_of
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder, tidy
 from l2l_nas.runs.groups import completed
-from l2l_nas.runs.loaded import data_warning
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.lock import locked
 from l2l_nas.runs.memory import check_memory
 from l2l_nas.runs.origin import sizes, versions, write_architecture
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.saved_config import own_names
+from l2l_nas.runs.resume import training_start
+from l2l_nas.runs.saved import data_warning
 from l2l_nas.runs.settings import RetrainConf
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.runs.train_output import TrainingOutput
-from l2l_nas.runs.train_start import training_start
 from l2l_nas.training.retrain import Pace, Retraining, TrainingSaves, Validating, Validation
 from l2l_nas.training.schedule import build_schedule
 
@@ -47,7 +45,7 @@ class TrainRun:
     Args:
         conf: the settings that were given; those of a folder are taken over.
         given: names of those that somebody asked for.
-        again: the command that goes on with it, if it is not that of one training.
+        again: the command that goes on with it.
         files: that Hydra would write, see `hydra_files`.
         console: the terminal.
     """
@@ -164,16 +162,15 @@ class TrainRun:
             warn(console, f"{self.folder.best}: missing or damaged; the best is searched for anew")
 
     def _run(self, training: Retraining, log: Log) -> Validation:
-        resume = self.again or resume_command("train", self.folder.root, own_names(asdict(self.conf)))
         try:
             return training.run()
         except Stopped:
             log.write("stopped", step=training.step)
             done = f"after {training.step} of {self.conf.train.steps} steps, all saved"
-            self.console.print(f"stopped {done}. Go on with: {resume}", soft_wrap=True)
+            self.console.print(f"stopped {done}. Go on with: {self.again}", soft_wrap=True)
             raise
         except KeyboardInterrupt:  # the second Ctrl-C
-            self.console.print(f"stopped at once. Go on from the last save with: {resume}", soft_wrap=True)
+            self.console.print(f"stopped at once. Go on from the last save with: {self.again}", soft_wrap=True)
             raise Stopped from None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.errors import StorageError
-from l2l_nas.runs.loaded import load_found
+from l2l_nas.runs.saved import load_found
 from tests.cli.runs import contents
 
 # what that version wrote, but for sections that are the same today

@@ -19,8 +19,8 @@ from l2l_nas import ParamServer
 from l2l_nas.__main__ import main
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.rules import AdamW
-from l2l_nas.runs.loaded import load_found
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.saved import load_found
 from tests.cli.runs import ROOT, TINY, events, start, write_pool
 from tests.studies import saved_study
 

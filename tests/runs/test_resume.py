@@ -10,8 +10,8 @@ from l2l_nas.runs.command_line import given_names
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
-from l2l_nas.runs.inherit import given_settings, inherit
-from l2l_nas.runs.saved_config import read_config
+from l2l_nas.runs.resume import given_settings, inherit
+from l2l_nas.runs.saved import read_config
 from l2l_nas.runs.settings import PLACES, RetrainConf
 from l2l_nas.runs.sweep_words import sweep_words
 

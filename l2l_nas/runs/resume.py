@@ -1,0 +1,324 @@
+"""What a run starts or goes on with: its settings, and of a training its architecture.
+
+A run that goes on takes all settings over from its folder, unless they were given; each declares whether it may be
+given anew. A training that starts takes over those of the run that its network is from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.files import read_bytes, read_json
+from l2l_nas.report.history import read_events
+from l2l_nas.runs.chosen import (
+    ORIGINAL,
+    SCRATCH,
+    ChosenArchitecture,
+    is_architecture,
+    read_choice,
+    run_of,
+    weights_folder,
+)
+from l2l_nas.runs.command_line import given_names, name_again, spell
+from l2l_nas.runs.fields import changed, declared, fitting, settings, value_of
+from l2l_nas.runs.folder import RunFolder, refuse_taken
+from l2l_nas.runs.groups import deviating, flat
+from l2l_nas.runs.locate import is_builtin
+from l2l_nas.runs.saved import OWN, SavedRun, name_in, names_own, read_config
+from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
+from l2l_nas.runs.sweep_words import refuse_sweep
+
+Conf = TypeVar("Conf")
+
+_ENDS = ("start", "done", "stopped", "failed")
+_EVALUATED = ("complete", "stopped", "failed")
+# "auto" is decided once for a run: sums of repeated layers depend on it
+_DECIDED = frozenset({"relay.keep", "relay.slots"})
+
+
+def given_settings(conf: Any, overrides: Collection[str], of_hydra: Collection[str]) -> frozenset[str]:
+    """Names of the settings that somebody gave: in overrides, or in a config file, where it is not the default.
+
+    Args:
+        conf: all settings.
+        overrides: as Hydra took them.
+        of_hydra: overrides of Hydra's own settings.
+    """
+    differing = deviating(type(conf), conf).keys() - PLACES
+    return given_names(overrides) | differing | ({"folder"} if "hydra.run.dir" in given_names(of_hydra) else set())
+
+
+def refuse_begun(folder: RunFolder, again: str = "") -> None:
+    """Refuse a folder for a new run: one that holds a run, or files of the user's under names that runs write.
+
+    Args:
+        again: the command that goes on with the run, if it is not that of one run.
+
+    Raises:
+        StorageError: with what to do.
+    """
+    if any(path.exists() for path in (folder.study, folder.weights, folder.log, folder.result)):
+        line = again or SavedRun(folder).again()
+        raise StorageError(f"{folder.root} already holds a run; go on with it by: {line}; or choose another folder")
+    refuse_taken(folder.root)
+
+
+def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
+    """The settings of the run in `conf.resume`, but for those that are said again.
+
+    Args:
+        command: that goes on: search or train.
+        conf: its settings.
+        given: see `given_settings`.
+
+    Returns:
+        None if there was no run: one that was killed before it had settings is started with those given.
+
+    Raises:
+        SettingError: a setting that must stay was given another value; two folders; a pool that must be named again.
+        StorageError: the run is of another command, or its settings are damaged.
+    """
+    folder = RunFolder(Path(value_of(conf, "resume")))
+    ours = Path(value_of(conf, "folder"))
+    is_other = "folder" in given and ours != folder.root
+    if not folder.root.is_dir() and ours != folder.root:
+        raise StorageError(f"resume={folder.root}: no such folder")
+    if not folder.config.exists():
+        refuse_sweep(command, folder.root)
+        if is_other:
+            raise _two_folders(conf)
+        return None
+    saved = SavedRun(folder)
+    config = saved.config
+    if saved.command != command:
+        raise StorageError(f"{folder.root} holds a {saved.noun}; go on with it by: {saved.again()}")
+    if is_other:
+        raise _two_folders(conf)
+    given = set(given)
+    if value_of(conf, "relay.budget") == "auto":
+        given.discard("relay.budget")
+    exempt = {*PLACES, "callbacks"}  # what stands in a folder is never imported
+    if "relay.budget" in given:
+        exempt |= _DECIDED - given
+    found = inherit(conf, folder, given=given, exempt=exempt)
+    for name, (before, now) in changes(config, found).items():
+        if why := rule_of(name).refusal(config):
+            raise must_stay(folder, name, before, now, why)
+    return found
+
+
+def _two_folders(conf: Any) -> SettingError:
+    return SettingError(
+        f"folder={conf.folder} and resume={conf.resume}: a run goes on in its own folder; leave folder= out"
+    )
+
+
+def must_stay(folder: RunFolder, name: str, before: Any, now: Any, why: str) -> SettingError:
+    """What to tell of a setting that was given another value and must not have it."""
+    name = name.removesuffix(".names")  # as objectives are written
+    return SettingError(
+        f"{name}={spell(now)}: the run in {folder.root} has {name}={spell(before)} and must keep it: "
+        f"{why}; leave {name} out, or start a new run in another folder"
+    )
+
+
+def changes(config: Mapping[str, Any], conf: Any) -> dict[str, tuple[Any, Any]]:
+    """The run's value and ours of settings that differ; of another choice no argument, as it has its own."""
+    before, now = flat(type(conf), config), flat(type(conf), conf)
+    found = {}
+    for name in {**before, **now}:
+        old, new, group = before.get(name), now.get(name), name.partition(".")[0]
+        is_same = old == new or (name == "data.source" and os.path.realpath(str(old)) == os.path.realpath(str(new)))
+        if not is_same and (name == group or before.get(group) == now.get(group)):
+            found[name] = old, new
+    return found
+
+
+def _chosen(name: str, before: Mapping[str, Any], now: Mapping[str, Any], *, given: Collection[str]) -> dict[str, Any]:
+    """A dict of what was given, and else of the run's; a choice that was made anew takes nothing of the run's."""
+    if {name, f"{name}.name"} & set(given):
+        return dict(now)
+    found = dict(before)
+    for key, value in now.items():
+        entry = f"{name}.{key}"
+        if isinstance(value, Mapping) and any(one.startswith(f"{entry}.") for one in given):
+            found[key] = _chosen(entry, before.get(key) or {}, value, given=given)
+        elif entry in given:
+            found[key] = value
+    return found
+
+
+def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Collection[str]) -> Conf:
+    """The settings of a run, but for those that were given and those that the command keeps.
+
+    A run's pool is taken over only if it is built in: what stands in a folder is never imported. Of settings that are
+    dictionaries, such as `space.args`, each entry that was given counts, the others are the run's.
+
+    Args:
+        conf: a dataclass of `settings.py`.
+        given: see `given_names`.
+        exempt: names of settings, or of sections, that are this command's own.
+
+    Raises:
+        SettingError: the run's pool is the user's own and was not named again.
+        StorageError: the run's settings are missing or damaged.
+    """
+    config = read_config(folder.config)
+    taken: dict[str, Any] = {}
+    for name, default, _ in settings(type(conf)):
+        found = value_of(config, name)
+        if found is None or _covers({*exempt, *given}, name):
+            continue
+        try:
+            found = fitting(name, found, default)
+        except SettingError:
+            raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it") from None
+        taken[name] = _chosen(name, found, value_of(conf, name), given=given) if isinstance(found, dict) else found
+    conf = changed(conf, taken)
+    if not _covers({*exempt, *given}, "space.pool"):
+        refuse_unnamed_pool(folder, value_of(conf, "space.pool"))
+    known = {name for name, _, _ in settings(type(conf))}
+    for name in (name for name in OWN if name in known):
+        found = name_in(config, name)
+        if not {name, f"{name}.name"} & set(given) and names_own(found):
+            what = name.rpartition(".")[2].replace("_", " ").removesuffix("s")
+            raise SettingError(f"{folder.root}: {name_again(what, name, found)}")
+    return conf
+
+
+def refuse_unnamed_pool(folder: RunFolder, pool: str) -> None:
+    """Nothing that is read back from a folder is imported.
+
+    Raises:
+        SettingError: a pool that is not built in.
+    """
+    if not is_builtin(pool):
+        raise SettingError(f"{folder.root}: {name_again('pool', 'space.pool', pool)}")
+
+
+def _covers(names: Collection[str], name: str) -> bool:
+    return name in names or name.rpartition(".")[0] in names
+
+
+def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) -> tuple[float, str] | None:
+    """The best value of a search with nothing left to do, and what to say; None of another.
+
+    Its result is written, and was asked for with the very same settings.
+
+    Args:
+        folder: the run's.
+        conf: its settings now, as its folder would keep them.
+        goal: the first objective.
+        evaluated: how many of the trials asked for its study has.
+
+    Raises:
+        StorageError: its settings or its log cannot be read.
+    """
+    if not folder.config.exists() or not folder.log.exists():
+        return None
+    log = read_bytes(folder.log).decode("utf-8", "replace")
+    ends = [event["event"] for event in read_events(log) if event["event"] in _ENDS]
+    if not ends or ends[-1] != "done":
+        return None  # the result, if any, is from before it was gone on with
+    saved = SavedRun(folder)
+    if any(not rule_of(name).is_free for name in changes(saved.config, conf)):
+        return None
+    try:
+        result = read_json(folder.result)
+        value = float(result["best"]["values"][goal])
+        if sum(result["trials"][state] for state in _EVALUATED) != evaluated:
+            return None
+    except (StorageError, KeyError, TypeError, ValueError):
+        return None  # lost or damaged: it is made again
+    total = conf.search.trials
+    assert total is not None  # decided before
+    line = f"finished: {evaluated} of {total} trials are evaluated and the result is written, nothing to do"
+    return value, f"{line}; for more: {saved.again({'search.trials': 2 * total})}"
+
+
+@dataclass(frozen=True)
+class TrainingStart:
+    """Settings and architecture of a training, and the run that these are from; None where the training goes on."""
+
+    conf: RetrainConf
+    choice: ChosenArchitecture
+    source: RunFolder | None = None
+
+
+def training_start(conf: RetrainConf, folder: RunFolder, *, given: Collection[str]) -> TrainingStart:
+    """Read what a training starts or goes on with.
+
+    Args:
+        given: names of settings that were given explicitly.
+
+    Raises:
+        SettingError: what is given does not go with the folder, or with the run.
+        StorageError: the folder holds another run, or something is missing or damaged.
+    """
+    if not conf.resume:
+        refuse_begun(folder)
+    elif (before := _as_before(conf, folder, given)) is not None:
+        return before
+    else:  # killed before it had settings, perhaps with an architecture
+        refuse_taken(folder.root, but=(".hydra", "architecture.json")[: 1 + is_architecture(folder.architecture)])
+    return _as_in_the_run(conf, given)
+
+
+def _as_before(conf: RetrainConf, folder: RunFolder, given: Collection[str]) -> TrainingStart | None:
+    """The settings and the architecture that this training was started with, but for what is given."""
+    # compared below, by what they name
+    asked = {name: getattr(conf, name) for name in ("run", "architecture", "trial") if name in given}
+    weights = conf.weights
+    found = go_on("train", conf, given=frozenset(given) - asked.keys() - {"weights"})
+    if found is None:
+        return None
+    conf = found
+    has_begun = folder.architecture.exists()
+    before = read_choice(
+        *(("", str(folder.architecture)) if has_begun else (conf.run, conf.architecture)),
+        trial=-1 if has_begun else conf.trial,
+    )
+    if asked:
+        run = asked.get("run", "" if "architecture" in asked else conf.run)
+        now = read_choice(run, asked.get("architecture", ""), trial=asked.get("trial", -1))
+        is_same = conf.architecture == ORIGINAL if now.choices is None else now.choices == before.choices
+        if not is_same:
+            words = " ".join(f"{name}={value}" for name, value in asked.items())
+            raise SettingError(
+                f"{words} is not the architecture that {folder.root} trains; leave it out, or train it in "
+                "another folder"
+            )
+    if "weights" in given:
+        source = str(weights_folder(weights, run=run_of(Path(conf.run or conf.architecture))) or SCRATCH)
+        if source != conf.weights:
+            raise must_stay(folder, "weights", conf.weights, source, rule_of("weights").why)
+    return TrainingStart(conf, before)
+
+
+def _as_in_the_run(conf: RetrainConf, given: Collection[str]) -> TrainingStart:
+    """The architecture, and settings of the run that it or its weights are from."""
+    choice = read_choice(conf.run, conf.architecture, trial=conf.trial)
+    run = run_of(Path(conf.run or conf.architecture))
+    weights = weights_folder(conf.weights, run=run)
+    run = run or (run_of(weights) if weights else None)
+    if weights is not None:
+        conf = replace(conf, weights=str(weights))
+    if run is not None:
+        conf = inherit(
+            conf, run, given=given, exempt=[one.name for one in declared(RetrainConf) if not one.is_inherited]
+        )
+        conf = replace(conf, metric=conf.metric or _metric_of(read_config(run.config)))
+    return TrainingStart(conf, choice, run)
+
+
+def _metric_of(config: Mapping[str, Any]) -> str:
+    """The first objective of a search, or the metric of a training; empty if its settings do not tell."""
+    is_search = isinstance(config.get("search"), dict)
+    objectives = value_of(config, "objectives.names") if is_search else [config.get("metric")]
+    first = objectives[0] if isinstance(objectives, list) and objectives else ""
+    return first if isinstance(first, str) else ""
