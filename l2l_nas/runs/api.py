@@ -19,13 +19,13 @@ from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_database_study, load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
-from l2l_nas.runs.call import content_of, parted
-from l2l_nas.runs.fields import built, entries, value_of
+from l2l_nas.runs.call import conf_of, parted
+from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.saved import SavedRun, load_found, read_config
 from l2l_nas.runs.search import SearchRun
-from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
+from l2l_nas.runs.settings import PASSWORD_VARIABLE
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.training.export import build_network
 from l2l_nas.training.problem import Problem
@@ -158,9 +158,7 @@ def search(
         refuse_class("callbacks", one)
     own, named = parted(settings)
     check_early_stop(own.get("early_stop", "none"))
-    content = content_of(problem, named)
-    conf: SearchConf = built(SearchConf, content)
-    given = {name for name in entries(content) if name != "folder" or settings.get("folder")}
+    conf, given = conf_of(problem, named)
     console = open_terminal(quiet=not progress)
     threads = torch.get_num_threads()
     try:

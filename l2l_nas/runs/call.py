@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -16,10 +16,10 @@ from l2l_nas.cost.own import named_costs
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.fields import fitting, settings, titles
+from l2l_nas.runs.fields import changed, entries, fitting, settings, titles
 from l2l_nas.runs.renamed import renamed
 from l2l_nas.runs.saved import OWN
-from l2l_nas.runs.settings import SearchConf
+from l2l_nas.runs.settings import PLACES, SearchConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
 
@@ -59,8 +59,8 @@ def parted(named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return own, {**named, **marks}
 
 
-def content_of(problem: Problem | str, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a call names, as a nested dict whose names and types are right.
+def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchConf, frozenset[str]]:
+    """The settings that a call names, all of the right name and type; and the dotted names of those that it gives.
 
     Raises:
         SettingError: one is not, or it does not go with the problem.
@@ -71,45 +71,41 @@ def content_of(problem: Problem | str, named: Mapping[str, Any]) -> dict[str, An
                 raise SettingError(f"search() takes {name}= with the name of a space; a Problem has its own")
     known = {name: default for name, default, _ in settings(SearchConf)}
     sections = {name for name, _ in titles(SearchConf)} - {"search", "objectives"}
-    of_search = {name.partition(".")[2] for name in known if name.startswith("search.")}
-    top = {name for name in known if "." not in name} - {"callbacks"}
-    content: dict[str, Any] = {"search": {}, **{name: {} for name in sections}}
+    values: dict[str, Any] = {}
     for name, value in named.items():
         if name in sections:
             if not isinstance(value, Mapping):
                 raise SettingError(f"{name} must be a dict of settings, got {value!r}")
-            for leaf, one in value.items():
-                content[name][leaf] = _fitting(f"{name}.{leaf}", one, known)
+            values |= {f"{name}.{leaf}": one for leaf, one in value.items()}
         elif name == "objectives":
-            names = [value] if isinstance(value, str) else _plain(name, value)
-            content[name] = {"names": fitting(name, names, known["objectives.names"])}
+            values["objectives.names"] = [value] if isinstance(value, str) else value
         elif name in CHOICES:
-            content[name] = {"name": value} if isinstance(value, str) else _fitting(name, value, known)
-        elif name in ("folder", "resume"):
-            content[name] = "" if value is None or value == "" else str(check_path(name, value))
+            values[name] = {"name": value} if isinstance(value, str) else value
+        elif name in PLACES:
+            values[name] = "" if value is None or value == "" else str(check_path(name, value))
         elif name == "enqueue":
-            content["search"][name] = [
-                _spelled(one) for one in check_list(name, value, of=object, wanted="architectures")
-            ]
-        elif name in of_search:
-            content["search"][name] = _fitting(f"search.{name}", value, known)
-        elif name in top:
-            content[name] = _fitting(name, value, known)
+            found = check_list("search.enqueue", value, of=object, wanted="architectures")
+            values["search.enqueue"] = [_spelled(one) for one in found]
+        elif name in known and "." not in name and name != "callbacks":
+            values[name] = value
+        elif f"search.{name}" in known:
+            values[f"search.{name}"] = value
         else:
-            every = sorted(of_search | top | sections | {"objectives"})
-            raise SettingError(f"search() has no setting '{name}'{_hint(name, every, known)}")
-    content["folder"] = content.get("folder") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S.%f}"
-    if "pool" in content["space"]:
+            raise SettingError(f"search() has no setting '{name}'{_hint(name, known)}")
+    if "space.pool" in values:
         raise SettingError("search() takes the name of a space first, and space= for its args")
-    content["space"]["pool"] = problem if isinstance(problem, str) else GIVEN_PROBLEM
-    return content
+    values = {name: _fitting(name, value, known) for name, value in values.items()}
+    given = entries(values).keys() - ({"folder"} if not values.get("folder") else set())
+    values["folder"] = values.get("folder") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S.%f}"
+    values["space.pool"] = problem if isinstance(problem, str) else GIVEN_PROBLEM
+    return changed(SearchConf(), values), frozenset({*given, "space.pool"})
 
 
 def _spelled(architecture: object) -> str:
     return architecture if isinstance(architecture, str) else str(Architecture.from_choices(architecture))
 
 
-def _hint(name: str, every: Sequence[str], known: Mapping[str, Any]) -> str:
+def _hint(name: str, known: Mapping[str, Any]) -> str:
     """Where a setting that is none of search's own is found."""
     today = renamed(name) or renamed(f"search.{name}")
     if today:
@@ -123,7 +119,7 @@ def _hint(name: str, every: Sequence[str], known: Mapping[str, Any]) -> str:
         for kind, schema in kinds.items():
             if name in {one for one, _, _ in settings(schema)}:
                 return f'; write {group}={{"name": "{kind}", "{name}": ...}}'
-    return did_you_mean(name, every)
+    return did_you_mean(name, sorted({one.removeprefix("search.").partition(".")[0] for one in known}))
 
 
 def _fitting(name: str, value: Any, known: Mapping[str, Any]) -> Any:
@@ -135,7 +131,8 @@ def _fitting(name: str, value: Any, known: Mapping[str, Any]) -> Any:
     if name not in known:
         hint = f"; write {renamed(name)}=" if renamed(name) else did_you_mean(name, known)
         raise SettingError(f"search() has no setting '{name}'{hint}")
-    return fitting(name, _plain(name, value), known[name])
+    default, name = known[name], name.removesuffix(".names")  # objectives, as they are written
+    return fitting(name, _plain(name, value), default)
 
 
 def _plain(setting: str, value: Any) -> Any:

@@ -20,8 +20,8 @@ import l2l_nas
 from l2l_nas import Candidate, Data, LayerPool, Position, TensorSpec
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, SpaceError, StorageError
-from l2l_nas.runs.call import content_of, parted
-from l2l_nas.runs.fields import built, changed
+from l2l_nas.runs.call import conf_of, parted
+from l2l_nas.runs.fields import changed
 from l2l_nas.runs.next_commands import next_commands
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.testing.problems import searched, small_data, small_pool
@@ -121,8 +121,8 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(problem, tmp_
 
 def test_what_was_given_in_python_is_called_so_and_gone_on_with_in_python(problem):
     own, said = parted({"sampler": optuna.samplers.RandomSampler(), "costs": {"n": len}, "trials": 8})
-    config = asdict(built(SearchConf, content_of(problem, said)))
-    commands = next_commands(Path("runs/x"), config, is_finished=True, has_result=True)
+    conf, _ = conf_of(problem, said)
+    commands = next_commands(Path("runs/x"), asdict(conf), is_finished=True, has_result=True)
     lines = [one.line for one in commands]
     assert lines[0] == "l2l_nas.search(problem, resume='runs/x', sampler=..., costs=..., trials=16)"
     assert "l2l_nas.SearchResult('runs/x', problem).network()" in lines
@@ -132,10 +132,10 @@ def test_what_was_given_in_python_is_called_so_and_gone_on_with_in_python(proble
 
 def test_right_things_of_other_types_are_taken(problem):
     said = {"objectives": "loss", "relay": {"device": torch.device("cpu")}, "trials": np.int64(3), "limits": {"n": 1}}
-    content = content_of(problem, said)
-    assert content["objectives"] == {"names": ["loss"]}
-    assert content["relay"] == {"device": "cpu"}
-    assert content["search"] == {"trials": 3, "limits": {"n": 1}}
+    conf, given = conf_of(problem, said)
+    assert (conf.objectives.names, conf.relay.device) == (["loss"], "cpu")
+    assert (conf.search.trials, conf.search.limits) == (3, {"n": 1})
+    assert given == {"objectives.names", "relay.device", "search.trials", "search.limits.n", "space.pool"}
 
 
 @pytest.mark.slow
