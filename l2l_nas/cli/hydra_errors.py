@@ -76,11 +76,11 @@ def explain_value(error: Exception, overrides: Sequence[str] = ()) -> str:
     name = str(getattr(cause, "full_key", None) or "")
     if name and name not in text:
         return f"{name}: {text}"
-    is_plain = isinstance(cause, HydraException | OmegaConfBaseException) and "${" not in "".join(overrides)
-    if name or is_plain or not overrides:
+    odd = [word for word in overrides if "${" in word]
+    if name or not (odd or not isinstance(cause, HydraException | OmegaConfBaseException)):
         return text
-    about = [word for word in overrides if word.lstrip("+~").startswith("hydra")] or overrides
-    return f"Hydra cannot take {' '.join(about)} ({text})"
+    about = odd or [word for word in overrides if word.lstrip("+~").startswith("hydra")] or overrides
+    return f"{' '.join(about)}: {text}" if about else text
 
 
 def _joined(text: str) -> str:

@@ -152,9 +152,15 @@ def test_an_odd_word_is_one_short_line(pool, tmp_path, refused, word, says):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["search", "search.finalist_steps=${oc.env:NOT_THERE}"], "error: search.finalist_steps: KeyError raised"),
+        (
+            ["search", "search.finalist_steps=${oc.env:NOT_THERE}"],
+            "error: search.finalist_steps=${oc.env:NOT_THERE}: KeyError raised",
+        ),
         (["search", "search.early_stop=???"], "missing mandatory value: early_stop"),
-        (["evaluate", "run=run", "recalibrate=${seed}"], "error: recalibrate: Interpolation key 'seed' not found"),
+        (
+            ["evaluate", "run=run", "recalibrate=${seed}"],
+            "error: recalibrate=${seed}: Interpolation key 'seed' not found",
+        ),
         (["report", "run=???"], "missing mandatory value: run"),
         (["train", "train.steps=???"], "missing mandatory value: steps"),
         (["export", "run=???"], "missing mandatory value: run"),
