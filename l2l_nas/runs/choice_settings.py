@@ -121,12 +121,12 @@ class NoArguments:
 
 @dataclass(frozen=True)
 class BlockwiseConf:
-    """Blocks imitate those of a network."""
+    """Other layers imitate those of a network."""
 
     samples: int = setting(64, "training samples to imitate on", least=2)
     steps: int = setting(100, "training steps of each block", least=0)
     learning_rate: float = setting(0.001, "peak learning rate of the blocks")
-    scores: str = setting("exchange", "score by exchange in the network, or by error")
+    scores: str = setting("exchange", "exchange: score in the network; or error")
     teacher: float = setting(0.5, "share of the teacher's outputs in the loss", least=0.0)
 
 
@@ -157,7 +157,7 @@ class ClimbsConf:
     """Climbs from good architectures to better neighbours."""
 
     start: Optional[int] = setting(None, "first random trials; null: automatic", least=1)
-    climbs: Optional[int] = setting(None, "climbs at once; null: 1 of 50 trials, up to 4", least=1)
+    climbs: Optional[int] = setting(None, "climbs at once; null: 1 per 50 trials, to 4", least=1)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class EvolutionConf:
 class RayConf:
     """Ray Core: tasks of a cluster."""
 
-    address: str = setting("", "cluster's; '': one Ray finds, or this machine")
+    address: str = setting("", "of the cluster; '': found, or this machine")
     cpus: float = setting(1.0, "CPUs that a trial takes")
     gpus: float = setting(0.0, "GPUs that a trial takes")
     memory: int = setting(0, "bytes that a trial takes; 0: not stated")
@@ -182,7 +182,7 @@ class RayConf:
 class DaskConf:
     """Workers of a Dask cluster."""
 
-    address: str = setting("", "scheduler's; '': a cluster on this machine")
+    address: str = setting("", "of the scheduler; '': start one here")
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class SubmititConf:
 
     folder: str = setting("submitit", "folder that all machines see")
     cluster: str = setting("", "slurm or local; '': submitit decides")
-    parameters: dict[str, Any] = setting({}, "of a job: timeout_min, gpus_per_node ...")
+    parameters: dict[str, Any] = setting({}, "of a job, such as timeout_min, gpus_per_node")
 
 
 CHOICES: Mapping[str, Mapping[str, type]] = {

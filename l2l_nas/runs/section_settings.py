@@ -38,7 +38,7 @@ class SpaceConf:
 class NamedPoolConf:
     """The pool of a run."""
 
-    pool: str = setting("", "FILE.py:FUNCTION again, if it was your own")
+    pool: str = setting("", "FILE.py:FUNCTION again, if the pool is your own")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class RelayConf:
         effect=UsedIf("relay.clip", lambda conf: conf.relay.clip > 0),
     )
     precision: str = setting("fp32", "fp32, bf16 or fp16 on the device", resume=stays(TRAINED))
-    stash: str = setting("device", "where saved inputs wait: device or host", resume=FREE)
+    stash: str = setting("device", "where inputs wait for backward: device or host", resume=FREE)
     keep: int = setting(1, "number of last layers that are not recomputed", most=4096, is_inherited=False, resume=FREE)
     budget: str = setting("auto", "device memory to fill: 4GiB, all, none", is_inherited=False, resume=FREE)
     resident: str = setting(
@@ -107,12 +107,12 @@ class RelayConf:
     )
     pinned: str = setting(
         "all",
-        "host copies for the link: all, none",
+        "store weights as they cross the link: all, none",
         effect=UsedIf("relay.precision", lambda conf: conf.relay.precision != "fp32" or _has_link(conf)),
         is_inherited=False,
         resume=FREE,
     )
-    lanes: str = setting("auto", "threads, inline, or what suits", resume=FREE)
+    lanes: str = setting("auto", "how copies and updates run: threads, inline", resume=FREE)
     storage: str = setting("ram", "where layer states lie: ram, file, FILE.py:NAME", is_code=True, resume=FREE)
     layers: str = setting("eager", "how layers run: eager, compile, graphs (CUDA)", resume=FREE)
     trace: bool = setting(False, "write trace.json and timeline.png", is_inherited=False, resume=FREE)

@@ -194,7 +194,7 @@ class SearchConf(RunConf):
         is_code=True,
     )
     executor: Choice = setting(
-        {"name": "inline"}, "what runs trials; search.workers=N: processes", resume=MAY_CHANGE, is_code=True
+        {"name": "inline"}, "what runs trials; if search.workers: processes", resume=MAY_CHANGE, is_code=True
     )
     callbacks: dict[str, Any] = setting({}, "hooks called during the search: [FILE.py:NAME]", resume=FREE)
     objectives: ObjectivesConf = section(ObjectivesConf, resume=stays("a study has its objectives for good"))
@@ -291,7 +291,7 @@ class PlanConf:
 
 @dataclass(frozen=True)
 class EvaluateConf:
-    """Score the best architecture of a run again, with the weights found."""
+    """Score the best architecture of a run again, with its weights."""
 
     run: str = setting("", "the run's folder")
     space: NamedPoolConf = section(NamedPoolConf)
