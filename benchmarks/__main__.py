@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from benchmarks.catalogue import GROUPS, find
 from benchmarks.options import OptionParser
 from l2l_nas.errors import one_line
-from l2l_nas.runs.explain import explain, is_explained
+from l2l_nas.runs.terminal import explain, is_explained
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay, set_threads
-from l2l_nas.runs.export import doubts
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.origin import versions
+from l2l_nas.runs.origin import doubts, versions
 from l2l_nas.runs.saved import data_warning, load_found
 from l2l_nas.runs.settings import ExportConf
 from l2l_nas.runs.terminal import open_terminal, warn

@@ -36,8 +36,8 @@ from l2l_nas.errors import (
     without_passwords,
 )
 from l2l_nas.runs.command_line import fill_in, given_names
-from l2l_nas.runs.explain import explain, is_explained
 from l2l_nas.runs.settings import PASSWORD_VARIABLE
+from l2l_nas.runs.terminal import explain, is_explained
 
 
 def launch(command: str, words: list[str], *, is_program: bool = False) -> int:

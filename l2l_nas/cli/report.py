@@ -10,8 +10,7 @@ from l2l_nas.files import remove_leftovers, write_atomically
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.report.html.view import is_page
 from l2l_nas.report.text_chart import charts_text
-from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.lock import is_locked
+from l2l_nas.runs.folder import RunFolder, is_locked
 from l2l_nas.runs.page import page_of
 from l2l_nas.runs.settings import ReportConf
 from l2l_nas.runs.terminal import open_terminal

@@ -35,9 +35,8 @@ from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.nas.sweep_study import SweepRecord, SweepStudy, Values, check_sweep, ends_of
 from l2l_nas.report.table import run_line, settings_text, swept_table
 from l2l_nas.runs.fields import check_bounds, declared, settings
-from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
+from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, locked, refuse_taken
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.lock import locked
 from l2l_nas.runs.progress import time_to_go
 from l2l_nas.runs.settings import SearchConf, SweeperConf
 from l2l_nas.runs.sweep_words import SWEEP_CONFIG, resume_sweep

@@ -9,14 +9,20 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
+from hydra._internal.core_plugins import file_config_source
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
-from l2l_nas.cli.config_files import read_checked_files
+from l2l_nas.errors import StorageError, described
+from l2l_nas.files import check_yaml
 from l2l_nas.plugins import is_named
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.groups import GROUPS, NAMES, arguments
@@ -26,7 +32,7 @@ from l2l_nas.runs.settings import COMMANDS
 @functools.cache
 def register(command: str) -> None:
     """Store the schema of a command, and the choices of its groups, once: no command line changes them."""
-    read_checked_files()
+    SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
     store = ConfigStore.instance()
     store.store(name=f"{command}_schema", node=node_of(COMMANDS[command]))
     for group, known in CHOICES.items():
@@ -99,3 +105,26 @@ def _store(group: str, own: str, labels: dict[str, str]) -> None:
     folder, _, name = own.rpartition("/")
     place = "/".join([group, *(part for part in folder.split("/") if part)])
     ConfigStore.instance().store(group=place, name=name, node=node, package=group)
+
+
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's reader of files; it has that one's name, as Hydra takes no other one for files."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """See `ConfigSource.load_config`.
+
+        Raises:
+            StorageError: it is no YAML, or see `check_yaml`.
+        """
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if path.exists():
+            check_yaml(path)
+        try:
+            return super().load_config(config_path)
+        except UnicodeDecodeError as error:
+            raise StorageError(f"{path}: not a text in UTF-8 ({error.reason})") from None
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+            reason = getattr(error, "problem", None) or getattr(error, "reason", None) or described(error)
+            raise StorageError(f"{path}{place}: not YAML: {reason}") from None

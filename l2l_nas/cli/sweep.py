@@ -48,12 +48,10 @@ from l2l_nas.files import read_bytes, read_json, remove_leftovers, write_atomica
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.report.table import sweep_table
 from l2l_nas.runs.command_line import fill_in, given_names, spell
-from l2l_nas.runs.explain import explain
-from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, refuse_taken
-from l2l_nas.runs.lock import locked
+from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, locked, refuse_taken
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, PLACES, SearchConf
 from l2l_nas.runs.sweep_words import SWEEP_CONFIG, resume_sweep
-from l2l_nas.runs.terminal import open_terminal
+from l2l_nas.runs.terminal import explain, open_terminal
 
 # the study of a sweep that a sampler leads, in the sweep's folder
 SWEEP_FILE = "sweep.log"

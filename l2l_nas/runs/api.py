@@ -20,9 +20,9 @@ from l2l_nas.nas.study.reading import load_database_study, load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.call import conf_of, parted
+from l2l_nas.runs.components import Objects
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.saved import SavedRun, load_found, read_config
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import PASSWORD_VARIABLE

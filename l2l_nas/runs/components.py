@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.hardware import Hardware
-from l2l_nas.cost.own import own_costs
+from l2l_nas.cost.own import OwnCost, own_costs
 from l2l_nas.cost.profiles import PROFILES, find_hardware
 from l2l_nas.cost.table import PREDICTED, Costs, Limit, unmeasured
 from l2l_nas.eps.optimizers.base import Optimizer
@@ -20,7 +22,8 @@ from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, did_you_mean, of_user
-from l2l_nas.nas.evaluation.early_stopping import build_early_stop
+from l2l_nas.nas.callback import Callback
+from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.objectives import parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler
@@ -38,7 +41,6 @@ from l2l_nas.runs.fields import changed
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.memory import check_memory, largest
 from l2l_nas.runs.numbers import budget_of, decide_numbers
-from l2l_nas.runs.objects import Objects
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import RetrainConf, SearchConf
 from l2l_nas.space.constraint import Constraint, NonEmpty
@@ -48,8 +50,29 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
-from l2l_nas.training.schedule import build_schedule
+from l2l_nas.training.schedule import MakeSchedule, build_schedule
 from l2l_nas.training.task import Task
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What a caller gives as objects; None: what the settings name.
+
+    Args:
+        schedule: of the learning rate, made of a peak and a number of steps.
+        callbacks: besides those that the settings name.
+    """
+
+    problem: Problem | None = None
+    sampler: Any = None
+    strategy: Sequence[Phase] | None = None
+    early_stop: EarlyStop | None = None
+    costs: Sequence[OwnCost | str] = ()
+    storage: Storage | None = None
+    optimizer: Optimizer | None = None
+    schedule: MakeSchedule | None = None
+    callbacks: Sequence[Callback | str] = ()
+    executor: Executor | None = None
 
 
 @dataclass(frozen=True)

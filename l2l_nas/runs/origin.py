@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from l2l_nas import __version__
+from l2l_nas.eps.server import ParamServer
 from l2l_nas.files import write_atomically, write_json
 from l2l_nas.relay.device import name_of
 from l2l_nas.relay.trace import Trace, regime
 from l2l_nas.report.charts.timeline import timeline_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.terminal import warn
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data
+from l2l_nas.training.export import Export, ExportError, export_network
+from l2l_nas.training.problem import Problem
 
 # what is shown where a user's own data have two parts
 NO_TEST = "no test part: no samples were held out, so no figure is of data that the choice did not depend on"
@@ -44,7 +50,7 @@ def sizes(data: Data) -> str:
     return f"{len(data.train):,} training, {len(data.validation):,} validation{test}"
 
 
-def described(data: Data) -> dict[str, Any]:
+def describe_data(data: Data) -> dict[str, Any]:
     """Which data a result is of: samples of each part, and digests."""
     parts = {"training": data.train, "validation": data.validation, "test": data.test}
     return {
@@ -81,3 +87,49 @@ def write_trace(folder: RunFolder, trace: Trace, console: Console) -> None:
     console.print(f"trace {folder.trace}: {regime(trace.spans)}", soft_wrap=True)
     if is_matplotlib_installed():
         write_atomically(folder.timeline, png_of(timeline_sheet(trace.spans, last_steps=4)))
+
+
+def export_or_warn(
+    console: Console,
+    server: ParamServer,
+    architecture: Architecture,
+    folder: Path,
+    *,
+    problem: Problem,
+    micro_batch: int,
+    reported: Mapping[str, float],
+) -> bool:
+    """Export what a run has found; a network that cannot be exported costs a warning, not the run.
+
+    Returns:
+        Whether there is a program.
+    """
+    try:
+        export = export_network(
+            server,
+            architecture,
+            folder,
+            problem=problem,
+            micro_batch=micro_batch,
+            about={"weights": str(folder.parent / "best"), "reported": dict(reported), "versions": versions()},
+        )
+    except ExportError as error:
+        warn(console, str(error))
+        return False
+    for line in (*map(str, export.refused.values()), *doubts(export, reported)):
+        warn(console, line)
+    return "program" in export.formats
+
+
+def doubts(export: Export, reported: Mapping[str, float]) -> list[str]:
+    """What a user must know: formats in which the first metric is another than reported, by more than rounding."""
+    name = next(iter(export.values))
+    if name not in reported:
+        return []
+    expected = reported[name]
+    return [
+        f"{how}: {name} {done.values[name]!r} on the validation data, reported {expected!r}; "
+        f"outputs differ by {done.difference:.1e} at most from the relay's on this CPU"
+        for how, done in export.formats.items()
+        if not math.isclose(done.values[name], expected, rel_tol=1e-6)
+    ]

@@ -33,25 +33,20 @@ from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import pool_in_files
-from l2l_nas.runs.components import build_components
-from l2l_nas.runs.explain import explain
+from l2l_nas.runs.components import Objects, build_components
 from l2l_nas.runs.fields import check_bounds
-from l2l_nas.runs.folder import RunFolder, tidy
-from l2l_nas.runs.greeting import greet
+from l2l_nas.runs.folder import RunFolder, locked, tidy
 from l2l_nas.runs.groups import completed
-from l2l_nas.runs.lock import locked
 from l2l_nas.runs.numbers import budget_of, check_time
-from l2l_nas.runs.objects import Objects
-from l2l_nas.runs.origin import described, hardware, versions, write_trace
-from l2l_nas.runs.output import Output
+from l2l_nas.runs.origin import describe_data, hardware, versions, write_trace
+from l2l_nas.runs.output import Output, finalist_cache, greet
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.resume import finished, go_on, refuse_begun
-from l2l_nas.runs.saved_best import finalist_cache
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
-from l2l_nas.runs.terminal import warn
+from l2l_nas.runs.terminal import explain, warn
 from l2l_nas.runs.workers import check_workers, engine_name, worker_executor
 
 # phases that keep nothing when they are stopped
@@ -193,7 +188,7 @@ class SearchRun:
             within = replace(training.problem, constraints=unmeasured(components.search.constraints))
             plan_run(self.folder, within, self.conf, components.server.optimizer)
         about = {"versions": versions(), "device": hardware(training.relay.device.torch_device)}
-        about["data"] = described(training.problem.data)
+        about["data"] = describe_data(training.problem.data)
         log.write("start", resume=resume, trials=len(study.records), **about)
         log.write("space", **card_of(training.problem.pool, training.relay.shapes).to_json())
         greet(self.console, components, sampler=self.sampler, folder=self.folder.root, given=self.given)

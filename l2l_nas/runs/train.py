@@ -4,39 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.registry import build_optimizer
+from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
-from l2l_nas.files import make_folder, read_json, write_yaml
+from l2l_nas.files import make_folder, read_json, write_atomically, write_json, write_yaml
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.report.charts.curve import curve_sheet
+from l2l_nas.report.network import Network
+from l2l_nas.report.png import is_matplotlib_installed, png_of
+from l2l_nas.report.table import headline
 from l2l_nas.runs.build import pool_in_files
 from l2l_nas.runs.chosen import (
     SCRATCH,
 )
 from l2l_nas.runs.components import build_server, build_training, relay_of
 from l2l_nas.runs.fields import check_bounds
-from l2l_nas.runs.folder import RunFolder, tidy
+from l2l_nas.runs.folder import RunFolder, locked, tidy
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.lock import locked
 from l2l_nas.runs.memory import check_memory
-from l2l_nas.runs.origin import sizes, versions, write_architecture
+from l2l_nas.runs.origin import (
+    NO_TEST,
+    describe_data,
+    export_or_warn,
+    identity,
+    sizes,
+    versions,
+    write_architecture,
+    write_trace,
+)
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.resume import training_start
 from l2l_nas.runs.saved import data_warning
 from l2l_nas.runs.settings import RetrainConf
 from l2l_nas.runs.terminal import say, warn
-from l2l_nas.runs.train_output import TrainingOutput
+from l2l_nas.training.fit import tested
 from l2l_nas.training.retrain import Pace, Retraining, TrainingSaves, Validating, Validation
 from l2l_nas.training.schedule import build_schedule
+from l2l_nas.training.score import Score, by_part
 
 
 class TrainRun:
@@ -85,7 +100,6 @@ class TrainRun:
             check_memory(relay, cut_sizes(samples, section.micro_batch), self.architecture)
         self.components = build_training(problem, relay, conf, task=problem.task)
         self.components.trainer.check(self.architecture, steps=section.steps)
-        self.output = TrainingOutput(self.folder, conf, self.components, self.architecture, console)
 
     def go(self) -> float:
         """Train, and write what came of it; returns the best value of the metric."""
@@ -110,7 +124,7 @@ class TrainRun:
                 self._begin(training, log)
                 display.phase("training", total=self.conf.train.steps, done=training.step)
                 best = self._run(training, log)
-            self.output.write(best, training.validations, seconds=time.monotonic() - started)
+            self._write(best, training.validations, seconds=time.monotonic() - started)
             log.write("done", step=best.step, values=dict(best.values))
             return best
         finally:
@@ -124,9 +138,7 @@ class TrainRun:
             pace=self.pace,
             schedule=self.schedule,
             validating=Validating(self.components.scorer, self.components.problem.data, self.conf.metric),
-            saves=TrainingSaves(
-                Checkpoint(self.folder.weights), Checkpoint(self.folder.best, keep=2), self.output.identity
-            ),
+            saves=TrainingSaves(Checkpoint(self.folder.weights), Checkpoint(self.folder.best, keep=2), self._identity),
             watch=watch,
         )
 
@@ -172,6 +184,94 @@ class TrainRun:
         except KeyboardInterrupt:  # the second Ctrl-C
             self.console.print(f"stopped at once. Go on from the last save with: {self.again}", soft_wrap=True)
             raise Stopped from None
+
+    def _identity(self, values: Mapping[str, float]) -> dict[str, Any]:
+        """What the best weights keep, see `identity`."""
+        return identity(self.architecture.choices, self._figures(values))
+
+    def _figures(self, values: Mapping[str, float]) -> dict[str, float]:
+        parameters = num_parameters(self.components.problem.pool, self.architecture)
+        return {**values, "parameters": float(parameters)}
+
+    def _write(self, best: Validation, validations: Sequence[Validation], *, seconds: float) -> None:
+        """The result, the export, the pictures; then what was reached."""
+        conf = self.conf
+        server = ParamServer(
+            self.components.problem.pool, optimizer=self.components.relay.server.optimizer, seed=conf.seed
+        )
+        checkpoint = Checkpoint(self.folder.best)
+        checkpoint.load(server)
+        checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
+        scores = self._scores(server, best)
+        write_json(self.folder.result, self._result(best, validations, scores, seconds=seconds))
+        rows = [("result", self.folder.result), ("weights", self.folder.best)]
+        if conf.export and export_or_warn(
+            self.console,
+            server,
+            self.architecture,
+            self.folder.export,
+            problem=self.components.problem,
+            micro_batch=conf.train.micro_batch,
+            reported=best.values,
+        ):
+            rows.append(("network", self.folder.export / "model.pt2"))
+        if is_matplotlib_installed():
+            write_atomically(self.folder.curve, png_of(curve_sheet(validations, best, metric=conf.metric)))
+            rows.append(("picture", self.folder.curve))
+        if self.components.trace is not None:
+            write_trace(self.folder, self.components.trace, self.console)
+        last = "; ".join(f"{name} {value:.4f} validation" for name, value in validations[-1].values.items())
+        network = Network.from_json({"trial": -1, "architecture": self.architecture.choices, **by_part(scores)})
+        for word, validation, line in (("last", validations[-1], last), ("best", best, headline(network))):
+            say(self.console, word, f" (step {validation.step}): {line}")
+        for score in scores.values():
+            if score.problem:
+                warn(self.console, score.problem)
+        if self.components.problem.data.test is None:
+            self.console.print(NO_TEST, soft_wrap=True)
+        for label, path in rows:
+            self.console.print(f"  {label:8} {path}", soft_wrap=True)
+
+    def _scores(self, server: ParamServer, best: Validation) -> dict[str, Score]:
+        """What the best weights score on the part that chose them, and, this once, on the test part."""
+        parts = {"validation": self.components.problem.data.validation, "test": self.components.problem.data.test}
+        executor = self.components.scorer.executor
+        before = executor.server
+        executor.use(server)
+        try:
+            scores = {
+                name: tested(self.components.scorer, self.architecture, part)
+                for name, part in parts.items()
+                if part is not None
+            }
+        finally:
+            executor.use(before)
+        return {**scores, "validation": replace(scores["validation"], values=best.values)}
+
+    def _result(
+        self, best: Validation, validations: Sequence[Validation], scores: Mapping[str, Score], *, seconds: float
+    ) -> dict[str, Any]:
+        """What a search's result has, of one architecture; and all validations."""
+        conf = self.conf
+        found = {
+            "architecture": list(self.architecture.choices),
+            **by_part(scores),
+            "costs": {"parameters": float(num_parameters(self.components.problem.pool, self.architecture))},
+            "values": self._figures(best.values),
+            "step": best.step,
+        }
+        return {
+            "best": found,
+            "last": {"values": self._figures(validations[-1].values), "step": validations[-1].step},
+            "pareto": [found],
+            "trials": {"complete": 1, "pruned": 0, "failed": 0, "cached": 0},
+            "objectives": [{"name": conf.metric, "maximize": self.components.problem.task.metrics[conf.metric]}],
+            "weights": conf.weights,
+            "data": describe_data(self.components.problem.data),
+            "validations": [asdict(validation) for validation in validations],
+            "seconds": round(seconds, 2),
+            "versions": versions(),
+        }
 
 
 class _TrainingDisplay:

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from l2l_nas.runs.lock import locked
+from l2l_nas.runs.folder import locked
 from tests.cli.runs import TINY, contents
 
 

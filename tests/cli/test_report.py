@@ -15,7 +15,7 @@ import yaml
 
 from l2l_nas.__main__ import main
 from l2l_nas.runs import page
-from l2l_nas.runs.lock import locked
+from l2l_nas.runs.folder import locked
 from tests.cli.runs import TINY, contents, environment, events, start
 from tests.report.pages import HOSTILE, Reader
 

@@ -14,8 +14,7 @@ import pytest
 from l2l_nas import search
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.runs.folder import RUN_NAMES, RunFolder, refuse_taken, tidy
-from l2l_nas.runs.lock import is_locked, locked
+from l2l_nas.runs.folder import RUN_NAMES, RunFolder, is_locked, locked, refuse_taken, tidy
 from tests.cli.runs import TINY, contents
 
 JOURNAL = "search.storage=journal:///run/journal"

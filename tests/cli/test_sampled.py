@@ -13,7 +13,7 @@ import optuna
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.runs.lock import locked
+from l2l_nas.runs.folder import locked
 from tests.cli.runs import TINY, contents, events, start
 from tests.studies import saved_sweep
 

@@ -9,7 +9,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.nas.strategies.default import default_phases
 from l2l_nas.relay.device import Cpu
 from l2l_nas.runs.fields import changed, declared
-from l2l_nas.runs.greeting import without_effect
+from l2l_nas.runs.output import without_effect
 from l2l_nas.runs.settings import SearchConf
 from tests.cli.runs import ROOT, TINY, write_pool
 
