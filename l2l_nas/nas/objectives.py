@@ -104,6 +104,11 @@ class TrialRecord:
         }
 
 
+def minimised(values: Mapping[str, float], goals: Sequence[Goal]) -> tuple[float, ...]:
+    """Values of the goals, in their order, of which less is better."""
+    return tuple(-values[goal.name] if goal.maximize else values[goal.name] for goal in goals)
+
+
 def distinct(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The complete trials, without those served from the cache."""
     return [record for record in records if record.state.has_score and not record.cached]
@@ -111,12 +116,7 @@ def distinct(records: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 def ranked(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> list[TrialRecord]:
     """Complete distinct trials, best first by the first goal, ties by the others, then the earlier one."""
-
-    def key(record: TrialRecord) -> tuple[float, ...]:
-        values = (record.values[goal.name] * (-1 if goal.maximize else 1) for goal in goals)
-        return (*values, record.number)
-
-    return sorted(distinct(records), key=key)
+    return sorted(distinct(records), key=lambda record: (*minimised(record.values, goals), record.number))
 
 
 def pareto_front(records: Sequence[TrialRecord], goals: Sequence[Goal]) -> list[TrialRecord]:

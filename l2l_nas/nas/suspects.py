@@ -9,7 +9,6 @@ fails.
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -87,6 +86,8 @@ def _named(blamed: Mapping[int, str], *, everywhere: Collection[str]) -> dict[st
 
 def _beyond_chance(failed: Collection[set[str]], positions: Sequence[tuple[str, Sequence[str]]]) -> set[str]:
     """Patterns that more of these trials have than random architectures would, but for a chance of one in a hundred."""
+    from scipy.special import bdtrc  # scipy takes half a second, and few searches need it
+
     missing: dict[str, float] = {}  # the chance that a random architecture lacks it
     for position, candidates in positions:
         for name in candidates if len(candidates) > 1 else ():
@@ -94,18 +95,8 @@ def _beyond_chance(failed: Collection[set[str]], positions: Sequence[tuple[str, 
                 missing[pattern] = missing.get(pattern, 1.0) * (1 - 1 / len(candidates))
     counts = Counter(pattern for patterns in failed for pattern in patterns)
     return {
-        pattern
-        for pattern, count in counts.items()
-        if _at_least(count, of=len(failed), chance=1 - missing[pattern]) <= _CHANCE
+        pattern for pattern, count in counts.items() if bdtrc(count - 1, len(failed), 1 - missing[pattern]) <= _CHANCE
     }
-
-
-def _at_least(count: int, *, of: int, chance: float) -> float:
-    """The chance of so many of so many, where each has this chance; by logarithms, as there may be thousands."""
-    ways = [math.lgamma(of + 1) - math.lgamma(one + 1) - math.lgamma(of - one + 1) for one in range(count, of + 1)]
-    return sum(
-        math.exp(way + one * math.log(chance) + (of - one) * math.log1p(-chance)) for one, way in enumerate(ways, count)
-    )
 
 
 def _greedy(left: dict[int, set[str]]) -> dict[str, None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from l2l_nas.cost.table import UNITS
-from l2l_nas.nas.objectives import Goal, TrialRecord, dominates
+from l2l_nas.nas.objectives import Goal, TrialRecord, dominates, minimised
 from l2l_nas.report.text import format_value, with_error
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import PARTS
@@ -148,8 +148,7 @@ def in_order(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network
 
     def key(network: Network) -> tuple[float, ...]:
         values = network.values
-        found = (values[goal.name] * (-1 if goal.maximize else 1) for goal in goals)
-        return (-network.steps, *found, values.get("parameters", 0.0), network.trial)
+        return (-network.steps, *minimised(values, goals), values.get("parameters", 0.0), network.trial)
 
     return sorted(networks, key=key)
 

@@ -18,13 +18,13 @@ from l2l_nas.files import write_json
 from l2l_nas.nas.objectives import State, counts, distinct, num_evaluated, pareto_front
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.division import described
-from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache, order, trained_front
+from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache, order
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.suspects import in_words, to_retire
 from l2l_nas.plugins import name_and_arguments
 from l2l_nas.report.card import card_of
 from l2l_nas.report.charts import tables
-from l2l_nas.report.network import Network, RandomBaseline, in_order
+from l2l_nas.report.network import Network, RandomBaseline, front, in_order
 from l2l_nas.report.pictures import write_pictures
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, headline, terminal_table
@@ -160,14 +160,15 @@ class Output:
         write_architecture(self.folder, self.components.problem.pool, architecture)
         exported = self._export(best)
         trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, search.goals)]
-        front = [one.entry() for one in trained_front(search.finalists, search.goals)]
+        entries = {one.record.number: one.entry() for one in search.finalists}
+        trained_front = [entries[one.trial] for one in front(map(Network.from_json, entries.values()), search.goals)]
         write_json(
             self.folder.result,
             {
                 "best": best.entry(),
-                "finalists": [one.entry() for one in search.finalists],
+                "finalists": list(entries.values()),
                 "given_up": [{"trial": number, "reason": reason} for number, reason in search.abandoned.items()],
-                "pareto": front or trials,
+                "pareto": trained_front or trials,
                 "trial_front": trials,
                 "baseline": search.baseline.entry() if search.baseline else None,
                 "trials": counts(records),

@@ -22,7 +22,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.nas.objectives import Goal, TrialRecord
+from l2l_nas.nas.objectives import Goal, TrialRecord, minimised
 from l2l_nas.plugins import is_given, is_named, is_own, made
 from l2l_nas.space.architecture import Architecture
 
@@ -83,7 +83,7 @@ class Halving:
         """See `EarlyStop`."""
         there = self._seen.setdefault(rung, {})
         there.pop(architecture, None)  # a trial that was interrupted and begun again
-        there[architecture] = self._minimised(values)
+        there[architecture] = minimised(values, self._goals)
         if len(there) <= _LEAST:
             return None
         place = place_among(there[architecture], list(there.values()))
@@ -101,10 +101,7 @@ class Halving:
             for rung, metrics in record.rungs.items():
                 values = {**record.metrics, **metrics}  # costs stand with the trial
                 if all(goal.name in values for goal in self._goals):
-                    self._seen.setdefault(rung, {})[record.architecture] = self._minimised(values)
-
-    def _minimised(self, values: Mapping[str, float]) -> Point:
-        return tuple(-values[goal.name] if goal.maximize else values[goal.name] for goal in self._goals)
+                    self._seen.setdefault(rung, {})[record.architecture] = minimised(values, self._goals)
 
 
 def place_among(point: Point, points: Sequence[Point]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.nas.objectives import Goal, TrialRecord, pareto_front, ranked
+from l2l_nas.nas.objectives import Goal, TrialRecord, minimised, pareto_front, ranked
 from l2l_nas.nas.samplers.base import Floats
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import Score, by_part
@@ -200,18 +200,10 @@ def order(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist
 
     def key(one: Finalist) -> tuple[float, ...]:
         values = one.values
-        wanted = (-values[goal.name] if goal.maximize else values[goal.name] for goal in goals)
-        return (-one.steps, *wanted, values.get("parameters", 0.0), places[one.record.number])
+        parameters = values.get("parameters", 0.0)
+        return (-one.steps, *minimised(values, goals), parameters, places[one.record.number])
 
     return sorted(finalists, key=key)
-
-
-def trained_front(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist]:
-    """Of the finalists trained longest, those that no other beats on all goals, best first by the first goal."""
-    longest = max((one.steps for one in finalists), default=0)
-    by_number = {one.record.number: one for one in finalists if one.steps == longest}
-    trained = [replace(one.record, values=one.values) for one in order(list(by_number.values()), goals)]
-    return [by_number[record.number] for record in pareto_front(trained, goals)]
 
 
 def key_of(records: Sequence[TrialRecord], settings: Mapping[str, Any]) -> str:
