@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -61,13 +60,11 @@ def _best_architecture(results: Results) -> Sheet | Diagram:
     best, goal, card = results.best, results.goals[0].name, results.card
     if best is None:
         return Sheet((Chart("Best architecture", message="no complete trial"),))
-    boxes = boxes_of(card, best.architecture)
     return lay_out(
-        boxes,
+        boxes_of(card, best.architecture),
         source=card.source,
         label=f"Best architecture (trial {best.trial}): {goal}, {', '.join(best.scores(goal))}\n"
-        f"{sum(not box.is_skip for box in boxes)} of {len(boxes)} positions used, "
+        f"{len(card.reads(best.architecture))} of {len(card.positions)} positions used, "
         f"{card.num_parameters(best.architecture):,} parameters in total",
         sizes=FILE,
-        num_columns=max(1, round(math.sqrt(len(boxes) * FILE.pitch / (FILE.width + FILE.side + 30)))),
     )

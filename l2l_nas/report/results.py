@@ -19,15 +19,6 @@ _LARGEST = 1e30  # no chart can be drawn of more
 
 
 @dataclass(frozen=True)
-class Reason:
-    """Trials that ended alike without a score."""
-
-    state: State  # how they ended
-    text: str  # the first one's reason
-    trials: tuple[int, ...]  # their numbers
-
-
-@dataclass(frozen=True)
 class Tried:
     """How often a candidate was trained and tried."""
 
@@ -141,18 +132,14 @@ class Results:
         """What each position's choice did to the first goal."""
         return main_effects(self.card, self.in_space, self.goals[0].name)
 
-    def reasons(self) -> tuple[Reason, ...]:
-        """Why trials have no score, most frequent first; reasons that differ in numbers alone are one."""
+    def reasons(self) -> list[list[TrialRecord]]:
+        """Trials that ended alike without a score, most first; reasons that differ in numbers alone are alike."""
         groups: dict[tuple[State, str], list[TrialRecord]] = {}
         for record in self.records:
             if not record.state.has_score:
                 alike = re.sub(r"\d[\d,.]*", "#", record.reason)
                 groups.setdefault((record.state, alike), []).append(record)
-        found = [
-            Reason(state, members[0].reason or "no reason given", tuple(record.number for record in members))
-            for (state, _), members in groups.items()
-        ]
-        return tuple(sorted(found, key=lambda reason: -len(reason.trials)))
+        return sorted(groups.values(), key=len, reverse=True)
 
     def ranking(self) -> Ranking | None:
         """How the finalists' order compares with that of their trials, after as many steps as all of them had.

@@ -125,10 +125,10 @@ def test_the_same_charts_give_the_same_bytes() -> None:
     assert b"matplotlib" not in first
 
 
-def architecture_of(pool: LayerPool, choices: Sequence[str], *, num_columns: int = 1, title: str = "Best") -> Figure:
+def architecture_of(pool: LayerPool, choices: Sequence[str], *, title: str = "Best") -> Figure:
     card = card_of_pool(pool)
     boxes = boxes_of(card, pool.architecture(list(choices)))
-    return draw(lay_out(boxes, source=card.source, label=title, sizes=FILE, num_columns=num_columns))
+    return draw(lay_out(boxes, source=card.source, label=title, sizes=FILE))
 
 
 def assert_words_are_apart_and_inside(figure: Figure) -> None:
@@ -163,7 +163,7 @@ def test_fourteen_names_are_told_apart() -> None:
 def test_fifty_positions_and_long_names_neither_overlap_nor_leave_the_picture() -> None:
     pool = small_pool(48, prefix="transformer_encoder_block_with_a_long_name_")
     names = [candidate.name for candidate in pool.positions[1].candidates]
-    figure = architecture_of(pool, ["stem", *(names[index % 3] for index in range(48)), "head"], num_columns=3)
+    figure = architecture_of(pool, ["stem", *(names[index % 3] for index in range(48)), "head"])
     assert_words_are_apart_and_inside(figure)
     assert_drawn(figure)
 

@@ -52,16 +52,13 @@ class Box:
         return "\n".join(lines)
 
 
-def boxes_of(
-    card: SpaceCard, architecture: Architecture, *, first: Architecture | None = None, is_folded: bool = False
-) -> tuple[Box, ...]:
-    """The boxes of an architecture, in order.
+def boxes_of(card: SpaceCard, architecture: Architecture, *, first: Architecture | None = None) -> tuple[Box, ...]:
+    """The boxes of an architecture, in order; equal neighbours of one of more than 48 positions are one box.
 
     Args:
         card: the space.
         architecture: one of its.
         first: what to compare with; None for nothing.
-        is_folded: whether equal neighbours of a network of more than 48 positions are one box.
     """
     weights, reads, hues = card.weights(architecture), card.reads(architecture), card.hue_numbers
     singles = tuple(
@@ -83,7 +80,7 @@ def boxes_of(
             zip(card.positions, architecture.choices, weights, strict=True)
         )
     )
-    if not is_folded or len(singles) <= _FOLDED:
+    if len(singles) <= _FOLDED:
         return singles
     counts = {position.name: weight.count for position, weight in zip(card.positions, weights, strict=True)}
     return tuple(_fold(list(group), counts) for _, group in groupby(singles, key=_alike))

@@ -5,8 +5,6 @@ Lengths are in pixels; names are 13 pixels high, all other words 11.
 
 from __future__ import annotations
 
-import itertools
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -70,11 +68,6 @@ class PlacedBox:
         """Half its way across."""
         return self.left + self.width / 2
 
-    @property
-    def bottom(self) -> float:
-        """Where it ends."""
-        return self.top + self.height
-
 
 @dataclass(frozen=True)
 class Diagram:
@@ -84,42 +77,34 @@ class Diagram:
     width: float
     height: float
     boxes: tuple[PlacedBox, ...]
-    wires: tuple[tuple[Place, ...], ...]  # from box to box, each with a head at its end
+    wires: tuple[tuple[Place, Place], ...]  # from box to box, each with a head at its end
     arcs: tuple[tuple[Place, Place], ...]  # from the left sides of boxes to those of later ones that read them
     words: tuple[Words, ...]  # the input, and the candidates not chosen
     bulge: float = _ARCS  # how far arcs reach to the left
 
 
-def lay_out(boxes: Sequence[Box], *, source: str, label: str, sizes: BoxSizes = PAGE, num_columns: int = 1) -> Diagram:
-    """The boxes of an architecture below each other, in as many columns as asked for.
+def lay_out(boxes: Sequence[Box], *, source: str, label: str, sizes: BoxSizes = PAGE) -> Diagram:
+    """The boxes of an architecture below each other.
 
     Args:
         boxes: in order.
         source: shape of the input.
         label: what it shows.
         sizes: of the page or of a file.
-        num_columns: at most.
     """
-    num_rows = math.ceil(len(boxes) / num_columns)
-    num_columns = math.ceil(len(boxes) / num_rows)
-    far = [(home, index) for home, index in _read_from_afar(boxes) if home // num_rows == index // num_rows]
+    far = _read_from_afar(boxes)
     indent = _ARCS if far else 0.0
-    # one column of the page is as wide with arcs as without
-    width = sizes.width if sizes.side else sizes.width - indent
-    column = indent + width + sizes.side + (30.0 if num_columns > 1 else 0.0)
-    placed = [
-        _place(box, indent + index // num_rows * column, _HEAD + index % num_rows * sizes.pitch, width, sizes)
-        for index, box in enumerate(boxes)
-    ]
+    width = sizes.width if sizes.side else sizes.width - indent  # the page is as wide with arcs as without
+    placed = [_place(box, indent, _HEAD + index * sizes.pitch, width, sizes) for index, box in enumerate(boxes)]
     words = [Words(placed[0].middle, 11.0, "small middle", f"input {shorten(source, 22)}")]
     for one in placed:
         words += _beside(one, sizes)
     return Diagram(
         label,
-        num_columns * column - (30.0 if num_columns > 1 else 0.0),
-        _HEAD + num_rows * sizes.pitch - (sizes.pitch - sizes.height) + 2,
+        indent + width + sizes.side,
+        _HEAD + (len(boxes) - 1) * sizes.pitch + sizes.height + 2,
         tuple(placed),
-        tuple(_wires(placed, sizes)),
+        tuple(_wires(placed)),
         tuple((_left_of(placed[home]), _left_of(placed[index])) for home, index in far),
         tuple(words),
     )
@@ -165,16 +150,9 @@ def _beside(one: PlacedBox, sizes: BoxSizes) -> Iterator[Words]:
         yield Words(one.left + one.width + 12, top + index * _LINE, "small", text)
 
 
-def _wires(placed: Sequence[PlacedBox], sizes: BoxSizes) -> Iterator[tuple[Place, ...]]:
-    """What each box takes from the one before it: straight down, or around into the next column."""
-    ceiling = _HEAD - 8
-    if placed[0].box.follows:
-        yield (placed[0].middle, ceiling), (placed[0].middle, placed[0].top - _ARROW)
-    for before, one in itertools.pairwise(placed):
+def _wires(placed: Sequence[PlacedBox]) -> Iterator[tuple[Place, Place]]:
+    """What each box takes from the one above it, or from the input."""
+    starts = [(placed[0].middle, _HEAD - 8), *((one.middle, one.top + one.height) for one in placed)]
+    for start, one in zip(starts, placed, strict=False):
         if one.box.follows:
-            end = one.middle, one.top - _ARROW
-            around: tuple[Place, ...] = ()
-            if one.left != before.left:
-                floor, lane = before.bottom + 12, one.left - 20
-                around = ((before.middle, floor), (lane, floor), (lane, ceiling + 2), (one.middle, ceiling + 2))
-            yield (before.middle, before.bottom), *around, end
+            yield start, (one.middle, one.top - _ARROW)

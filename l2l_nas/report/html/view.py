@@ -269,7 +269,7 @@ def _leader(summary: Summary, network: Network, rank: int, first: Network) -> Pa
     others = dict.fromkeys(["parameters", *(other.name for other in summary.goals[1:])])
     lines += [labelled(name, network.values[name]) for name in others if name in network.values]
     drawing = lay_out(
-        boxes_of(card, network.architecture, first=first.architecture, is_folded=True),
+        boxes_of(card, network.architecture, first=first.architecture),
         source=card.source,
         label=f"Trial {network.trial}: {format_choices(network.architecture)}",
         sizes=PAGE if len(card.positions) <= _ROOMY else DENSE_PAGE,

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import nn
@@ -45,19 +43,10 @@ def test_a_skip_is_thin_and_every_box_has_a_wire_from_the_one_above() -> None:
     diagram = diagram_of(small_pool(), CHOICES)
     assert diagram.boxes[3].height < diagram.boxes[2].height
     for above, below, wire in zip(diagram.boxes[:-1], diagram.boxes[1:], diagram.wires[1:], strict=True):
-        assert wire[0] == (above.middle, above.bottom)
+        assert wire[0] == (above.middle, above.top + above.height)
         assert wire[-1][0] == below.middle
-        assert above.bottom < wire[-1][1] < below.top
+        assert above.top + above.height < wire[-1][1] < below.top
     assert not diagram.arcs
-
-
-def test_boxes_stand_in_columns_with_a_wire_around_into_the_next() -> None:
-    diagram = diagram_of(small_pool(48), ["stem", *["wide"] * 48, "head"], sizes=FILE, num_columns=3)
-    lefts = sorted({box.left for box in diagram.boxes})
-    assert len(lefts) == 3
-    assert all(right - left > FILE.width + FILE.side for left, right in pairwise(lefts))
-    assert sum(len(wire) == 6 for wire in diagram.wires) == 2
-    assert max(box.left + box.width + FILE.side for box in diagram.boxes) == diagram.width
 
 
 def test_what_a_box_reads_from_afar_comes_by_an_arc_and_what_it_does_not_read_by_no_wire() -> None:
@@ -100,7 +89,7 @@ def test_weights_used_again_and_tied_ones_are_named() -> None:
 
 def test_one_position_is_a_drawing_too() -> None:
     pool = LayerPool([Position("only", [Candidate("linear", lambda: nn.Linear(4, 4))])], inputs=TensorSpec((4,)))
-    assert len(diagram_of(pool, ["linear"], num_columns=3).boxes) == 1
+    assert len(diagram_of(pool, ["linear"]).boxes) == 1
 
 
 def test_an_architecture_of_another_space_is_refused() -> None:
