@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.search.charts import chain_sheet, nas201_sheet, ranking_sheet
-from benchmarks.table import STORAGE_SIDES
+from benchmarks.table import STORAGE_SIDES, format_bytes
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet, line
-from l2l_nas.report.text import format_bytes
 
 Result = Mapping[str, Any]
 

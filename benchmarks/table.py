@@ -8,7 +8,6 @@ from typing import Any
 from rich.table import Table
 
 from l2l_nas.report.table import new_table
-from l2l_nas.report.text import format_bytes
 
 Result = Mapping[str, Any]  # what a bench writes as JSON
 
@@ -16,6 +15,16 @@ Result = Mapping[str, Any]  # what a bench writes as JSON
 def bench_table(result: Result) -> Table:
     """What a bench found."""
     return _TABLES[result["bench"]](result)
+
+
+def format_bytes(num_bytes: float | None) -> str:
+    """As KiB, MiB or GiB, three digits; a dash for none."""
+    if num_bytes is None:
+        return "-"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}" if num_bytes < 1000 * size else f"{num_bytes / size:,.0f} {unit}"
+    return f"{num_bytes / 1024:.3g} KiB"
 
 
 def format_ratio(value: Mapping[str, float] | None) -> str:

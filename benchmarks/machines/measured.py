@@ -10,9 +10,10 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader
 from markupsafe import Markup
 
+from benchmarks.table import format_bytes
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, line
 from l2l_nas.report.html.frame import asset, environment, policy
-from l2l_nas.report.text import counted, format_bytes
+from l2l_nas.report.text import counted
 
 _DASH = "\N{EN DASH}"
 

@@ -16,7 +16,7 @@ from l2l_nas.errors import SettingError
 from l2l_nas.files import make_folder, write_json
 from l2l_nas.report.charts.chart import short_count
 from l2l_nas.report.table import new_table
-from l2l_nas.report.text import format_bytes
+from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import parse_bytes
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed
@@ -52,7 +52,8 @@ def main(conf: PlanConf) -> None:
     console = open_terminal()
     pool_bytes = planner.pool_bytes(conf.relay)
     where = "of host memory, fits" if pool_bytes <= memory.host else "of host memory, does not fit: relay.storage=file"
-    _show(console, planner, rows, f"{format_bytes(pool_bytes)} {where if conf.relay.storage == 'ram' else 'in files'}")
+    size = format_value("device_bytes", pool_bytes)
+    _show(console, planner, rows, f"{size} {where if conf.relay.storage == 'ram' else 'in files'}")
     proposals = planner.proposals(conf.relay, micro_batch, rows[-1].architecture) if conf.propose else []
     if conf.propose:
         _show_proposals(console, proposals, batch_size=conf.train.batch_size)
@@ -97,8 +98,8 @@ def _show(console: Console, planner: Planner, rows: list[PlanRow], pool: str) ->
             short_count(float(f"{row.parameters:.3g}")),
             _time(found.simulation.step_s),
             _time(found.plain_s) + ("" if found.plain_bytes <= memory.device else "*"),
-            format_bytes(found.device_bytes),
-            format_bytes(found.host_bytes),
+            format_value("device_bytes", found.device_bytes),
+            format_value("device_bytes", found.host_bytes),
             f"{found.simulation.binds} {found.simulation.use(found.simulation.binds):.0%}",
         )
     console.print(table)

@@ -18,16 +18,6 @@ def format_value(name: str, value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"
 
 
-def format_bytes(num_bytes: float | None) -> str:
-    """As KiB, MiB or GiB, three digits; a dash for none."""
-    if num_bytes is None:
-        return "-"
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}" if num_bytes < 1000 * size else f"{num_bytes / size:,.0f} {unit}"
-    return f"{num_bytes / 1024:.3g} KiB"
-
-
 def with_error(name: str, value: float, error: float | None) -> str:
     """A metric and its standard error: `0.9778 ± 0.0078`; without the error where it is not known."""
     shown = format_value(name, value)

@@ -19,7 +19,7 @@ from l2l_nas.relay.config import STASHES
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
-from l2l_nas.report.text import format_bytes
+from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
@@ -196,14 +196,16 @@ class Planner:
 
     def missing(self, prediction: Prediction) -> str:
         """What does not fit; empty where all does."""
-        there = {"device": self.memory.device, "host": self.memory.host}
-        needed = {"device": prediction.device_bytes, "host": prediction.host_bytes}
-        found = [
-            f"{format_bytes(needed[name])} of {name} memory, there are {format_bytes(there[name])}"
-            for name in there
-            if needed[name] > there[name]
+        memories = [
+            ("device", prediction.device_bytes, self.memory.device),
+            ("host", prediction.host_bytes, self.memory.host),
         ]
-        return "; ".join(found)
+        sizes = [
+            (name, *(format_value("device_bytes", size) for size in (needed, there)))
+            for name, needed, there in memories
+            if needed > there
+        ]
+        return "; ".join(f"{needed} of {name} memory, there are {there}" for name, needed, there in sizes)
 
     def proposals(self, conf: RelayConf, micro_batch: int, architecture: Architecture) -> list[Proposal]:
         """Settings under which an architecture fits, fastest first; each needs less of the device than those before.

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.table import bench_table, format_ratio, left_out_lines
+from benchmarks.table import bench_table, format_bytes, format_ratio, left_out_lines
 from tests.benchmarks.examples import ALL, agreement, interval, throughput
 
 
@@ -67,3 +67,11 @@ def test_each_reason_to_leave_something_out_is_one_line():
 def test_a_ratio_is_shown_with_its_interval():
     assert format_ratio(interval(1.005)) == "1.005 (0.985 to 1.025)"
     assert format_ratio(None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(None, "-"), (512, "0.5 KiB"), (4214784, "4.02 MiB"), (3 * 2**30, "3 GiB"), (2000 * 2**30, "2,000 GiB")],
+)
+def test_bytes_are_shown_in_the_largest_fitting_unit(num_bytes, text):
+    assert format_bytes(num_bytes) == text

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from l2l_nas.report.text import format_bytes, format_choices, format_value, shorten
+from l2l_nas.report.text import format_choices, format_value, shorten
 from l2l_nas.space.architecture import Architecture
 
 
@@ -43,11 +43,3 @@ def test_a_long_name_keeps_both_ends() -> None:
     assert shorten("conv3", 5) == "conv3"
     assert shorten("transformer_gelu_wide", 9) == "tran…wide"
     assert len(shorten("transformer", 8)) == 8
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(None, "-"), (512, "0.5 KiB"), (4214784, "4.02 MiB"), (3 * 2**30, "3 GiB"), (2000 * 2**30, "2,000 GiB")],
-)
-def test_bytes_are_shown_in_the_largest_fitting_unit(num_bytes, text):
-    assert format_bytes(num_bytes) == text
