@@ -36,10 +36,8 @@ class Ranking:
     of one training and the same samples.
     """
 
-    before: tuple[int, ...]  # trial numbers, best trial first
-    after: tuple[int, ...]  # the same trials, best finalist first
-    scores: Mapping[int, float]  # scores, values: of the first goal, by trial number
-    values: Mapping[int, float]
+    before: tuple[Network, ...]  # best trial first
+    after: tuple[Network, ...]  # the same, best finalist first
     tau: float | None  # Kendall's; None for fewer than three finalists, or where all are equal
     steps: int = 0  # that all of them had; 0 where that is not known
 
@@ -153,16 +151,11 @@ class Results:
         alike = [n if n.steps == steps else replace(n, validation=n.rungs.get(steps), steps=steps) for n in finalists]
         if len(alike) < 2 or not all(goal in network.part(VALIDATION) for network in alike):
             return None
-        before = {network.trial: network.trial_score[goal] for network in alike}
-        after = {network.trial: network.part(VALIDATION)[goal] for network in alike}
-        return Ranking(
-            tuple(sorted(before, key=order.index)),
-            tuple(network.trial for network in in_order(alike, self.goals)),
-            before,
-            after,
-            kendall_tau(list(before.values()), list(after.values())) if len(before) > 2 else None,
-            steps,
-        )
+        scores = [network.trial_score[goal] for network in alike]
+        values = [network.part(VALIDATION)[goal] for network in alike]
+        tau = kendall_tau(scores, values) if len(alike) > 2 else None
+        by_trial = sorted(alike, key=lambda network: order.index(network.trial))
+        return Ranking(tuple(by_trial), tuple(in_order(alike, self.goals)), tau, steps)
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:

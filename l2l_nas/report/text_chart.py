@@ -75,18 +75,12 @@ def _line(places: Sequence[Cell], series: Series) -> dict[Cell, tuple[str, str]]
 
 
 def _path(places: Sequence[Cell]) -> Iterator[Cell]:
-    """Every cell of a line to the right, from one to a neighbour."""
-    row, column = places[0]
-    yield row, column
+    """Every cell of a staircase, from one to a neighbour: along each step, then up or down."""
+    yield places[0]
     for (first, begin), (last, end) in itertools.pairwise(places):
-        for at in range(begin, end + 1):
-            if at > column:
-                column = at
-                yield row, column
-            goal = round(first + (last - first) * (at - begin) / (end - begin)) if end > begin else last
-            while row != goal:
-                row += 1 if goal > row else -1
-                yield row, column
+        yield from ((first, column) for column in range(begin + 1, end + 1))
+        way = 1 if last > first else -1
+        yield from ((row, end) for row in range(first + way, last + way, way))
 
 
 def _glyph(series: Series) -> tuple[str, str]:

@@ -105,9 +105,11 @@ def test_the_ranking_compares_finalists_with_their_trials() -> None:
     records = random_trials(card, 12)
     ranking = summary_of(card, records, num_finalists=4).results.ranking()
     assert ranking is not None
-    assert list(ranking.before) == sorted(ranking.before, key=lambda n: -records[n].values["accuracy"])
-    assert list(ranking.after) == sorted(ranking.before, reverse=True)  # the log gives later trials more
-    assert ranking.scores == {n: records[n].values["accuracy"] for n in ranking.before}
+    before = [network.trial for network in ranking.before]
+    assert before == sorted(before, key=lambda n: -records[n].values["accuracy"])
+    # the log gives later trials more
+    assert [network.trial for network in ranking.after] == sorted(before, reverse=True)
+    assert all(one.trial_score["accuracy"] == records[one.trial].values["accuracy"] for one in ranking.before)
     assert ranking.tau is not None
     two = summary_of(card, records, num_finalists=2).results.ranking()
     assert two is not None
@@ -125,8 +127,8 @@ def test_the_ranking_of_finalists_in_rounds_is_after_the_steps_that_all_of_them_
     ranking = replace(summary.results, finalists=trained).ranking()
     assert ranking is not None
     assert ranking.steps == 10
-    assert ranking.values == {one.trial: rungs[one.trial][10]["accuracy"] for one in trained}
-    assert ranking.after[-1] == first.trial
+    assert {one.trial: one.validation for one in ranking.after} == {one.trial: rungs[one.trial][10] for one in trained}
+    assert ranking.after[-1].trial == first.trial
     unknown = replace(summary.results, finalists=(replace(longest, rungs={}), *trained[1:]))
     assert unknown.ranking() is None
 

@@ -29,10 +29,11 @@ def test_a_staircase_has_its_corners_where_its_values_are() -> None:
     assert len(lines) == 12
 
 
-def test_a_sloping_line_passes_every_row_on_its_way_up_and_down() -> None:
+def test_a_line_goes_along_then_up_or_down() -> None:
     lines = drawn(line("stairs", [(0, 0), (5, 6), (10, 0)]))
-    assert all(row[3:].strip() for row in lines[1:8])
-    assert lines[7][3] == lines[7][77] == "─"
+    assert lines[7][3:41] == "─" * 37 + "┘"
+    assert lines[1][40:] == "┌" + "─" * 36 + "┐"
+    assert [row[77] for row in lines[2:8]] == ["│"] * 6
 
 
 def test_marks_lie_over_lines_and_those_without_a_value_on_the_floor() -> None:

@@ -298,10 +298,12 @@ def _parts(spent: tuple[Spent, ...]) -> list[Parts]:
 def _rank_paths(ranking: Ranking | None, goal: Goal) -> list[Parts]:
     """Each finalist's way from its rank as a trial to that after training; heights are in pixels."""
     paths: list[Parts] = []
-    for rank, trial in enumerate(ranking.before if ranking else ()):
+    for rank, network in enumerate(ranking.before if ranking else ()):
         assert ranking is not None
-        later = ranking.after.index(trial)
-        score, value = (format_value(goal.name, values[trial]) for values in (ranking.scores, ranking.values))
+        trial, later = network.trial, ranking.after.index(network)
+        score, value = (
+            format_value(goal.name, of[goal.name]) for of in (network.trial_score, network.part(VALIDATION))
+        )
         tip = f"Trial {trial}\n{goal.name} {score} as a trial (rank {rank + 1})\n{value} after (rank {later + 1})"
         before, after = (_RANK_HEAD + (place + 0.5) * _RANK_PITCH for place in (rank, later))
         path = {"trial": trial, "is_best": later == 0, "before": before, "after": after}
