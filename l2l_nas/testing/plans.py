@@ -1,17 +1,25 @@
-"""Proves a plan right by reading it: every rule of the relay, on dependencies alone, whatever the order of lanes."""
+"""Proves a plan right by reading it: every rule of the relay, on dependencies alone, whatever the order of lanes.
+
+[Note: two proofs] The steps are followed in the order of the plan, as if one were done after the other: what is in each
+slot and frame, and what of it the host still lacks. And of two steps that use one thing, one of which changes it, the
+later must wait for the earlier. So whatever respects `after` does what that one order does.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from l2l_nas.errors import PlanError
 from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill
 from l2l_nas.relay.plan import TAIL_VISITS, VISITS, Carry, Op, Plan, Step, UpdateOrder
 
-_HOST = (Op.UPDATE, Op.AWAIT, Op.CHECK)
-_FRAMES = (Op.STORE, Op.FETCH)
+_WITHOUT_SLOT = (Op.UPDATE, Op.AWAIT, Op.CHECK, Op.STORE, Op.FETCH)
+
+# what steps use, such as ("slot", 2)
+_Thing = tuple[str, Name]
+_ALL_GRADIENTS: _Thing = ("gradients", -1)
 
 
 def check_plan(
@@ -25,7 +33,7 @@ def check_plan(
     carry: Carry | None = None,
     upcoming: PathLayer | None = None,
 ) -> None:
-    """Check a plan against the path it is for.
+    """Check a plan against the path it is for. See [Note: two proofs].
 
     It proves that
     - steps wait only for earlier ones, and use slots and frames that exist;
@@ -47,14 +55,13 @@ def check_plan(
 
 @dataclass
 class _Slot:
-    """What a slot holds, and what was done with it; -1 for no step."""
+    """What a slot holds at one point of a plan."""
 
-    key: Name | None = None  # of the layer that it holds
-    loaded: int = -1  # the step that loaded it
-    users: list[int] = field(default_factory=list)  # steps that used it since
-    unsent: int = -1  # the visit whose gradients were not sent
-    unsaved: int = -1  # the visit whose buffers were not saved
-    is_used: bool = False  # whether anything but the load used it
+    key: Name | None = None  # of its layer
+    version: int = 0  # of the layer's buffers: how often they were saved
+    is_upcoming: bool = False  # whether that layer is the next plan's, and nothing has used it
+    is_unsent: bool = False  # whether it has complete gradients
+    is_unsaved: bool = False  # whether it has buffers that a forward changed
 
 
 @dataclass
@@ -71,28 +78,57 @@ class _Checker:
         self.steps = self.plan.steps
         self.path = [*self.layers, *([self.upcoming] if self.upcoming else [])]
         self.depth = len(self.layers)
-        self.before = self._ancestors()
-        self.checks = self._all(Op.CHECK)
         self.tail = next((step.layer for step in self.steps if step.op is Op.TAIL), self.depth)
+        self.before = self._ancestors()
+        # of each thing, the last step that changed it, and those that used it since
+        self.users: dict[_Thing, tuple[list[int], list[int]]] = {}
+        self.contents = [_Slot() for _ in range(self.slots)]
+        self.frames: list[Name | None] = [None] * self.spill.frames
+        self.saves = Counter[Name]()  # by key
+        self.sent, self.updated = set[Name](), set[Name]()  # states
+        self.running = set(self.carry.updating if self.carry else ())  # the last plan's updates
+        self.is_checked = self.has_upcoming = False
 
     def check(self, *, trains: bool) -> None:
         for index, step in enumerate(self.steps):
-            if step.op not in (*_HOST, *_FRAMES) and not all(0 <= s < self.slots for s in (step.slot, *step.tail)):
-                self._fail(index, f"slot {step.slot} does not exist")
-            if not all(0 <= frame < self.spill.frames for frame in step.frames):
-                self._fail(index, f"frames {step.frames} do not exist")
-            if len(step.frames) != self._num_frames(step):
-                self._fail(index, f"has {len(step.frames)} frames, it needs {self._num_frames(step)}")
+            is_in_slot = step.op not in _WITHOUT_SLOT
+            self._demand(not is_in_slot or all(0 <= s < self.slots for s in (step.slot, *step.tail)), index, "no slot")
+            self._demand(all(0 <= frame < self.spill.frames for frame in step.frames), index, "no such frames")
+            wanted = len(self._written(step)) if step.op is Op.FORWARD else int(step.op in (Op.STORE, Op.FETCH))
+            self._demand(len(step.frames) == wanted, index, f"needs {wanted} frames")
         self._check_visits(trains=trains)
-        held = tuple(self._check_slot(slot) for slot in range(self.slots))
-        if self.plan.leaves.slot_keys != held:
-            raise PlanError(f"the plan says it leaves {self.plan.leaves.slot_keys} in its slots, but it leaves {held}")
-        self._check_frames()
-        if trains:
-            self._check_updates()
+        for index, step in enumerate(self.steps):
+            _FOLLOW[step.op](self, index, step)
+        self._check_stored()
+        self._check_left(trains=trains)
 
-    def _num_frames(self, step: Step) -> int:
-        return len(self._written(step)) if step.op is Op.FORWARD else int(step.op in _FRAMES)
+    def _demand(self, is_right: bool, index: int, otherwise: str) -> None:
+        if not is_right:
+            step = self.steps[index]
+            where = f"layer {step.layer} slot {step.slot} {step.state}{step.value}"
+            raise PlanError(f"step {index} ({step.op.value} {where}): {otherwise}")
+
+    def _ancestors(self) -> list[int]:
+        """For each step, a bit set of all steps that are certain to be done when it starts."""
+        before: list[int] = []
+        for index, step in enumerate(self.steps):
+            known = 0
+            for other in step.after:
+                self._demand(0 <= other < index, index, f"waits for step {other}, which is not earlier")
+                known |= before[other] | 1 << other
+            before.append(known)
+        return before
+
+    def _use(self, index: int, *things: _Thing, changes: bool = False) -> None:
+        for thing in things:
+            changed, used = self.users.setdefault(thing, ([], []))
+            for other in (*changed, *used) if changes else changed:
+                what = f"does not wait for step {other} ({self.steps[other].op.value}), which used the {thing}"
+                self._demand(bool(self.before[index] >> other & 1), index, what)
+            if changes:
+                self.users[thing] = [index], []
+            else:
+                used.append(index)
 
     def _written(self, step: Step) -> list[Name]:
         return [name for name in self.path[step.layer].writes if name in self.spill.values]
@@ -106,43 +142,16 @@ class _Checker:
             written.update(layer.writes)
         return taken & self.spill.values
 
-    def _fail(self, index: int, reason: str) -> None:
-        step = self.steps[index]
-        where = f"layer {step.layer} slot {step.slot} {step.state}{step.value}"
-        raise PlanError(f"step {index} ({step.op.value} {where}): {reason}")
-
-    def _ancestors(self) -> list[int]:
-        """For each step, a bit set of all steps that are certain to be done when it starts."""
-        before: list[int] = []
-        for index, step in enumerate(self.steps):
-            known = 0
-            for other in step.after:
-                if not 0 <= other < index:
-                    self._fail(index, f"waits for step {other}, which is not earlier")
-                known |= before[other] | 1 << other
-            before.append(known)
-        return before
-
-    def _require(self, index: int, others: Sequence[int], what: str) -> None:
-        for other in others:
-            if not self.before[index] >> other & 1:
-                self._fail(index, f"does not wait for step {other} ({self.steps[other].op.value}), {what}")
-
     def _check_visits(self, *, trains: bool) -> None:
-        visits = [(index, step) for index, step in enumerate(self.steps) if step.op in VISITS]
+        visits = [step for step in self.steps if step.op in VISITS]
         tail = self.tail
         expected = [(Op.FORWARD, index) for index in range(tail)]
         if trains:
             expected += [*((Op.ENTER, index) for index in range(tail, self.depth)), (Op.TAIL, tail)]
             expected += [(Op.LEAVE, i) for i in range(self.depth - 1, tail - 1, -1) if self._is_learning(i)]
             expected += [(Op.BACKWARD, index) for index in range(tail - 1, -1, -1) if self._is_learning(index)]
-        if [(step.op, step.layer) for _, step in visits] != expected:
-            raise PlanError(f"visits are {[(s.op.value, s.layer) for _, s in visits]}")
-        for index, step in visits:
-            if step.op is Op.TAIL and len(step.tail) != self.depth - tail - 1:
-                self._fail(index, f"has {len(step.tail)} further slots for {self.depth - tail - 1} further layers")
-        for (earlier, _), (later, _) in itertools.pairwise(visits):
-            self._require(later, [earlier], "the visit before it")
+        if [(step.op, step.layer) for step in visits] != expected:
+            raise PlanError(f"visits are {[(step.op.value, step.layer) for step in visits]}")
 
     def _is_learning(self, place: int) -> bool:
         """Whether a layer learns, or one that it reads from, at whatever distance."""
@@ -150,88 +159,60 @@ class _Checker:
         sources = (i for i in range(place) if set(self.path[i].writes) & set(own.reads))
         return bool(own.trainable) or any(map(self._is_learning, sources))
 
-    def _runs(self, step: Step, slot: int) -> list[int]:
-        """Layers that a visit runs in a slot; more than one where a repeated layer is in the tail twice."""
-        return [step.layer + place for place, used in enumerate((step.slot, *step.tail)) if used == slot]
+    def _carry(self, index: int, step: Step) -> None:
+        is_first = ("slot", step.slot) not in self.users
+        self._demand(self.carry is not None and is_first, index, "keeps a slot that no plan left")
+        self._use(index, ("slot", step.slot), changes=True)
+        self.contents[step.slot].key = (self.carry or Carry()).slot_keys[step.slot]
 
-    def _check_slot(self, slot: int) -> Name | None:
-        """Walk a slot's steps; each must wait for those before it that it conflicts with. Returns what it holds."""
-        found = _Slot()
-        if self.carry is not None and not any(s.op is Op.CARRY and s.slot == slot for s in self.steps):
-            raise PlanError(f"slot {slot} is used without regard to the last plan")
-        for index, step in enumerate(self.steps):
-            if step.op in (*_HOST, *_FRAMES) or slot not in (step.slot, *step.tail):
-                continue
-            if step.op is Op.CARRY:
-                if self.carry is None or found.loaded >= 0:
-                    self._fail(index, "keeps a slot that no plan left")
-                    return None
-                found = _Slot(self.carry.slot_keys[slot], index, [index])
-            elif step.op is Op.LOAD:
-                self._check_load(index, step, found)
-                found = _Slot(self.path[step.layer].key, index, [index], found.unsent, found.unsaved)
-            else:
-                if found.key is None:
-                    self._fail(index, "uses a slot that holds nothing")
-                if step.op is Op.FREE:
-                    self._check_free(index, found)
-                    found.key, found.users = None, [index]
-                else:
-                    self._check_use(index, step, slot, found)
-        loaded = found.loaded
-        is_left = not found.is_used and self.steps[loaded].layer == self.depth and self.steps[loaded].op is not Op.CARRY
-        if found.key is not None and not is_left:
-            self._fail(loaded, "its slot is never freed")
-        return found.key
+    def _load(self, index: int, step: Step) -> None:
+        layer, slot = self.path[step.layer], self.contents[step.slot]
+        self._demand(slot.key is None, index, "loads a slot that is not free")
+        self._demand(self.running.isdisjoint(layer.trainable), index, "the last plan's update of it may be running")
+        self._use(index, ("slot", step.slot), changes=True)
+        self._use(index, ("saved buffers", layer.key), *(("state", state) for state in layer.trainable))
+        slot.key, slot.version, slot.is_upcoming = layer.key, self.saves[layer.key], step.layer == self.depth
+        if slot.is_upcoming:
+            self.has_upcoming = True
+            if self.update is UpdateOrder.AHEAD and not self.sent.isdisjoint(layer.trainable):
+                self._use(index, _ALL_GRADIENTS)
+                self._demand(self.is_checked, index, "loads weights that the check may put back")
 
-    def _check_load(self, index: int, step: Step, found: _Slot) -> None:
-        if found.key is not None:
-            self._fail(index, "loads a slot that is not free")
-        self._require(index, found.users, "which used the slot before")
-        key = self.path[step.layer].key
-        saves = [i for i in range(index) if self._is(i, Op.SAVE, key)]
-        self._require(index, saves, "which saves the buffers it loads")
-        if step.layer == self.depth and any(self._is(i, Op.SAVE, key) for i in range(index, len(self.steps))):
-            self._fail(index, "loads buffers for the next path that are saved later")
-        self._check_fresh(index, step)
+    def _free(self, index: int, step: Step) -> None:
+        slot = self.contents[step.slot]
+        self._demand(slot.key is not None, index, "frees a slot that holds nothing")
+        self._demand(not slot.is_unsent and not slot.is_unsaved, index, "frees what was not sent or not saved")
+        self._use(index, ("slot", step.slot), changes=True)
+        slot.key = None
 
-    def _check_free(self, index: int, found: _Slot) -> None:
-        self._require(index, found.users, "which uses the slot")
-        if found.unsent >= 0:
-            self._fail(index, f"frees gradients of visit {found.unsent} that were not sent")
-        if found.unsaved >= 0:
-            self._fail(index, f"frees buffers of visit {found.unsaved} that were not saved")
+    def _held(self, index: int, number: int, layers: Iterable[int]) -> _Slot:
+        """A slot that a step uses for these layers."""
+        slot = self.contents[number]
+        self._demand(all(self.path[i].key == slot.key for i in layers), index, f"the slot holds '{slot.key}'")
+        self._use(index, ("slot", number))
+        slot.is_upcoming = False
+        return slot
 
-    def _check_use(self, index: int, step: Step, slot: int, found: _Slot) -> None:
-        found.is_used = True
-        runs = self._runs(step, slot) if step.op in VISITS else [step.layer]
-        if any(self.path[layer].key != found.key for layer in runs):
-            self._fail(index, f"the slot holds '{found.key}'")
-        self._require(index, [found.loaded], "which loads what it reads")
-        if step.op is Op.SEND:
-            self._take(index, found.unsent, "sends gradients that no visit made")
-            found.unsent = -1
-        elif step.op is Op.SAVE:
-            self._take(index, found.unsaved, "saves buffers that no forward of it changed")
-            found.unsaved = -1
-        else:
-            self._check_visit(index, step, slot, found, self.path[runs[0]])
-        found.users.append(index)
-
-    def _check_visit(self, index: int, step: Step, slot: int, found: _Slot, layer: PathLayer) -> None:
-        # a visit that changes no buffers may run while they are saved
-        earlier = [i for i in found.users if step.op is not Op.LEAVE or self.steps[i].op is not Op.SAVE]
-        self._require(index, earlier, "which uses the slot")
-        if step.op in (Op.ENTER, Op.BACKWARD, Op.LEAVE) and layer.trainable and found.unsent >= 0:
-            self._fail(index, f"overwrites gradients of visit {found.unsent} that were not sent")
-        if self._completes_gradients(step) and layer.trainable:
-            found.unsent = index
-        if found.unsaved >= 0 and step.op is not Op.LEAVE:
-            self._fail(index, f"overwrites buffers of visit {found.unsaved} that were not saved")
-        if step.op in (Op.FORWARD, Op.ENTER) and layer.has_buffers:
-            self._refuse_stale_buffers(found.loaded, index, slot, layer.key)
-        if step.op in (Op.FORWARD, Op.TAIL) and layer.has_buffers:
-            found.unsaved = index
+    def _visit(self, index: int, step: Step) -> None:
+        self._use(index, ("visits", -1), changes=True)
+        self._move_values(index, step)
+        slots = (step.slot, *step.tail)
+        wanted = self.depth - self.tail if step.op is Op.TAIL else 1
+        self._demand(len(slots) == wanted, index, f"runs in {len(slots)} slots, and has {wanted} layers")
+        for number in set(slots):
+            # more than one where a repeated layer is in the tail twice
+            runs = [place for place, used in enumerate(slots, start=step.layer) if used == number]
+            layer, slot = self.path[runs[0]], self._held(index, number, runs)
+            if layer.trainable and step.op is not Op.FORWARD:
+                self._demand(not slot.is_unsent, index, "overwrites gradients that were not sent")
+                self._use(index, ("gradients in slot", number), changes=True)
+                slot.is_unsent = self._completes_gradients(step)
+            if layer.has_buffers and step.op is not Op.LEAVE:
+                self._demand(not slot.is_unsaved, index, "overwrites buffers that were not saved")
+                is_fresh = slot.version == self.saves[layer.key] or step.op not in (Op.FORWARD, Op.ENTER)
+                self._demand(is_fresh, index, "its buffers are stale: another slot saved newer ones")
+                self._use(index, ("buffers in slot", number), changes=True)
+                slot.is_unsaved = step.op in (Op.FORWARD, Op.TAIL)
 
     def _completes_gradients(self, step: Step) -> bool:
         """Whether nothing adds to a layer's gradients after a visit; a repeated one leaves the tail several times."""
@@ -239,70 +220,71 @@ class _Checker:
         is_first = all(other.key != key for other in self.path[self.tail : step.layer])
         return step.op is Op.BACKWARD or (step.op is Op.LEAVE and is_first)
 
-    def _is(self, index: int, op: Op, key: Name) -> bool:
-        step = self.steps[index]
-        return step.op is op and self.path[step.layer].key == key
+    def _move_values(self, index: int, step: Step) -> None:
+        for value in self._taken(step):
+            self._demand(value in self.frames, index, f"'{value}' is in no frame")
+            source = self.frames.index(value)
+            self._demand(source not in step.frames, index, "writes the frame that it reads")
+            self._use(index, ("frame", source))
+        for frame, value in zip(step.frames, self._written(step), strict=False):
+            self._use(index, ("frame", frame), changes=True)
+            self.frames[frame] = value
 
-    def _take(self, index: int, made: int, otherwise: str) -> None:
-        if made < 0:
-            self._fail(index, otherwise)
-        self._require(index, [made], "which makes what it takes")
+    def _store(self, index: int, step: Step) -> None:
+        held = self.frames[step.frames[0]]
+        self._demand(held == step.value, index, f"the frame holds '{held}'")
+        self._demand(("stored", step.value) not in self.users, index, "stores what was stored")
+        self._use(index, ("frame", step.frames[0]))
+        self._use(index, ("stored", step.value), changes=True)
 
-    def _refuse_stale_buffers(self, loaded: int, index: int, slot: int, key: Name) -> None:
-        """A forward must start from the buffers that the layer's previous forward, in whichever slot, left."""
-        for other in range(loaded, index):
-            if self._is(other, Op.SAVE, key) and self.steps[other].slot != slot:
-                self._fail(index, f"its buffers are stale: slot {self.steps[other].slot} saved newer ones later")
+    def _fetch(self, index: int, step: Step) -> None:
+        self._demand(step.value not in self.frames, index, "fetches what a frame holds")
+        self._demand(("stored", step.value) in self.users, index, "fetches what was not stored")
+        self._use(index, ("stored", step.value))
+        self._use(index, ("frame", step.frames[0]), changes=True)
+        self.frames[step.frames[0]] = step.value
 
-    def _check_fresh(self, index: int, step: Step) -> None:
-        """A load reads weights: what is due to change them first must be done."""
-        carry = self.carry or Carry()
-        for state in self.path[step.layer].trainable:
-            due = [
-                other
-                for other, s in enumerate(self.steps)
-                if s.state == state and (s.op is Op.AWAIT or (s.op is Op.UPDATE and other < index))
-            ]
-            if state in carry.updating and not any(self.steps[other].op is Op.AWAIT for other in due):
-                self._fail(index, f"the last plan's update of '{state}' may be running")
-            self._require(index, due, "which writes the weights it loads")
-            if step.layer == self.depth and self._contributions(state):
-                self._require(index, [*self._updates(state), *self.checks], "which writes the weights it loads")
+    def _save(self, index: int, step: Step) -> None:
+        slot, key = self._held(index, step.slot, [step.layer]), self.path[step.layer].key
+        self._demand(slot.is_unsaved, index, "saves buffers that no forward of it changed")
+        is_loaded = self.has_upcoming and self.path[self.depth].key == key
+        self._demand(not is_loaded, index, "saves buffers that were loaded for the next path")
+        self._use(index, ("buffers in slot", step.slot))
+        self._use(index, ("saved buffers", key), changes=True)
+        self.saves[key] += 1
+        slot.version, slot.is_unsaved = self.saves[key], False
 
-    def _check_frames(self) -> None:
-        """Follow each spilled value: written, stored, fetched, read."""
-        frames: list[Name | None] = [None] * self.spill.frames  # what is in them
-        users: list[list[int]] = [[] for _ in range(self.spill.frames)]
-        stored: dict[Name, int] = {}
-        for index, step in enumerate(self.steps):
-            if step.op is Op.STORE:
-                frame = step.frames[0]
-                if frames[frame] != step.value:
-                    self._fail(index, f"the frame holds '{frames[frame]}'")
-                if step.value in stored:
-                    self._fail(index, "stores what was stored")
-                self._require(index, users[frame][:1], "which makes what it stores")
-                users[frame].append(index)
-                stored[step.value] = index
-            elif step.op is Op.FETCH:
-                if step.value in frames:
-                    self._fail(index, "fetches what a frame holds")
-                self._take(index, stored.get(step.value, -1), "fetches what was not stored")
-                self._fill(index, step.frames[0], step.value, frames, users)
-            elif step.op in VISITS:
-                taken = self._taken(step)
-                for value in taken:
-                    if value not in frames:
-                        self._fail(index, f"'{value}' is in no frame")
-                    source = frames.index(value)
-                    if source in step.frames:
-                        self._fail(index, "writes the frame that it reads")
-                    self._require(index, users[source][:1], "which brings what it reads")
-                    users[source].append(index)
-                if step.op is Op.FORWARD:
-                    for frame, value in zip(step.frames, self._written(step), strict=True):
-                        self._fill(index, frame, value, frames, users)
+    def _send(self, index: int, step: Step) -> None:
+        slot, states = self._held(index, step.slot, [step.layer]), self.path[step.layer].trainable
+        self._demand(slot.is_unsent, index, "sends gradients that no visit made")
+        is_late = self.is_checked or not self.updated.isdisjoint(states)
+        self._demand(not is_late, index, "sends what was checked or applied")
+        self._use(index, ("gradients in slot", step.slot), _ALL_GRADIENTS, *(("gradient", state) for state in states))
+        self.sent.update(states)
+        slot.is_unsent = False
 
+    def _check(self, index: int, step: Step) -> None:
+        self._demand(not self.is_checked, index, "checks again")
+        self._use(index, _ALL_GRADIENTS, changes=True)
+        self.is_checked = True
+
+    def _await(self, index: int, step: Step) -> None:
+        self._use(index, ("state", step.state), changes=True)
+        self.running.discard(step.state)
+
+    def _update(self, index: int, step: Step) -> None:
+        is_due = step.state in self.sent and step.state not in self.updated
+        self._demand(is_due, index, "updates a state without a gradient, or again")
+        is_loaded = self.has_upcoming and step.state in self.path[self.depth].trainable
+        self._demand(not is_loaded, index, "updates what was loaded for the next path")
+        if self.update is UpdateOrder.CHECKED:
+            self._demand(self.is_checked, index, "updates what was not checked")
+            self._use(index, _ALL_GRADIENTS)
+        self._use(index, ("gradient", step.state), ("state", step.state), changes=True)
+        self.updated.add(step.state)
+
+    def _check_stored(self) -> None:
+        """Refuse a value that is read later than by the next visit, and was not stored."""
         visits = [step for step in self.steps if step.op in VISITS]
         for number, visit in enumerate(visits):
             for value in self._written(visit) if visit.op is Op.FORWARD else ():
@@ -310,59 +292,39 @@ class _Checker:
                 later_ones = [
                     later for later in visits[number + 2 :] if later.op not in TAIL_VISITS or number + 1 < self.tail
                 ]
-                if value not in stored and any(value in self._taken(later) for later in later_ones):
+                if ("stored", value) not in self.users and any(value in self._taken(later) for later in later_ones):
                     raise PlanError(f"'{value}' is not stored, and is read later")
 
-    def _fill(self, index: int, frame: int, value: Name, frames: list[Name | None], users: list[list[int]]) -> None:
-        """A step writes a frame: all that used it must be done."""
-        self._require(index, users[frame], "which uses the frame")
-        frames[frame], users[frame] = value, [index]
+    def _check_left(self, *, trains: bool) -> None:
+        """Compare what is left at the end with what the plan says that it leaves."""
+        carried = {step.slot for step in self.steps if step.op is Op.CARRY}
+        for number, slot in enumerate(self.contents):
+            if self.carry is not None and number not in carried:
+                raise PlanError(f"slot {number} is used without regard to the last plan")
+            if slot.key is not None and not slot.is_upcoming:
+                raise PlanError(f"slot {number} is never freed")
+        held = tuple(slot.key for slot in self.contents)
+        if self.plan.leaves.slot_keys != held:
+            raise PlanError(f"the plan says it leaves {self.plan.leaves.slot_keys} in its slots, but it leaves {held}")
+        if trains:
+            own = {state for layer in self.layers for state in layer.trainable}
+            if self.updated != own or self.is_checked != (bool(own) and self.update is not UpdateOrder.EAGER):
+                raise PlanError(f"updates {self.updated} of {own}, checked: {self.is_checked}")
+            left = own | self.running
+            if set(self.plan.leaves.updating) != left:
+                raise PlanError(f"the plan says it leaves updates of {self.plan.leaves.updating}, but it leaves {left}")
 
-    def _all(self, op: Op) -> list[int]:
-        return [index for index, step in enumerate(self.steps) if step.op is op]
 
-    def _trained(self, index: int) -> tuple[Name, ...]:
-        """The states that the layer of a step trains."""
-        return self.path[self.steps[index].layer].trainable
-
-    def _contributions(self, state: Name) -> list[int]:
-        return [index for index in self._all(Op.SEND) if state in self._trained(index)]
-
-    def _updates(self, state: Name) -> list[int]:
-        return [index for index in self._all(Op.UPDATE) if self.steps[index].state == state]
-
-    def _uses(self, state: Name) -> int:
-        """How many gradients of a state there must be: one for each slot that a tail or backward visit runs."""
-        count = 0
-        for step in self.steps:
-            if step.op is Op.TAIL:
-                slots = {step.slot, *step.tail}
-                count += sum(state in self.path[self._runs(step, slot)[0]].trainable for slot in slots)
-            elif step.op is Op.BACKWARD:
-                count += state in self.path[step.layer].trainable
-        return count
-
-    def _check_updates(self) -> None:
-        own = dict.fromkeys(state for layer in self.path[: self.depth] for state in layer.trainable)
-        if len(self.checks) != (1 if own and self.update is not UpdateOrder.EAGER else 0):
-            raise PlanError(f"checks {len(self.checks)} times")
-        for state in own:
-            sends = self._contributions(state)
-            if len(sends) != self._uses(state):
-                raise PlanError(f"'{state}' gets {len(sends)} contributions, the path has {self._uses(state)}")
-            for check in self.checks:
-                self._require(check, sends, "which sends what it checks")
-            updates = self._updates(state)
-            if len(updates) != 1:
-                raise PlanError(f"'{state}' is updated {len(updates)} times")
-            needed = [*sends, *self.checks] if self.update is UpdateOrder.CHECKED else sends
-            self._require(updates[0], needed, "which it needs")
-            loads = [i for i in self._all(Op.LOAD) if i < updates[0] and state in self._trained(i)]
-            self._require(updates[0], loads, "which loads the weights that it changes")
-        for index in self._all(Op.UPDATE):
-            if self.steps[index].state not in own:
-                self._fail(index, "updates a state without a gradient")
-        carry = self.carry or Carry()
-        left = {*own, *(s for s in carry.updating if not any(s == step.state for step in self.steps))}
-        if set(self.plan.leaves.updating) != left:
-            raise PlanError(f"the plan says it leaves updates of {self.plan.leaves.updating}, but it leaves {left}")
+_FOLLOW: dict[Op, Callable[[_Checker, int, Step], None]] = {
+    **dict.fromkeys(VISITS, _Checker._visit),
+    Op.CARRY: _Checker._carry,
+    Op.AWAIT: _Checker._await,
+    Op.LOAD: _Checker._load,
+    Op.FETCH: _Checker._fetch,
+    Op.SAVE: _Checker._save,
+    Op.STORE: _Checker._store,
+    Op.SEND: _Checker._send,
+    Op.CHECK: _Checker._check,
+    Op.UPDATE: _Checker._update,
+    Op.FREE: _Checker._free,
+}

@@ -65,13 +65,8 @@ def test_a_dropped_dependency_is_noticed_unless_others_imply_it(chain):
             for dropped in step.after:
                 rest = tuple(other for other in step.after if other != dropped)
                 mutant = [*steps[:index], step._replace(after=rest), *steps[index + 1 :]]
-                if dropped not in ancestors(mutant)[index] and not _is_order_of_updates(steps[dropped], step):
+                if dropped not in ancestors(mutant)[index]:
                     assert not is_right(plan, mutant, path, options), (index, step, dropped)
-
-
-def _is_order_of_updates(first, second):
-    """An old update after the updating of one still older: its load waits for both, and the host does one at a time."""
-    return first.op is Op.AWAIT and second.op is Op.UPDATE
 
 
 @pytest.mark.slow
@@ -105,9 +100,10 @@ def test_a_step_done_twice_is_noticed(chain):
 def test_two_neighbours_that_depend_on_each_other_cannot_be_swapped(chain):
     for plan, path, options in chain:
         for index, (first, second) in enumerate(itertools.pairwise(plan.steps)):
-            may_change_places = _is_order_of_updates(first, second) or (
-                # ahead of the check or behind it
-                options["update"] is UpdateOrder.AHEAD and (first.op, second.op) == (Op.CHECK, Op.UPDATE)
+            # ahead of the check or behind it
+            may_change_places = options["update"] is UpdateOrder.AHEAD and (first.op, second.op) == (
+                Op.CHECK,
+                Op.UPDATE,
             )
             if index in ancestors(plan.steps)[index + 1] and not may_change_places:
                 swapped = [second._replace(after=first.after), first._replace(after=second.after)]
@@ -165,7 +161,7 @@ def test_a_second_copy_of_a_repeated_layer_has_stale_buffers():
         Step(Op.LOAD, layer=0, slot=0),
         Step(Op.LOAD, layer=1, slot=1),
         Step(Op.FORWARD, layer=0, slot=0, after=(0,)),
-        Step(Op.SAVE, layer=0, slot=0, after=(2,)),
+        Step(Op.SAVE, layer=0, slot=0, after=(1, 2)),
         Step(Op.FORWARD, layer=1, slot=1, after=(1, 2, 3)),
         Step(Op.SAVE, layer=1, slot=1, after=(4,)),
         Step(Op.FREE, slot=0, after=(2, 3)),
