@@ -16,8 +16,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.names import check_words, read_words
 from l2l_nas.cli.schema import register, with_own_choices
+from l2l_nas.cli.words import check_words, read_words
 from tests.cli.runs import ROOT, TINY, environment, write_pool
 
 PAGES = {

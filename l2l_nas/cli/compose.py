@@ -31,7 +31,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rich.console import Console
 
-from l2l_nas.cli.names import config_folders, two_folders
+from l2l_nas.cli.words import config_folders, two_folders
 from l2l_nas.errors import StorageError, without_passwords_in
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.command_line import resume_command

@@ -25,9 +25,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 import l2l_nas
-from l2l_nas.cli.hydra_errors import explain_hydra, is_of_hydra
-from l2l_nas.cli.names import check_words, is_sweep, read_words
 from l2l_nas.cli.schema import register, with_own_choices
+from l2l_nas.cli.words import check_words, explain_hydra, is_of_hydra, is_sweep, read_words
 from l2l_nas.errors import (
     SettingError,
     StorageError,

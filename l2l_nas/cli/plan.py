@@ -17,11 +17,10 @@ from l2l_nas.files import make_folder, write_json
 from l2l_nas.report.charts.chart import short_count
 from l2l_nas.report.table import new_table
 from l2l_nas.report.text import format_value
-from l2l_nas.runs.build import parse_bytes
+from l2l_nas.runs.build import extremes, parse_bytes
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.memory import extremes
 from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared, describe_binding
 from l2l_nas.runs.plan_files import draw_plan, plan_settings, write_plan
 from l2l_nas.runs.settings import PlanConf

@@ -30,11 +30,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from l2l_nas.cli.hydra_errors import explain_value, is_of_hydra
 from l2l_nas.cli.launch import report, reporting_errors
-from l2l_nas.cli.names import no_effect
 from l2l_nas.cli.ranges import empty_sweep, refuse_places
 from l2l_nas.cli.sweep_runs import begun_runs, folders_of, place
+from l2l_nas.cli.words import explain_value, is_of_hydra, no_effect
 from l2l_nas.errors import (
     L2LError,
     SettingError,

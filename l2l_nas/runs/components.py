@@ -35,12 +35,11 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace
-from l2l_nas.runs.build import build_relay, build_scorer, decide_memory, parse_bytes, set_threads
-from l2l_nas.runs.chosen import read_enqueued
+from l2l_nas.runs.build import build_relay, build_scorer, check_memory, decide_memory, largest, parse_bytes, set_threads
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.memory import check_memory, largest
 from l2l_nas.runs.numbers import budget_of, decide_numbers
+from l2l_nas.runs.saved import read_enqueued
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import RetrainConf, SearchConf
 from l2l_nas.space.constraint import Constraint, NonEmpty

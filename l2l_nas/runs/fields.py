@@ -70,7 +70,6 @@ class Declared:
         resume: what holds for another value when a run goes on; by default what its section says.
         effect: when it changes anything; None: always.
         read_by: the name of the phase that reads it; empty for all others.
-        undecided: what stands for a number until it is decided.
         is_code: it may name something of the user's own, which is imported.
         is_inherited: whether `train` takes it over from the run that it is given.
     """
@@ -83,7 +82,6 @@ class Declared:
     resume: OnResume | None = None
     effect: UsedIf | None = None
     read_by: str = ""
-    undecided: int | None = None
     is_code: bool = False
     is_inherited: bool = True
 
@@ -114,13 +112,6 @@ def declared(schema: type, prefix: str = "", resume: OnResume | None = None) -> 
 def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Dotted name, default and help text of every setting."""
     yield from ((one.name, one.default, one.help) for one in declared(schema, prefix))
-
-
-def rules(schema: type) -> dict[str, OnResume]:
-    """What holds when a run goes on, by the names of settings and of sections that have one rule."""
-    sections = {one.name: one.metadata.get("resume") for one in dataclasses.fields(schema) if _section(one)}
-    found = {**sections, **{one.name: one.resume for one in declared(schema)}}
-    return {name: rule for name, rule in found.items() if rule is not None}
 
 
 def check_bounds(conf: Any, prefix: str = "") -> None:

@@ -13,8 +13,8 @@ from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.files import write_atomically, write_json
 from l2l_nas.report.charts.timeline import timeline_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
+from l2l_nas.runs.build import extremes
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.memory import extremes
 from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import SearchConf

@@ -15,21 +15,25 @@ from typing import Any, TypeVar
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_bytes, read_json
 from l2l_nas.report.history import read_events
-from l2l_nas.runs.chosen import (
-    ORIGINAL,
-    SCRATCH,
-    ChosenArchitecture,
-    is_architecture,
-    read_choice,
-    run_of,
-    weights_folder,
-)
 from l2l_nas.runs.command_line import given_names, name_again, spell
 from l2l_nas.runs.fields import changed, declared, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder, refuse_taken
 from l2l_nas.runs.groups import deviating, flat
 from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.saved import OWN, SavedRun, name_in, names_own, read_config
+from l2l_nas.runs.saved import (
+    ORIGINAL,
+    OWN,
+    SCRATCH,
+    ChosenArchitecture,
+    SavedRun,
+    is_architecture,
+    name_in,
+    names_own,
+    read_choice,
+    read_config,
+    run_of,
+    weights_folder,
+)
 from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
 from l2l_nas.runs.sweep_words import refuse_sweep
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -32,10 +32,10 @@ from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
-from l2l_nas.runs.build import pool_in_files
+from l2l_nas.runs.build import at_work
 from l2l_nas.runs.components import Objects, build_components
 from l2l_nas.runs.fields import check_bounds
-from l2l_nas.runs.folder import RunFolder, locked, tidy
+from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.numbers import budget_of, check_time
 from l2l_nas.runs.origin import describe_data, hardware, versions, write_trace
@@ -109,16 +109,8 @@ class SearchRun:
                 workers = opened.enter_context(worker_executor(self.components, self.objects))
             if not resume:
                 make_folder(self.folder.root)
-            opened.enter_context(self._at_work())
-            opened.enter_context(pool_in_files(self.components.server, self.folder.root, self.conf.relay))
+            opened.enter_context(at_work(self.folder, self.components.server, self.conf.relay))
             return self._go(started, resume=resume, workers=workers)
-
-    @contextlib.contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Alone in the folder, rid of what killed processes left there."""
-        with locked(self.folder.root):
-            tidy(self.folder)
-            yield
 
     def _go(self, started: float, *, resume: bool, workers: FuturesExecutor | None) -> float:
         is_begun = resume and self.folder.log.exists()

@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 from l2l_nas.plugins import is_own
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.fields import FREE, MAY_CHANGE, OnResume, UsedIf, rules, section, setting, stays
+from l2l_nas.runs.fields import FREE, MAY_CHANGE, OnResume, UsedIf, declared, section, setting, stays
 from l2l_nas.runs.section_settings import (
     TRAINED,
     DataConf,
@@ -362,11 +362,11 @@ OPEN = ("space.args", "search.limits", "callbacks", *CHOICES)
 # settings that say where a run is
 PLACES = frozenset({"folder", "resume"})
 
-_RULES = {**rules(RetrainConf), **rules(SearchConf)}
+_RULES = {one.name: one.resume for conf in (RetrainConf, SearchConf) for one in declared(conf) if one.resume}
 
 
 def rule_of(name: str) -> OnResume:
-    """What holds for another value of a setting when a run goes on: its own rule, or its section's.
+    """What holds for another value of a setting, or of an entry of it, when a run goes on.
 
     Raises:
         KeyError: there is none.

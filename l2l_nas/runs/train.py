@@ -23,16 +23,12 @@ from l2l_nas.report.charts.curve import curve_sheet
 from l2l_nas.report.network import Network
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import headline
-from l2l_nas.runs.build import pool_in_files
-from l2l_nas.runs.chosen import (
-    SCRATCH,
-)
+from l2l_nas.runs.build import at_work, check_memory
 from l2l_nas.runs.components import build_server, build_training, relay_of
 from l2l_nas.runs.fields import check_bounds
-from l2l_nas.runs.folder import RunFolder, locked, tidy
+from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.memory import check_memory
 from l2l_nas.runs.origin import (
     NO_TEST,
     describe_data,
@@ -45,7 +41,10 @@ from l2l_nas.runs.origin import (
 )
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.resume import training_start
-from l2l_nas.runs.saved import data_warning
+from l2l_nas.runs.saved import (
+    SCRATCH,
+    data_warning,
+)
 from l2l_nas.runs.settings import RetrainConf
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.training.fit import tested
@@ -106,10 +105,8 @@ class TrainRun:
         started = time.monotonic()
         make_folder(self.folder.root)
         try:
-            with locked(self.folder.root):
-                tidy(self.folder)
-                with pool_in_files(self.components.relay.server, self.folder.root, self.conf.relay):
-                    best = self._go(started)
+            with at_work(self.folder, self.components.relay.server, self.conf.relay):
+                best = self._go(started)
         except L2LError:
             with contextlib.suppress(OSError):
                 self.folder.root.rmdir()  # if nothing was written: the weights to begin with were refused

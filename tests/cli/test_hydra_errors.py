@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.hydra_errors import explain_value, is_of_hydra
+from l2l_nas.cli.words import explain_value, is_of_hydra
 from l2l_nas.runs.groups import GROUPS
 
 

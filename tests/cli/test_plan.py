@@ -10,8 +10,8 @@ import pytest
 from l2l_nas import AdamW
 from l2l_nas.__main__ import main
 from l2l_nas.cost.profiles import PROFILES
+from l2l_nas.runs.build import extremes
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.memory import extremes
 from l2l_nas.runs.plan import Memory, Planner, describe_binding
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.sampling import UniformPaths
