@@ -15,16 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from l2l_nas.errors import DataError, SettingError
+from l2l_nas.errors import SettingError
 from l2l_nas.relay.interface import Executor
 from l2l_nas.runs.language import LanguageModel, executor_of, relay_of, write_on
-from l2l_nas.text.cloze import Cloze
+from l2l_nas.text.cloze import Cloze, continuations
 from l2l_nas.text.generate import Sampling
 from l2l_nas.text.network import OfOneDocument, has_documents, refuse_foresight
 from l2l_nas.training.fit import sample_figures
-from l2l_nas.training.samples import Samples, Split
+from l2l_nas.training.samples import Samples
 
 try:
     from lm_eval.api.instance import Instance
@@ -91,18 +89,8 @@ class Harness(TemplateLM):  # type: ignore[misc]
             DataError: a continuation of more tokens than the network takes, or of none.
         """
         del others
-        length = self.model.length
-        inputs = torch.zeros(len(requests), length, dtype=torch.int64)
-        targets = torch.full_like(inputs, -1)
-        for row, (texts, context, continuation) in enumerate(requests):
-            if not 0 < len(continuation) <= length:
-                raise DataError(
-                    f"{'' if texts is None else texts[1]!r} has {len(continuation)} tokens, the network takes {length}"
-                )
-            tokens = torch.tensor([*context, *continuation])[-length - 1 :]
-            inputs[row, : len(tokens) - 1] = tokens[:-1]
-            targets[row, len(tokens) - 1 - len(continuation) : len(tokens) - 1] = tokens[-len(continuation) :]
-        samples: Samples = Split((inputs,), targets)
+        named = [(context, more, "" if texts is None else repr(texts[1])) for texts, context, more in requests]
+        samples: Samples = continuations(named, self.model.length)
         if has_documents(self.model.server.pool):
             samples = OfOneDocument(samples)
         task = Cloze()

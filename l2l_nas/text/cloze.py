@@ -94,20 +94,30 @@ def lambada(
     Raises:
         DataError: a last word of more tokens than the network takes.
     """
-    inputs = torch.zeros(len(passages), length, dtype=torch.int64)
-    targets = torch.full_like(inputs, -1)
-    for row, passage in enumerate(passages):
+    pairs = []
+    for passage in passages:
         before = [] if begin is None else [begin]
         context = before + tokenizer.encode(passage.context)
         whole = before + tokenizer.encode(passage.context + passage.between + passage.target)
         same = next((i for i, (a, b) in enumerate(zip(context, whole, strict=False)) if a != b), len(context))
         start = min(same, len(whole) - 1)
-        if len(whole) - start > length or start < 1:
-            raise DataError(
-                f"the last word {passage.target!r} has {len(whole) - start} tokens, the network takes {length}"
-            )
-        tokens = torch.tensor(whole)[-length - 1 :]
-        count = len(whole) - start
+        pairs.append((whole[:start], whole[start:], f"the last word {passage.target!r}"))
+    return Cloze(), continuations(pairs, length)
+
+
+def continuations(pairs: Sequence[tuple[Sequence[int], Sequence[int], str]], length: int) -> Split:
+    """Samples of a context's tokens and those that go on with it, which are to be predicted, and what these are called.
+
+    Raises:
+        DataError: a continuation of more tokens than the network takes, or of none, or one that nothing stands before.
+    """
+    inputs = torch.zeros(len(pairs), length, dtype=torch.int64)
+    targets = torch.full_like(inputs, -1)
+    for row, (context, continuation, name) in enumerate(pairs):
+        count = len(continuation)
+        if not context or not 0 < count <= length:
+            raise DataError(f"{name} has {count} tokens, the network takes {length}")
+        tokens = torch.tensor([*context, *continuation])[-length - 1 :]
         inputs[row, : len(tokens) - 1] = tokens[:-1]
         targets[row, len(tokens) - 1 - count : len(tokens) - 1] = tokens[-count:]
-    return Cloze(), Split((inputs,), targets)
+    return Split((inputs,), targets)
