@@ -13,29 +13,24 @@ from typing import Any
 
 from markupsafe import Markup
 
-from l2l_nas.cost.table import BYTES
 from l2l_nas.nas.objectives import State, counts
 from l2l_nas.nas.suspects import to_retire
+from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts import tables
 from l2l_nas.report.charts.architecture import boxes_of
-from l2l_nas.report.charts.diagram import DENSE_PAGE, PAGE, lay_out
+from l2l_nas.report.charts.diagram import DENSE_PAGE, PAGE, Diagram, lay_out
 from l2l_nas.report.charts.grid import coverage_grid, importance_grid
 from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
-from l2l_nas.report.charts.tips import labelled
 from l2l_nas.report.html.frame import asset, environment, policy
 from l2l_nas.report.network import Network, margin
-from l2l_nas.report.results import TEST, VALIDATION
-from l2l_nas.report.styles import hue_class
 from l2l_nas.report.summary import Summary
-from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading
+from l2l_nas.report.text import format_choices
 
 _NUM_BEST = 5
 _ROOMY = 24  # positions whose boxes have two lines each; of more, one
 _MAX_NUMBERS = 12  # trials named for a reason
-_PER = {"flops": "a forward pass", "latency_ms": "a forward pass"} | dict.fromkeys(BYTES, "a training step")
-Parts = dict[str, Any]  # of something on the page, by name
 _GENERATOR = b'<meta name="generator" content="l2l_nas">'
 
 
@@ -80,7 +75,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "style": Markup(asset("page.css")),
         "script": Markup(script),
         "policy": policy(script),
-        "tiles": _tiles(summary),
+        "outcomes": _outcomes(summary),
         "finalists": tables.finalist_table(results, winner=winner) if results.finalists else None,
         "winner": winner,
         "in_rounds": tables.in_rounds(results.finalists),
@@ -90,8 +85,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "baseline": tables.baseline_table(results, beside) if beside else None,
         "margin": margin(results.finalists[0], beside.best, goal) if beside else "",
         "curves": {"Finalists": finalist_curves(results), "Trials": trial_curves(results)},
-        "leaders": [_leader(summary, network, rank, leaders[0]) for rank, network in enumerate(leaders, start=1)],
-        "legend": _legend(summary),
+        "leaders": [(network, _drawing(results.card, network, first=leaders[0])) for network in leaders],
         "trial_plots": [charts[-1] for charts in plots],
         "final_plots": [charts[0] for charts in plots] if results.finalists else [],
         "trade_off": f"{goal.name.capitalize()} against {' and '.join(aim.name for aim in results.aims[1:])}",
@@ -111,67 +105,18 @@ def view_of(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _tiles(summary: Summary) -> list[Parts]:
-    """The figures in the head of the page."""
-    tiles: list[Parts] = []
-    best, history, card = summary.results.best, summary.history, summary.results.card
-    if best is not None:
-        for name in dict.fromkeys([*(goal.name for goal in summary.goals), "latency_ms"]):
-            tiles += _score_tiles(best, name)
-        used = f"{len(card.reads(best.architecture))} of {len(card.positions)} positions used"
-        tiles.append(_tile("parameters", format_value("parameters", best.costs["parameters"]), used))
+def _outcomes(summary: Summary) -> str:
+    """How many trials ended how, of those without a score of their own."""
     found = counts(summary.records)
     words = {**{state.value: state.label for state in State if not state.has_score}, "cached": "repeated"}
-    ends = ", ".join(f"{found[state]:,} {word}" for state, word in words.items() if found[state])
-    tiles.append(_tile("trials", f"{summary.results.num_evaluated:,} of {summary.num_asked:,}", ends or "none failed"))
-    if history.samples:
-        parts = ", ".join(f"{count:,} {part}" for part, count in history.samples.items())
-        tiles.append(_tile("samples", f"{sum(history.samples.values()):,}", parts))
-    often = f"{history.sessions} sessions" if history.sessions > 1 else f"seed {summary.seed}"
-    return [*tiles, _tile("time", format_seconds(history.seconds), often)]
+    return ", ".join(f"{found[state]:,} {word}" for state, word in words.items() if found[state])
 
 
-def _tile(label: str, figure: str, note: str) -> Parts:
-    return {"label": label, "figure": figure, "note": note}
-
-
-def _score_tiles(best: Network, name: str) -> list[Parts]:
-    """What a goal is on each part of the data, or what it costs."""
-    if name == "parameters":
-        return []  # they have a tile in any case
-    if name in best.costs:
-        return [_tile(short_heading(name), format_value(name, best.costs[name]), _PER.get(name, ""))]
-    if not best.is_trained and name in best.values:
-        return [_tile(f"{name}, trial score", format_value(name, best.values[name]), f"trial {best.trial}")]
-    tiles = []
-    for part in (VALIDATION, TEST):
-        if name in best.part(part):
-            figure, _, error = best.scored(part, name).partition(" ")
-            of = f"trial {best.trial}, trained further" if part == VALIDATION else "measured once"
-            tiles.append(_tile(f"{name}, {part}", figure, f"{error}; {of}" if error else of))
-    return tiles
-
-
-def _leader(summary: Summary, network: Network, rank: int, first: Network) -> Parts:
-    """The value of the first goal, where it is from, the other goals, and the drawing beside the first's."""
-    goal, card = summary.goals[0].name, summary.results.card
-    kind = "validation" if network.is_trained else "trial score"
-    lines = [f"{rank}. {goal} {format_value(goal, network.values[goal])}", f"trial {network.trial}, {kind}"]
-    if goal in network.part(TEST):
-        lines.append(f"test {network.scored(TEST, goal)}")
-    others = dict.fromkeys(["parameters", *(other.name for other in summary.goals[1:])])
-    lines += [labelled(name, network.values[name]) for name in others if name in network.values]
-    drawing = lay_out(
+def _drawing(card: SpaceCard, network: Network, *, first: Network) -> Diagram:
+    """A network's boxes; those marked differ from the first's."""
+    return lay_out(
         boxes_of(card, network.architecture, first=first.architecture),
         source=card.source,
         label=f"Trial {network.trial}: {format_choices(network.architecture)}",
         sizes=PAGE if len(card.positions) <= _ROOMY else DENSE_PAGE,
     )
-    return {"trial": network.trial, "lines": lines, "drawing": drawing}
-
-
-def _legend(summary: Summary) -> list[tuple[str, str]]:
-    """What the colours of blocks and strips mean: class and name of every candidate."""
-    card = summary.results.card
-    skips = {name for position in card.positions for name in position.skips}
-    return [("gap" if name in skips else hue_class(hue), name) for name, hue in card.hue_numbers.items()]
