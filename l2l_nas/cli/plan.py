@@ -85,7 +85,10 @@ def _bytes(name: str, text: str, default: int) -> int:
 
 def _show(console: Console, planner: Planner, rows: list[PlanRow], pool: str) -> None:
     hardware, memory = planner.hardware, planner.memory
-    say(console, f"predicted for {hardware.name}", f": {hardware.origin}")
+    if hardware.name == "measured":
+        say(console, "predicted from rates", f" {hardware.origin}")
+    else:
+        say(console, f"predicted for {hardware.name}", f": {hardware.origin}")
     console.print(f"the whole pool: {pool}", soft_wrap=True)
     table = new_table(
         f"{planner.batch_size} samples a step", "", "weights", "step", "plain", "device", "host", "busiest"

@@ -224,7 +224,9 @@ def _explain_word(word: str, error: Exception, args: Namespace) -> str:
     except HydraException as unreadable:
         return _unreadable_word(word, unreadable)
     if override.is_sweep_override() and not is_sweep(args):
-        return f"'{word}' has several values: add -m to run each of them; one value with commas stands in quotes"
+        return (
+            f"'{word}' has several values: add -m to run each of them; if it is one value with commas, put it in quotes"
+        )
     group, folders, is_missing = name.partition("@")[0], config_folders(args), isinstance(error, MissingConfigException)
     if (is_missing or not isinstance(error, HydraException)) and (offered := _offered(group, folders)):
         for one in named_choices(override):

@@ -317,6 +317,6 @@ def describe_binding(prediction: Prediction) -> str:
     gain = 1 - prediction.lifted_s[lane] / simulation.step_s if simulation.step_s else 0.0
     what = "launches" if lane == "compute" and prediction.launches > 0.5 else lane
     return (
-        f"{_ROLES[what]} binds ({simulation.use(lane):.0%} of the step); twice as fast, the step would take "
-        f"{gain:.0%} less; what lifts it: {_LIFTS[what]}"
+        f"{_ROLES[what]} binds ({simulation.use(lane):.0%} of the step); if it were twice as fast, a step would "
+        f"take {gain:.0%} less; what helps: {_LIFTS[what]}"
     )

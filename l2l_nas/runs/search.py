@@ -130,7 +130,9 @@ class SearchRun:
                 refuse_weights_of_another(self.conf, study)
             done, asked = study.num_evaluated, self.components.search.budget.trials
             if done > asked and "search.trials" in self.given and not self.address:
-                raise SettingError(f"search.trials={asked}: {done} trials are evaluated; ask for at least as many")
+                raise SettingError(
+                    f"search.trials={asked}: {done} trials are already evaluated; ask for at least {done}"
+                )
             if is_bare:
                 self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
             with Display(

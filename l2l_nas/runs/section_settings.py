@@ -7,7 +7,7 @@ from typing import Any
 
 from l2l_nas.runs.fields import FREE, MAY_CHANGE, UsedIf, setting, stays
 
-TRAINED = "earlier trials are scored with layers trained otherwise"
+TRAINED = "earlier trials were trained with that"
 
 
 def _has_link(conf: Any) -> bool:

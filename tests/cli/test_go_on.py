@@ -103,7 +103,7 @@ def test_a_new_total_is_gone_on_to_and_kept(finished):
 def test_a_total_below_what_is_done_is_refused(finished, tmp_path, refused):
     before = contents(tmp_path)
     line = refused("search", OWN, "resume=run", "search.trials=3")
-    assert line == "error: search.trials=3: 12 trials are evaluated; ask for at least as many"
+    assert line == "error: search.trials=3: 12 trials are already evaluated; ask for at least 12"
     assert contents(tmp_path) == before
 
 

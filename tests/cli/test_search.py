@@ -154,7 +154,10 @@ def test_what_nobody_says_follows_from_the_data_and_is_kept_and_said(pool, tmp_p
     few = [word for word in WORDS if not word.startswith(("search.warmup_steps", "search.finalist_steps"))]
     assert main([*few, "train.batch_size=32", "folder=run"]) == 0
     # 96 samples are 3 steps a pass: 20 passes for each of 4 candidates, 38 for a finalist
-    assert "240 steps of warm-up, 12 trials of 2, 1 finalist of 110: 374 steps" in capsys.readouterr().out
+    assert (
+        "240 steps of warm-up, 12 trials of 2 steps, 1 finalist of 110 steps; 374 steps in all"
+        in capsys.readouterr().out
+    )
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]
     assert (config["warmup_steps"], config["trials"], config["finalist_steps"]) == (240, 12, 110)
     assert sum(read(tmp_path / "run" / "result.json")["coverage"]["warmup"]["layer0"].values()) == 240
@@ -169,7 +172,9 @@ def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
     began = time.monotonic()
     assert main([*words, "folder=run"]) == 0
     assert time.monotonic() - began < 60
-    assert re.search(r"\d+ trials of \d+, 2 finalists halved in 2 rounds up to [\d,]+ steps", capsys.readouterr().out)
+    assert re.search(
+        r"\d+ trials of \d+ steps, 2 finalists in 2 rounds of halving, up to [\d,]+ steps", capsys.readouterr().out
+    )
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]
     assert config["time"] == "8s"
     assert config["trials"] >= 8

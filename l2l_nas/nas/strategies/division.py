@@ -152,7 +152,7 @@ def fitted(
     least = pace.seconds(by(1 / _RANGE))
     if least > seconds:
         raise SettingError(
-            f"search.time is {seconds:,.0f} s, and the least that is a search takes {least:,.0f} s on this machine: "
+            f"search.time is {seconds:,.0f} s, and the smallest search takes {least:,.0f} s on this machine: "
             f"{_parts(by(1 / _RANGE))}; give it more time"
         )
     return by(_largest(lambda factor: pace.seconds(by(factor)) <= seconds))
@@ -192,12 +192,12 @@ def _within(name: str, value: int) -> int:
 
 def _parts(division: Division) -> str:
     parts = [f"{division.warmup_steps:,} steps of warm-up"] if division.warmup_steps else []
-    parts += [f"{_counted(division.trials, 'trial')} of {division.steps_per_trial:,}"]
+    parts += [f"{_counted(division.trials, 'trial')} of {_counted(division.steps_per_trial, 'step')}"]
     if division.finalists:
         rounds = len(division.rounds)
-        up_to = f" halved in {rounds} rounds up to" if rounds > 1 else " up to" if division.is_raced else " of"
-        steps = " steps" if rounds > 1 else ""
-        parts += [f"{_counted(division.finalists, 'finalist')}{up_to} {division.finalist_steps:,}{steps}"]
+        up_to = f" in {rounds} rounds of halving, up to" if rounds > 1 else " up to" if division.is_raced else " of"
+        steps = _counted(division.finalist_steps, "step")
+        parts += [f"{_counted(division.finalists, 'finalist')}{up_to} {steps}"]
     return ", ".join(parts)
 
 
@@ -207,7 +207,7 @@ def _counted(number: int, noun: str) -> str:
 
 def described(division: Division) -> str:
     """In words, for a line."""
-    return f"{_parts(division)}: {division.steps:,} steps"
+    return f"{_parts(division)}; {_counted(division.steps, 'step')} in all"
 
 
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}

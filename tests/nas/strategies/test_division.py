@@ -43,14 +43,19 @@ def test_shared_weights_on_digits_get_what_was_tried_by_hand():
     found = divided(1, 6, 6, 6, 6, 1, 6, 6, 6, 6, 1)
     assert (found.warmup_steps, found.trials, found.finalist_steps) == (1000, 64, 320)
     assert found.steps == 1000 + 64 * 6 + 6 * 320
-    assert described(found) == "1,000 steps of warm-up, 64 trials of 6, 6 finalists of 320: 3,304 steps"
+    assert (
+        described(found) == "1,000 steps of warm-up, 64 trials of 6 steps, 6 finalists of 320 steps; 3,304 steps in all"
+    )
 
 
 def test_first_weights_on_the_default_task_get_what_was_measured():
     found = raced(5, *[8] * 3, 5, *[8] * 3, 3)
     assert (found.warmup_steps, found.trials, found.steps_per_trial, found.finalist_steps) == (0, 27, 74, 740)
     assert found.steps == 27 * 74 + 8 * 95 + 4 * 190 + 2 * 381
-    assert described(found) == "27 trials of 74, 8 finalists halved in 3 rounds up to 740 steps: 4,280 steps"
+    assert (
+        described(found)
+        == "27 trials of 74 steps, 8 finalists in 3 rounds of halving, up to 740 steps; 4,280 steps in all"
+    )
 
 
 def test_steps_from_first_weights_grow_with_the_root_of_a_pass():
@@ -119,7 +124,9 @@ def test_twice_the_time_is_more_of_everything_and_of_trials_least():
 
 
 def test_a_time_too_short_is_refused_with_what_the_least_takes():
-    with pytest.raises(SettingError, match=r"search\.time is 2 s.*the least.*takes \d s.*20 steps of warm-up, 8"):
+    with pytest.raises(
+        SettingError, match=r"search\.time is 2 s.*the smallest search takes \d s.*20 steps of warm-up, 8"
+    ):
         fitted(divided(*[6] * 8), 2.0, PACE, given=[], most_trials=10**6)
 
 
