@@ -24,7 +24,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
 
 # settings that may be given as objects
-_OBJECTS = tuple(name.removeprefix("search.") for name in OWN if name != "relay.storage")
+_OBJECTS = tuple(name.removeprefix("search.") for name in OWN if name not in ("relay.storage", "space.pool"))
 # what users of Optuna and of trainers look for
 _ELSEWHERE = {
     "n_trials": "trials=", "timeout": 'time="10m"', "n_jobs": "workers=", "pruner": 'early_stop="halving"',

@@ -13,7 +13,7 @@ from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import deviating
-from l2l_nas.runs.saved import own_names, own_pool
+from l2l_nas.runs.saved import own_names
 from l2l_nas.runs.settings import PLACES, SearchConf
 
 # decided when a run begins, where they are not given
@@ -61,11 +61,12 @@ def next_commands(
     Raises:
         KeyError, TypeError, ValueError: the settings lack something.
     """
-    run, files, pool = str(folder), RunFolder(folder), own_pool(config)
+    run, files, own = str(folder), RunFolder(folder), own_names(config)
+    pool = own.get("space.pool", "")
     storage = str(config["search"].get("storage", "")).removeprefix("journal:///")
     more = {"search.trials": 2 * int(config["search"]["trials"])} if is_finished else {}
     name = "Go on, to twice as many trials" if is_finished else "Go on, to the trials asked for"
-    again = resume_command("search", run, {**own_names(config), **more})
+    again = resume_command("search", run, {**own, **more})
     named = {"run": run, **({"space.pool": pool} if pool else {})}
     commands = [
         Command(name, again, "Trials stay; the finalists are chosen and trained again."),

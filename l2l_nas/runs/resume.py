@@ -19,7 +19,6 @@ from l2l_nas.runs.command_line import given_names, name_again, spell
 from l2l_nas.runs.fields import changed, declared, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder, refuse_taken
 from l2l_nas.runs.groups import deviating, flat
-from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.saved import (
     ORIGINAL,
     OWN,
@@ -169,7 +168,7 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Co
         exempt: names of settings, or of sections, that are this command's own.
 
     Raises:
-        SettingError: the run's pool is the user's own and was not named again.
+        SettingError: something of the run's is the user's own and was not named again.
         StorageError: the run's settings are missing or damaged.
     """
     config = read_config(folder.config)
@@ -184,25 +183,12 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Co
             raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it") from None
         taken[name] = _chosen(name, found, value_of(conf, name), given=given) if isinstance(found, dict) else found
     conf = changed(conf, taken)
-    if not _covers({*exempt, *given}, "space.pool"):
-        refuse_unnamed_pool(folder, value_of(conf, "space.pool"))
-    known = {name for name, _, _ in settings(type(conf))}
-    for name in (name for name in OWN if name in known):
-        found = name_in(config, name)
-        if not {name, f"{name}.name"} & set(given) and names_own(found):
+    for name in OWN:
+        found = name_in(config, name) if value_of(conf, name) is not None else None
+        if names_own(found) and not _covers(given, name) and f"{name}.name" not in given:
             what = name.rpartition(".")[2].replace("_", " ").removesuffix("s")
             raise SettingError(f"{folder.root}: {name_again(what, name, found)}")
     return conf
-
-
-def refuse_unnamed_pool(folder: RunFolder, pool: str) -> None:
-    """Nothing that is read back from a folder is imported.
-
-    Raises:
-        SettingError: a pool that is not built in.
-    """
-    if not is_builtin(pool):
-        raise SettingError(f"{folder.root}: {name_again('pool', 'space.pool', pool)}")
 
 
 def _covers(names: Collection[str], name: str) -> bool:

@@ -15,10 +15,11 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
 from l2l_nas.files import read_json, read_yaml
 from l2l_nas.plugins import is_own
+from l2l_nas.pretrained.pool import is_published
 from l2l_nas.runs.command_line import name_again, resume_command
 from l2l_nas.runs.fields import declared, typed, value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.locate import is_builtin, load_problem
+from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.origin import identity
 from l2l_nas.runs.renamed import with_names_of_today
 from l2l_nas.runs.section_settings import DataConf, RelayConf
@@ -28,8 +29,8 @@ from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.problem import Problem
 
-# settings that may name something of the user's own, besides the pool: what stands in a folder is never imported
-OWN = tuple(one.name for one in declared(SearchConf) if one.is_code)
+# settings that may name something of the user's own, the pool first: what stands in a folder is never imported
+OWN = tuple(sorted((one.name for one in declared(SearchConf) if one.is_code), key=lambda name: name != "space.pool"))
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -51,15 +52,9 @@ def name_in(config: Any, name: str) -> Any:
     return found.get("name") if isinstance(found, Mapping) else found
 
 
-def own_pool(config: Any) -> str:
-    """The pool of a run, if it is the user's own; empty if it is built in."""
-    pool = value_of(config, "space.pool")
-    return "" if pool is None or is_builtin(str(pool)) else str(pool)
-
-
 def names_own(value: object) -> bool:
     """Whether a setting's value, or one in a list of them, is something of the user's own: named, or an object."""
-    return any(map(is_own, value if isinstance(value, list) else [value]))
+    return any(is_own(one) and not is_published(str(one)) for one in (value if isinstance(value, list) else [value]))
 
 
 def own_names(config: Any) -> dict[str, Any]:
@@ -68,8 +63,7 @@ def own_names(config: Any) -> dict[str, Any]:
     Args:
         config: its settings, or what its folder holds of them.
     """
-    pool: dict[str, Any] = {"space.pool": own_pool(config)} if own_pool(config) else {}
-    return pool | {name: value for name in OWN if names_own(value := name_in(config, name))}
+    return {name: value for name in OWN if names_own(value := name_in(config, name))}
 
 
 @dataclass(frozen=True)
@@ -175,7 +169,7 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> L
         choices, values = Architecture.from_choices(best["architecture"]).choices, dict(best["values"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, SettingError) as error:
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
-    if problem is None and not pool and not is_builtin(chosen):
+    if problem is None and names_own(chosen) and not pool:
         raise SettingError(f"{run}: {name_again('pool', 'space.pool', chosen)}")
     problem = problem or load_problem(chosen, args, **asdict(samples))
     # nothing is trained: what the run's optimizer stored is left, and an optimizer of the user's own is not imported

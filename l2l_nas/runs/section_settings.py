@@ -30,7 +30,9 @@ _WHERE_GUESSED = UsedIf("data.objective", lambda conf: conf.data.objective == "m
 class SpaceConf:
     """What is searched."""
 
-    pool: str = setting("image_blocks", "built in, FILE.py:FUNCTION or MODULE:FUNCTION", resume=MAY_CHANGE)
+    pool: str = setting(
+        "image_blocks", "built in, FILE.py:FUNCTION or MODULE:FUNCTION", resume=MAY_CHANGE, is_code=True
+    )
     args: dict[str, Any] = setting({}, "arguments of the pool: space.args.channels=32", resume=MAY_CHANGE)
 
 

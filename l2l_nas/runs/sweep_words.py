@@ -58,6 +58,8 @@ def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
         return False
     if name == "hydra/sweeper":
         return value in ("l2l", "basic")
+    if name == "space.pool":
+        return all(map(is_builtin, values))
     if name.partition(".")[0] == "callbacks" or (name in _IMPORTED and not _OURS.fullmatch(value)):
         return False  # it would be imported
     if name in GROUPS["search"]:
@@ -65,8 +67,6 @@ def _may_be_taken(word: str, name: str, known: Collection[str]) -> bool:
             return True
         known_files = (".npz",) if name == "data" else ()  # plain arrays: nothing in them is imported
         return all(one in choices(name) or one.endswith(known_files) for one in values)
-    if name == "space.pool":
-        return all(map(is_builtin, values))
     return name in known or any(name.startswith(f"{one}.") for one in OPEN if one in known)
 
 
@@ -77,7 +77,7 @@ def is_choice(word: str) -> bool:
     """
     (name,) = given_names([word])
     is_group = "." not in name and not name.startswith("hydra/")
-    return (is_group or name in {*OWN, *_IMPORTED, "space.pool"}) and name != "callbacks"
+    return (is_group or name in {*OWN, *_IMPORTED}) and name != "callbacks"
 
 
 def resume_sweep(command: str, root: Path) -> str:
