@@ -290,11 +290,17 @@ class PlanConf:
 
 
 @dataclass(frozen=True)
-class EvaluateConf:
-    """Score the best architecture of a run again, with its weights."""
+class FoundConf:
+    """The network that a run has found."""
 
     run: str = setting("", "the run's folder")
     space: NamedPoolConf = section(NamedPoolConf)
+
+
+@dataclass(frozen=True)
+class EvaluateConf(FoundConf):
+    """Score the best architecture of a run again, with its weights."""
+
     split: str = setting("validation", "validation, test or train")
     recalibrate: int = setting(0, "batches to measure BatchNorm on; 0: as saved", least=0)
     task: str = setting("", "text task: wikitext, text, lambada, classify")
@@ -304,11 +310,9 @@ class EvaluateConf:
 
 
 @dataclass(frozen=True)
-class GenerateConf:
+class GenerateConf(FoundConf):
     """Continue a text with the language model of a run."""
 
-    run: str = setting("", "the run's folder")
-    space: NamedPoolConf = section(NamedPoolConf)
     prompt: str = setting("", "text to continue")
     tokens: int = setting(100, "largest number of new tokens")
     temperature: float = setting(1.0, "below 1 favours likely tokens; 0: the likeliest")
@@ -319,11 +323,9 @@ class GenerateConf:
 
 
 @dataclass(frozen=True)
-class ExportConf:
+class ExportConf(FoundConf):
     """Write the best network of a run as a plain PyTorch program."""
 
-    run: str = setting("", "the run's folder")
-    space: NamedPoolConf = section(NamedPoolConf)
     out: str = setting("", "folder to write; '': export/ of the run")
     formats: list[str] = setting(["state_dict", "program"], "also onnx, source, hugging_face")
 

@@ -20,7 +20,7 @@ import l2l_nas
 from l2l_nas import Candidate, Data, LayerPool, Position, TensorSpec
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, SpaceError, StorageError
-from l2l_nas.runs.call import conf_of, parted
+from l2l_nas.runs.api import conf_of, parted
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.next_commands import next_commands
 from l2l_nas.runs.settings import SearchConf
