@@ -212,12 +212,13 @@ class SegmentExecutor(Protocol):
 
 def run_all(
     executor: SegmentExecutor, segments: Sequence[Segment], *, after_step: AfterStep
-) -> Iterator[tuple[str, SegmentResult]]:
-    """Run segments: name and result of each, as they come to their ends.
+) -> Iterator[tuple[int, SegmentResult]]:
+    """Run segments: index and result of each, as they come to their ends.
 
     A generator of results with weights: whoever drops one frees its weights.
     """
     left = len(segments)
+    indices = {segment.name: index for index, segment in enumerate(segments)}
     for segment in segments:
         executor.submit(segment, after_step=after_step)
     del segment, segments
@@ -226,5 +227,5 @@ def run_all(
         left -= len(results)
         while results:
             one, result = results.pop()
-            yield one.name, result
+            yield indices[one.name], result
             del one, result

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
+from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, L2LError, one_line
 from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.segment import Segment, run_all
@@ -101,12 +102,11 @@ def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) ->
     left, best = allowed, None
     for attempt in range(1, _ATTEMPTS + 1):
         rounds = Rounds(search)
-        going = [
-            Finalist(r, search.figures(r.architecture), server=held.get(r.architecture), steps=search.budget.begun)
-            for r in _chosen(search, left)
-        ]
+        begun = search.budget.begun
+        chosen = [Finalist(r, search.figures(r.architecture), steps=begun) for r in _chosen(search, left)]
+        weights = {one.record.number: held[one.architecture] for one in chosen if one.architecture in held}
         held.clear()
-        best = rounds.train(going)
+        best = rounds.train(chosen, weights)
         failed |= rounds.abandoned
         left = [record for record in left if record.number not in failed]
         if best is not None:
@@ -150,58 +150,59 @@ class Rounds:
         self.abandoned: dict[int, str] = {}
         self.failure: L2LError | None = None
 
-    def train(self, chosen: list[Finalist]) -> Finalist | None:
-        """All rounds; returns the best, with its weights. Of the list, the weights are taken.
+    def train(self, chosen: Sequence[Finalist], weights: dict[int, ParamServer]) -> Finalist | None:
+        """All rounds; returns the best, with its weights. None if all of a round failed; see `failure`.
 
-        None if all of a round failed; see `failure`.
+        Args:
+            weights: that finalists go on with, by the numbers of their trials; they are taken from there.
         """
         rounds = self._budget.rounds
         total = sum(one.finalists * max(1, one.steps) for one in rounds)
         self._search.callback.phase("finalists", total=total, done=0)
         counted = Counted(self._search.callback, total)
         going, found = list(chosen), dict[int, Finalist]()
-        chosen[:] = [replace(one, server=None) for one in chosen]  # whoever called has them, too
         for one in rounds:
-            going = self._round(going, one, counted)  # what it is given, it takes the weights of
-            if not going:
+            trained = self._round(going, weights, one, counted)
+            if not trained:
                 return None
-            found.update((finalist.record.number, replace(finalist, server=None)) for finalist in going)
-            going = [finalist for finalist in going if finalist.server is not None]
+            found.update((finalist.record.number, finalist) for finalist in trained)
+            going = trained[: one.going_on]
         counted.at_least(total)  # fewer may have been chosen, or left
         self.finalists = tuple(found[one.record.number] for one in chosen if one.record.number in found)
-        return going[0]
+        return replace(going[0], server=weights[going[0].record.number])
 
-    def _round(self, going: list[Finalist], spend: Round, counted: Counted) -> list[Finalist]:
+    def _round(
+        self, going: Sequence[Finalist], weights: dict[int, ParamServer], spend: Round, counted: Counted
+    ) -> list[Finalist]:
         """Those that could be trained, best first; of those that do not go on, the weights are dropped."""
-        segments = [
-            replace(
-                Segment.of_finalist(one.record.architecture, index, self._budget, spend=spend, done=one.steps),
-                server=one.server,
-            )
-            for index, one in enumerate(going)
-        ]
-        indices = {segment.name: index for index, segment in enumerate(segments)}
-        going[:] = [replace(one, server=None) for one in going]
         begun = counted.done
         trained: list[Finalist] = []
         reasons: dict[int, str] = {}
         last: L2LError | None = None  # the others would hold weights and moments of what raised them
-        over = 0  # `enumerate` would hold on to the last one
-        results = run_all(self._search.executor, segments, after_step=counted.after_step)
-        segments = []  # what is done frees its weights
-        for name, result in results:
-            over += 1  # noqa: SIM113
-            index = indices[name]
-            before = going[index]
-            if result.error is None:
-                done = self._further(before, result.scores, spend.steps)
+        segments = (
+            Segment.of_finalist(one.architecture, index, self._budget, spend=spend, done=one.steps)
+            for index, one in enumerate(going)
+        )
+        # no name for the list: what is done frees its weights
+        results = run_all(
+            self._search.executor,
+            [replace(one, server=weights.pop(f.record.number, None)) for one, f in zip(segments, going, strict=True)],
+            after_step=counted.after_step,
+        )
+        for index, result in results:
+            if result.error is not None:
+                last, reasons[index] = result.error, one_line(str(result.error))
+            else:
+                assert result.server is not None
+                done = self._further(going[index], result.scores, spend.steps)
                 if spend.is_last:
                     self._search.callback.finalist(done)
-                trained = self._best([*trained, replace(done, server=result.server)], spend.going_on)
-            else:
-                last, reasons[index] = result.error, one_line(str(result.error))
+                weights[done.record.number] = result.server
+                trained = order([*trained, done], self._search.goals)
+                for behind in trained[spend.going_on :]:
+                    weights.pop(behind.record.number, None)
             del result  # a copy of weights and moments
-            counted.at_least(begun + over * max(1, spend.steps))
+            counted.at_least(begun + (len(trained) + len(reasons)) * max(1, spend.steps))
         if not trained:
             assert last is not None
             self.failure = last if not going[0].is_trained else L2LError(_lost(last, self._budget))
@@ -211,9 +212,8 @@ class Rounds:
                 self._search.callback.finalist(before)
             self.abandoned[before.record.number] = reason
             self._search.callback.abandoned(before.record, reason)
-        for left_behind in trained if not spend.is_last else ():
-            if left_behind.server is None:
-                self._search.callback.finalist(left_behind)
+        for behind in trained[spend.going_on :] if not spend.is_last else ():
+            self._search.callback.finalist(behind)
         return trained
 
     def _further(self, before: Finalist, scores: Mapping[str, Score], steps: int) -> Finalist:
@@ -222,11 +222,6 @@ class Rounds:
         rungs = before.rungs or ({f"{first}/{total}": before.trial_score} if first else {})
         rungs = {**rungs, f"{first + steps}/{total}": scores["validation"].values}
         return replace(before, scores=scores, steps=first + steps, rungs=rungs)
-
-    def _best(self, trained: Sequence[Finalist], count: int) -> list[Finalist]:
-        """In order; no more of them than that keep their weights."""
-        ordered = order(trained, self._search.goals)
-        return [*ordered[:count], *(replace(one, server=None) for one in ordered[count:])]
 
 
 def _lost(refused: L2LError, budget: Budget) -> str:

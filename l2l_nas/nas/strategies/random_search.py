@@ -117,9 +117,7 @@ def play(
     best: tuple[float, int] | None = None
     scores: Mapping[str, Score] = {}
     failed: dict[int, str] = {}
-    indices = {segment.name: index for index, segment in enumerate(segments)}
-    for name, result in run_all(executor, segments, after_step=after_step):
-        index = indices[name]
+    for index, result in run_all(executor, segments, after_step=after_step):
         if result.error is None:
             value = result.metrics[goal.name] * (-1 if goal.maximize else 1)
             if best is None or (value, index) < best:  # workers end in any order
