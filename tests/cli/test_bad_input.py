@@ -345,7 +345,7 @@ def write_npz(name: str) -> None:
         ("other part", "x_test, x_train, y_test, y_train are used, and x_val, y_val would not be; leave that out"),
         ("half a part", "and x_validation would not be"),
         ("both", "x, y are used, and x_test, y_test would not be"),
-        ("names", "holds images, labels; expected x_train y_train x_test y_test (and x_validation"),
+        ("names", "holds images, labels; expected x y, or x_train y_train (and x_test y_test, x_validation"),
         ("shape", "the training data is [batch, 1, 7, 8] float32, the pool takes [batch, 1, 8, 8] float32"),
         ("text", "'y' is <U"),
         ("scalar", "'x' is float32 []"),
