@@ -146,24 +146,15 @@ def check_value(one: Declared, value: Any) -> None:
             raise SettingError(f"{one.name} holds a zero byte")
 
 
-def built(schema: type, content: Mapping[str, Any]) -> Any:
-    """Settings of what `dataclasses.asdict` made of them; what is missing has its default."""
-    made = {}
-    for entry in dataclasses.fields(schema):
-        if entry.name in content:
-            section = _section(entry)
-            made[entry.name] = built(section, content[entry.name]) if section else content[entry.name]
-    return schema(**made)
-
-
 def typed(schema: type, content: Mapping[str, Any]) -> Any:
-    """`built`, of what a file holds: every value must be of its setting's type.
+    """Settings of one section as a file holds them; what is missing has its default.
 
     Raises:
-        SettingError: one is of another type.
+        SettingError: a value is of another type than its setting.
     """
-    defaults = {name: default for name, default, _ in settings(schema)}
-    return built(schema, {name: fitting(name, content[name], defaults[name]) for name in defaults if name in content})
+    return schema(
+        **{name: fitting(name, content[name], default) for name, default, _ in settings(schema) if name in content}
+    )
 
 
 def _section(entry: dataclasses.Field[Any]) -> Any:

@@ -17,7 +17,6 @@ from l2l_nas.layers import ParallelBlock, SelfAttention
 from l2l_nas.plugins import imported
 from l2l_nas.pretrained.families import family_of
 from l2l_nas.pretrained.pool import PublishedPool, is_published, open_published, published_pool
-from l2l_nas.runs import fields
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.section_settings import DataConf
 from l2l_nas.space.pool import LayerPool
@@ -251,7 +250,7 @@ def is_text(source: str) -> bool:
 
 
 def _load_text(source: str, fractions: Mapping[str, float], text: Mapping[str, Any]) -> Data:
-    conf = fields.built(DataConf, {name: value for name, value in text.items() if name != "tokenizer"})
+    conf = DataConf(**{name: value for name, value in text.items() if name != "tokenizer"})
     tokenizer = text.get("tokenizer", AUTO)
     if isinstance(tokenizer, str):
         tokenizer = load_tokenizer("bytes" if tokenizer == AUTO else tokenizer)
