@@ -131,7 +131,7 @@ class Study:
         self._choices = choices_in(pool)
         with readable(store.place):
             # as trials are saved
-            self._saved_choices = as_choices({name: space["candidates"].get(name, ()) for name in self._choices})
+            self._saved_choices = as_choices({p.name: space["candidates"].get(p.name, ()) for p in pool.free})
         storage = optuna.storages.InMemoryStorage()
         storage.create_new_study(directions, "memory")
         self._memory = _Memory(
