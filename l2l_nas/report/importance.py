@@ -1,4 +1,4 @@
-"""How much of the scores each position's choice explains, and how well trial scores foretold the finalists' values.
+"""How much of the scores each position's choice explains.
 
 The share of a position is that of a one-way analysis of variance of the scores by its candidates: the variance of the
 candidates' means over the whole variance, which is the first-order index of Sobol' (Mathematical Modelling and
@@ -86,13 +86,3 @@ def _epsilon_squared(groups: NDArray[np.int64], num_groups: int, scores: NDArray
     total = (centred**2).sum(axis=0)
     within = (total - between) / (num - num_groups)
     return np.clip((between - (num_groups - 1) * within) / total, 0.0, 1.0)
-
-
-def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """How far two scores put the same things in the same order: 1 the same, 0 unrelated, -1 the reverse.
-
-    Tau-b (Kendall, Biometrika 33, 1945), which allows for ties; None where either has fewer than two different values.
-    """
-    from scipy.stats import kendalltau  # takes a second, and not every page needs it
-
-    return float(kendalltau(first, second).statistic) if len(set(first)) > 1 < len(set(second)) else None

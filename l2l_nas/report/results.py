@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from functools import cached_property
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, is_evaluated, num_evaluated, pareto_front, ranked
 from l2l_nas.nas.suspects import Suspect, suspects
 from l2l_nas.report.card import SpaceCard
-from l2l_nas.report.importance import Effect, kendall_tau, main_effects
+from l2l_nas.report.importance import Effect, main_effects
 from l2l_nas.report.network import Network, front, in_order, with_cost
 
 PARAMETERS = Goal("parameters", maximize=False)
@@ -151,9 +152,13 @@ class Results:
         alike = [n if n.steps == steps else replace(n, validation=n.rungs.get(steps), steps=steps) for n in finalists]
         if len(alike) < 2 or not all(goal in network.part(VALIDATION) for network in alike):
             return None
-        scores = [network.trial_score[goal] for network in alike]
-        values = [network.part(VALIDATION)[goal] for network in alike]
-        tau = kendall_tau(scores, values) if len(alike) > 2 else None
+        tau = None
+        if len(alike) > 2:
+            from scipy.stats import kendalltau  # takes a second, and not every page needs it
+
+            scores = [(network.trial_score[goal], network.part(VALIDATION)[goal]) for network in alike]
+            found = float(kendalltau(*zip(*scores, strict=True)).statistic)
+            tau = found if math.isfinite(found) else None
         by_trial = sorted(alike, key=lambda network: order.index(network.trial))
         return Ranking(tuple(by_trial), tuple(in_order(alike, self.goals)), tau, steps)
 

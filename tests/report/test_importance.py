@@ -8,7 +8,7 @@ import pytest
 
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.card import PositionCard, SpaceCard
-from l2l_nas.report.importance import kendall_tau, main_effects
+from l2l_nas.report.importance import main_effects
 from l2l_nas.space.architecture import Architecture
 
 NAMES = ("a", "b", "c", "d")
@@ -102,17 +102,3 @@ def test_a_candidate_for_every_trial_explains_nothing() -> None:
     card = SpaceCard((PositionCard("p", tuple(map(str, range(12))), frozenset(), "4"),), "4", False, {}, {})
     records = [TrialRecord(n, Architecture((str(n),)), State.COMPLETE, {"accuracy": float(n)}) for n in range(12)]
     assert [effect.share for effect in main_effects(card, records, "accuracy")] == [0.0]
-
-
-def test_kendall_s_tau() -> None:
-    assert kendall_tau([1, 2, 3, 4], [10, 20, 30, 40]) == 1.0
-    assert kendall_tau([1, 2, 3, 4], [4, 3, 2, 1]) == -1.0
-    assert kendall_tau([1, 2, 3, 4], [2, 1, 4, 3]) == pytest.approx(2 / 6)
-    assert kendall_tau([1, 1, 1], [1, 2, 3]) is None
-    assert kendall_tau([], []) is None
-    stats = pytest.importorskip("scipy.stats")
-    generator = random.Random(0)
-    for _ in range(20):
-        a = [generator.randrange(5) for _ in range(12)]
-        b = [generator.randrange(5) for _ in range(12)]
-        assert kendall_tau(a, b) == pytest.approx(stats.kendalltau(a, b).statistic)

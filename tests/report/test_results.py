@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -110,7 +111,13 @@ def test_the_ranking_compares_finalists_with_their_trials() -> None:
     # the log gives later trials more
     assert [network.trial for network in ranking.after] == sorted(before, reverse=True)
     assert all(one.trial_score["accuracy"] == records[one.trial].values["accuracy"] for one in ranking.before)
-    assert ranking.tau is not None
+    pairs = [(records[one.trial].values["accuracy"], one.trial) for one in ranking.before]  # no two are equal
+    signs = [(a > c) == (b > d) or -1 for (a, b), (c, d) in itertools.combinations(pairs, 2)]
+    assert ranking.tau == pytest.approx(sum(signs) / len(signs))
+    equal = [replace(record, values={**record.values, "accuracy": 0.5}) for record in records]
+    alike = summary_of(card, equal, num_finalists=4).results.ranking()
+    assert alike is not None
+    assert alike.tau is None
     two = summary_of(card, records, num_finalists=2).results.ranking()
     assert two is not None
     assert two.tau is None
