@@ -21,20 +21,12 @@ _ENDS: dict[str, RunState] = {"done": "finished", "stopped": "stopped", "failed"
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Seconds of a part of the run."""
-
-    name: str
-    seconds: float
-
-
-@dataclass(frozen=True)
 class RunHistory:
     """A run's log, read."""
 
     card: SpaceCard  # the space searched
     state: RunState  # of the last session; "cut off" if it neither ended nor is known to run
-    spent: tuple[Spent, ...]  # where the time of all sessions went; parts without any are left out
+    spent: Mapping[str, float]  # seconds of all sessions by what they went into; parts without any are left out
     versions: Mapping[str, str]  # of what the last session ran on
     earlier: tuple[SpaceCard, ...] = ()  # the spaces of before, in which candidates may have been that are gone
     phase: str = ""  # its last one
@@ -52,7 +44,7 @@ class RunHistory:
     @property
     def seconds(self) -> float:
         """Of all sessions."""
-        return sum(part.seconds for part in self.spent)
+        return sum(self.spent.values())
 
 
 def read_events(text: str) -> list[Event]:
@@ -127,7 +119,7 @@ TRIALS = "trials: training, scoring"
 _ORDER = ("start", "warm-up", TRIALS, *list(_NAMES.values())[2:])
 
 
-def time_spent(events: Sequence[Event], *, running_at: float | None = None) -> tuple[Spent, ...]:
+def time_spent(events: Sequence[Event], *, running_at: float | None = None) -> dict[str, float]:
     """Seconds by what they went into, over all sessions.
 
     Trials and pages tell their own seconds; both are taken from the phase in which they fell.
@@ -152,13 +144,13 @@ def time_spent(events: Sequence[Event], *, running_at: float | None = None) -> t
                 part = _NAMES["report"]
         if session is sessions[-1] and running_at is not None:
             seconds[part] += max(0.0, running_at - last_time)
-    return tuple(Spent(name, value) for name, value in seconds.items() if value > 0.05)
+    return {name: value for name, value in seconds.items() if value > 0.05}
 
 
 def seconds_of(text: str) -> float:
     """Seconds of all sessions that a log tells of; 0 where it cannot be read."""
     try:
-        return sum(part.seconds for part in time_spent(read_events(text)))
+        return sum(time_spent(read_events(text)).values())
     except (KeyError, TypeError, ValueError, OverflowError):
         return 0.0
 

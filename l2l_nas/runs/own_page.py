@@ -14,7 +14,7 @@ from l2l_nas.files import make_folder, write_atomically
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.study.reading import read_own_study
 from l2l_nas.report.card import card_of
-from l2l_nas.report.history import TRIALS, RunHistory, Spent
+from l2l_nas.report.history import TRIALS, RunHistory
 from l2l_nas.report.html.view import is_page, render_page
 from l2l_nas.report.results import only_finite
 from l2l_nas.report.summary import Command, Summary
@@ -52,8 +52,8 @@ def write_page(study: optuna.Study, pool: LayerPool, path: Path | str = "report.
     path = check_path("write_page: path", path)
     goals, found = read_own_study(study, pool)
     records = only_finite(found, goals)
-    spent = Spent(TRIALS, sum(one.seconds for one in records))
-    history = RunHistory(card_of(pool, check_shapes(pool)), "finished", (spent,), versions())
+    spent = {TRIALS: sum(one.seconds for one in records)}
+    history = RunHistory(card_of(pool, check_shapes(pool)), "finished", spent, versions())
     summary = Summary(
         study.study_name, str(path.parent), time.time(), "", history, goals, tuple(records), len(records), None,
         settings=(), commands=_commands(path, goals), seed="",

@@ -9,7 +9,7 @@ from tests.report.pages import card_of_pool, log_of, random_trials
 
 
 def seconds(events, **changes) -> dict[str, float]:
-    return {part.name: round(part.seconds, 6) for part in time_spent(events, **changes)}
+    return {name: round(seconds, 6) for name, seconds in time_spent(events, **changes).items()}
 
 
 def test_seconds_are_counted_by_what_they_went_into() -> None:
