@@ -8,7 +8,7 @@ from typing import Any
 
 from l2l_nas.cost.hardware import origin_of
 from l2l_nas.cost.table import readable
-from l2l_nas.report.charts.grid import Cell, Grid, GridRow
+from l2l_nas.report.charts.grid import Cell, Grid
 from l2l_nas.report.charts.tables import Column, Table, TableRow
 
 _LANES = {
@@ -77,10 +77,12 @@ def _lanes(rows: Sequence[Mapping[str, Any]]) -> Grid:
     used = [{str(lane): float(share) for lane, share in row["use"].items()} for row in rows]
     named = dict.fromkeys(lane for use in used for lane in use)
     lanes = [lane for lane in named if any(use.get(lane, 0.0) >= _LEAST_USE for use in used)]
-    cells = [[Cell(f"{share:.0%}", heat=min(1.0, share)) for share in (use.get(n, 0.0) for n in lanes)] for use in used]
+    cells = {
+        str(row["name"]): tuple(Cell(f"{use.get(lane, 0.0):.0%}", heat=min(1.0, use.get(lane, 0.0))) for lane in lanes)
+        for row, use in zip(rows, used, strict=True)
+    }
     caption = (
         "Each cell has the share of a step in which a lane works. No step is faster than its busiest lane. The lanes: "
         + "; ".join(f"{lane} is {_LANES[lane]}" for lane in lanes if lane in _LANES)
     )
-    lines = tuple(GridRow(str(row["name"]), tuple(line)) for row, line in zip(rows, cells, strict=True))
-    return Grid("How busy each lane is", tuple(lanes), lines, caption)
+    return Grid("How busy each lane is", tuple(lanes), cells, caption)

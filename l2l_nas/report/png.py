@@ -232,15 +232,15 @@ def _draw_grid(grid: Grid) -> Figure:
     if grid.message:
         return _say(grid.title, grid.message)
     cell_in = min(0.75, 13.0 / len(grid.rows))
-    labels = [shorten(row.name, 24) for row in grid.rows]
+    labels = [shorten(name, 24) for name in grid.rows]
     longest = max(map(len, labels))
     is_upright = len(labels) > 1 and longest * 0.085 > cell_in
     width = max(8.0, 2.6 + cell_in * len(labels))
     height = 1.85 + 0.46 * len(grid.columns) + (0.075 * longest if is_upright else 0.0)
     figure = _new_figure(width, height, is_laid_out=True)
     axes = figure.add_subplot(xlim=(-0.5, len(labels) - 0.5), ylim=(len(grid.columns) - 0.5, -0.5))
-    for x, row in enumerate(grid.rows):
-        for y, cell in enumerate(row.cells):
+    for x, cells in enumerate(grid.rows.values()):
+        for y, cell in enumerate(cells):
             _draw_cell(axes, (x, y), cell, has_text=cell_in >= 0.42)
     axes.set_title(grid.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
     every = math.ceil(0.16 / cell_in)  # labels that fit side by side

@@ -11,7 +11,7 @@ from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet, line
 from l2l_nas.report.charts.diagram import FILE, lay_out
-from l2l_nas.report.charts.grid import Cell, Grid, GridRow, coverage_grid
+from l2l_nas.report.charts.grid import Cell, Grid, coverage_grid
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.results import Results
@@ -181,10 +181,10 @@ def test_every_wire_and_arc_of_a_graph_is_drawn_inside() -> None:
 GRID = Grid(
     "Coverage",
     ("linear", "wide"),
-    (
-        GridRow("layer_00", (Cell("2", "+1", 1.0), Cell("0", "+0", -1.0, is_scarce=True))),
-        GridRow("layer_01", (Cell("3", "", 0.0), None)),
-    ),
+    {
+        "layer_00": (Cell("2", "+1", 1.0), Cell("0", "+0", -1.0, is_scarce=True)),
+        "layer_01": (Cell("3", "", 0.0), None),
+    },
     "One sentence. Another one.",
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from l2l_nas.nas.strategies.coverage import SHARE
 from l2l_nas.report.importance import MIN_TRIALS, Effect
@@ -25,13 +25,7 @@ class Cell:
     is_scarce: bool = False  # whether it was trained far less than the others of its position
 
 
-@dataclass(frozen=True)
-class GridRow:
-    """A position."""
-
-    name: str  # of the position, or of several
-    cells: tuple[Cell | None, ...]  # one a column; None where it does not offer that candidate
-    effect: Effect | None = None  # what its choice did; None where that was not asked
+Cells = tuple[Cell | None, ...]  # of a position, one a column; None where it does not offer that candidate
 
 
 @dataclass(frozen=True)
@@ -40,9 +34,10 @@ class Grid:
 
     title: str  # what it shows
     columns: tuple[str, ...] = ()  # names of candidates
-    rows: tuple[GridRow, ...] = ()  # of positions with a choice
+    rows: Mapping[str, Cells] = field(default_factory=dict)  # by position with a choice, or several of them
     caption: str = ""  # what the cells are
     message: str = ""  # why there is nothing to show
+    effects: tuple[Effect, ...] = ()  # what the choice of each row did; empty where that was not asked
 
 
 def coverage_grid(results: Results, warmup: Mapping[str, Mapping[str, int]]) -> Grid:
@@ -62,8 +57,8 @@ def coverage_grid(results: Results, warmup: Mapping[str, Mapping[str, int]]) -> 
         return Grid(title, message="This space is too large for such a table.")
     if not use_steps and not results.records:
         return Grid(title, message="Nothing is counted before the end of the warm-up.")
-    cells = tuple(_coverage_row(name, counts, names, use_steps=use_steps) for name, counts in rows.items())
-    num_scarce = sum(cell is not None and cell.is_scarce for row in cells for cell in row.cells)
+    cells = {row: _coverage_cells(counts, names, use_steps=use_steps) for row, counts in rows.items()}
+    num_scarce = sum(cell is not None and cell.is_scarce for row in cells.values() for cell in row)
     trials = "trials that chose the candidate and how many of them failed"
     caption = (
         f"Each cell has the steps of the warm-up that trained a candidate, then + the {trials}. Blue is more than the "
@@ -76,7 +71,7 @@ def coverage_grid(results: Results, warmup: Mapping[str, Mapping[str, int]]) -> 
     return Grid(title, names, cells, caption)
 
 
-def _coverage_row(name: str, counts: Mapping[str, Tried], columns: tuple[str, ...], *, use_steps: bool) -> GridRow:
+def _coverage_cells(counts: Mapping[str, Tried], columns: tuple[str, ...], *, use_steps: bool) -> Cells:
     measured = {name: one.steps if use_steps else one.trials for name, one in counts.items()}
     mean = sum(measured.values()) / len(measured)
     cells = {
@@ -88,7 +83,7 @@ def _coverage_row(name: str, counts: Mapping[str, Tried], columns: tuple[str, ..
         )
         for candidate, one in counts.items()
     }
-    return GridRow(name, tuple(cells.get(candidate) for candidate in columns))
+    return tuple(cells.get(candidate) for candidate in columns)
 
 
 def importance_grid(results: Results) -> Grid:
@@ -114,9 +109,9 @@ def importance_grid(results: Results) -> Grid:
         heat = (mean - middle) / widest * (1 if goal.maximize else -1)
         return Cell(text, f"{effect.counts[name]}", heat)
 
-    rows = tuple(GridRow(effect.position, tuple(cell(effect, name) for name in columns), effect) for effect in effects)
+    rows = {effect.position: tuple(cell(effect, name) for name in columns) for effect in effects}
     caption = (
         f"Each cell has the mean {goal.name} of the trials with this candidate, and their number. Blue is better than "
         "the mean of all trials, orange worse."
     )
-    return Grid(title, columns, rows, caption if columns else "")
+    return Grid(title, columns, rows, caption if columns else "", effects=effects)

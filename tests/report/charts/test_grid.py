@@ -18,24 +18,24 @@ WARMUP = {
 def test_every_candidate_of_a_position_with_a_choice_has_a_cell_with_its_steps_and_trials() -> None:
     grid = coverage_grid(results_of([trial(0, {"accuracy": 0.5})], [ACCURACY]), WARMUP)
     assert grid.columns == ("linear", "wide", "skip")
-    assert [row.name for row in grid.rows] == ["layer_00", "layer_01", "layer_02"]
-    cells = [[(cell.text, cell.small) for cell in row.cells if cell] for row in grid.rows]
+    assert list(grid.rows) == ["layer_00", "layer_01", "layer_02"]
+    cells = [[(cell.text, cell.small) for cell in cells if cell] for cells in grid.rows.values()]
     assert cells[0] == [("9", "+1"), ("9", "+0"), ("0", "+0")]
     assert cells[2] == [("12", "+0"), ("6", "+0"), ("0", "+1")]
-    assert [cell.heat for cell in grid.rows[2].cells if cell] == [1.0, 0.0, -1.0]
+    assert [cell.heat for cell in grid.rows["layer_02"] if cell] == [1.0, 0.0, -1.0]
 
 
 def test_candidates_with_less_than_a_third_of_the_mean_are_marked_and_counted() -> None:
     grid = coverage_grid(results_of([], [ACCURACY]), WARMUP)
-    scarce = [(row.name, index) for row in grid.rows for index, cell in enumerate(row.cells) if cell and cell.is_scarce]
+    scarce = [(name, i) for name, cells in grid.rows.items() for i, cell in enumerate(cells) if cell and cell.is_scarce]
     assert scarce == [("layer_00", 2), ("layer_02", 2)]
     assert grid.caption.endswith("here 2 candidates.")
 
 
 def test_without_a_warm_up_trials_are_counted_and_none_is_scarce() -> None:
     grid = coverage_grid(results_of([trial(0, {"accuracy": 0.5})], [ACCURACY]), {})
-    assert [(cell.text, cell.small) for cell in grid.rows[0].cells if cell] == [("1", ""), ("0", ""), ("0", "")]
-    assert not any(cell.is_scarce for row in grid.rows for cell in row.cells if cell)
+    assert [(cell.text, cell.small) for cell in grid.rows["layer_00"] if cell] == [("1", ""), ("0", ""), ("0", "")]
+    assert not any(cell.is_scarce for cells in grid.rows.values() for cell in cells if cell)
     assert "no warm-up was counted" in grid.caption
 
 
@@ -52,12 +52,11 @@ def test_a_mean_that_is_better_is_warm_whichever_way_is_better(goal) -> None:
     results = results_of(random_trials(card, 30, (goal, PARAMETERS)), [goal, PARAMETERS])
     grid = importance_grid(results)
     middle = sum(record.values[goal.name] for record in results.scored) / len(results.scored)
-    for row in grid.rows:
-        assert row.effect is not None
-        for name, cell in zip(grid.columns, row.cells, strict=True):
+    for effect, cells in zip(grid.effects, grid.rows.values(), strict=True):
+        for name, cell in zip(grid.columns, cells, strict=True):
             assert cell is not None
             if cell.text != DASH:
                 assert cell.heat is not None
-                mean = row.effect.means[name]
+                mean = effect.means[name]
                 assert (cell.heat >= 0) == (mean == middle or goal.better(mean, middle))
-                assert cell.small == str(row.effect.counts[name])
+                assert cell.small == str(effect.counts[name])
