@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, is_evaluated, num_evaluated, pareto_front, ranked
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, is_evaluated, pareto_front, ranked
 from l2l_nas.nas.suspects import Suspect, suspects
 from l2l_nas.report.card import SpaceCard
-from l2l_nas.report.importance import Effect, main_effects
 from l2l_nas.report.network import Network, front, in_order, with_cost
 
 PARAMETERS = Goal("parameters", maximize=False)
@@ -78,11 +77,6 @@ class Results:
         count = float(self.card.num_parameters(record.architecture)) if known is None else known
         return replace(record, values={**record.values, PARAMETERS.name: count})
 
-    @property
-    def num_evaluated(self) -> int:
-        """Trials done, of those asked for."""
-        return num_evaluated(self.records)
-
     @cached_property
     def in_space(self) -> tuple[TrialRecord, ...]:
         """Trials whose candidates are all there."""
@@ -126,10 +120,6 @@ class Results:
     def final_front(self) -> tuple[Network, ...]:
         """The finalists that no other beats by what they came to on the validation data."""
         return tuple(front(self.finalists, self.aims))
-
-    def effects(self) -> tuple[Effect, ...]:
-        """What each position's choice did to the first goal."""
-        return main_effects(self.card, self.in_space, self.goals[0].name)
 
     def reasons(self) -> list[list[TrialRecord]]:
         """Trials that ended alike without a score, most first; reasons that differ in numbers alone are alike."""

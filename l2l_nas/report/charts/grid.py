@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from l2l_nas.nas.strategies.coverage import SHARE
-from l2l_nas.report.importance import MIN_TRIALS, Effect
+from l2l_nas.report.importance import MIN_TRIALS, Effect, main_effects
 from l2l_nas.report.results import Results, Tried
 from l2l_nas.report.text import counted, format_value
 
@@ -89,7 +89,8 @@ def _coverage_cells(counts: Mapping[str, Tried], columns: tuple[str, ...], *, us
 def importance_grid(results: Results) -> Grid:
     """How much each position's choice did, and the mean score of every candidate."""
     title = "Which positions matter"
-    effects, goal = results.effects(), results.goals[0]
+    goal = results.goals[0]
+    effects = main_effects(results.card, results.in_space, goal.name)
     if not effects:
         return Grid(title, message=f"This needs at least {MIN_TRIALS} different scores.")
     offered = {position.name: position.candidates for position in results.card.positions}

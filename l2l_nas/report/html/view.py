@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from l2l_nas.nas.objectives import State, counts
+from l2l_nas.nas.objectives import State, counts, num_evaluated
 from l2l_nas.nas.suspects import to_retire
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts import tables
@@ -75,6 +75,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "style": Markup(asset("page.css")),
         "script": Markup(script),
         "policy": policy(script),
+        "num_evaluated": num_evaluated(results.records),
         "outcomes": _outcomes(summary),
         "finalists": tables.finalist_table(results, winner=winner) if results.finalists else None,
         "winner": winner,
