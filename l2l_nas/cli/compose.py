@@ -51,7 +51,10 @@ def run(command: str, args: Namespace) -> None:
     with _composed(command, args) as config:
         if config.hydra.mode != RunMode.MULTIRUN:  # which a config file may say
             return _run(command, config)
-    return run_by_hydra(command, args)
+    from l2l_nas.cli.sweep import sweeping
+
+    with sweeping(command):
+        return run_by_hydra(command, args)
 
 
 def is_for_hydra(args: Namespace) -> bool:

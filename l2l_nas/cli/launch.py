@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 
 import l2l_nas
 from l2l_nas.cli.schema import register, with_own_choices
-from l2l_nas.cli.words import check_words, explain_hydra, is_of_hydra, is_sweep, read_words
+from l2l_nas.cli.words import check_words, config_folders, explain_hydra, is_of_hydra, is_sweep, read_words
 from l2l_nas.errors import (
     SettingError,
     StorageError,
@@ -60,7 +60,7 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
                 gc.enable()
             sweeps = is_sweep(args)
             if sweeps:
-                args.overrides = _resumed_sweep(command, args.overrides)
+                args.overrides = _resumed_sweep(command, args)
             args.overrides = with_own_choices(command, args.overrides)
         with (
             _logging_as_it_was(),
@@ -166,32 +166,32 @@ def report(message: str) -> int:
     return 2
 
 
-def _resumed_sweep(command: str, overrides: list[str]) -> list[str]:
+def _resumed_sweep(command: str, args: Namespace) -> list[str]:
     """A sweep goes on in its own folder, each run in its own below, with the words of its start."""
-    from l2l_nas.runs.sweep_words import SWEEP_CONFIG, is_choice, sweep_flags, sweep_words
+    overrides: list[str] = args.overrides
+    from l2l_nas.runs.sweep_words import SWEEP_CONFIG, is_choice, sweep_words
 
     values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
     if not values.get("resume") or "," in values["resume"]:
         return overrides
     parse = OverridesParser.create().parse_override
     root = Path(str(parse(f"resume={values['resume']}").value()))
+    folder = parse(f"folder={values.get('folder', values['resume'])}").value()
     if not root.is_dir():
         raise StorageError(f"resume={values['resume']}: no such folder")
-    folder = parse(f"folder={values.get('folder', values['resume'])}").value()
     if Path(str(folder)) != root or "hydra.sweep.dir" in values:
         raise SettingError(f"resume={root}: a sweep goes on in its own folder; leave folder= and hydra.sweep.dir= out")
-    taken: list[str] = []
-    if (root / SWEEP_CONFIG).is_file():
-        given = values.keys() | ({"space.pool"} if "space" in values else set())
-        taken, left = (
-            [word for word in words if not given_names([word]) & given] for words in sweep_words(command, root)
-        )
-        if own := [word for word in left if is_choice(word)]:
-            # with others in its place the runs could not be compared
-            again = shlex.join([*sweep_flags(root), *own])
-            raise SettingError(f"{root}: that sweep has a choice of your own; name it again: {again}")
-        if left:
-            print(f"not taken over from {root}, say it again if you want it: {shlex.join(left)}")
+    if not (root / SWEEP_CONFIG).exists():
+        raise StorageError(f"{root}: holds no sweep ({SWEEP_CONFIG}); check the folder, or start without resume")
+    said = values.keys() | ({"space.pool"} if "space" in values else set())
+    said |= {"--config-dir", "--config-name"} if config_folders(args) else set()
+    words = sweep_words(command, root)
+    taken, left = ([word for word in some if not given_names([word]) & said] for some in words)
+    if own := [word for word in left if is_choice(word)]:
+        # with others in its place the runs could not be compared
+        raise SettingError(f"{root}: that sweep has a choice of your own; name it again: {shlex.join(own)}")
+    if left:
+        print(f"not taken over from {root}, say it again if you want it: {shlex.join(left)}")
     return [*taken, *overrides, f"folder={values['resume']}"]
 
 

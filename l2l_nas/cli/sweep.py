@@ -1,7 +1,8 @@
-"""What sweeps (`-m`) have beside Hydra's sweepers and launchers: a run that fails ends no other, and all are summed up.
+"""Sweeps (`-m`), whoever leads them: a run that fails ends no other; a table and `summary.json` show them all.
 
-A run writes what went wrong into its own folder and returns, so that whoever launched it goes on; `failure_of` reads
-it. Of every combination, which Hydra's basic sweeper runs, `SweepCallback` prints a table and writes `summary.json`.
+[Note: a sweep's folder] `multirun.yaml` in it has the words and settings of the sweep, as Hydra writes them; run N lies
+in the folder N below. A sweep goes on with what decides its results as it was, so that N is the same run, and all runs
+can be compared. One process at a time is at work in a sweep's folder.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import contextlib
 import copy
 import itertools
 import math
+import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from hydra.types import TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from l2l_nas.cli.launch import report, reporting_errors
-from l2l_nas.cli.ranges import empty_sweep, refuse_places
-from l2l_nas.cli.sweep_runs import begun_runs, folders_of, place
+from l2l_nas.cli.launch import report
 from l2l_nas.cli.words import explain_value, is_of_hydra, no_effect
 from l2l_nas.errors import (
     L2LError,
@@ -43,13 +40,22 @@ from l2l_nas.errors import (
     without_passwords,
     without_passwords_in,
 )
-from l2l_nas.files import read_bytes, read_json, remove_leftovers, write_atomically, write_json
+from l2l_nas.files import (
+    make_folder,
+    read_bytes,
+    read_json,
+    remove_leftovers,
+    write_atomically,
+    write_json,
+)
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.report.table import sweep_table
 from l2l_nas.runs.command_line import fill_in, given_names, spell
-from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, locked, refuse_taken
-from l2l_nas.runs.settings import PASSWORD_VARIABLE, PLACES, SearchConf
-from l2l_nas.runs.sweep_words import SWEEP_CONFIG, resume_sweep
+from l2l_nas.runs.fields import check_bounds, declared, value_of
+from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, is_locked, locked, refuse_taken
+from l2l_nas.runs.saved import read_config
+from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, PLACES
+from l2l_nas.runs.sweep_words import SWEEP_CONFIG, refuse_sweep, resume_sweep
 from l2l_nas.runs.terminal import explain, open_terminal
 
 # the study of a sweep that a sampler leads, in the sweep's folder
@@ -59,138 +65,134 @@ _ERROR_FILE = "error.txt"
 _WAIT_SECONDS = 0.2
 
 
+class _Refused(BaseException):
+    """Carries an error out of a callback: Hydra would print a warning and go on."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class SweepCallback(Callback):
     """Sees a sweep begin and end, as `hydra.callbacks` of the commands `search` and `train`."""
 
-    # the sweep of this process, for `sweeping`: Hydra tells nobody of one that ends with an error
+    # the command of this process, search or train, its sweep, and what is closed when that is over
+    command = ""
     current: SweepCallback | None = None
+    opened = contextlib.ExitStack()
 
     def __init__(self) -> None:
         self.root = Path()  # the sweep's folder
-        self.runs: list[list[str]] = []  # overrides of each combination; none of a sweep that sums itself up
-        self._numbers: list[int] = []  # of their folders
-        self._before: bytes | None = None  # what stood in the folder as the settings of a sweep
+        self.words: dict[str, Override] = {}  # of the command line, by setting
+        self.runs: dict[int, list[str]] = {}  # overrides of each run, by its number
+        self.names: Sequence[str] = ()  # objectives that are shown; by default those of each run
+        self.best: Collection[int] = ()  # runs that stand out in the table
+
+    @property
+    def swept(self) -> dict[str, Override]:
+        """What the runs differ in, by setting."""
+        return {name: one for name, one in self.words.items() if one.is_sweep_override()}
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Refuse what makes no sense before anything is written, and a folder that is taken."""
+        """Read the words, choose the folder, and refuse what makes no sense before anything is written."""
         # what is written as ${hydra:...} is looked up there, and is not to be changed from then on
         HydraConfig.instance().set_config(copy.deepcopy(config))
-        with reporting_errors():
-            try:
-                self._begin(config)
-            except OmegaConfBaseException as error:  # Hydra would warn of it and go on, with nothing checked
-                raise SettingError(explain_value(error)) from error
+        try:
+            self._begin(config)
+        except Exception as error:
+            raise _Refused(error) from None
 
     def _begin(self, config: DictConfig) -> None:
-        # Hydra's sweeper writes the settings into the sweep's folder; runs are composed anew
         content: Any = OmegaConf.to_container(config, resolve=False)
-        if content["hydra"]["sweep"]["subdir"] not in ("${hydra.job.num}", "${hydra:job.num}"):
-            raise no_effect("hydra.sweep.subdir")
-        task = config.hydra.overrides.task
+        task = content["hydra"]["overrides"]["task"]
         if any(without_passwords(word) != word for word in task):
             raise SettingError(
                 "a password would be written with the sweep's settings: write search.storage=ADDRESS by itself, "
                 f"or leave the password out and put it into {PASSWORD_VARIABLE}"
             )
+        if content["hydra"]["sweep"]["subdir"] != "${hydra.job.num}":
+            raise no_effect("hydra.sweep.subdir")
+        for override in _read_words(content):
+            if override.key_or_group in PLACES and override.is_sweep_override():
+                raise SettingError(f"{override.key_or_group} cannot be swept: it is the same for all runs of a sweep")
+            self.words[override.key_or_group] = override
         self.root = Path(config.hydra.sweep.dir)
-        # one that is swept is refused below
-        is_named = "folder" in given_names(task) or content["folder"] != SearchConf.folder
-        hidden = without_passwords_in(content)
         with read_write(config), open_dict(config):
-            if hidden != content:
-                config.merge_with(hidden)
-            if not is_named and content["hydra"]["sweep"]["dir"] == "${folder}":
-                config.folder = str(self.root)  # each run is composed of these words
-                task.append(f"folder={spell(str(self.root))}")
-        if (self.root / SWEEP_CONFIG).exists():
-            self._before = read_bytes(self.root / SWEEP_CONFIG)
+            # sweepers write the settings into the sweep's folder; each run is composed anew, of the words
+            config.merge_with(without_passwords_in(content))
+            if content["hydra"]["sweep"]["dir"] == "${folder}":
+                word = f"folder={spell(str(self.root))}"
+                config.folder, self.words["folder"] = str(self.root), OverridesParser.create().parse_override(word)
+                config.hydra.overrides.task.append(word)
+        if "resume" in self.words:
+            self._refuse_other(without_passwords_in(content))
         if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
-            self._take_combinations(config)
+            values = {name: values_of(override) for name, override in self.swept.items()}
+            compose_all(config, self.words, values)
+            combinations = [dict(zip(values, run, strict=True)) for run in itertools.product(*values.values())]
+            self.runs = {number: words_of(self.words, run) for number, run in enumerate(combinations)}
+            self.take_folder()
+            print(f"{len(self.runs)} runs in {self.root}", flush=True)
         SweepCallback.current = self
 
-    def _take_combinations(self, config: DictConfig) -> None:
-        words = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
-        task: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)  # ${...} differs by run
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        with contextlib.suppress(HydraException):  # the sweeper reads the same words, and says what is wrong
-            by_name = {override.key_or_group: override for override in parser.parse_overrides([*words, *task])}
-            refuse_places(list(by_name.values()))
-            self.runs = [list(run) for run in itertools.product(*map(_values, by_name.values()))]
-            if (self.root / SWEEP_FILE).exists():
-                raise StorageError(f"{self.root} holds a sweep of hydra/sweeper=l2l; name it, or choose another folder")
-            self._numbers = list(range(len(self.runs)))
-            if "resume" not in by_name:
-                refuse_taken(self.root, (*SWEEP_NAMES, *map(str, self._numbers)))
-            else:
-                swept = [name for name, override in by_name.items() if override.is_sweep_override()]
-                self._numbers = folders_of(self.root, self.runs, swept)
-                place(config, self._numbers)
-        if self.root.is_dir():
-            remove_leftovers(self.root)
+    def _refuse_other(self, content: Mapping[str, Any]) -> None:
+        """Refuse to go on with a sweep as another one: see [Note: a sweep's folder]."""
+        before, now = (self._decisive(one) for one in (read_config(self.root / SWEEP_CONFIG), content))
+        for name, value in before.items():
+            if value is not None and value != now[name]:  # what only one version knows says nothing
+                raise SettingError(
+                    f"{self.root}: this sweep has {name} {spell(value)}, not {spell(now[name])}; leave it out, or "
+                    "choose another folder"
+                )
 
-    def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **_: Any) -> None:
+    def _decisive(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """What decides the results of a sweep: its settings but for those that say where, or how fast."""
+        known = [one.name for one in declared(COMMANDS[self.command]) if one.resume is None or not one.resume.is_free]
+        of_hydra = ["hydra.sweeper._target_", "hydra.sweeper.objectives"]
+        found = {name: value_of(content, name) for name in (*of_hydra, *known) if name not in PLACES}
+        swept = [str(one.input_line) for one in _read_words(content) if one.is_sweep_override()]
+        return {"swept settings": swept, **found}  # in order, as it numbers the runs
+
+    def take_folder(self) -> None:
+        """Have the folder to this process alone, until the command ends.
+
+        Raises:
+            StorageError: another process is at work there, or a new sweep would meet what is there.
+        """
+        make_folder(self.root)
+        SweepCallback.opened.enter_context(locked(self.root))
+        if "resume" not in self.words:
+            refuse_sweep(self.command, self.root)
+            numbered = [path.name for path in self.root.iterdir() if path.name.isdecimal()]
+            refuse_taken(self.root, (*SWEEP_NAMES, *numbered))
+        if RunFolder(self.root).holds_run:
+            raise StorageError(f"{self.root} already holds a run, which is no sweep; choose another folder")
+        remove_leftovers(self.root)
+
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
         """A line in front of each run."""
-        if self.runs:
-            index = config.hydra.job.num
-            words = " ".join(varied(self.runs)[index])
-            print(f"run {self._numbers[index]}, {index + 1} of {len(self.runs)}: {words}", flush=True)
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        """A line behind each run."""
-        if self.runs:
-            number = self._numbers[config.hydra.job.num]
-            error = failure_of(self.root / str(number))
-            print(f"run {number} failed: {error}" if error else f"run {number} is done", flush=True)
+        words = [word for word in config.hydra.overrides.task if word.partition("=")[0].lstrip("+") in self.swept]
+        if words:
+            print(f"run {config.hydra.sweep.subdir}: {' '.join(words)}", flush=True)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Print a table and write `summary.json`, unless all runs were refused; exits with 2 where one failed."""
-        if self.runs:
-            with reporting_errors():
-                self._sum_up()
-
-    def _sum_up(self) -> None:
-        folders = [self.root / str(number) for number in self._numbers]
-        errors = {folder: error for folder in folders if (error := failure_of(folder))}
-        if len(errors) == len(folders) > 1 and len(set(errors.values())) == 1:
-            report(f"all {len(folders)} runs in {self.root}: {errors[folders[0]]}")
-        else:
-            for folder, error in errors.items():
-                report(f"{folder}: {error}")
-        if self.remove_empty():
-            sys.exit(2)
-        # runs of before that were not asked for this time have their results still
-        begun = begun_runs(self.root)
-        runs = {number: words for number, words in begun.items() if not failure_of(self.root / str(number))}
-        runs |= dict(zip(self._numbers, self.runs, strict=True))
-        rows = [_row(self.root / str(number), runs[number]) for number in sorted(runs)]
+        """Print a table and write `summary.json`; exits with 2 where a run failed."""
+        rows: list[dict[str, Any]] = []
+        failed: dict[str, list[str]] = {}
+        for number, words in sorted(self.runs.items()):
+            folder = self.root / str(number)
+            values, error = outcome(folder, self.names)
+            if error:
+                failed.setdefault(error, []).append(str(folder))
+            said = [word for word in words if not given_names([word]) & PLACES]
+            rows.append({"folder": str(folder), "overrides": said, **values, **({"error": error} if error else {})})
+        for error, folders in failed.items():
+            report(f"{', '.join(folders)}: {error}")
         write_json(self.root / "summary.json", rows)
         console = open_terminal()
-        shown = varied([row["overrides"] for row in rows])
-        console.print(sweep_table([{**row, "overrides": words} for row, words in zip(rows, shown, strict=True)]))
+        console.print(sweep_table(rows, best=[str(self.root / str(number)) for number in self.best]))
         console.print(f"  summary {self.root / 'summary.json'}", soft_wrap=True)
-        if errors:
+        if failed:
             sys.exit(2)
-
-    def remove_empty(self) -> bool:
-        """Whether there is no folder: where every run was refused, nothing is left of what Hydra and the runs wrote."""
-        folders = [folder for number in self._numbers if (folder := self.root / str(number)).is_dir()]
-        if any({path.name for path in folder.iterdir()} - {_ERROR_FILE} for folder in folders):
-            return False
-        for folder in folders:
-            (folder / _ERROR_FILE).unlink(missing_ok=True)
-            folder.rmdir()
-        is_ours = self._before is None and self.root.is_dir()
-        if is_ours and [path.name for path in self.root.iterdir()] == [SWEEP_CONFIG]:
-            (self.root / SWEEP_CONFIG).unlink()
-            self.root.rmdir()
-        return not self.root.is_dir()
-
-    def undo(self) -> None:
-        """No run could begin: leave the folder as it was before Hydra wrote the settings there."""
-        if self._before is not None:
-            write_atomically(self.root / SWEEP_CONFIG, self._before)
-        else:
-            self.remove_empty()
 
 
 @contextlib.contextmanager
@@ -200,28 +202,22 @@ def sweeping(command: str) -> Iterator[None]:
     Raises:
         L2LError: a launcher does not work, or lost a process.
     """
-    SweepCallback.current = None
+    SweepCallback.command, SweepCallback.current = command, None
     try:
-        yield
-    except KeyboardInterrupt:
+        with SweepCallback.opened:
+            yield
+    except _Refused as refused:
+        raise refused.error from refused.error.__cause__
+    except (KeyboardInterrupt, Exception) as error:
         sweep = SweepCallback.current
-        if sweep is None or sweep.remove_empty():
+        again = resume_sweep(command, sweep.root) if sweep and (sweep.root / SWEEP_CONFIG).exists() else ""
+        if isinstance(error, KeyboardInterrupt) and again:
+            print(f"stopped. Go on with: {again}")
+            sys.exit(130)
+        if isinstance(error, KeyboardInterrupt | L2LError) or sweep is None or is_of_hydra(error):
             raise
-        print(f"stopped. Go on with: {resume_sweep(command, sweep.root)}")
-        sys.exit(130)
-    except Exception as error:
-        sweep = SweepCallback.current
-        if sweep is not None and is_of_hydra(error):  # no run could be composed
-            sweep.undo()
-        if is_of_hydra(error) or sweep is None or not sweep.runs or isinstance(error, L2LError):
-            raise
-        raise launcher_failed(command, sweep.root, error, is_begun=not sweep.remove_empty()) from error
-
-
-def launcher_failed(command: str, root: Path, error: Exception, *, is_begun: bool) -> L2LError:
-    """What to tell of a launcher that does not work, or lost a process."""
-    again = f"; go on with: {resume_sweep(command, root)}" if is_begun else ""
-    return L2LError(f"hydra/launcher: {type(error).__name__}: {described(error, most=200)}{again}")
+        how = f"; go on with: {again}" if again else ""
+        raise L2LError(f"hydra/launcher: {type(error).__name__}: {described(error, most=200)}{how}") from error
 
 
 def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], float]) -> float:
@@ -234,12 +230,17 @@ def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], fl
     """
     sweep = Path(about.sweep.dir)
     folder = sweep / str(about.sweep.subdir)
-    again, trace = resume_sweep(command, sweep), ""
-    _wait_for(folder)
+    trace = ""
+    if os.access(folder, os.R_OK) and is_locked(folder):  # one in a process of its own outlives a sweep that is killed
+        print(f"{folder}: running in a process of its own; waiting for it", flush=True)
+        while is_locked(folder):
+            time.sleep(_WAIT_SECONDS)
     (folder / _ERROR_FILE).unlink(missing_ok=True)
     try:
         # joblib's processes share one terminal
-        return go(open_terminal(quiet="joblib" in str(about.launcher._target_)), again)
+        value = go(open_terminal(quiet="joblib" in str(about.launcher._target_)), resume_sweep(command, sweep))
+        print(f"run {folder.name} is done", flush=True)
+        return value
     except Stopped:
         raise
     except SystemExit as error:
@@ -247,67 +248,83 @@ def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], fl
     except OmegaConfBaseException as error:
         text = explain_value(error)
     except L2LError as error:
-        # of a sweep that a sampler leads, a run that failed is over, and no setting may change
-        again = "" if (sweep / SWEEP_FILE).exists() else again
-        text = fill_in(str(error), again, instead="give the same command again in another folder")
+        # what it advises changes a setting, and those of a sweep stay
+        text = fill_in(str(error), instead="give the same command again in another folder")
         trace = traceback.format_exc() if error.__cause__ is not None else ""
     except Exception as error:
         text, trace = explain(error), traceback.format_exc()
     path = folder / _ERROR_FILE
-    line = " ".join(text.split()) + (f" (traceback in {path})" if trace else "")
-    write_atomically(path, without_passwords(f"{line}\n{trace}"))
+    line = without_passwords(" ".join(text.split()) + (f" (traceback in {path})" if trace else ""))
+    write_atomically(path, f"{line}\n{without_passwords(trace)}")
+    print(f"run {folder.name} failed: {line}", flush=True)
     return math.nan
 
 
-def failure_of(folder: Path) -> str:
-    """Why a run has no result, in one line; empty if it has one."""
+def outcome(folder: Path, names: Sequence[str] = ()) -> tuple[dict[str, float], str]:
+    """What a run found, and the seconds that it took; or why it has no result, in one line.
+
+    Args:
+        folder: of the run.
+        names: of objectives; by default those of the run itself.
+    """
     if (folder / _ERROR_FILE).exists():
-        return read_bytes(folder / _ERROR_FILE).decode("utf-8", "replace").partition("\n")[0]
-    return "" if RunFolder(folder).result.exists() else "its process ended without a result"
+        return {}, read_bytes(folder / _ERROR_FILE).decode("utf-8", "replace").partition("\n")[0]
+    path = RunFolder(folder).result
+    if not path.exists():
+        return {}, "its process ended without a result"
+    try:
+        result = read_json(path)
+        found = {**result["best"]["values"], "seconds": result["seconds"]}
+        names = names or [goal["name"] for goal in result["objectives"]]
+        return {name: float(found[name]) for name in dict.fromkeys((*names, "seconds"))}, ""
+    except (StorageError, KeyError, TypeError, ValueError) as error:
+        return {}, f"its result cannot be used ({described(error)})"
 
 
-def _wait_for(folder: Path) -> None:
-    """Until no process is at work in a run's folder: one of its own outlives a sweep that is killed."""
-    is_announced = False
-    while True:
-        try:
-            with locked(folder):
-                return
-        except StorageError as error:
-            if error.__cause__ is not None:
-                return  # it cannot be read, as the run will say
-            if not is_announced:
-                print(f"{folder}: running in a process of its own; waiting for it", flush=True)
-            is_announced = True
-            time.sleep(_WAIT_SECONDS)
+def _read_words(content: Mapping[str, Any]) -> list[Override]:
+    """The words of a sweep, with those of a config file first."""
+    params = [f"{name}={value}" for name, value in (value_of(content, "hydra.sweeper.params") or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    overrides: list[Override] = parser.parse_overrides([*params, *value_of(content, "hydra.overrides.task")])
+    return overrides
 
 
-def varied(runs: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Of each run, the overrides that not all have, places left out."""
-    common = set.intersection(*map(set, runs)) if len(runs) > 1 else set()
-    return [[word for word in run if word not in common and not given_names([word]) & PLACES] for run in runs]
+def values_of(override: Override) -> list[str]:
+    """All values of a setting that is swept, as Hydra writes them.
 
-
-def _values(override: Override) -> list[str]:
-    """One override for each value."""
-    key = override.get_key_element()
-    if not override.is_sweep_override():
-        return [f"{key}={override.get_value_element_as_str()}"]
+    Raises:
+        SettingError: they are no list, or there are none.
+    """
+    name = override.key_or_group
     if not override.is_discrete_sweep():
-        raise SettingError(
-            f"{override.key_or_group}: an interval is for a sampler to choose from: add hydra/sweeper=l2l, or write "
-            "choice(...) or range(...)"
-        )
-    values = [f"{key}={value}" for value in override.sweep_string_iterator()]
-    if not values:
-        raise empty_sweep(override)
-    return values
+        raise SettingError(f"{name}: a sampler chooses from an interval: add hydra/sweeper=l2l, or write choice(A,B)")
+    if values := list(map(str, override.sweep_string_iterator())):
+        return values
+    raise SettingError(
+        f"{override.input_line}: there is nothing to choose from; glob(...) is for groups such as space=glob(*), "
+        f"of a setting name the values: {name}=choice(A,B)"
+    )
 
 
-def _row(folder: Path, words: list[str]) -> dict[str, Any]:
-    row: dict[str, Any] = {"folder": str(folder), "overrides": words}
-    with contextlib.suppress(StorageError, KeyError, TypeError):  # that run failed and said so
-        result = read_json(RunFolder(folder).result)
-        row |= {goal["name"]: result["best"]["values"][goal["name"]] for goal in result["objectives"]}
-        row["seconds"] = result["seconds"]
-    return row
+def words_of(words: Mapping[str, Override], values: Mapping[str, object]) -> list[str]:
+    """The overrides of a run: those that all runs share, and its own values of what is swept."""
+    own = {name: values[name] if name in values else one.get_value_element_as_str() for name, one in words.items()}
+    return [f"{words[name].get_key_element()}={value}" for name, value in own.items()]
+
+
+def compose_all(config: DictConfig, words: Mapping[str, Override], values: Mapping[str, Sequence[object]]) -> list[Any]:
+    """Settings of a few runs, in which each value of each swept setting occurs.
+
+    Raises:
+        SettingError: a number is out of its bounds.
+        HydraException: a word leads nowhere.
+    """
+    found = []
+    for row in range(max(map(len, values.values()), default=1)):
+        run = words_of(words, {name: one[row % len(one)] for name, one in values.items()})
+        composed = GlobalHydra.instance().config_loader().load_sweep_config(config, run)
+        with read_write(composed), open_dict(composed):
+            del composed["hydra"]
+        found.append(OmegaConf.to_object(composed))
+        check_bounds(found[-1])
+    return found

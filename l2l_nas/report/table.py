@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from l2l_nas.nas.objectives import Goal
-from l2l_nas.nas.sweep_study import SweepRecord, Values
 from l2l_nas.report.charts.tables import Best, Column, Drawn, TableRow
 from l2l_nas.report.charts.tables import Table as Described
 from l2l_nas.report.network import Network, RandomBaseline, margin
@@ -57,67 +56,27 @@ def baseline_line(best: Network, other: RandomBaseline | None, goal: Goal) -> st
     return "\n".join(filter(None, (line, margin(best, other.best, goal))))
 
 
-def sweep_table(rows: Sequence[Mapping[str, object]]) -> Table:
-    """The runs of a multirun, in order: folder, overrides, objectives, seconds.
+def sweep_table(rows: Sequence[Mapping[str, Any]], *, best: Collection[str] = ()) -> Table:
+    """The runs of a sweep, in order: folder, overrides that not all have, objectives, seconds.
 
     Args:
-        rows: one for each run, with `folder`, `overrides` (text or a list of texts), `seconds`, and under every other
-            key the value of an objective. What a run lacks (it failed, say) is shown as a dash.
+        rows: one for each run, with `folder`, `overrides` (a list of texts), `seconds`, `error` if it failed, and under
+            every other key the value of an objective. What a run lacks is shown as a dash.
+        best: folders of the runs that stand out.
     """
-    names = dict.fromkeys(key for row in rows for key in row if key not in ("folder", "overrides", "seconds"))
-    folders = [PurePath(str(row.get("folder", "-"))) for row in rows]
-    parents = {folder.parent for folder in folders}
+    words: list[list[str]] = [row["overrides"] for row in rows]
+    common = set.intersection(*map(set, words)) if len(rows) > 1 else set()
+    names = dict.fromkeys(key for row in rows for key in row if key not in ("folder", "overrides", "seconds", "error"))
+    folders = [PurePath(str(row["folder"])) for row in rows]
     described = []
-    for row, folder in zip(rows, folders, strict=True):
+    for row, folder, own in zip(rows, folders, words, strict=True):
         values = (_cell(name, row.get(name)) for name in names)
-        where, overrides = folder.name if len(parents) == 1 else str(folder), _joined(row.get("overrides"))
-        described.append(TableRow((where, overrides, *values, _seconds(row.get("seconds")))))
-    columns = Column("folder", "words"), Column("overrides", ""), *map(Column, names), Column("seconds")
-    title = counted(len(rows), "run") + (f" in {parents.pop()}" if len(parents) == 1 else "")
+        differing = " ".join(word for word in own if word not in common)
+        cells = folder.name, differing or "-", *values, _seconds(row.get("seconds"))
+        described.append(TableRow(cells, is_winner=str(folder) in best))
+    columns = Column("run", "words"), Column("overrides", ""), *map(Column, names), Column("seconds")
+    title = f"{counted(len(rows), 'run')} in {folders[0].parent}"
     return terminal_table(title, Described(columns, tuple(described)))
-
-
-def settings_text(settings: Values) -> str:
-    """Settings as the command line writes them, numbers with four digits."""
-    return " ".join(
-        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in settings.items()
-    )
-
-
-def run_line(record: SweepRecord, goals: Sequence[Goal], *, best: SweepRecord | None) -> str:
-    """A run that is complete: its values, its seconds, and the best so far if there is one goal."""
-    line = f"run {record.number}: {_values_text(record, goals)}, {record.seconds:.0f} s"
-    return f"{line}; best {_values_text(best, goals)} (run {best.number})" if best else line
-
-
-def swept_table(
-    records: Sequence[SweepRecord], goals: Sequence[Goal], *, front: Sequence[int], limit: int = 5
-) -> Table:
-    """The best runs and their settings.
-
-    Args:
-        records: all runs.
-        goals: with one, the best few are shown; with two, the Pareto front.
-        front: numbers of the runs that no other beats.
-        limit: how many of the best.
-    """
-    complete = [record for record in records if record.state == "complete"]
-    goal = goals[0]
-    shown = sorted(complete, key=lambda record: record.values[goal.name] * (-1 if goal.maximize else 1))
-    shown = [record for record in shown if record.number in front] if len(goals) == 2 else shown[:limit]
-    num_failed = sum(record.state == "failed" for record in records)
-    title = f"{'Pareto front' if len(goals) == 2 else 'Best runs'}: {len(shown)} of {len(complete)} complete"
-    rows = []
-    for record in shown:
-        values = (format_value(one.name, record.values[one.name]) for one in goals)
-        cells = str(record.number), *values, settings_text(record.settings), f"{record.seconds:,.1f}"
-        rows.append(TableRow(cells))
-    columns = Column("run"), *(Column(one.name) for one in goals), Column("settings", ""), Column("seconds")
-    return terminal_table(title + (f", {num_failed} failed" if num_failed else ""), Described(columns, tuple(rows)))
-
-
-def _values_text(record: SweepRecord, goals: Sequence[Goal]) -> str:
-    return ", ".join(f"{goal.name} {format_value(goal.name, record.values[goal.name])}" for goal in goals)
 
 
 def new_table(title: str, *columns: str) -> Table:
@@ -128,12 +87,6 @@ def new_table(title: str, *columns: str) -> Table:
     for name in columns:
         table.add_column(name, no_wrap=True)
     return table
-
-
-def _joined(overrides: object) -> str:
-    if overrides is None or overrides == "":
-        return "-"
-    return " ".join(map(str, overrides)) if isinstance(overrides, list | tuple) else str(overrides)
 
 
 def _cell(name: str, value: object) -> str:

@@ -29,7 +29,7 @@ RUN_NAMES = (
     *("coverage.png", "plan.json", "plan.png"),
 )
 # all that a sweep writes beside its runs, which are called by their numbers
-SWEEP_NAMES = ("multirun.yaml", "summary.json", "sweep.log", "sweep.json", "0")
+SWEEP_NAMES = ("multirun.yaml", "summary.json", "sweep.log")
 # of a study that is being made
 _DRAFT = ".study.log.tmp"
 

@@ -93,14 +93,6 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
             "hydra.run.dir is for one run: a sweep is in hydra.sweep.dir",
         ),
         (["search", "-m", "folder=a,b"], "folder cannot be swept: it is the same for all runs of a sweep"),
-        (
-            ["search", "-m", "seed=0,1", "folder='a_${seed}'"],
-            "seed is swept, and folder is the same for all runs of a sweep",
-        ),
-        (
-            ["search", "-m", "hydra/sweeper=l2l", "seed=0,1", "folder='a_${oc.select:seed}'"],
-            "seed is swept, and folder",
-        ),
         (["search", "-m", "hydra/sweeper=l2l", "resume=a,b", "seed=0,1"], "resume cannot be swept"),
         (["train", "-m", "resume=a,b"], "resume cannot be swept"),
         (["plan", "devices=1000000000"], "devices must be at most 1,000,000, got 1e+09"),

@@ -64,7 +64,7 @@ def test_a_run_is_where_hydra_says_and_knows_what_it_was_started_with(pool, tmp_
     assert Path(yaml.safe_load((place.parent / "config.yaml").read_text())["folder"]) == place.parent
 
 
-def test_a_config_file_may_ask_for_a_sweep(pool, tmp_path):
+def test_a_config_file_may_ask_for_a_sweep(pool, tmp_path, refused):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "swept.yaml").write_text(
         "defaults:\n  - search\n  - _self_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      seed: 0,1\n"
@@ -72,6 +72,7 @@ def test_a_config_file_may_ask_for_a_sweep(pool, tmp_path):
     words = ["--config-dir", "conf", "--config-name", "swept", f"space.pool={pool}", *TINY, *FEW]
     assert main(["search", *words]) == 0
     assert all((tmp_path / "run" / seed / "result.json").exists() for seed in "01")
+    assert "run holds a sweep (multirun.yaml); go on with it by: " in refused("search", *words)
 
 
 def test_a_mistake_of_the_program_is_a_traceback(pool, monkeypatch):

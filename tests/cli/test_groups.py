@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +25,7 @@ from l2l_nas.runs.settings import SearchConf, SearchSection
 from l2l_nas.runs.workers import check_workers
 from l2l_nas.training.schedule import SCHEDULES, build_schedule
 from tests.cli.runs import TINY, contents, events
+from tests.studies import saved_sweep
 
 OWN = "space=tiny.py:build"
 MINE = """\
@@ -282,7 +282,7 @@ def test_choices_are_swept_as_others_are(mine, capsys):
     assert [one["optimizer"]["momentum"] for one in found] == [0.5, 0.8] * 2
     words = ["search", "-m", "hydra/sweeper=l2l", "hydra.sweeper.trials=2", OWN, *TINY, "search.trials=3"]
     assert main([*words, "sampler=tpe", "sampler.n_startup_trials=range(2,9)", "folder=sampled"]) == 0
-    assert json.loads(Path("sampled/sweep.json").read_text())["settings"].keys() == {"sampler.n_startup_trials"}
+    assert saved_sweep("sampled").trials[0].params.keys() == {"sampler.n_startup_trials"}
     assert main(["search", "-m", OWN, "resume=sampled", "hydra.sweeper.trials=3"]) == 0
 
 

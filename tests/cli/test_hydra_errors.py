@@ -91,11 +91,12 @@ def test_a_folder_may_be_named_by_what_hydra_knows(pool, capsys):
         "-m",
         "seed=0,1",
         f"space.pool={pool}",
-        "search.trials=0",
         "hydra.sweep.dir=${hydra:runtime.cwd}/x",
     ]
+    Path("x").mkdir()
+    Path("x/summary.json").write_text("mine")
     assert main(words) == 2
-    assert capsys.readouterr().err == f"error: all 2 runs in {os.getcwd()}/x: search.trials must be at least 1, got 0\n"
+    assert capsys.readouterr().err.startswith(f"error: {os.getcwd()}/x/summary.json is there already")
 
 
 def test_an_error_is_hydras_by_where_it_comes_from():

@@ -94,7 +94,7 @@ def test_a_killed_run_ends_a_sweep_of_combinations_with_one_line(words, tmp_path
             time.sleep(0.2)
 
 
-SAMPLED = ["hydra/sweeper=l2l", "hydra.sweeper.sampler=grid"]
+SAMPLED = ["hydra/sweeper=l2l", "hydra.sweeper.sampler=random", "hydra.sweeper.trials=2"]
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_with_joblib_a_sampler_learns_what_became_of_every_run_of_a_batch(words,
     swept = ["hydra.sweeper.jobs=2", "space.args.fate=refused,fine"]
     code, out, errors = run([*words, *JOBLIB, *SAMPLED, *swept], tmp_path)
     study = saved_sweep(tmp_path / "sweep")
-    trials = [trial for trial in study.trials if trial.state.name != "PRUNED"]  # those are proposed again
+    trials = [trial for trial in study.trials if not trial.user_attrs]  # the others were proposed again
     fates = [trial.params["space.args.fate"] for trial in trials]
     check_fates(fates, code, errors, tmp_path / "sweep")
     for number, trial in enumerate(trials):
@@ -112,7 +112,6 @@ def test_with_joblib_a_sampler_learns_what_became_of_every_run_of_a_batch(words,
             result = json.loads((tmp_path / "sweep" / str(number) / "result.json").read_text())
             assert trial.values == [result["best"]["values"]["accuracy"]]
     assert max(trial.datetime_start for trial in trials) < min(trial.datetime_complete for trial in trials)
-    assert "fewer than the 20 runs asked for" in out
     assert "warm-up" not in out  # processes that share a terminal do not all write to it
 
 

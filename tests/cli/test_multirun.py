@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.sweep import failure_of, run_of_sweep
+from l2l_nas.cli.sweep import outcome, run_of_sweep
 from l2l_nas.errors import TrialError
-from tests.cli.runs import TINY, contents, events
+from l2l_nas.runs.folder import locked
+from tests.cli.runs import TINY, contents, events, start
 
 WORDS = ("search", "-m", "space.pool=tiny.py:build", *TINY, "search.trials=4", "folder=sweep")
 
@@ -53,33 +55,47 @@ def test_two_seeds_give_two_run_folders_and_a_summary(pool, tmp_path, capsys):
     assert "seed=1" in table
     assert "summary sweep/summary.json" in table
 
-    # the same command goes on with both, and starts one that is missing
-    first = events(tmp_path / "sweep" / "0")
+    # the same command leaves alone what is finished, and starts what is missing
+    first = contents(tmp_path / "sweep" / "0")
     shutil.rmtree(tmp_path / "sweep" / "1")
-    assert main([*WORDS, "seed=0,1", "search.trials=6", "resume=sweep"]) == 0
-    assert events(tmp_path / "sweep" / "0")[: len(first)] == first
-    for number in "01":
-        result = json.loads((tmp_path / "sweep" / number / "result.json").read_text())
-        assert result["trials"]["complete"] == 6
+    assert main([*WORDS, "seed=0,1", "resume=sweep"]) == 0
+    assert contents(tmp_path / "sweep" / "0") == first
+    result = json.loads((tmp_path / "sweep" / "1" / "result.json").read_text())
+    assert result["trials"]["complete"] == 4
     assert sorted(os.listdir(tmp_path)) == ["sweep", "tiny.py"]
 
 
 @pytest.mark.slow
-def test_a_refused_run_does_not_stop_the_others_and_gives_exit_code_2(pool, tmp_path, capsys):
-    assert main([*WORDS, "train.micro_batch=0,64"]) == 2
-    said = capsys.readouterr()
-    assert said.err == "error: sweep/0: train.micro_batch must be at least 1, got 0\n"
-    rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
-    assert "accuracy" not in rows[0]
-    assert "accuracy" in rows[1]
-    assert contents(tmp_path / "sweep" / "0").keys() == {"error.txt"}
-    # what cannot be composed changes nothing, and the run that failed is begun when it goes on
-    before = contents(tmp_path / "sweep")
-    assert main([*WORDS, "train.micro_batch=0,x", "resume=sweep"]) == 2
-    assert capsys.readouterr().err.startswith("error: train.micro_batch: ")
-    assert contents(tmp_path / "sweep") == before
-    assert main([*WORDS, "train.micro_batch=32,64", "resume=sweep"]) == 0
-    assert not (tmp_path / "sweep" / "0" / "error.txt").exists()
+def test_a_sweep_goes_on_as_it_was_or_not_at_all(pool, tmp_path, capsys, refused):
+    few = ["search.warmup_steps=1", "search.steps_per_trial=1", "search.finalist_steps=1"]
+    words = ["search", "-m", "space.pool=tiny.py:build", *TINY, *few, "search.trials=2", "seed=0,1"]
+    assert main([*words, "sampler=tpe,random", "folder=sweep"]) == 0
+    before = contents(tmp_path)
+    again = ["search", "-m", "space.pool=tiny.py:build", "resume=sweep"]
+    for other, says in (
+        (
+            ["seed=0,1,2"],
+            'has swept settings ["seed=0,1","sampler=tpe,random"], not ["sampler=tpe,random","seed=0,1,2"]',
+        ),
+        (["seed=1"], "swept settings"),
+        (["seed=0,1"], "swept settings"),  # behind the sampler: run 1 would be another one
+        (["train.batch_size=8,16"], "swept settings"),
+        (["train.batch_size=8"], "has train.batch_size 64, not 8; leave it out, or choose another folder"),
+        (["search.trials=3"], "has search.trials 2, not 3"),
+        (["objectives=[loss]"], "has objectives.names [accuracy,parameters], not [loss]"),
+        (["hydra/sweeper=l2l"], "has hydra.sweeper._target_ "),
+        (["seed=0,1", "sampler=tpe,random", "folder=other"], "a sweep goes on in its own folder"),
+    ):
+        assert says in refused(*again, *other)
+    assert "holds a sweep (multirun.yaml); go on with it by: " in refused(*words, "folder=sweep")
+    with locked(tmp_path / "sweep"):
+        assert "another process is at work in this folder" in refused(*again)
+    assert contents(tmp_path) == before
+    capsys.readouterr()
+    assert main([*again, "relay.threads=1"]) == 0  # which decides nothing
+    assert "run 1: seed=0 sampler=random" in capsys.readouterr().out
+    after = contents(tmp_path)
+    assert {name for name in before if before[name] != after[name]} <= {"sweep/multirun.yaml", "sweep/summary.json"}
 
 
 @pytest.mark.slow
@@ -89,18 +105,17 @@ def test_trainings_are_swept_as_searches_are(pool, tmp_path, capsys):
     assert main([*words, "seed=0,1", "train.learning_rate=0.01,-1"]) == 2
     said = capsys.readouterr()
     wrong = "the learning rate must be above 0, got -1.0"
-    assert said.err.splitlines()[-2:] == [f"error: trained/{number}: {wrong}" for number in (1, 3)]
+    assert said.err.splitlines() == [f"error: trained/1, trained/3: {wrong}"]
     assert "4 runs in trained" in said.out
     rows = json.loads((tmp_path / "trained" / "summary.json").read_text())
     for row in (rows[0], rows[2]):
         result = json.loads((tmp_path / row["folder"] / "result.json").read_text())
         assert row["accuracy"] == result["best"]["values"]["accuracy"]
     assert "accuracy" not in rows[1]
+    assert rows[1]["error"] == wrong
     before = contents(tmp_path / "trained")
     assert main([*words, "seed=0,1"]) == 2  # the folder is taken
     assert contents(tmp_path / "trained") == before
-    assert main([*words, "seed=0,1", "train.learning_rate=0.01,0.02", "resume=trained"]) == 0
-    assert all("accuracy" in row for row in json.loads((tmp_path / "trained" / "summary.json").read_text()))
 
 
 @pytest.mark.slow
@@ -122,7 +137,7 @@ def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
         assert f"pool: {row['overrides'][-1].removeprefix('space=')}" in config
         assert f"sampler:\n  name: {row['overrides'][-2].removeprefix('sampler=')}\n" in config
     said = capsys.readouterr().out
-    assert "run 3, 4 of 8: seed=0 sampler=nsga2 space=digits_shared" in said
+    assert "run 3: seed=0 sampler=nsga2 space=digits_shared" in said
     assert said.count(" is done") == 8
 
 
@@ -136,8 +151,16 @@ def test_a_mistake_in_one_run_is_written_down_and_the_others_go_on(pool, tmp_pat
     assert said.err.startswith(f"error: sweep/0: {where}")
     assert said.err.endswith(" (traceback in sweep/0/error.txt)\n")
     assert said.err.count("\n") == 1
+    assert "run 0 failed: " in said.out
     assert 'raise RuntimeError("out of luck")' in (tmp_path / "sweep" / "0" / "error.txt").read_text()
     assert "accuracy" in json.loads((tmp_path / "sweep" / "summary.json").read_text())[1]
+    # it is run anew when the sweep goes on, and the other one is not
+    pool_file.write_text(pool_file.read_text().replace("if not x.is_meta:", "if False:"))
+    finished = contents(tmp_path / "sweep" / "1")
+    assert main(["search", "-m", "space.pool=tiny.py:wrong", "resume=sweep"]) == 0
+    assert not (tmp_path / "sweep" / "0" / "error.txt").exists()
+    assert contents(tmp_path / "sweep" / "1") == finished
+    assert ["accuracy" in row for row in json.loads((tmp_path / "sweep" / "summary.json").read_text())] == [True, True]
 
 
 @pytest.mark.slow
@@ -152,7 +175,9 @@ def test_what_no_combination_can_be_made_of_is_refused(refused, pool, tmp_path):
 @pytest.mark.slow
 def test_a_sweep_of_refused_runs_leaves_nothing(pool, tmp_path, capsys):
     assert main([*WORDS, "search.trials=0", "seed=0,1"]) == 2
-    assert capsys.readouterr().err == "error: all 2 runs in sweep: search.trials must be at least 1, got 0\n"
+    assert capsys.readouterr().err == "error: search.trials must be at least 1, got 0\n"
+    assert main([*WORDS, "train.micro_batch=64,0"]) == 2
+    assert capsys.readouterr().err == "error: train.micro_batch must be at least 1, got 0\n"
     assert main([*WORDS, "resume=missing", "seed=0,1"]) == 2
     assert capsys.readouterr().err == "error: resume=missing: no such folder\n"
     assert main([*WORDS, "seed=0,x"]) == 2
@@ -207,23 +232,57 @@ def test_a_sweep_goes_on_with_its_own_data_and_asks_for_what_it_may_not_import(t
     assert "has a choice of your own; name it again: sampler=random,own.py:S" in line
 
 
-@pytest.mark.parametrize(
-    ("names", "advice"),
-    [
-        ((), "go on with: python -m l2l_nas search -m resume=sweep 'search.retire=[*/a]'"),
-        # of a sampled one, a run that failed is over, and its settings stay
-        (("sweep.log",), "give the same command again in another folder 'search.retire=[*/a]'"),
-    ],
-)
-def test_a_run_that_failed_says_what_its_sweep_would_take(tmp_path, monkeypatch, names, advice):
+def test_a_run_that_failed_does_not_advise_what_its_sweep_would_refuse(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("sweep/0").mkdir(parents=True)
-    for name in names:
-        Path("sweep", name).write_text("")
 
     def go(console, again):
         raise TrialError("all fail; go on with: resume=FOLDER 'search.retire=[*/a]'")
 
     about = SimpleNamespace(sweep=SimpleNamespace(dir="sweep", subdir="0"), launcher=SimpleNamespace(_target_=""))
     run_of_sweep("search", about, go)
-    assert failure_of(Path("sweep/0")) == f"all fail; {advice}"
+    advice = "give the same command again in another folder 'search.retire=[*/a]'"
+    assert outcome(Path("sweep/0")) == ({}, f"all fail; {advice}")
+
+
+def stop(conf, *_, **__):
+    Path(conf.folder).joinpath("config.yaml").write_text("")
+    raise KeyboardInterrupt
+
+
+def test_configs_and_groups_of_one_s_own_are_named_again(tmp_path, monkeypatch, capsys, refused):
+    """Runs that begin later would have other settings than those of before."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("size", "sampler"):
+        (tmp_path / "conf" / name).mkdir(parents=True)
+    (tmp_path / "conf" / "size" / "small.yaml").write_text("# @package _global_\nsearch:\n  steps_per_trial: 1\n")
+    (tmp_path / "conf" / "sampler" / "mine.yaml").write_text("name: random\n")
+    monkeypatch.setattr("l2l_nas.cli.search.prepared", stop)
+    assert main(["search", "-m", "--config-dir", "conf", "+size=small", "sampler=mine,tpe", "folder=u"]) == 130
+    again = ["python", "-m", "l2l_nas", "search", "-m", f"--config-dir={tmp_path}/conf", "+size=small", "resume=u"]
+    assert capsys.readouterr().out.splitlines()[-1] == f"stopped. Go on with: {' '.join(again)}"
+    assert refused("search", "-m", "resume=u").endswith(f"name it again: {' '.join(again[5:7])}")
+    assert refused("search", "-m", "--config-dir", "conf", "resume=u").endswith("name it again: +size=small")
+    assert main(again[3:]) == 130
+    assert main(["search", "-m", "--config-dir", "conf", "+size=small", "resume=u"]) == 130
+    # what the file says now would be mixed with what it said
+    (tmp_path / "conf" / "size" / "small.yaml").write_text("# @package _global_\nsearch:\n  steps_per_trial: 2\n")
+    assert "has search.steps_per_trial 1, not 2" in refused(*again[3:])
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_where_it_was(pool, tmp_path):
+    words = [*WORDS, "search.trials=30", "seed=0,1,2"]
+    process = start(*words, cwd=tmp_path)
+    while len(events(tmp_path / "sweep" / "1")) < 5:  # in the middle of the second run
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    first, second = (contents(tmp_path / "sweep" / "0"), events(tmp_path / "sweep" / "1"))
+    assert main(["search", "-m", "space.pool=tiny.py:build", "resume=sweep"]) == 0
+    assert contents(tmp_path / "sweep" / "0") == first
+    assert events(tmp_path / "sweep" / "1")[: len(second)] == second  # none of its trials was lost
+    for number in range(3):
+        assert f"seed: {number}\n" in (tmp_path / "sweep" / str(number) / "config.yaml").read_text()
+        assert (tmp_path / "sweep" / str(number) / "result.json").exists()

@@ -21,8 +21,8 @@ SWEPT = ("train.learning_rate=tag(log,interval(0.001,0.05))", "search.warmup_pat
 WORDS = ("search", "-m", "hydra/sweeper=l2l", "space.pool=tiny.py:build", *TINY, "search.trials=3", *SWEPT)
 
 
-def sweep_of(folder):
-    return json.loads((folder / "sweep.json").read_text())
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
 
 
 def saved(folder):
@@ -34,38 +34,38 @@ def test_a_sampler_leads_and_the_sweep_tells_what_it_found(pool, tmp_path, capsy
     assert main([*WORDS, "folder=sweep", "hydra.sweeper.trials=4"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    sweep, study = sweep_of(tmp_path / "sweep"), saved(tmp_path / "sweep")
-    assert [run["folder"] for run in sweep["runs"]] == [f"sweep/{number}" for number in range(4)]
-    for run, trial in zip(sweep["runs"], study.trials, strict=True):
+    runs, study = summary(tmp_path / "sweep"), saved(tmp_path / "sweep")
+    assert [run["folder"] for run in runs] == [f"sweep/{number}" for number in range(4)]
+    for run, trial in zip(runs, study.trials, strict=True):
         result = json.loads((tmp_path / run["folder"] / "result.json").read_text())
-        assert [run["values"]["accuracy"]] == trial.values == [result["best"]["values"]["accuracy"]]
+        assert [run["accuracy"]] == trial.values == [result["best"]["values"]["accuracy"]]
+        rate, paths = run["overrides"][-2:]
+        assert float(rate.removeprefix("train.learning_rate=")) == pytest.approx(trial.params["train.learning_rate"])
+        assert paths == f"search.warmup_paths={trial.params['search.warmup_paths']}"
         config = (tmp_path / run["folder"] / "config.yaml").read_text()
-        assert f"warmup_paths: {run['settings']['search.warmup_paths']}\n" in config
-        assert f"learning_rate: {run['settings']['train.learning_rate']}\n" in config
+        assert f"{paths.removeprefix('search.').replace('=', ': ')}\n" in config
+        assert f"{rate.removeprefix('train.').replace('=', ': ')}\n" in config
     assert study.direction is optuna.study.StudyDirection.MAXIMIZE  # as the runs' own objective has it
-    assert sweep["objectives"] == [{"name": "accuracy", "maximize": True}]
-    assert sweep["best"]["values"]["accuracy"] == study.best_value
-    assert "run 3, 4 of 4, ETA " in said.out
-    assert "Best runs: 4 of 4 complete" in said.out
+    assert "0 of 4 runs are finished; study in sweep/sweep.log" in said.out
+    assert f"run 3: {rate} {paths}" in said.out
+    table = said.out.split("4 runs in sweep")[-1]
+    stars = [line.split()[1] for line in table.splitlines() if line.strip().startswith("\N{BLACK STAR}")]
+    assert stars == [str(trial.number) for trial in study.best_trials]
 
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(pool, refused, tmp_path, capsys):
     assert main([*WORDS, "folder=sweep", "hydra.sweeper.trials=2"]) == 0
     before = contents(tmp_path / "sweep")
-    again = "python -m l2l_nas search -m space.pool=tiny.py:build resume=sweep"
-    assert f"sweep already holds a sweep; go on with it by: {again};" in refused(*WORDS, "folder=sweep")
-    # who leads it is the folder's too: without a word of it, this is a sampled sweep over one setting more
-    assert "not seed=choice(0,1); resume it with what it was started with" in refused(
-        *[word for word in WORDS if not word.startswith(("hydra", "train", "search.warmup_p"))],
-        "resume=sweep",
-        "seed=0,1",
-    )
-    assert "is over train.learning_rate=tag(log,interval(0.001,0.05))" in refused(
-        *WORDS, "resume=sweep", "train.learning_rate=tag(log,interval(0.001,0.06))"
-    )
-    assert "is for accuracy=up, not loss=down" in refused(*WORDS, "resume=sweep", "objectives=[loss]")
-    assert "has search.trials=3, not search.trials=4" in refused(*WORDS, "resume=sweep", "search.trials=4")
+    for words, says in (
+        (["train.learning_rate=tag(log,interval(0.001,0.06))"], "swept settings"),
+        (["seed=0,1"], "swept settings"),
+        (["objectives=[loss]"], "has objectives.names [accuracy,parameters], not [loss]"),
+        (["hydra.sweeper.objectives=[loss]"], "has hydra.sweeper.objectives [], not [loss]"),
+        (["search.trials=4"], "has search.trials 3, not 4"),
+        (["hydra/sweeper=basic"], "'BasicSweeperConf'"),
+    ):
+        assert says in refused("search", "-m", "space.pool=tiny.py:build", "resume=sweep", *words)
     with locked(tmp_path / "sweep"):
         assert "another process is at work in this folder" in refused(*WORDS, "resume=sweep")
     assert contents(tmp_path / "sweep") == before
@@ -73,29 +73,27 @@ def test_a_sweep_goes_on_to_the_total_and_no_run_is_touched_again(pool, refused,
     after = contents(tmp_path / "sweep")
     runs = {name: digest for name, digest in before.items() if name[0].isdigit()}
     assert runs.items() <= after.items()
-    assert [run["run"] for run in sweep_of(tmp_path / "sweep")["runs"]] == [0, 1, 2, 3]
-    rates = {run["settings"]["train.learning_rate"] for run in sweep_of(tmp_path / "sweep")["runs"]}
+    assert [run["folder"] for run in summary(tmp_path / "sweep")] == [f"sweep/{number}" for number in range(4)]
+    rates = {trial.params["train.learning_rate"] for trial in saved(tmp_path / "sweep").trials}
     assert len(rates) == 4
-    assert "resumed with 2 finished runs" in capsys.readouterr().out
+    assert "2 of 4 runs are finished" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_runs_that_fail_are_recorded_and_do_not_end_the_sweep(pool, tmp_path, capsys):
-    words = [*WORDS, "folder=sweep", "train.micro_batch=choice(0,64)", "hydra.sweeper.sampler=random"]
-    assert main([*words, "hydra.sweeper.trials=4"]) == 2
+    text = "def fated(fate):\n    if fate == 'bad':\n        raise ValueError('not this one')\n    return build()\n"
+    (tmp_path / "tiny.py").write_text((tmp_path / "tiny.py").read_text() + text)
+    words = [*WORDS, "folder=sweep", "space.pool=tiny.py:fated", "space.args.fate=choice(good,bad)"]
+    assert main([*words, "hydra.sweeper.sampler=random", "hydra.sweeper.trials=4"]) == 2
     said = capsys.readouterr()
-    runs = sweep_of(tmp_path / "sweep")["runs"]
-    failed = [run["run"] for run in runs if run["settings"]["train.micro_batch"] == "0"]
+    trials = saved(tmp_path / "sweep").trials
+    failed = [trial.number for trial in trials if trial.params["space.args.fate"] == "bad"]
     assert 0 < len(failed) < 4
-    assert [run["run"] for run in runs if run["state"] == "failed"] == failed
-    assert said.err.splitlines() == [
-        f"error: sweep/{number}: train.micro_batch must be at least 1, got 0" for number in failed
-    ]
-    assert runs[failed[0]]["reason"] == "train.micro_batch must be at least 1, got 0"
-    states = [trial.state.name for trial in saved(tmp_path / "sweep").trials]
-    assert [number for number, state in enumerate(states) if state == "FAIL"] == failed
-    assert f"{4 - len(failed)} complete, {len(failed)} failed" in said.out
-    assert f"runs that failed: {', '.join(map(str, failed))}; sweep.json says why" in said.out
+    assert [trial.number for trial in trials if trial.state.name == "FAIL"] == failed
+    runs = summary(tmp_path / "sweep")
+    assert [number for number, run in enumerate(runs) if "accuracy" not in run] == failed
+    assert all("raised ValueError: not this one" in runs[number]["error"] for number in failed)
+    assert said.err.count("raised ValueError: not this one") == said.err.count("\n") == len(failed)
 
 
 @pytest.mark.slow
@@ -104,19 +102,23 @@ def test_two_objectives_give_a_front(pool, tmp_path, capsys):
     assert main([*WORDS, "folder=sweep", *words]) == 0
     study = saved(tmp_path / "sweep")
     assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE"]
-    front = [run["run"] for run in sweep_of(tmp_path / "sweep")["pareto"]]
-    assert front == [trial.number for trial in study.best_trials]
-    best = max(trial.values[0] for trial in study.trials)
-    assert sweep_of(tmp_path / "sweep")["best"]["values"]["accuracy"] == best
-    assert "Pareto front" in capsys.readouterr().out
+    found = [[run["accuracy"], run["parameters"]] for run in summary(tmp_path / "sweep")]
+    assert found == [trial.values for trial in study.trials]
+    assert capsys.readouterr().out.split("3 runs in")[-1].count("\N{BLACK STAR}") == len(study.best_trials)
 
 
 @pytest.mark.slow
-def test_ranges_in_a_config_file_and_a_spent_space(pool, tmp_path, capsys):
+def test_what_was_tried_before_is_no_run_and_a_spent_space_ends_the_sweep(pool, tmp_path, capsys):
     words = [word for word in WORDS if word not in SWEPT]
-    assert main([*words, "folder=sweep", "++hydra.sweeper.params={seed: '1,2'}", "hydra.sweeper.sampler=grid"]) == 0
-    assert sorted(run["settings"]["seed"] for run in sweep_of(tmp_path / "sweep")["runs"]) == ["1", "2"]
-    assert "fewer than the 20 runs asked for" in capsys.readouterr().out
+    assert main([*words, "folder=sweep", "++hydra.sweeper.params={seed: '1,2'}", "hydra.sweeper.trials=8"]) == 0
+    assert sorted(run["overrides"][0] for run in summary(tmp_path / "sweep")) == ["seed=1", "seed=2"]
+    trials = saved(tmp_path / "sweep").trials
+    values = {trial.params["seed"]: trial.values for trial in trials if not trial.user_attrs}
+    assert [trial.values for trial in trials] == [values[trial.params["seed"]] for trial in trials]
+    assert sorted(name for name in os.listdir(tmp_path / "sweep") if name.isdigit()) == [
+        str(trial.number) for trial in trials if not trial.user_attrs
+    ]
+    assert "fewer than the 8 runs asked for: the sampler proposes no others" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -128,7 +130,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
         *WORDS, "space=choice(digits_con,digits_shared)"
     )
     assert "train.batch_size: " in refused(*WORDS, "train.batch_size=8,x")
-    assert "no sampler 'tp'" in refused(*WORDS, "hydra.sweeper.sampler=tp")
+    assert "tag 'lgo'" in refused(*WORDS, "seed=tag(lgo,interval(1,2))")
+    assert "train.learning_rate: no range from 0.2 to 0.1" in refused(*WORDS, "train.learning_rate=interval(0.2,0.1)")
+    assert "train.batch_size: no range from 1.5 to 4: it takes whole numbers" in refused(
+        *WORDS, "train.batch_size=interval(1.5,4)"
+    )
+    assert "nothing to sweep" in refused(*(word for word in WORDS if word not in SWEPT))
+    assert "no sampler 'grid' for sweeps" in refused(*WORDS, "hydra.sweeper.sampler=grid")
+    assert "no sampler 'tp' for sweeps; did you mean 'tpe'" in refused(*WORDS, "hydra.sweeper.sampler=tp")
     assert "hydra.sweeper.objectives: no objective 'acuracy'" in refused(*WORDS, "hydra.sweeper.objectives=[acuracy]")
     for name in ("jobs", "trials"):
         assert f"hydra.sweeper.{name} must be at least 1" in refused(*WORDS, f"hydra.sweeper.{name}=0")
@@ -137,11 +146,11 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
     assert contents(tmp_path).keys() == {"tiny.py"}
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")
-    for name in ("sweep.json", "1"):
+    for name in ("sweep.log", "1"):
         (tmp_path / "home" / name).mkdir()
         assert f"home/{name} is there already" in refused(*WORDS, "folder=home")
         (tmp_path / "home" / name).rmdir()
-    assert "home: holds no sweep (sweep.log)" in refused(*WORDS, "resume=home")
+    assert "home: holds no sweep (multirun.yaml)" in refused(*WORDS, "resume=home")
     assert contents(tmp_path / "home").keys() == {"letter"}
     (tmp_path / "home" / "study.log").write_text("")
     assert "home already holds a run, which is no sweep" in refused(*WORDS, "folder=home")
@@ -163,7 +172,7 @@ def test_a_killed_sweep_goes_on_where_it_was(pool, tmp_path, capsys):
     finished = contents(tmp_path / "sweep" / "0")
 
     assert main([*words, "resume=sweep"]) == 0
-    assert "resumed with 1 finished runs" in capsys.readouterr().out
+    assert "1 of 3 runs are finished" in capsys.readouterr().out
     assert contents(tmp_path / "sweep" / "0") == finished
     assert events(tmp_path / "sweep" / "0") == first
     assert events(tmp_path / "sweep" / "1")[: len(second)] == second  # its trials were not lost either
@@ -198,7 +207,7 @@ def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(pool, tmp_path,
     assert main([*words, "resume=sweep"]) == 0
     assert "sweep/1: running in a process of its own; waiting for it" in capsys.readouterr().out
     assert contents(tmp_path / "sweep" / "1") == before
-    assert [run["state"] for run in sweep_of(tmp_path / "sweep")["runs"]] == ["complete", "complete"]
+    assert [trial.state.name for trial in saved(tmp_path / "sweep").trials] == ["COMPLETE", "COMPLETE"]
 
 
 @pytest.mark.slow
@@ -222,5 +231,6 @@ def test_numbers_that_are_decided_where_nobody_says_them_are_swept_as_whole_ones
     few = [word for word in TINY if not word.startswith("search.trials")]
     words = ["search", "-m", "hydra/sweeper=l2l", "hydra.sweeper.trials=2", "space.pool=tiny.py:build", *few]
     assert main([*words, "folder=sweep", "search.trials=interval(2,4)"]) == 0
-    asked = [json.loads((tmp_path / "sweep" / number / "result.json").read_text())["trials"] for number in ("0", "1")]
+    asked = [json.loads(path.read_text())["trials"] for path in (tmp_path / "sweep").glob("*/result.json")]
+    assert len(asked) == 2
     assert all(2 <= counts["complete"] <= 4 for counts in asked)

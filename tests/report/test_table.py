@@ -9,17 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from l2l_nas.nas.objectives import Goal, TrialRecord
-from l2l_nas.nas.sweep_study import SweepRecord
 from l2l_nas.report.charts import tables
 from l2l_nas.report.network import Network, RandomBaseline, in_order
 from l2l_nas.report.results import Results
 from l2l_nas.report.table import (
     baseline_line,
     headline,
-    run_line,
-    settings_text,
     sweep_table,
-    swept_table,
     terminal_table,
 )
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, some_trials, trial
@@ -147,27 +143,23 @@ def test_long_architectures_and_names_stay_within_80_columns_and_lose_no_digit(n
     assert "50,000,000,000" in text
 
 
-def test_a_sweep_shows_every_run_and_dashes_for_what_one_lacks() -> None:
+def test_a_sweep_shows_every_run_what_it_differs_in_and_dashes_for_what_one_lacks() -> None:
     rows = [
-        {"folder": "multirun/9/0", "overrides": ["seed=1", "space.args=[bold]"], "accuracy": 0.25, "seconds": 61.04},
-        {"folder": "multirun/9/1", "overrides": "seed=2", "accuracy": 0.5, "parameters": 12345, "seconds": 3},
-        {"folder": "multirun/9/2", "overrides": ""},
+        {"folder": "runs/9/0", "overrides": ["a=b", "seed=1", "space.args=[bold]"], "accuracy": 0.25, "seconds": 61.04},
+        {"folder": "runs/9/1", "overrides": ["a=b", "seed=2"], "accuracy": 0.5, "parameters": 12345, "seconds": 3},
+        {"folder": "runs/9/2", "overrides": ["a=b"], "error": "too hot"},
     ]
-    text = rendered(sweep_table(rows))
-    assert "3 runs in multirun/9" in text
-    assert text.split("─")[0].split()[-5:] == ["folder", "overrides", "accuracy", "parameters", "seconds"]
+    text = rendered(sweep_table(rows, best=["runs/9/1"]))
+    assert "3 runs in runs/9" in text
+    assert text.split("─")[0].split()[-5:] == ["run", "overrides", "accuracy", "parameters", "seconds"]
     assert rows_of(text) == [
         ["0", "seed=1", "space.args=[bold]", "0.2500", "-", "61.0"],
-        ["1", "seed=2", "0.5000", "12,345", "3.0"],
+        ["\N{BLACK STAR}", "1", "seed=2", "0.5000", "12,345", "3.0"],
         ["2", "-", "-", "-", "-"],
     ]
-
-
-def test_runs_of_several_folders_are_shown_with_their_paths() -> None:
-    text = rendered(sweep_table([{"folder": "a/0", "seconds": 1.0}, {"folder": "b/0", "seconds": 1.0}]))
-    assert "2 runs" in text
-    assert [row[0] for row in rows_of(text)] == ["a/0", "b/0"]
-    assert "0 runs" in rendered(sweep_table([]))
+    alone = rendered(sweep_table(rows[:1]))
+    assert "1 run in runs/9" in alone
+    assert "a=b" in alone
 
 
 def test_three_goals_and_large_counts_fit_80_columns() -> None:
@@ -180,40 +172,3 @@ def test_three_goals_and_large_counts_fit_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "117.7 MiB" in text
     assert "1.5 ms" in text
-
-
-RECORDS = [
-    SweepRecord(0, {"rate": 0.0123456, "kind": "x"}, "complete", {"accuracy": 0.5, "parameters": 10.0}, seconds=3.21),
-    SweepRecord(1, {"rate": 0.5, "kind": "y"}, "failed", reason="too hot"),
-    SweepRecord(2, {"rate": 1e-5, "kind": "y"}, "complete", {"accuracy": 0.75, "parameters": 2000.0}, seconds=4.0),
-    SweepRecord(3, {"rate": 0.1, "kind": "x"}, "complete", {"accuracy": 0.25, "parameters": 500.0}, seconds=5.0),
-    SweepRecord(4, {"rate": 0.2, "kind": "x"}, "running"),
-]
-
-
-def test_settings_and_values_are_short() -> None:
-    assert settings_text(RECORDS[0].settings) == "rate=0.01235 kind=x"
-    assert run_line(RECORDS[0], [ACCURACY], best=RECORDS[2]) == (
-        "run 0: accuracy 0.5000, 3 s; best accuracy 0.7500 (run 2)"
-    )
-    assert run_line(RECORDS[0], [ACCURACY, PARAMETERS], best=None) == "run 0: accuracy 0.5000, parameters 10, 3 s"
-
-
-def test_the_best_runs_come_first_with_their_settings() -> None:
-    text = rendered(swept_table(RECORDS, [ACCURACY], front=[2], limit=2))
-    assert "Best runs: 2 of 3 complete, 1 failed" in text
-    assert rows_of(text) == [
-        ["2", "0.7500", "rate=1e-05", "kind=y", "4.0"],
-        ["0", "0.5000", "rate=0.01235", "kind=x", "3.2"],
-    ]
-
-
-def test_what_is_to_be_small_comes_smallest_first() -> None:
-    records = [SweepRecord(n, {"rate": 0.1}, "complete", {"loss": loss}) for n, loss in enumerate((2.0, 1.0, 3.0))]
-    assert [row[0] for row in rows_of(rendered(swept_table(records, [LOSS], front=[1])))] == ["1", "0", "2"]
-
-
-def test_two_goals_show_the_front_alone() -> None:
-    text = rendered(swept_table(RECORDS, [ACCURACY, PARAMETERS], front=[0, 2]))
-    assert "Pareto front: 2 of 3 complete" in text
-    assert [row[:3] for row in rows_of(text)] == [["2", "0.7500", "2,000"], ["0", "0.5000", "10"]]

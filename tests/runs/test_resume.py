@@ -100,6 +100,7 @@ def test_a_run_without_settings_is_named(tmp_path):
 def test_a_sweep_that_goes_on_takes_over_nothing_that_would_be_imported(tmp_path):
     words = ["seed=0,1", "sampler=choice(tpe,random)", "search.early_stop=choice(none, halving)", "search.trials=3"]
     words += ["sampler.n_startup_trials=3", "space=glob(digits*)", "objectives=loss", "experiment=quick"]
+    words += ["experiment=mine", "data=mine.npz"]  # which is found in a folder of configs alone that is named again
     own = [
         "sampler=tpe,mine.py:S",
         "sampler=choice('mine.py:S',random)",
@@ -111,7 +112,9 @@ def test_a_sweep_that_goes_on_takes_over_nothing_that_would_be_imported(tmp_path
         "callbacks=[]",
         "space.pool=mine.py:build",
         "space=digits_conv,mine.py:build",
-        "experiment=mine",
+        "data=mine/data.npz",
+        "data=mine.py:x.npz",
+        "hydra.sweeper.sampler=mine.py:S",
     ]
     settings = {"hydra": {"overrides": {"hydra": [], "task": [*words, *own]}}}
     (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(settings))
