@@ -9,14 +9,14 @@ PAGE = Path(__file__).with_name("files.md")
 HEAD = """\
 # Files
 
-Every file of the package, with its own first sentence, room by room. A room imports from itself and from those above it
-on this page; a test proves it. Below them stand the benchmarks, which are no part of the package.
+Every file of the package, with its own first sentence, room by room. A room imports only from itself and from the rooms
+above it on this page; a test proves it. The benchmarks at the end are not in the package.
 This page is made by `docs/files_page.py`, and a test compares the two.
 """
 # from the ground up
 ROOMS = {
     "": "",
-    "contents": "what a file of somebody else's holds, checked before it is used",
+    "contents": "reading files that others may have made, checked before they are used",
     "space": "what may be built",
     "eps": "the host side",
     "relay": "the device side",

@@ -12,16 +12,16 @@ PAGE = Path(__file__).with_name("settings.md")
 HEAD = """\
 # Settings
 
-Every setting of every command, as `python -m l2l_nas COMMAND --help` tells it. This page is made of the program's own
-settings, and a test compares the two. Write `name=value` behind the command. In Python those of `search.` are arguments
-of `l2l_nas.search`, the other sections are dicts.
+Every setting of every command, as in `python -m l2l_nas COMMAND --help`. This page is generated from the settings of
+the program. On the command line write `name=value` behind the command. In Python the settings of `search.` are
+arguments of `l2l_nas.search`; the other sections are dicts.
 
-`on resume` says what happens to another value when a run goes on: it is refused (`stays`), it counts from then on (`may
-change`), or it changes no result (`free`).
+The column "on resume" says what happens if you give another value when you resume a run. `stays`: the value is refused.
+`may change`: it is used from then on. `free`: it may change, and changes no result.
 
 ## Groups
 
-A group offers choices, the default first: `sampler=tpe`. Its arguments come behind: `sampler.n_startup_trials=20`.
+A group has choices, the default first: `sampler=tpe`. A choice has arguments: `sampler.n_startup_trials=20`.
 In Python: `sampler={"name": "tpe", "n_startup_trials": 20}`.
 
 """

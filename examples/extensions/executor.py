@@ -17,7 +17,7 @@ answers.write(pickle.dumps(function(*args)))
 
 
 class Command(Executor):
-    """Runs `COMMAND python -c ...` for each call; what ends without an answer is done again by the search."""
+    """Runs `COMMAND python -c ...` for each call; the search repeats a call that ends without an answer."""
 
     def __init__(self, workers: int, command: str = "") -> None:
         self.words = [*shlex.split(command), sys.executable, "-c", WORK]

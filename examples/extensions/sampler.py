@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 class Neighbours(optuna.samplers.BaseSampler):
     """Changes one choice of the best trial so far."""
 
-    def __init__(self, seed: int) -> None:  # it is given the run's seed, if it takes one
+    def __init__(self, seed: int) -> None:  # the search passes the run's seed, as the argument has this name
         self.rng = random.Random(seed)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:

@@ -13,7 +13,7 @@ from l2l_nas.eps.state import LayerState, Part
 class Packed:
     """States as compressed bytes; each is unpacked while it is used."""
 
-    is_lasting = False  # a state's memory goes when it is closed
+    is_lasting = False  # a state's memory is freed when it is closed
     is_shared = False  # no other process writes here
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Packed:
     def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
         with self.reading(key) as state:
             yield state
-            self.put(key, state)  # not where something was raised: the state stays what it was
+            self.put(key, state)  # not after an error: the state stays as it was
 
     def expect(self, uses: Iterable[tuple[str, Part]]) -> None:
         """Nothing is read ahead."""

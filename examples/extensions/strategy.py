@@ -15,7 +15,7 @@ class ScoreBlocks(Phase):
     """Proposes half of the trials by the scores of their blocks; a sampler proposes the others."""
 
     def run(self, search: Any) -> None:
-        left = search.budget.trials // 2 - search.study.num_evaluated  # fewer in a search that goes on
+        left = search.budget.trials // 2 - search.study.num_evaluated  # fewer in a resumed search
         if left <= 0:
             return
         first = next(search.random_architectures(seed=search.seed))
