@@ -267,7 +267,7 @@ def test_a_generator_that_nobody_can_seed_is_refused():
 @pytest.mark.slow
 def test_a_loader_s_way_to_start_processes_is_taken(path):
     data = Data.from_dataset(DataLoader(OpensLate(path), num_workers=1, multiprocessing_context="spawn"))
-    rows = data.train._read.rows
+    rows = data.train._read._rows
     assert torch.equal(data.train.batch(torch.arange(5))[0][0].flatten(), rows[:5].float())
     data.close()
     data = DataLoader(CannotBeCopied(path), num_workers=1, multiprocessing_context="spawn")
