@@ -65,7 +65,7 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
         with (
             _logging_as_it_was(),
             plain_warnings(),
-            _shown_without_passwords(is_shown=bool(args.cfg or args.info)),
+            _shown_without_passwords() if args.cfg or args.info else contextlib.nullcontext(),
             _password_aside(args.overrides),
             _signals(signal.default_int_handler),
         ):
@@ -196,11 +196,8 @@ def _resumed_sweep(command: str, args: Namespace) -> list[str]:
 
 
 @contextlib.contextmanager
-def _shown_without_passwords(*, is_shown: bool) -> Iterator[None]:
-    """What Hydra prints of the settings, if it does."""
-    if not is_shown:
-        yield
-        return
+def _shown_without_passwords() -> Iterator[None]:
+    """What Hydra prints of the settings."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

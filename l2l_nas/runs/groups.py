@@ -34,16 +34,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "train": ("space", "data", "optimizer", "schedule", "relay"),
     "plan": ("space", "data", "optimizer", "relay"),
 }
-# groups that take something of the user's own, and the setting below that names it
-NAMES: Mapping[str, str] = {
-    "space": "pool",
-    "data": "source",
-    "sampler": "name",
-    "strategy": "name",
-    "optimizer": "name",
-    "schedule": "name",
-    "executor": "name",
-}
+# the setting of a group that names something of the user's own
+NAMES: Mapping[str, str] = {"space": "pool", "data": "source", **dict.fromkeys(CHOICES, "name")}
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -112,7 +104,7 @@ def completed(conf: Any) -> Any:
 
 def _completed(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
     name = given.get("name", next(iter(CHOICES[group])))
-    if group in NAMES and is_own(name):
+    if is_own(name):
         return dict(given)  # its arguments are checked against what it takes
     if not isinstance(name, str) or name not in CHOICES[group]:
         raise SettingError(f"no {group} '{name}'{did_you_mean(str(name), CHOICES[group])}")
