@@ -1,6 +1,6 @@
-"""BERT's blocks (arXiv 1810.04805): at each other attention or none, and a network of another width or none.
+"""BERT (arXiv 1810.04805): each block chooses its attention, or none, and its feed-forward network, or none.
 
-Tokens see those behind them, too; norms follow the sums; the head, a layer and a norm, has the embedding's weights.
+Tokens also see later tokens; norms follow the sums; the head is a layer and a norm, and has the embedding's weights.
 Fit for tokens that are masked, and with `classes` for sentences and pairs of them. Published ones are the largest
 network of these arguments, with 30,522 tokens and 512 places; these have kinds of segments in addition:
 

@@ -1,7 +1,7 @@
-"""Tiny convolutional networks for 8x8 images, fit to share weights: 8 positions of 6 candidates, 1.7 million networks.
+"""Tiny convolutional networks for 8x8 images that may share weights: 8 positions of 6 candidates, 1.7 million networks.
 
-With 4 channels they have 400 to 8,500 weights, and which layers they have makes the difference: trained alone, their
-accuracies differ by far more than those of one network with other first weights. With 16 all are equally good.
+With 4 channels the networks have 400 to 8,500 weights, and their layers decide how good they are: trained alone, their
+accuracies differ far more than those of one network with other first weights. With 16 channels all are equally good.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""One set of layers for all depths: any layer may come at any position, and again. For 8x8 images."""
+"""One set of layers for all depths: any layer may be used at any position, and several times. For 8x8 images."""
 
 from functools import partial
 

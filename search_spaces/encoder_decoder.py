@@ -1,7 +1,7 @@
 """Transformers that read a number in words and write it in digits: an encoder and a decoder, 15,625 networks.
 
-Every layer of the decoder reads what the encoder wrote, and which of it is there. Data are the numbers from 0 to 9,999
-in English, letter by letter. Which of them are in which part is drawn once and for all.
+Every layer of the decoder reads the encoder's output, and a mask of its letters. The data are the numbers from 0 to
+9,999 in English, letter by letter. A fixed draw decides which of them are in which part.
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
-"""GPT-2's blocks (Radford et al. 2019): at each other attention or none, and a network of another width or none.
+"""GPT-2 (Radford et al. 2019): each block chooses its attention, or none, and its feed-forward network, or none.
 
-Places are learned, the head has the embedding's weights, and what sub-layers add is scaled down by the root of their
-number at first. With the vocabulary of 50,257 tokens and 1,024 places the largest network is the published one:
+Embeddings of places are learned, and the head has the embedding's weights. The first weights of what sub-layers add are
+divided by the root of their number. With 50,257 tokens and 1,024 places the largest network is the published one:
 
 | published | hidden | depth | heads | parameters |
 |---|---|---|---|---|

@@ -1,9 +1,9 @@
-"""Hybrids: at each block attention, a sliding window, linear attention, a state space or nothing; experts or a network.
+"""Hybrid language models: each block chooses a mixer (attention, a window, a state ...) and a network or experts.
 
-What a token knows of those before it may come by attention, whose cost grows with the length, or by a state of fixed
-size. Such mixtures are published, such as Jamba (arXiv 2403.19887, section 3.1: of each 8 layers one has attention, 7
-have Mamba; 16 experts in each second network, of which a token takes 2) and Samba (arXiv 2406.07522: Mamba, windows and
-gated networks, one after the other). Norms, gates and rotary positions are those of the space `llama`.
+A token reads earlier tokens by attention, whose cost grows with the length, or by a state of fixed size. Published
+mixtures are Jamba (arXiv 2403.19887, section 3.1: of each 8 layers one has attention and 7 have Mamba; every second
+network has 16 experts, of which a token takes 2) and Samba (arXiv 2406.07522: Mamba, windows and gated networks take
+turns). Norms, gates and rotary positions are those of the space `llama`.
 
 | hidden | depth | heads | vocabulary | parameters of the largest network | of the smallest without skips |
 |---|---|---|---|---|---|

@@ -1,8 +1,8 @@
 """Small networks for images of 10x10 to 16x16 whose layers differ in kind: the default space, 19.7 million networks.
 
-Two positions choose how the image is made smaller, six what is done in between, one what the head sees. Which of
-them a network has decides what it reaches; how many weights it has says little of that. Weights that paths share learn
-next to nothing here (docs/log.md), so search.trial_weights=scratch, the default, suits it.
+Two positions choose how the image is made smaller, six choose layers in between, and one chooses what the head sees.
+These choices decide how good a network is; its number of weights says little about that. Weights that architectures
+share learn almost nothing here (docs/log.md), so search.trial_weights=scratch, the default, suits this space.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Llama's blocks (arXiv 2302.13971): at each other attention or none, and a gated network of another width or none.
+"""Llama (arXiv 2302.13971): each block chooses its attention, or none, and its gated feed-forward network, or none.
 
 RMS norms, rotary positions, no biases; the head has the embedding's weights. Published ones, each the largest network
 of these arguments; all but the smallest have a head of their own, which the last column counts:

@@ -1,7 +1,7 @@
 """Image classifiers of one cell, stacked: NAS-Bench-201 (arXiv 2001.00326, section 2.1), 15,625 networks.
 
-A cell has four nodes. Each of its six edges is one of five operations, each node sums the edges that end there. Three
-stages of cells, between which residual blocks half the image and double the width; all cells are alike.
+A cell has four nodes. Each of its six edges is one of five operations, and each node sums the edges that end there.
+There are three stages of cells. Between them residual blocks halve the image and double the width. All cells are alike.
 """
 
 from functools import partial

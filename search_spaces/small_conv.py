@@ -1,7 +1,7 @@
 """216 small convolutional networks: three positions of six kinds of layers, few enough to train every one.
 
 The kinds do different things at different costs: a perceptron has more weights than a separable convolution, but sees
-at one pixel at a time; a pool has next to none. the benchmark `ranking` trains them all.
+one pixel at a time; a pool has almost no weights. The benchmark `ranking` trains all networks.
 """
 
 from functools import partial
