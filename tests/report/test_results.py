@@ -104,7 +104,7 @@ def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
 def test_the_ranking_compares_finalists_with_their_trials() -> None:
     card = card_of_pool()
     records = random_trials(card, 12)
-    ranking = summary_of(card, records, num_finalists=4).results.ranking()
+    ranking = summary_of(card, records, num_finalists=6).results.ranking()
     assert ranking is not None
     before = [network.trial for network in ranking.before]
     assert before == sorted(before, key=lambda n: -records[n].values["accuracy"])
