@@ -54,15 +54,11 @@ class Results:
     found: Network | None = None  # the network that the search came to, where it trained none; None before its end
 
     def __post_init__(self) -> None:
-        """Finalists are there once; they have the scores of their trials, and all that has a score its parameters."""
-        records = tuple(map(self._with_parameters, self.records))
-        scored = {record.number: record for record in records if record.in_space and record.state.has_score}
+        """Finalists are there once, and all that has a score has its number of parameters."""
         finalists: dict[int, Network] = {}
         for network in self.finalists:
-            if not network.trial_score and network.trial in scored:
-                network = replace(network, trial_score=Network.of_trial(scored[network.trial]).trial_score)
             finalists.setdefault(network.trial, self._counted(network))
-        object.__setattr__(self, "records", records)
+        object.__setattr__(self, "records", tuple(map(self._with_parameters, self.records)))
         object.__setattr__(self, "finalists", tuple(finalists.values()))
         object.__setattr__(self, "found", self.found and self._counted(self.found))
 
