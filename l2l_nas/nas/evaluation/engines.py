@@ -16,13 +16,14 @@ import signal
 import sys
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import Any
 
 from l2l_nas.errors import SettingError, WorkerError, described
-from l2l_nas.nas.evaluation.remote import keep_recipe
+from l2l_nas.nas.evaluation import recipe as recipes
 
 Function = Callable[..., Any]
 
@@ -34,7 +35,7 @@ class Engine:
 
     Args:
         executor: runs functions elsewhere; None in a subclass with a `_submit` of its own.
-        recipe: what functions are given first; None where workers have it.
+        recipe: what functions are given first: the recipe, or its name where workers keep it.
 
     Attributes:
         package: that a subclass needs.
@@ -95,7 +96,7 @@ class Processes(Engine):
             initargs=(recipe, os.getpid()),
             env={"LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"},  # else a worker that holds 300 MB of weights is replaced for it
         )
-        super().__init__(pool, None)
+        super().__init__(pool, "")
         self._ending.callback(pool.shutdown, wait=True, kill_workers=True)
 
     def _submit(self, function: Function, *args: Any) -> Future[Any]:
@@ -134,7 +135,7 @@ class Dask(Engine):
     package = "distributed"
 
     def __init__(self, recipe: bytes, workers: int, *, address: str) -> None:
-        self._bytes, dask = recipe, importlib.import_module(self.package)
+        dask, name = importlib.import_module(self.package), f"l2l_nas {uuid.uuid4().hex}"
         cluster: Any = contextlib.nullcontext(address)
         if not address:
             about = {"allowed_failures": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}  # 8787 may be taken
@@ -143,15 +144,18 @@ class Dask(Engine):
                     n_workers=workers, threads_per_worker=1, scheduler_kwargs=about, silence_logs=logging.CRITICAL
                 )
         with contextlib.ExitStack() as opened:
-            self._client = opened.enter_context(dask.Client(opened.enter_context(cluster)))
-            super().__init__(self._client.get_executor(pure=False), self._client.scatter(recipe, broadcast=True))
+            if not address:  # else workers that are killed again and again are not started any more, which nobody says
+                config = importlib.import_module("dask").config
+                opened.enter_context(config.set({"distributed.deploy.lost-worker-timeout": "1000 days"}))
+            client = opened.enter_context(dask.Client(opened.enter_context(cluster)))
+            # also to workers that join; data that were scattered are lost with the workers that have them, and a task
+            # that waits for them may wait without an end (distributed 2026.8)
+            client.register_plugin(_keeper(dask.WorkerPlugin, recipe, name), name=name)
+            if address:
+                opened.callback(_forget, client, name)
+            super().__init__(client.get_executor(pure=False), name)
             self._ending = opened.pop_all()
         self.lost = *self.lost, dask.KilledWorker, dask.CancelledError, dask.comm.CommClosedError
-
-    def _submit(self, function: Function, *args: Any) -> Future[Any]:
-        if self._recipe.status != "finished":  # all workers that had it are gone
-            self._recipe = self._client.scatter(self._bytes, broadcast=True)
-        return super()._submit(function, *args)
 
 
 class Submitit(Engine):
@@ -202,6 +206,24 @@ def ended(error: BaseException) -> str:
     return f"was killed by {signals[0]}" if signals else f"ended ({type(error).__name__})"
 
 
+def _keeper(base: type, recipe: bytes, name: str) -> Any:
+    """What has each worker of a Dask cluster keep a recipe, until it is taken away."""
+
+    class Keeper(base):  # type: ignore[misc]
+        def setup(self, worker: object) -> None:
+            recipes.keep(recipe, name)
+
+        def teardown(self, worker: object) -> None:
+            recipes.KEPT.pop(name, None)
+
+    return Keeper()
+
+
+def _forget(client: Any, name: str) -> None:
+    with contextlib.suppress(OSError):  # a cluster that is gone keeps nothing
+        client.unregister_worker_plugin(name)
+
+
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Processes that are started meanwhile get no Ctrl-C, not even while they import: it is for the search alone."""
@@ -221,7 +243,7 @@ def _without_interrupts() -> Iterator[None]:
 def _begin(recipe: bytes, search: int) -> None:
     """Begin a worker process: it ends with its search, and Ctrl-C is for the search alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keep_recipe(recipe)
+    recipes.keep(recipe)
 
     def watch() -> None:
         while os.getppid() == search:

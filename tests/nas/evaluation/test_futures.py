@@ -398,17 +398,29 @@ def test_any_executor_runs_what_this_process_does(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_a_recipe_whose_only_dask_worker_was_killed_is_sent_again():
+def test_tasks_whose_dask_workers_are_all_killed_run_again_with_their_recipe():
     distributed = pytest.importorskip("distributed")
-    about = {"n_workers": 1, "threads_per_worker": 1, "silence_logs": 50}
+    about = {"n_workers": 2, "threads_per_worker": 1, "silence_logs": 50}
     about["scheduler_kwargs"] = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
-    with distributed.LocalCluster(**about) as cluster:
-        engine = Dask(b"recipe", 1, address=cluster.scheduler_address)
-        pid = engine.submit(lambda recipe: os.getpid()).result()
-        os.kill(pid, signal.SIGKILL)
-        time.sleep(4)  # the scheduler notices
-        assert engine.submit(lambda recipe: recipe).result(timeout=60) == b"recipe"
+
+    def kept(name):
+        from l2l_nas.nas.evaluation.recipe import KEPT  # that of the worker
+
+        time.sleep(0.3)
+        return KEPT.get(name)
+
+    with distributed.LocalCluster(**about) as cluster, distributed.Client(cluster) as client:
+        engine = Dask(b"recipe", 2, address=cluster.scheduler_address)
+        for pause in (0.0, 0.1, 0.4):
+            client.wait_for_workers(2, timeout=60)
+            tasks = [engine.submit(kept) for _ in range(2)]
+            time.sleep(pause)
+            for nanny in cluster.workers.values():
+                os.kill(nanny.process.pid, signal.SIGKILL)
+            assert [task.result(timeout=60) for task in tasks] == [b"recipe"] * 2
+        assert engine._recipe.startswith("l2l_nas ")
         engine.end()
+        assert client.submit(kept, engine._recipe, pure=False).result(timeout=60) is None
 
 
 def test_a_mistake_of_ours_in_a_worker_says_how_to_look_for_it():
