@@ -55,7 +55,7 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
     tiny = opened.put(torch.zeros(8))
     source = (
         f"measured on {opened.torch_device.type}, {platform.machine()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} threads; matrix rates are those of large products"
+        f"threads: {torch.get_num_threads()}; matrix rates are those of large products"
     )
     with named_failures(folder):
         folder.mkdir(parents=True, exist_ok=True)
