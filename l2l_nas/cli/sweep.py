@@ -255,6 +255,7 @@ def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], fl
         text, trace = explain(error), traceback.format_exc()
     path = folder / _ERROR_FILE
     line = without_passwords(" ".join(text.split()) + (f" (traceback in {path})" if trace else ""))
+    make_folder(folder)  # a run that wrote nothing leaves none
     write_atomically(path, f"{line}\n{without_passwords(trace)}")
     print(f"run {folder.name} failed: {line}", flush=True)
     return math.nan

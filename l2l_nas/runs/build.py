@@ -136,20 +136,18 @@ def build_scorer(trainer: Trainer, conf: RelayConf, *, seed: int) -> Trainer:
 def at_work(folder: RunFolder, server: ParamServer, conf: RelayConf) -> Iterator[None]:
     """Alone in a run's folder, rid of what killed processes left there; with a server's states in files, if asked for.
 
+    A folder that nothing was written into is removed before others may have it: whoever is refused removes none.
+
     Raises:
         StorageError: another process is at work there.
     """
-    with locked(folder.root):
+    with locked(folder.root), contextlib.ExitStack() as left:
+        left.callback(remove_if_empty, folder.root)
         tidy(folder)
-        if conf.storage != "file":
-            yield
-            return
-        try:
-            with contextlib.closing(FileStorage(folder.pool)) as storage:
-                server.move_to(storage)
-                yield
-        finally:
-            remove_if_empty(folder.pool)
+        if conf.storage == "file":
+            left.callback(remove_if_empty, folder.pool)
+            server.move_to(left.enter_context(contextlib.closing(FileStorage(folder.pool))))
+        yield
 
 
 # Below this, threads cost more than they bring: with a second process on two cores, a step of the default run took

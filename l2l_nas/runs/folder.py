@@ -102,7 +102,7 @@ def refuse_taken(root: Path, names: Collection[str] = RUN_NAMES, *, but: Collect
     """
     for name in names:
         path = root / name
-        if name not in but and (path.exists() or path.is_symlink()):
+        if name not in but and (path.exists() or path.is_symlink()) and not _is_left_pool(path):
             raise StorageError(f"{path} is there already and would be overwritten; choose another folder, or move it")
 
 
@@ -113,11 +113,20 @@ def tidy(folder: RunFolder) -> None:
     remove_scratch(folder.pool)
 
 
+def _is_left_pool(path: Path) -> bool:
+    """Whether it is a folder of states that nobody needs but the process that made it."""
+    if path.name != "pool" or path.is_symlink() or not path.is_dir():
+        return False
+    with named_failures(path):
+        return all(is_temporary(one.name) or one.name.startswith(STATES_PREFIX) for one in path.iterdir())
+
+
 def _is_left(path: Path) -> bool:
-    if path.name == "pool" and path.is_dir():
-        return all(_is_left(one) or one.name.startswith(STATES_PREFIX) for one in path.iterdir())
     return (
-        path.name.startswith(_DRAFT) or path.name in ("error.txt", "config.yaml", ".hydra") or is_temporary(path.name)
+        _is_left_pool(path)
+        or path.name.startswith(_DRAFT)
+        or path.name in ("error.txt", "config.yaml", ".hydra")
+        or is_temporary(path.name)
     )
 
 

@@ -56,10 +56,11 @@ def given_settings(conf: Any, overrides: Collection[str], of_hydra: Collection[s
     return given_names(overrides) | differing | ({"folder"} if "hydra.run.dir" in given_names(of_hydra) else set())
 
 
-def refuse_begun(folder: RunFolder, again: str = "") -> None:
-    """Refuse a folder for a new run: one that holds a run, or files of the user's under names that runs write.
+def refuse_begun(command: str, folder: RunFolder, again: str = "") -> None:
+    """Refuse a folder for a new run: one that holds a run or a sweep, or files of the user's under names of a run's.
 
     Args:
+        command: that begins: search or train.
         again: the command that goes on with the run, if it is not that of one run.
 
     Raises:
@@ -68,6 +69,7 @@ def refuse_begun(folder: RunFolder, again: str = "") -> None:
     if any(path.exists() for path in (folder.study, folder.weights, folder.log, folder.result)):
         line = again or SavedRun(folder).again()
         raise StorageError(f"{folder.root} already holds a run; go on with it by: {line}; or choose another folder")
+    refuse_sweep(command, folder.root)
     refuse_taken(folder.root)
 
 
@@ -250,13 +252,23 @@ def training_start(conf: RetrainConf, folder: RunFolder, *, given: Collection[st
         SettingError: what is given does not go with the folder, or with the run.
         StorageError: the folder holds another run, or something is missing or damaged.
     """
-    if not conf.resume:
-        refuse_begun(folder)
-    elif (before := _as_before(conf, folder, given)) is not None:
+    before = _as_before(conf, folder, given) if conf.resume else None
+    if before is not None:
         return before
-    else:  # killed before it had settings, perhaps with an architecture
-        refuse_taken(folder.root, but=(".hydra", "architecture.json")[: 1 + is_architecture(folder.architecture)])
+    refuse_start(folder, resume=bool(conf.resume))
     return _as_in_the_run(conf, given)
+
+
+def refuse_start(folder: RunFolder, *, resume: bool) -> None:
+    """Refuse a folder in which no training can start, with a StorageError.
+
+    Args:
+        resume: whether it may hold what one left that was killed before it had settings.
+    """
+    if resume:
+        refuse_taken(folder.root, but=(".hydra", "architecture.json")[: 1 + is_architecture(folder.architecture)])
+    else:
+        refuse_begun("train", folder)
 
 
 def _as_before(conf: RetrainConf, folder: RunFolder, given: Collection[str]) -> TrainingStart | None:

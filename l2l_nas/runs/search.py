@@ -77,6 +77,7 @@ class SearchRun:
     ) -> None:
         self.again = again
         before = go_on("search", conf, given=given) if conf.resume else None
+        self.is_new = before is None  # no settings of a run are taken over
         conf = completed(before or conf)
         check_bounds(conf)
         self.console = console
@@ -100,16 +101,17 @@ class SearchRun:
         """Search, and write what was found; returns the best value of the first goal."""
         started = time.monotonic()
         if not self.conf.resume:
-            refuse_begun(self.folder, self.again)
-        resume = bool(self.conf.resume) and self.folder.is_begun  # one killed before it had a study is started
+            refuse_begun("search", self.folder, self.again)
         quiet_optuna()
         with contextlib.ExitStack() as opened:
             workers = None
             if engine_name(self.conf, self.objects) != "inline":  # a cluster may refuse: before anything is written
                 workers = opened.enter_context(worker_executor(self.components, self.objects))
-            if not resume:
-                make_folder(self.folder.root)
+            make_folder(self.folder.root)
             opened.enter_context(at_work(self.folder, self.components.server, self.conf.relay))
+            if not self.conf.resume or (self.is_new and self.folder.config.exists()):
+                refuse_begun("search", self.folder, self.again)  # again, now that nobody else writes there
+            resume = bool(self.conf.resume) and self.folder.is_begun  # one killed before it had a study is started
             return self._go(started, resume=resume, workers=workers)
 
     def _go(self, started: float, *, resume: bool, workers: FuturesExecutor | None) -> float:
@@ -122,7 +124,7 @@ class SearchRun:
             self.folder.root, log, self.console, goals=self.goals, records=lambda: study.records if study else ()
         )
         try:
-            is_bare = self.conf.resume and not self.folder.config.exists()
+            is_bare = self.conf.resume and self.is_new
             if not resume and self.address is None:
                 self._write_settings()  # a folder knows its settings from the first moment on
             study = self._study(resume=resume)

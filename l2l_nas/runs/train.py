@@ -15,7 +15,7 @@ from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
+from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, read_json, write_atomically, write_json, write_yaml
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.relay.interface import cut_sizes
@@ -40,7 +40,7 @@ from l2l_nas.runs.origin import (
     write_trace,
 )
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.resume import training_start
+from l2l_nas.runs.resume import refuse_start, training_start
 from l2l_nas.runs.saved import (
     SCRATCH,
     data_warning,
@@ -68,11 +68,12 @@ class TrainRun:
         self, conf: RetrainConf, *, given: Collection[str], again: str, files: Mapping[str, str], console: Console
     ) -> None:
         check_bounds(conf)
-        is_resumed = bool(conf.resume)
+        self.is_resumed = bool(conf.resume)
         self.again = again
         self.files = files
         self.console = console
         self.folder = RunFolder(Path(conf.resume or conf.folder))
+        self.is_new = not self.is_resumed or not self.folder.config.exists()
         start = training_start(conf, self.folder, given=given)
         conf = completed(replace(start.conf, folder=str(self.folder.root), resume=""))
         check_bounds(conf)
@@ -95,7 +96,7 @@ class TrainRun:
         relay, memory = relay_of(problem, server, conf)
         self.conf = conf = replace(conf, metric=metric, relay=memory)
         samples = min(section.batch_size, len(problem.data.train))
-        if not is_resumed:  # what has run may go on: the figures are estimates
+        if not self.is_resumed:  # what has run may go on: the figures are estimates
             check_memory(relay, cut_sizes(samples, section.micro_batch), self.architecture)
         self.components = build_training(problem, relay, conf, task=problem.task)
         self.components.trainer.check(self.architecture, steps=section.steps)
@@ -104,13 +105,10 @@ class TrainRun:
         """Train, and write what came of it; returns the best value of the metric."""
         started = time.monotonic()
         make_folder(self.folder.root)
-        try:
-            with at_work(self.folder, self.components.relay.server, self.conf.relay):
-                best = self._go(started)
-        except L2LError:
-            with contextlib.suppress(OSError):
-                self.folder.root.rmdir()  # if nothing was written: the weights to begin with were refused
-            raise
+        with at_work(self.folder, self.components.relay.server, self.conf.relay):
+            if self.is_new:  # still, now that nobody else writes there
+                refuse_start(self.folder, resume=self.is_resumed)
+            best = self._go(started)
         return best.values[self.conf.metric]
 
     def _go(self, started: float) -> Validation:

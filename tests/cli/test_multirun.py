@@ -237,6 +237,7 @@ def test_a_run_that_failed_does_not_advise_what_its_sweep_would_refuse(tmp_path,
     Path("sweep/0").mkdir(parents=True)
 
     def go(console, again):
+        Path("sweep/0").rmdir()  # as a run does that has written nothing
         raise TrialError("all fail; go on with: resume=FOLDER 'search.retire=[*/a]'")
 
     about = SimpleNamespace(sweep=SimpleNamespace(dir="sweep", subdir="0"), launcher=SimpleNamespace(_target_=""))
