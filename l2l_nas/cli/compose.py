@@ -152,6 +152,11 @@ def work(command: str, config: DictConfig) -> float | None:
 
     def go(conf: Any, console: Console, again: str) -> float:
         given = given_settings(conf, about.overrides.task, about.overrides.hydra)
+        if about.mode == RunMode.MULTIRUN and conf.resume:
+            given -= {
+                "search.trials",
+                "train.steps",
+            }  # one that was resumed by itself may have more than its sweep says
         made = module.prepared(conf, given=given, files=hydra_files(config), console=console, again=again)
         result: float = made.go()
         return result

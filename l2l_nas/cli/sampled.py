@@ -60,7 +60,7 @@ class SamplerSweeper(Sweeper):
         study = self._begin(sweep)
         returned: list[Sequence[JobReturn]] = []
         while batch := study.ask(self._conf.jobs):
-            sweep.runs = {number: words_of(sweep.words, values) for number, values in study.runs.items()}
+            sweep.take_runs({number: words_of(sweep.words, values) for number, values in study.runs.items()})
             # launchers count from a number on; a folder has the trial's own
             words = [[*sweep.runs[number], f"hydra.sweep.subdir={number}"] for number in batch]
             returned.append(self._launcher.launch(words, initial_job_idx=batch[0]))
@@ -68,7 +68,7 @@ class SamplerSweeper(Sweeper):
                 values, error = outcome(sweep.root / str(number), sweep.names)
                 study.tell(number, None if error else [values[name] for name in sweep.names])
         sweep.best = study.best
-        sweep.runs = {number: words_of(sweep.words, values) for number, values in study.runs.items()}
+        sweep.take_runs({number: words_of(sweep.words, values) for number, values in study.runs.items()})
         if len(sweep.runs) < self._conf.trials:
             print(f"fewer than the {self._conf.trials} runs asked for: the sampler proposes no others")
         return returned

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from l2l_nas.files import (
     make_folder,
     read_bytes,
     read_json,
+    read_yaml_list,
     remove_leftovers,
     write_atomically,
     write_json,
@@ -53,6 +54,7 @@ from l2l_nas.report.table import sweep_table
 from l2l_nas.runs.command_line import fill_in, given_names, spell
 from l2l_nas.runs.fields import check_bounds, declared, value_of
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, is_locked, locked, refuse_taken
+from l2l_nas.runs.resume import last_end
 from l2l_nas.runs.saved import read_config
 from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, PLACES
 from l2l_nas.runs.sweep_words import SWEEP_CONFIG, refuse_sweep, resume_sweep
@@ -63,6 +65,8 @@ SWEEP_FILE = "sweep.log"
 # in the folder of a run that failed: why, in its first line, and where that came from
 _ERROR_FILE = "error.txt"
 _WAIT_SECONDS = 0.2
+# of a setting that a file does not have
+_UNKNOWN = object()
 
 
 class _Refused(BaseException):
@@ -114,6 +118,7 @@ class SweepCallback(Callback):
         for override in _read_words(content):
             if override.key_or_group in PLACES and override.is_sweep_override():
                 raise SettingError(f"{override.key_or_group} cannot be swept: it is the same for all runs of a sweep")
+            self._refuse_twice(override, task)
             self.words[override.key_or_group] = override
         self.root = Path(config.hydra.sweep.dir)
         with read_write(config), open_dict(config):
@@ -129,16 +134,30 @@ class SweepCallback(Callback):
             values = {name: values_of(override) for name, override in self.swept.items()}
             compose_all(config, self.words, values)
             combinations = [dict(zip(values, run, strict=True)) for run in itertools.product(*values.values())]
-            self.runs = {number: words_of(self.words, run) for number, run in enumerate(combinations)}
             self.take_folder()
+            self.take_runs({number: words_of(self.words, run) for number, run in enumerate(combinations)})
             print(f"{len(self.runs)} runs in {self.root}", flush=True)
         SweepCallback.current = self
+
+    def _refuse_twice(self, override: Override, task: Sequence[str]) -> None:
+        """Refuse two words of one setting, of which a run would have one and a table might show the other.
+
+        A word of the command line replaces one of `hydra.sweeper.params`, but for Hydra only if it is written alike.
+        """
+        before = self.words.get(override.key_or_group)
+        if before is None or not (before.is_sweep_override() or override.is_sweep_override()):
+            return
+        if before.input_line in task or before.get_key_element() != override.get_key_element():
+            raise SettingError(
+                f"{override.key_or_group} is given twice, by {before.input_line} and by {override.input_line}; "
+                "leave one of them out"
+            )
 
     def _refuse_other(self, content: Mapping[str, Any]) -> None:
         """Refuse to go on with a sweep as another one: see [Note: a sweep's folder]."""
         before, now = (self._decisive(one) for one in (read_config(self.root / SWEEP_CONFIG), content))
         for name, value in before.items():
-            if value is not None and value != now[name]:  # what only one version knows says nothing
+            if value is not _UNKNOWN and value != now[name]:  # what only one version knows says nothing
                 raise SettingError(
                     f"{self.root}: this sweep has {name} {spell(value)}, not {spell(now[name])}; leave it out, or "
                     "choose another folder"
@@ -148,7 +167,7 @@ class SweepCallback(Callback):
         """What decides the results of a sweep: its settings but for those that say where, or how fast."""
         known = [one.name for one in declared(COMMANDS[self.command]) if one.resume is None or not one.resume.is_free]
         of_hydra = ["hydra.sweeper._target_", "hydra.sweeper.objectives"]
-        found = {name: value_of(content, name) for name in (*of_hydra, *known) if name not in PLACES}
+        found = {name: value_of(content, name, _UNKNOWN) for name in (*of_hydra, *known) if name not in PLACES}
         swept = [str(one.input_line) for one in _read_words(content) if one.is_sweep_override()]
         return {"swept settings": swept, **found}  # in order, as it numbers the runs
 
@@ -168,14 +187,43 @@ class SweepCallback(Callback):
             raise StorageError(f"{self.root} already holds a run, which is no sweep; choose another folder")
         remove_leftovers(self.root)
 
+    def take_runs(self, runs: Mapping[int, list[str]]) -> None:
+        """Know what the runs are; what lies in the folder of one must be of the same settings.
+
+        What a word of the sweep stands for may change, as a group that `glob(*)` finds files of.
+
+        Raises:
+            StorageError: it is not.
+        """
+        for number in sorted(runs.keys() - self.runs.keys()):
+            path = RunFolder(self.root / str(number)).hydra / "overrides.yaml"
+            if not path.exists():
+                continue  # nothing was begun there
+            before, now = (self._swept_of(words) for words in (map(str, read_yaml_list(path)), runs[number]))
+            if before != now:
+                raise StorageError(
+                    f"{path.parents[1]}: the run there is {' '.join(before)}, and run {number} of this sweep is now "
+                    f"{' '.join(now)}: restore what the sweep chooses from, or start a new one in another folder"
+                )
+        self.runs = dict(runs)
+
+    def _swept_of(self, words: Iterable[str]) -> list[str]:
+        """Those of a run's overrides that tell it from other runs."""
+        return [word for word in words if given_names([word]) & self.swept.keys()]
+
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         """A line in front of each run."""
-        words = [word for word in config.hydra.overrides.task if word.partition("=")[0].lstrip("+") in self.swept]
-        if words:
+        if words := self._swept_of(config.hydra.overrides.task):
             print(f"run {config.hydra.sweep.subdir}: {' '.join(words)}", flush=True)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Print a table and write `summary.json`; exits with 2 where a run failed."""
+        try:
+            self._end()
+        except Exception as error:
+            raise _Refused(error) from None
+
+    def _end(self) -> None:
         rows: list[dict[str, Any]] = []
         failed: dict[str, list[str]] = {}
         for number, words in sorted(self.runs.items()):
@@ -221,7 +269,9 @@ def sweeping(command: str) -> Iterator[None]:
 
 
 def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], float]) -> float:
-    """A run in its folder below the sweep's; NaN if it failed: what goes wrong is nobody else's concern.
+    """A run in its folder below the sweep's; NaN if it did not come to its end, which is nobody else's concern.
+
+    A run that its callback stopped is over, also for a sweep that goes on.
 
     Args:
         command: "search" or "train".
@@ -237,12 +287,20 @@ def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], fl
             time.sleep(_WAIT_SECONDS)
     (folder / _ERROR_FILE).unlink(missing_ok=True)
     try:
+        by = last_end(RunFolder(folder)).get("by")
+        if by and RunFolder(folder).result.exists():
+            print(f"run {folder.name} is done: callback {by} stopped it", flush=True)
+            return math.nan
         # joblib's processes share one terminal
         value = go(open_terminal(quiet="joblib" in str(about.launcher._target_)), resume_sweep(command, sweep))
         print(f"run {folder.name} is done", flush=True)
         return value
-    except Stopped:
-        raise
+    except Stopped as stop:
+        if not stop.args:
+            raise
+        if RunFolder(folder).result.exists():
+            return math.nan
+        text = f"stopped {stop}, before it had a result"
     except SystemExit as error:
         text = f"your code {what_raised(error)}"
     except OmegaConfBaseException as error:

@@ -181,10 +181,10 @@ def fitting(name: str, value: Any, default: Any) -> Any:
     return value
 
 
-def value_of(conf: Any, name: str) -> Any:
-    """A setting by its dotted name, of a dataclass or of what a file holds; None where it is not."""
+def value_of(conf: Any, name: str, missing: Any = None) -> Any:
+    """A setting by its dotted name, of a dataclass or of what a file holds; `missing` where it is not."""
     for part in name.split("."):
-        conf = conf.get(part) if isinstance(conf, Mapping) else getattr(conf, part, None)
+        conf = conf.get(part, missing) if isinstance(conf, Mapping) else getattr(conf, part, missing)
     return conf
 
 

@@ -197,6 +197,17 @@ def _covers(names: Collection[str], name: str) -> bool:
     return name in names or name.rpartition(".")[0] in names
 
 
+def last_end(folder: RunFolder) -> Mapping[str, Any]:
+    """The event in a run's log that tells how its last session ended; "start" if it was cut off; empty without any.
+
+    Raises:
+        StorageError: the log cannot be read.
+    """
+    log = read_bytes(folder.log).decode("utf-8", "replace") if folder.log.exists() else ""
+    ends = [event for event in read_events(log) if event["event"] in _ENDS]
+    return ends[-1] if ends else {}
+
+
 def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) -> tuple[float, str] | None:
     """The best value of a search with nothing left to do, and what to say; None of another.
 
@@ -211,11 +222,7 @@ def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) 
     Raises:
         StorageError: its settings or its log cannot be read.
     """
-    if not folder.config.exists() or not folder.log.exists():
-        return None
-    log = read_bytes(folder.log).decode("utf-8", "replace")
-    ends = [event["event"] for event in read_events(log) if event["event"] in _ENDS]
-    if not ends or ends[-1] != "done":
+    if not folder.config.exists() or last_end(folder).get("event") != "done":
         return None  # the result, if any, is from before it was gone on with
     saved = SavedRun(folder)
     if any(not rule_of(name).is_free for name in changes(saved.config, conf)):

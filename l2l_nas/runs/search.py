@@ -163,7 +163,9 @@ class SearchRun:
             self._end(search.context, best, log, page, before=before, seconds=time.monotonic() - started)
         except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
             self._stop(study, search, log, page, seconds=before + time.monotonic() - started)
-            raise Stopped from None
+            # a sweep goes on after a run that a callback stopped
+            by = self.stopped_by
+            raise Stopped(*([] if by is None else [f"by callback {type(by).__name__}"])) from None
         except Exception as error:
             if log.is_begun:  # what is refused before leaves the folder as it is
                 with contextlib.suppress(StorageError):
