@@ -23,7 +23,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import Any
 
 from l2l_nas.errors import SettingError, WorkerError, described
-from l2l_nas.nas.evaluation import recipe as recipes
+from l2l_nas.nas.evaluation.remote import LACKS, keep_recipe, with_named
 
 Function = Callable[..., Any]
 
@@ -35,7 +35,7 @@ class Engine:
 
     Args:
         executor: runs functions elsewhere; None in a subclass with a `_submit` of its own.
-        recipe: what functions are given first: the recipe, or its name where workers keep it.
+        recipe: what functions are given first; None where workers have it.
 
     Attributes:
         package: that a subclass needs.
@@ -96,7 +96,7 @@ class Processes(Engine):
             initargs=(recipe, os.getpid()),
             env={"LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"},  # else a worker that holds 300 MB of weights is replaced for it
         )
-        super().__init__(pool, "")
+        super().__init__(pool, None)
         self._ending.callback(pool.shutdown, wait=True, kill_workers=True)
 
     def _submit(self, function: Function, *args: Any) -> Future[Any]:
@@ -135,7 +135,7 @@ class Dask(Engine):
     package = "distributed"
 
     def __init__(self, recipe: bytes, workers: int, *, address: str) -> None:
-        dask, name = importlib.import_module(self.package), f"l2l_nas {uuid.uuid4().hex}"
+        self._name, dask = uuid.uuid4().hex, importlib.import_module(self.package)
         cluster: Any = contextlib.nullcontext(address)
         if not address:
             about = {"allowed_failures": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}  # 8787 may be taken
@@ -148,14 +148,36 @@ class Dask(Engine):
                 config = importlib.import_module("dask").config
                 opened.enter_context(config.set({"distributed.deploy.lost-worker-timeout": "1000 days"}))
             client = opened.enter_context(dask.Client(opened.enter_context(cluster)))
-            # also to workers that join; data that were scattered are lost with the workers that have them, and a task
-            # that waits for them may wait without an end (distributed 2026.8)
-            client.register_plugin(_keeper(dask.WorkerPlugin, recipe, name), name=name)
-            if address:
-                opened.callback(_forget, client, name)
-            super().__init__(client.get_executor(pure=False), name)
+            super().__init__(client.get_executor(pure=False), recipe)
             self._ending = opened.pop_all()
         self.lost = *self.lost, dask.KilledWorker, dask.CancelledError, dask.comm.CommClosedError
+
+    def _submit(self, function: Function, *args: Any) -> Future[Any]:
+        """Call it with the recipe's name, and with the recipe where a worker lacks it.
+
+        Dask's own ways lose it: what was scattered goes with the workers that have it, and a task that waits for it may
+        wait without an end (distributed 2026.8); a plugin stays on a cluster when the search is killed.
+        """
+        future: Future[Any] = Future()
+
+        def send(recipe: bytes | None) -> None:
+            assert self._executor is not None
+            sent = self._executor.submit(with_named, self._name, recipe, function, *args)
+            self._cancels[future] = sent.cancel
+            sent.add_done_callback(take)
+
+        def take(sent: Future[Any]) -> None:
+            try:
+                result = sent.result()
+                if isinstance(result, str) and result == LACKS:
+                    send(self._recipe)
+                else:
+                    future.set_result(result)
+            except BaseException as error:
+                future.set_exception(error)
+
+        send(None)
+        return future
 
 
 class Submitit(Engine):
@@ -206,24 +228,6 @@ def ended(error: BaseException) -> str:
     return f"was killed by {signals[0]}" if signals else f"ended ({type(error).__name__})"
 
 
-def _keeper(base: type, recipe: bytes, name: str) -> Any:
-    """What has each worker of a Dask cluster keep a recipe, until it is taken away."""
-
-    class Keeper(base):  # type: ignore[misc]
-        def setup(self, worker: object) -> None:
-            recipes.keep(recipe, name)
-
-        def teardown(self, worker: object) -> None:
-            recipes.KEPT.pop(name, None)
-
-    return Keeper()
-
-
-def _forget(client: Any, name: str) -> None:
-    with contextlib.suppress(OSError):  # a cluster that is gone keeps nothing
-        client.unregister_worker_plugin(name)
-
-
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Processes that are started meanwhile get no Ctrl-C, not even while they import: it is for the search alone."""
@@ -243,7 +247,7 @@ def _without_interrupts() -> Iterator[None]:
 def _begin(recipe: bytes, search: int) -> None:
     """Begin a worker process: it ends with its search, and Ctrl-C is for the search alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    recipes.keep(recipe)
+    keep_recipe(recipe)
 
     def watch() -> None:
         while os.getppid() == search:

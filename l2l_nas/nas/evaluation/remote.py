@@ -10,7 +10,7 @@ import inspect
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,6 @@ from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import L2LError, NonFiniteError, SettingError, WorkerError, described
 from l2l_nas.nas.evaluation.evaluator import Evaluator
-from l2l_nas.nas.evaluation.recipe import KEPT
 from l2l_nas.nas.evaluation.segment import ScoredOn, Segment, SegmentResult
 from l2l_nas.training.score import Score
 
@@ -46,6 +45,9 @@ class Workplace:
     identity: Message
 
 
+_KEPT: list[bytes] = []  # the recipe that this process was started with
+_NAMED: dict[str, bytes] = {}  # the last recipe that came with a name
+LACKS = "this process lacks the recipe"
 _BUILT: list[tuple[bytes, Workplace]] = []  # of the last recipe
 _AT_WORK = threading.Lock()  # a process has one relay, one set of random numbers: its threads take turns
 
@@ -102,15 +104,39 @@ def _parts(whole: object) -> list[tuple[str, object]]:
     return list(getattr(whole, "__dict__", {}).items())
 
 
-def workplace(recipe: bytes | str) -> Workplace:
-    """The workplace of a pickled recipe, or of one that this process keeps by name, built once a process."""
-    wanted = KEPT[recipe] if isinstance(recipe, str) else recipe
+def keep_recipe(recipe: bytes) -> None:
+    """Have this process use a pickled recipe where it is given none."""
+    _KEPT[:] = [recipe]
+
+
+def with_named(name: str, recipe: bytes | None, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function with the recipe of a name, which is kept for later calls.
+
+    Args:
+        recipe: None where this process may have it already.
+
+    Returns:
+        What the function returns; `LACKS` without a call where this process has no recipe of that name.
+    """
+    if recipe is None:
+        recipe = _NAMED.get(name)
+        if recipe is None:
+            return LACKS
+    elif name not in _NAMED:
+        _NAMED.clear()
+        _NAMED[name] = recipe
+    return function(_NAMED.get(name, recipe), *args)
+
+
+def workplace(recipe: bytes | None) -> Workplace:
+    """The workplace of a pickled recipe, built once a process."""
+    wanted = _KEPT[0] if recipe is None else recipe
     if not _BUILT or _BUILT[0][0] != wanted:
         _BUILT[:] = [(wanted, cloudpickle.loads(wanted).build())]
     return _BUILT[0][1]
 
 
-def greet(recipe: bytes | str, busy: str = "") -> Message:
+def greet(recipe: bytes | None, busy: str = "") -> Message:
     """Build the workplace; returns its identity, or the error.
 
     Args:
@@ -125,7 +151,7 @@ def greet(recipe: bytes | str, busy: str = "") -> Message:
         return {"failure": error_content(error)}
 
 
-def run_segments(recipe: bytes | str, messages: Sequence[Message]) -> list[Message]:
+def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Message]:
     """Run segments in this process: several together only where each only scores.
 
     Args:

@@ -21,7 +21,7 @@ from l2l_nas.cost.closed_form import path_states
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
 from l2l_nas.nas.evaluation.engines import Dask, Engine, Processes, Ray, Submitit
 from l2l_nas.nas.evaluation.futures import ATTEMPTS
-from l2l_nas.nas.evaluation.remote import Workplace, error_content, error_of, unpicklable
+from l2l_nas.nas.evaluation.remote import LACKS, Workplace, error_content, error_of, unpicklable, with_named
 from l2l_nas.nas.evaluation.segment import ScoredOn, Segment
 from tests.nas.executors import all_done, place_of
 
@@ -403,11 +403,9 @@ def test_tasks_whose_dask_workers_are_all_killed_run_again_with_their_recipe():
     about = {"n_workers": 2, "threads_per_worker": 1, "silence_logs": 50}
     about["scheduler_kwargs"] = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 
-    def kept(name):
-        from l2l_nas.nas.evaluation.recipe import KEPT  # that of the worker
-
+    def kept(recipe):
         time.sleep(0.3)
-        return KEPT.get(name)
+        return recipe
 
     with distributed.LocalCluster(**about) as cluster, distributed.Client(cluster) as client:
         engine = Dask(b"recipe", 2, address=cluster.scheduler_address)
@@ -418,9 +416,14 @@ def test_tasks_whose_dask_workers_are_all_killed_run_again_with_their_recipe():
             for nanny in cluster.workers.values():
                 os.kill(nanny.process.pid, signal.SIGKILL)
             assert [task.result(timeout=60) for task in tasks] == [b"recipe"] * 2
-        assert engine._recipe.startswith("l2l_nas ")
         engine.end()
-        assert client.submit(kept, engine._recipe, pure=False).result(timeout=60) is None
+
+
+def test_a_process_that_lacks_a_named_recipe_says_so_and_keeps_the_last_one():
+    assert with_named("a", None, len) == LACKS
+    assert with_named("a", b"four", len) == with_named("a", None, len) == 4
+    assert with_named("b", b"three", len) == 5
+    assert with_named("a", None, len) == LACKS
 
 
 def test_a_mistake_of_ours_in_a_worker_says_how_to_look_for_it():
