@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_bytes, read_json
+from l2l_nas.plugins import is_given
 from l2l_nas.report.history import read_events
-from l2l_nas.runs.command_line import given_names, name_again, spell
+from l2l_nas.runs.command_line import command_line, given_names, name_again, spell
 from l2l_nas.runs.fields import changed, declared, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder, refuse_taken
 from l2l_nas.runs.groups import deviating, flat
@@ -28,6 +29,7 @@ from l2l_nas.runs.saved import (
     is_architecture,
     name_in,
     names_own,
+    own_names,
     read_choice,
     read_config,
     run_of,
@@ -208,7 +210,7 @@ def last_end(folder: RunFolder) -> Mapping[str, Any]:
     return ends[-1] if ends else {}
 
 
-def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) -> tuple[float, str] | None:
+def finished_search(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) -> tuple[float, str] | None:
     """The best value of a search with nothing left to do, and what to say; None of another.
 
     Its result is written, and was asked for with the very same settings.
@@ -222,10 +224,7 @@ def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) 
     Raises:
         StorageError: its settings or its log cannot be read.
     """
-    if not folder.config.exists() or last_end(folder).get("event") != "done":
-        return None  # the result, if any, is from before it was gone on with
-    saved = SavedRun(folder)
-    if any(not rule_of(name).is_free for name in changes(saved.config, conf)):
+    if not _is_done(folder, conf):
         return None
     try:
         result = read_json(folder.result)
@@ -236,8 +235,38 @@ def finished(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated: int) 
         return None  # lost or damaged: it is made again
     total = conf.search.trials
     assert total is not None  # decided before
+    saved = SavedRun(folder)
     line = f"finished: {evaluated} of {total} trials are evaluated and the result is written, nothing to do"
+    if conf.export and folder.best.is_dir() and not folder.export.is_dir():
+        pool = own_names(saved.config).get("space.pool")
+        named = {} if pool is None else {"space.pool": "FILE.py:NAME" if is_given(pool) else pool}
+        line += f"; to export its network: {command_line('export', {'run': str(folder.root), **named})}"
     return value, f"{line}; for more: {saved.again({'search.trials': 2 * total})}"
+
+
+def finished_training(folder: RunFolder, conf: RetrainConf) -> str:
+    """What to say of a training with nothing left to do, as of a search; empty of another.
+
+    Raises:
+        StorageError: its settings or its log cannot be read.
+    """
+    if not _is_done(folder, conf) or (conf.export and not folder.export.is_dir()):
+        return ""
+    try:
+        if read_json(folder.result)["last"]["step"] != conf.train.steps:
+            return ""
+    except (StorageError, KeyError, TypeError):
+        return ""  # lost or damaged: it is made again
+    steps = conf.train.steps
+    line = f"finished: {steps} of {steps} steps are done and the result is written, nothing to do"
+    return f"{line}; for more: {SavedRun(folder).again({'train.steps': max(1, 2 * steps)})}"
+
+
+def _is_done(folder: RunFolder, conf: SearchConf | RetrainConf) -> bool:
+    """Whether a run was done when it ended last, and was asked for with the very same settings."""
+    if not folder.config.exists() or last_end(folder).get("event") != "done":
+        return False  # the result, if any, is from before it was gone on with
+    return all(rule_of(name).is_free for name in changes(SavedRun(folder).config, conf))
 
 
 @dataclass(frozen=True)

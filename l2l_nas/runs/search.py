@@ -43,7 +43,7 @@ from l2l_nas.runs.output import Output, finalist_cache, greet
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.resume import finished, go_on, refuse_begun
+from l2l_nas.runs.resume import finished_search, go_on, refuse_begun
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
 from l2l_nas.runs.terminal import explain, warn
@@ -150,7 +150,7 @@ class SearchRun:
                 if resume:
                     search.restore()
                 conf, goal = public(self.conf, self.address), self.goals[0].name
-                over = finished(self.folder, conf, goal=goal, evaluated=study.num_evaluated) if resume else None
+                over = finished_search(self.folder, conf, goal=goal, evaluated=study.num_evaluated) if resume else None
                 if over is not None:
                     value, line = over
                     self.console.print(line, markup=False, soft_wrap=True)

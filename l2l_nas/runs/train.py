@@ -16,10 +16,11 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
-from l2l_nas.files import make_folder, read_json, write_atomically, write_json, write_yaml
+from l2l_nas.files import make_folder, read_bytes, read_json, write_atomically, write_json, write_yaml
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.report.charts.curve import curve_sheet
+from l2l_nas.report.history import seconds_of
 from l2l_nas.report.network import Network
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import headline
@@ -40,7 +41,7 @@ from l2l_nas.runs.origin import (
     write_trace,
 )
 from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.resume import refuse_start, training_start
+from l2l_nas.runs.resume import finished_training, refuse_start, training_start
 from l2l_nas.runs.saved import (
     SCRATCH,
     data_warning,
@@ -112,14 +113,22 @@ class TrainRun:
         return best.values[self.conf.metric]
 
     def _go(self, started: float) -> Validation:
+        is_begun = not self.is_new and self.folder.log.exists()
+        before = seconds_of(read_bytes(self.folder.log).decode("utf-8", "replace")) if is_begun else 0.0
         log = Log(self.folder.log)
         try:
             with Display(self.console, log) as display:
                 training = self._training(_TrainingDisplay(log, display, self.conf.metric))
-                self._begin(training, log)
+                has_best = training.restore()
+                is_trained = training.validations and has_best and training.step == self.conf.train.steps
+                line = finished_training(self.folder, self.conf) if is_trained else ""
+                if line:
+                    self.console.print(line, markup=False, soft_wrap=True)
+                    return training.best
+                self._begin(training, log, has_best=has_best)
                 display.phase("training", total=self.conf.train.steps, done=training.step)
                 best = self._run(training, log)
-            self._write(best, training.validations, seconds=time.monotonic() - started)
+            self._write(best, training.validations, seconds=before + time.monotonic() - started)
             log.write("done", step=best.step, values=dict(best.values))
             return best
         finally:
@@ -137,14 +146,13 @@ class TrainRun:
             watch=watch,
         )
 
-    def _begin(self, training: Retraining, log: Log) -> None:
-        """Have the weights to begin or go on with, and say so."""
+    def _begin(self, training: Retraining, log: Log, *, has_best: bool) -> None:
+        """Have the weights to begin with, if it does not go on, and say so."""
         conf, problem = self.conf, self.components.problem
         pool = problem.pool
         brought = any(layer.candidate.has_weights for layer in pool.path(self.architecture))
         first = f"from the weights that {conf.space.pool} brings" if brought else "from scratch"
         source = f"weights of {conf.weights}" if conf.weights != SCRATCH else f"{first}, seed {conf.seed}"
-        has_best = training.restore()
         if not training.validations and conf.weights != SCRATCH:
             keys = path_states(pool, self.architecture)
             missing = Checkpoint(Path(conf.weights)).load_weights(self.components.relay.server, keys)

@@ -123,6 +123,21 @@ def test_a_finished_search_says_so_and_trains_nothing(finished, tmp_path, capsys
 
 
 @pytest.mark.slow
+def test_a_finished_search_that_has_not_exported_says_which_command_does(finished, tmp_path, capsys):
+    before = contents(tmp_path)
+    assert main(["search", OWN, "resume=run", "export=true"]) == 0
+    line = capsys.readouterr().out.strip()
+    assert contents(tmp_path) == before
+    command = line.partition("nothing to do; to export its network: ")[2].partition("; for more: ")[0]
+    assert command == f"python -m l2l_nas export run=run {OWN}"
+    assert main(shlex.split(command)[3:]) == 0
+    assert Path("run/export/model.pt2").exists()
+    capsys.readouterr()
+    assert main(["search", OWN, "resume=run", "export=true"]) == 0
+    assert "nothing to do; for more: " in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_finished_search_goes_on_if_something_else_is_asked_for_or_its_result_is_lost(finished, capsys):
     assert main(["search", OWN, "resume=run", "relay.threads=1"]) == 0  # how fast it was is nothing else
     assert capsys.readouterr().out.startswith("finished: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -142,3 +143,41 @@ def test_an_unfinished_training_has_no_result_and_says_how_to_get_one(finished, 
     assert "go on with: python -m l2l_nas train resume=out space.pool=tiny.py:build" in refused(
         "evaluate", "run=out", "space.pool=tiny.py:build"
     )
+
+
+TOY = ("train", OWN, "architecture=original", "train.validation_steps=5", "export=false")
+
+
+def test_a_finished_training_says_so_and_writes_nothing(pool, tmp_path, capsys):
+    assert main([*TOY, "train.steps=10", "folder=out"]) == 0
+    before = contents(tmp_path)
+    capsys.readouterr()
+    assert main(["train", OWN, "resume=out", "relay.threads=1"]) == 0  # how fast it was is nothing else
+    line = capsys.readouterr().out.strip()
+    said, _, command = line.partition("; for more: ")
+    assert said == "finished: 10 of 10 steps are done and the result is written, nothing to do"
+    assert contents(tmp_path) == before
+    assert main(shlex.split(command)[3:]) == 0
+    assert read("out")["last"]["step"] == 20
+    for lost in ("result.json", "log.jsonl"):
+        Path("out", lost).unlink()
+        assert main(["train", OWN, "resume=out"]) == 0
+        assert read("out")["last"]["step"] == 20
+
+
+def test_a_training_that_goes_on_counts_the_seconds_of_earlier_sessions(pool):
+    assert main([*TOY, "train.steps=10", "folder=out"]) == 0
+    log = Path("out/log.jsonl")
+    first, *others = map(json.loads, log.read_text().splitlines())
+    assert first["event"] == "start"
+    first["time"] -= 1000
+    log.write_text("".join(json.dumps(event) + "\n" for event in (first, *others)))
+    assert main(["train", OWN, "resume=out", "train.steps=15"]) == 0
+    assert 1000 < read("out")["seconds"] < 1100
+
+
+@pytest.mark.slow
+def test_a_finished_training_exports_what_it_has_not_yet(pool):
+    assert main([*TOY, "train.steps=5", "folder=out"]) == 0
+    assert main(["train", OWN, "resume=out", "export=true"]) == 0
+    assert Path("out/export/model.pt2").exists()
