@@ -199,6 +199,9 @@ class _Checker:
         slots = (step.slot, *step.tail)
         wanted = self.depth - self.tail if step.op is Op.TAIL else 1
         self._demand(len(slots) == wanted, index, f"runs in {len(slots)} slots, and has {wanted} layers")
+        keys = [self.path[place].key for place in range(step.layer, step.layer + wanted)]
+        # the gradient of a layer is sent from one slot
+        self._demand(len({*zip(keys, slots, strict=True)}) == len({*keys}), index, "a repeated layer is in two slots")
         for number in set(slots):
             # more than one where a repeated layer is in the tail twice
             runs = [place for place, used in enumerate(slots, start=step.layer) if used == number]

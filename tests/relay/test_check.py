@@ -175,3 +175,22 @@ def test_a_second_copy_of_a_repeated_layer_has_stale_buffers():
 def test_a_step_that_waits_for_a_later_one_is_refused(other):
     with pytest.raises(PlanError, match="not earlier"):
         check_plan(Plan((Step(Op.LOAD, layer=0, slot=0, after=(other,)),), Carry()), [NORM], slots=1, trains=False)
+
+
+def test_a_repeated_layer_of_the_tail_in_two_slots_is_refused_as_one_would_keep_its_gradient():
+    path = [PathLayer("a", ("a",), False, (), ("x",)), PathLayer("a", ("a",), False, ("x",), ("y",))]
+    steps = (
+        Step(Op.LOAD, 0, 0),
+        Step(Op.LOAD, 1, 1),
+        Step(Op.ENTER, 0, 0, after=(0,)),
+        Step(Op.ENTER, 1, 1, after=(1, 2)),
+        Step(Op.TAIL, 0, 0, tail=(1,), after=(2, 3)),
+        Step(Op.LEAVE, 1, 1, after=(4,)),
+        Step(Op.LEAVE, 0, 0, after=(5,)),
+        Step(Op.SEND, 0, 0, after=(6,)),
+        Step(Op.UPDATE, state="a", after=(0, 1, 7)),
+        Step(Op.FREE, slot=0, after=(7,)),
+        Step(Op.FREE, slot=1, after=(6,)),
+    )
+    with pytest.raises(PlanError, match="a repeated layer is in two slots"):
+        check_plan(Plan(steps, Carry((None, None), ("a",))), path, slots=2, trains=True)

@@ -217,6 +217,8 @@ def run_all(
 
     A generator of results with weights: whoever drops one frees its weights.
     """
+    if not segments:
+        return
     left = len(segments)
     indices = {segment.name: index for index, segment in enumerate(segments)}
     for segment in segments:

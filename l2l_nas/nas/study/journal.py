@@ -80,11 +80,16 @@ class JournalFile(BaseJournalBackend):
             if self._lock is not None:
                 self._lock.acquire()
                 held.callback(self._lock.release)
-            with open(self._path, "r+b") as file:  # one that is gone is not made anew
+            with open(self._path, "r+b", opener=_to_append) as file:
                 _go_behind_last_line(file)
                 file.write(lines.encode())
                 file.flush()
                 os.fsync(file.fileno())
+
+
+def _to_append(path: str, flags: int) -> int:
+    """At the end, wherever that is by then, as others may write, too; a file that is gone is not made anew."""
+    return os.open(path, flags | os.O_APPEND)
 
 
 def _go_behind_last_line(file: BinaryIO) -> None:

@@ -62,6 +62,24 @@ def test_a_torn_last_line_is_left_out_and_cut_off_before_anything_is_appended(pa
     assert path.read_bytes().startswith(b'{"op_code":0')
 
 
+def test_what_another_program_appends_while_we_do_stays(path, monkeypatch):
+    ours = JournalStorage(JournalFile(path))
+    study_id = ours.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "search")
+    theirs = JournalStorage(JournalFileBackend(str(path)))
+    assert theirs.get_n_trials(study_id) == 0
+    found_end = journal._go_behind_last_line
+
+    def then_another(file):
+        found_end(file)
+        add(theirs, study_id, 1)
+
+    monkeypatch.setattr(journal, "_go_behind_last_line", then_another)
+    add(ours, study_id, 2)
+    monkeypatch.undo()
+    values = [trial.value for trial in JournalStorage(JournalFile(path)).get_all_trials(study_id)]
+    assert values == [1.0, 2.0]
+
+
 def test_a_lock_that_somebody_holds_is_waited_for(path):
     storage = JournalStorage(JournalFile(path, lock=JournalFileSymlinkLock(str(path))))
     study_id = storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "search")
