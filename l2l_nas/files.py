@@ -400,7 +400,13 @@ def write_yaml(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         StorageError: it could not be written.
     """
-    write_atomically(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    write_atomically(path, yaml_text(content))
+
+
+def yaml_text(content: Mapping[str, Any]) -> str:
+    """Settings as `write_yaml` writes them."""
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def write_json(path: Path, content: object) -> None:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords
-from l2l_nas.files import read_bytes, read_json, write_atomically
+from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords, without_passwords_in
+from l2l_nas.files import read_bytes, read_json, write_atomically, yaml_text
 from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.study.reading import read_study
 from l2l_nas.report.card import SpaceCard
@@ -67,7 +67,8 @@ def gather(
         history = read_history(read_events(log), running_at=now if is_running else None)
     except _FOREIGN as error:
         raise _damaged(folder.log, error) from None
-    config = read_config(folder.config)
+    # a page is handed on. The file has all that a resume needs, also passwords in arguments of a space.
+    config = without_passwords_in(read_config(folder.config))
     found = _read(folder.result, _best_of)
     records = only_finite(records, goals)
     cards = (history.card, *history.earlier)
@@ -85,7 +86,7 @@ def gather(
         raise _damaged(folder.config, error) from None
     return Summary(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
-        config=read_bytes(folder.config).decode(errors="replace"), timeline=_read_picture(folder.timeline),
+        config=yaml_text(config), timeline=_read_picture(folder.timeline),
         planned=_read(folder.plan, Planned.from_json), planned_picture=_read_picture(folder.plan_picture),
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from l2l_nas.__main__ import main
 from l2l_nas.errors import one_line, without_passwords_in
@@ -65,6 +66,16 @@ def test_the_settings_are_shown_without_a_password(tmp_path, monkeypatch, capsys
     said = capsys.readouterr().out
     assert "postgresql://me:***@127.0.0.1:1/studies" in said
     assert SECRET not in said
+
+
+def test_the_page_of_a_run_shows_no_password_of_a_space(finished):
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    config["space"]["args"] = {"source": f"postgresql://me:{SECRET} 2@db/x", "depth": 4}
+    (finished / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["report", "run=run"]) == 0
+    page = (finished / "report.html").read_text()
+    assert page.count("postgresql://me:***@db/x") == 2  # among the settings that differ, and among all
+    assert SECRET not in page
 
 
 def test_what_a_driver_says_of_a_password_is_blotted_out():
