@@ -169,13 +169,16 @@ def report(message: str) -> int:
 def _resumed_sweep(command: str, args: Namespace) -> list[str]:
     """A sweep goes on in its own folder, each run in its own below, with the words of its start."""
     overrides: list[str] = args.overrides
-    from l2l_nas.runs.sweep_words import SWEEP_CONFIG, is_choice, sweep_words
+    from l2l_nas.runs.sweep_words import SWEEP_CONFIG, is_choice, reading_sweep, sweep_words
 
     values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
-    if not values.get("resume") or "," in values["resume"]:
+    if "resume" not in values or "," in values["resume"]:
         return overrides
     parse = OverridesParser.create().parse_override
-    root = Path(str(parse(f"resume={values['resume']}").value()))
+    named = parse(f"resume={values['resume']}").value()
+    if not named:
+        raise SettingError("resume= names no folder; name that of the sweep, or leave it out to start a new one")
+    root = Path(str(named))
     folder = parse(f"folder={values.get('folder', values['resume'])}").value()
     if not root.is_dir():
         raise StorageError(f"resume={values['resume']}: no such folder")
@@ -186,6 +189,9 @@ def _resumed_sweep(command: str, args: Namespace) -> list[str]:
     said = values.keys() | ({"space.pool"} if "space" in values else set())
     said |= {"--config-dir", "--config-name"} if config_folders(args) else set()
     words = sweep_words(command, root)
+    with reading_sweep(root):
+        for word in words[0]:
+            parse(word)
     taken, left = ([word for word in some if not given_names([word]) & said] for some in words)
     if own := [word for word in left if is_choice(word)]:
         # with others in its place the runs could not be compared

@@ -23,6 +23,7 @@ from l2l_nas.cost.table import UNITS
 from l2l_nas.errors import L2LError, SettingError, did_you_mean, without_passwords_in
 from l2l_nas.files import write_atomically
 from l2l_nas.nas.objectives import Goal, parse_goals
+from l2l_nas.nas.samplers.registry import build_sampler
 from l2l_nas.nas.sweep_study import SWEEP_SAMPLERS, SweepStudy, between, ends_of, listed
 from l2l_nas.plugins import is_named
 from l2l_nas.runs.fields import check_bounds, settings, value_of
@@ -56,7 +57,8 @@ class SamplerSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> list[Sequence[JobReturn]]:
         """See `Sweeper.sweep`: of each batch what its launcher returned."""
         sweep = SweepCallback.current
-        assert sweep is not None
+        if sweep is None:  # Hydra offers it to any program
+            raise SettingError("hydra/sweeper=l2l leads searches of l2l_nas alone; take another sweeper")
         study = self._begin(sweep)
         returned: list[Sequence[JobReturn]] = []
         while batch := study.ask(self._conf.jobs):
@@ -88,6 +90,8 @@ class SamplerSweeper(Sweeper):
         ends = {name: ends_of(one) for name, one in distributions.items()}
         goals = _goals(compose_all(self._config, sweep.words, ends), conf.objectives)
         sweep.names = [goal.name for goal in goals]
+        # refused before anything is written; the study makes its own, which depends on how many runs there were
+        build_sampler(conf.sampler, seed=conf.seed, num_trials=conf.trials, num_finished=0)
         sweep.take_folder()
         content = without_passwords_in(OmegaConf.to_container(self._config, resolve=False))
         write_atomically(sweep.root / SWEEP_CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))

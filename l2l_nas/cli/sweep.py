@@ -55,9 +55,8 @@ from l2l_nas.runs.command_line import fill_in, given_names, spell
 from l2l_nas.runs.fields import check_bounds, declared, value_of
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, is_locked, locked, refuse_taken
 from l2l_nas.runs.resume import last_end
-from l2l_nas.runs.saved import read_config
 from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, PLACES
-from l2l_nas.runs.sweep_words import SWEEP_CONFIG, refuse_sweep, resume_sweep
+from l2l_nas.runs.sweep_words import SWEEP_CONFIG, read_sweep, reading_sweep, refuse_sweep, resume_sweep
 from l2l_nas.runs.terminal import explain, open_terminal
 
 # the study of a sweep that a sampler leads, in the sweep's folder
@@ -118,7 +117,7 @@ class SweepCallback(Callback):
         for override in _read_words(content):
             if override.key_or_group in PLACES and override.is_sweep_override():
                 raise SettingError(f"{override.key_or_group} cannot be swept: it is the same for all runs of a sweep")
-            self._refuse_twice(override, task)
+            self._refuse_twice(override)
             self.words[override.key_or_group] = override
         self.root = Path(config.hydra.sweep.dir)
         with read_write(config), open_dict(config):
@@ -131,6 +130,9 @@ class SweepCallback(Callback):
         if "resume" in self.words:
             self._refuse_other(without_passwords_in(content))
         if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
+            size = config.hydra.sweeper.max_batch_size
+            if size is not None and size < 1:
+                raise SettingError(f"hydra.sweeper.max_batch_size must be at least 1, or null, got {size}")
             values = {name: values_of(override) for name, override in self.swept.items()}
             compose_all(config, self.words, values)
             combinations = [dict(zip(values, run, strict=True)) for run in itertools.product(*values.values())]
@@ -139,15 +141,15 @@ class SweepCallback(Callback):
             print(f"{len(self.runs)} runs in {self.root}", flush=True)
         SweepCallback.current = self
 
-    def _refuse_twice(self, override: Override, task: Sequence[str]) -> None:
-        """Refuse two words of one setting, of which a run would have one and a table might show the other.
+    def _refuse_twice(self, override: Override) -> None:
+        """Refuse two words of one setting, as seed=0,1 and ++seed=2,3: runs would have one, and a table the other.
 
-        A word of the command line replaces one of `hydra.sweeper.params`, but for Hydra only if it is written alike.
+        Of two that are written alike the last one counts, for Hydra and here.
         """
         before = self.words.get(override.key_or_group)
         if before is None or not (before.is_sweep_override() or override.is_sweep_override()):
             return
-        if before.input_line in task or before.get_key_element() != override.get_key_element():
+        if before.get_key_element() != override.get_key_element():
             raise SettingError(
                 f"{override.key_or_group} is given twice, by {before.input_line} and by {override.input_line}; "
                 "leave one of them out"
@@ -155,7 +157,9 @@ class SweepCallback(Callback):
 
     def _refuse_other(self, content: Mapping[str, Any]) -> None:
         """Refuse to go on with a sweep as another one: see [Note: a sweep's folder]."""
-        before, now = (self._decisive(one) for one in (read_config(self.root / SWEEP_CONFIG), content))
+        with reading_sweep(self.root):
+            before = self._decisive(read_sweep(self.command, self.root))
+        now = self._decisive(content)
         for name, value in before.items():
             if value is not _UNKNOWN and value != now[name]:  # what only one version knows says nothing
                 raise SettingError(

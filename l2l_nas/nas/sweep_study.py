@@ -6,6 +6,7 @@ proposal that was tried before gets what came of it, and is no run.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, user_code
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.samplers.registry import build_sampler
 from l2l_nas.nas.study.journal import create_journal, open_journal, readable, refuse_directions
 from l2l_nas.nas.study.study import quiet_optuna
+from l2l_nas.plugins import is_named
 
 # samplers that take ranges, too; those of our own go from value to value
 SWEEP_SAMPLERS = ("tpe", "random", "nsga2", "nsga3", "gp")
@@ -39,6 +41,7 @@ class SweepStudy:
 
     Raises:
         StorageError: the file cannot be written, is damaged, or has other objectives.
+        L2LError: the sampler is the user's own, and raised something.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class SweepStudy:
     ) -> None:
         quiet_optuna()
         self._path, self._distributions, self._num_runs = path, dict(distributions), num_runs
+        self._own_sampler = sampler if is_named(sampler) else ""
         directions = [StudyDirection.MAXIMIZE if goal.maximize else StudyDirection.MINIMIZE for goal in goals]
         if not path.exists():
             names = [goal.name for goal in goals]
@@ -65,7 +69,8 @@ class SweepStudy:
             runs = self._trials()
             for trial in before:
                 if trial.state is TrialState.RUNNING and trial not in runs:  # killed while it was asked for
-                    self._study.tell(trial.number, state=TrialState.FAIL)
+                    with self._naming_sampler():
+                        self._study.tell(trial.number, state=TrialState.FAIL)
 
     @property
     def runs(self) -> dict[int, dict[str, Any]]:
@@ -97,12 +102,14 @@ class SweepStudy:
 
         Raises:
             StorageError: the file could not be written.
+            UserCodeError: the user's own sampler raised something.
         """
         with readable(self._path):
             batch = [trial.number for trial in self._trials() if trial.state is TrialState.RUNNING][:most]
             num_repeats = 0
             while len(batch) < most and len(self._trials()) < self._num_runs and num_repeats < _MOST_REPEATS:
-                trial = self._study.ask(self._distributions)
+                with self._naming_sampler():
+                    trial = self._study.ask(self._distributions)
                 is_repeat = self._is_known(trial)
                 num_repeats = num_repeats + 1 if is_repeat else 0
                 batch += [] if is_repeat else [trial.number]
@@ -117,8 +124,9 @@ class SweepStudy:
 
         Raises:
             StorageError: the file could not be written.
+            UserCodeError: the user's own sampler raised something; the run is in the file.
         """
-        with readable(self._path):
+        with readable(self._path), self._naming_sampler():
             self._study.tell(number, values, state=TrialState.FAIL if values is None else TrialState.COMPLETE)
 
     def _is_known(self, trial: Trial) -> bool:
@@ -126,9 +134,14 @@ class SweepStudy:
         for before in self._trials():
             if before.number < trial.number and before.state.is_finished() and before.params == trial.params:
                 trial.set_user_attr("cached", True)
-                self._study.tell(trial, before.values, state=before.state)
+                with self._naming_sampler():
+                    self._study.tell(trial, before.values, state=before.state)
                 return True
         return False
+
+    def _naming_sampler(self) -> contextlib.AbstractContextManager[None]:
+        """Around what may call a sampler of the user's own: the file is not at fault for what that raises."""
+        return user_code(f"sampler {self._own_sampler}") if self._own_sampler else contextlib.nullcontext()
 
     def _trials(self) -> list[FrozenTrial]:
         """Trials that are runs: neither repeats, nor cut short by a kill before they had all settings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from l2l_nas.errors import StorageError
 from l2l_nas.files import parsing
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, given_names
-from l2l_nas.runs.fields import settings
+from l2l_nas.runs.fields import settings, value_of
 from l2l_nas.runs.groups import GROUPS
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.saved import OWN, read_config
@@ -18,12 +19,42 @@ from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES, SweeperConf
 
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
+# what is read of what Hydra writes there
+_KINDS = {
+    **dict.fromkeys(("hydra", "hydra.overrides", "hydra.sweeper"), dict),
+    **dict.fromkeys(("hydra.overrides.hydra", "hydra.overrides.task"), list),
+    "hydra.sweeper.params": dict | None,
+    "hydra.job.config_name": str | None,
+}
+_ABSENT = object()
 # settings whose values are imported where they name something of the user's own
 _IMPORTED = {"hydra.sweeper.sampler", *OWN, *(f"{name}.name" for name in OWN if name in CHOICES)}
 # what a sweep says itself when it goes on
 _OF_THE_SWEEP = {*PLACES, "hydra.mode", "hydra.sweep.dir"}
 # names of what comes with this program; what names a file or a module, or interpolates, has other characters
 _OURS = re.compile(r"[\w.,()*? +-]*")
+
+
+def reading_sweep(root: Path) -> contextlib.AbstractContextManager[None]:
+    """Around reading the settings of a sweep: see `parsing`."""
+    return parsing(root / SWEEP_CONFIG, "the settings of a sweep", advice="restore it")
+
+
+def read_sweep(command: str, root: Path) -> dict[str, Any]:
+    """The settings that a sweep of a command was started with, and those of Hydra.
+
+    Raises:
+        StorageError: a part of them is missing, or not what it should be.
+    """
+    content = read_config(root / SWEEP_CONFIG)
+    sections = {name.rpartition(".")[0] for name, _, _ in settings(COMMANDS[command])} - {""}
+    kinds: dict[str, Any] = {**dict.fromkeys(sorted(sections), dict), **_KINDS}
+    with reading_sweep(root):
+        for name, kind in kinds.items():
+            found = value_of(content, name, _ABSENT)
+            if found is not _ABSENT and not isinstance(found, kind):
+                raise ValueError(f"{name} is {found!r}")
+    return content
 
 
 def sweep_words(command: str, root: Path) -> tuple[list[str], list[str]]:
@@ -36,9 +67,8 @@ def sweep_words(command: str, root: Path) -> tuple[list[str], list[str]]:
     Raises:
         StorageError: the sweep's settings are damaged.
     """
-    path = root / SWEEP_CONFIG
-    about: Any = read_config(path).get("hydra")
-    with parsing(path, "the settings of a sweep", advice="restore it"):
+    with reading_sweep(root):
+        about = read_sweep(command, root)["hydra"]
         words = [str(word) for part in ("hydra", "task") for word in [*about["overrides"][part]]]
         sources = about.get("runtime", {}).get("config_sources", [])
         folders = [str(one["path"]) for one in sources if one["provider"] == "command-line"]

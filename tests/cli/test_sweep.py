@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.errors import TrialError
-from l2l_nas.files import write_json
+from l2l_nas.cli.sampled import SamplerSweeper
+from l2l_nas.errors import SettingError, TrialError
+from l2l_nas.files import read_yaml, write_json, write_yaml
 from l2l_nas.runs.folder import RunFolder
 from tests.cli.runs import TINY, contents
 
@@ -93,8 +94,7 @@ def swept(quick):
     ("words", "says"),
     [
         (["seed=0,1", "++seed=2,3"], "seed is given twice, by seed=0,1 and by ++seed=2,3"),
-        (["seed=0,1", "seed=2"], "seed is given twice, by seed=0,1 and by seed=2"),
-        (["seed=2", "seed=0,1"], "seed is given twice, by seed=2 and by seed=0,1"),
+        (["++seed=2", "seed=0,1"], "seed is given twice, by ++seed=2 and by seed=0,1"),
         (["--config-dir", "conf", "+swept=it", "++seed=3"], "seed is given twice, by seed=1,2 and by ++seed=3"),
     ],
 )
@@ -103,8 +103,9 @@ def test_a_swept_setting_has_one_word(quick, swept, refused, words, says):
     assert contents(quick).keys() == {"conf/swept/it.yaml"}
 
 
-def test_a_word_replaces_one_of_a_config_file(quick, swept):
-    assert main(["search", "-m", "--config-dir", "conf", "+swept=it", "seed=3,4", "folder=s"]) == 0
+@pytest.mark.parametrize("words", [["seed=3,4"], ["seed=0,1", "seed=3,4"], ["seed=5", "seed=3,4"]])
+def test_the_last_of_words_that_are_written_alike_counts_also_before_one_of_a_config_file(quick, swept, words):
+    assert main(["search", "-m", "--config-dir", "conf", "+swept=it", *words, "folder=s"]) == 0
     assert labels(quick / "s") == {"s/0": "seed=3 +swept=it", "s/1": "seed=4 +swept=it"}
 
 
@@ -142,3 +143,50 @@ def test_a_run_that_its_callback_stopped_is_over_and_the_next_one_begins(pool, t
     assert main([*again, "resume=s"]) == 0
     after = contents(tmp_path / "s")
     assert {name for name in after if before.get(name) != after[name]} <= {"multirun.yaml", "summary.json"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda content: content["hydra"]["sweeper"].update(params=["seed"]), "hydra.sweeper.params is ['seed']"),
+        (lambda content: content["hydra"]["job"].update(config_name=["a"]), "hydra.job.config_name is ['a']"),
+        (lambda content: content["hydra"]["overrides"].update(task="seed"), "hydra.overrides.task is 'seed'"),
+        (lambda content: content["hydra"]["overrides"].update(task=["seed=["]), ""),
+        (lambda content: content["hydra"].pop("overrides"), ""),
+        (lambda content: content.update(hydra=None), "hydra is None"),
+        (lambda content: content.update(search=[1]), "search is [1]"),
+        (lambda content: content.update(data=None), "data is None"),
+    ],
+)
+def test_settings_of_a_sweep_that_are_damaged_are_one_line(quick, refused, damage, says):
+    assert main(["search", "-m", "--config-dir", ".", "seed=0,1", "folder=s"]) == 0
+    path = quick / "s" / "multirun.yaml"
+    content = read_yaml(path)
+    damage(content)
+    write_yaml(path, content)
+    before = contents(quick)
+    line = refused("search", "-m", "--config-dir", ".", "resume=s")
+    assert line.startswith("error: s/multirun.yaml: damaged, not the settings of a sweep (")
+    assert says in line
+    assert contents(quick) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size must be at least 1, or null, got 0"),
+        (["resume="], "resume= names no folder"),
+        (["resume=''"], "resume= names no folder"),
+        (["hydra/sweeper=l2l", "hydra.sweeper.sampler=own.py:Broken"], "own.py:Broken raised ValueError: not today"),
+    ],
+)
+def test_what_no_sweep_can_begin_with_is_one_line_and_leaves_nothing(pool, tmp_path, refused, words, says):
+    (tmp_path / "own.py").write_text('def Broken():\n    raise ValueError("not today")\n')
+    assert says in refused("search", "-m", "space.pool=tiny.py:build", "seed=0,1", "folder=s", *words)
+    assert contents(tmp_path).keys() == {"own.py", "tiny.py"}
+
+
+def test_a_sweeper_of_ours_refuses_to_lead_another_program(monkeypatch):
+    monkeypatch.setattr("l2l_nas.cli.sweep.SweepCallback.current", None)
+    with pytest.raises(SettingError, match="leads searches of l2l_nas alone"):
+        SamplerSweeper().sweep(["seed=0,1"])

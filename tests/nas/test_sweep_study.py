@@ -6,7 +6,7 @@ import shutil
 import pytest
 from optuna.trial import TrialState
 
-from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.errors import SettingError, StorageError, UserCodeError
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.sweep_study import SWEEP_SAMPLERS, SweepStudy, between, ends_of, listed
 from tests.studies import saved_sweep
@@ -160,3 +160,30 @@ def test_a_sweep_that_lost_its_objectives_is_refused(tmp_path, directions):
     path.write_bytes(b"".join([json.dumps(event).encode() + b"\n", *others]))
     with pytest.raises(StorageError, match=r"sweep\.log: does not read as a study of this program"):
         open_sweep(tmp_path)
+
+
+SAMPLERS = """
+import optuna
+
+class Silent(optuna.samplers.RandomSampler):
+    def sample_independent(self, *_):
+        raise ValueError("nothing to say")
+
+class Deaf(optuna.samplers.RandomSampler):
+    def after_trial(self, *_):
+        raise ValueError("nothing heard")
+"""
+
+
+def test_a_sampler_of_one_s_own_that_raises_is_named_and_the_file_is_not_blamed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(SAMPLERS)
+    with pytest.raises(UserCodeError, match=r"^sampler own\.py:Silent raised ValueError: nothing to say"):
+        open_sweep(tmp_path, sampler="own.py:Silent").ask(1)
+    with pytest.raises(UserCodeError, match=r"^sampler own\.py:Deaf raised"):
+        open_sweep(tmp_path, sampler="own.py:Deaf")  # it is told of the trial that the other one left
+    study = open_sweep(tmp_path, sampler="own.py:Deaf")
+    (number,) = study.ask(1)
+    with pytest.raises(UserCodeError, match=r"^sampler own\.py:Deaf raised ValueError: nothing heard"):
+        study.tell(number, [0.5])
+    assert saved_sweep(tmp_path).trials[number].values == [0.5]
