@@ -169,7 +169,8 @@ def report(message: str) -> int:
 def _resumed_sweep(command: str, args: Namespace) -> list[str]:
     """A sweep goes on in its own folder, each run in its own below, with the words of its start."""
     overrides: list[str] = args.overrides
-    from l2l_nas.runs.sweep_words import SWEEP_CONFIG, is_choice, reading_sweep, sweep_words
+    from l2l_nas.runs.folder import SWEEP_CONFIG
+    from l2l_nas.runs.sweep_words import is_choice, reading_sweep, sweep_words
 
     values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
     if "resume" not in values or "," in values["resume"]:

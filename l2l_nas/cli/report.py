@@ -12,6 +12,7 @@ from l2l_nas.report.html.view import is_page
 from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.folder import RunFolder, is_locked
 from l2l_nas.runs.page import page_of
+from l2l_nas.runs.saved import SavedRun
 from l2l_nas.runs.settings import ReportConf
 from l2l_nas.runs.terminal import open_terminal
 
@@ -24,6 +25,7 @@ def main(conf: ReportConf) -> None:
     root = Path(conf.run)
     if not root.is_dir():
         raise StorageError(f"{root}: no such folder")
+    SavedRun(RunFolder(root)).refuse_none()
     page, results = page_of(root, is_running=is_locked(root))
     path = Path(conf.out) if conf.out else RunFolder(root).report
     if path.is_dir():

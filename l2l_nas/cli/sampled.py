@@ -27,9 +27,9 @@ from l2l_nas.nas.samplers.registry import build_sampler
 from l2l_nas.nas.sweep_study import SWEEP_SAMPLERS, SweepStudy, between, ends_of, listed
 from l2l_nas.plugins import is_named
 from l2l_nas.runs.fields import check_bounds, settings, value_of
+from l2l_nas.runs.folder import SWEEP_CONFIG
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.settings import SearchConf, SweeperConf
-from l2l_nas.runs.sweep_words import SWEEP_CONFIG
 
 # numbers that are decided where nobody says them
 _WHOLE = {name for name, default, _ in settings(SearchConf) if default is None}

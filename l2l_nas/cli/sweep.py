@@ -53,10 +53,10 @@ from l2l_nas.nas.callback import Stopped
 from l2l_nas.report.table import sweep_table
 from l2l_nas.runs.command_line import fill_in, given_names, spell
 from l2l_nas.runs.fields import check_bounds, declared, value_of
-from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, is_locked, locked, refuse_taken
+from l2l_nas.runs.folder import SWEEP_CONFIG, SWEEP_NAMES, RunFolder, is_locked, locked, refuse_taken
 from l2l_nas.runs.resume import last_end
 from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, PLACES
-from l2l_nas.runs.sweep_words import SWEEP_CONFIG, read_sweep, reading_sweep, refuse_sweep, resume_sweep
+from l2l_nas.runs.sweep_words import read_sweep, reading_sweep, refuse_sweep, resume_sweep
 from l2l_nas.runs.terminal import explain, open_terminal
 
 # the study of a sweep that a sampler leads, in the sweep's folder

@@ -28,8 +28,10 @@ RUN_NAMES = (
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
     *("coverage.png", "plan.json", "plan.png"),
 )
+# the file that Hydra's sweepers write
+SWEEP_CONFIG = "multirun.yaml"
 # all that a sweep writes beside its runs, which are called by their numbers
-SWEEP_NAMES = ("multirun.yaml", "summary.json", "sweep.log")
+SWEEP_NAMES = (SWEEP_CONFIG, "summary.json", "sweep.log")
 # of a study that is being made
 _DRAFT = ".study.log.tmp"
 

@@ -35,7 +35,7 @@ from l2l_nas.runs.choice_settings import CHOICES, NoArguments
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.components import Components
 from l2l_nas.runs.fields import declared, settings, value_of
-from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.locate import is_builtin, load_data
 from l2l_nas.runs.numbers import is_cold
@@ -43,7 +43,6 @@ from l2l_nas.runs.origin import NO_TEST, describe_data, export_or_warn, identity
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Log
 from l2l_nas.runs.settings import SearchConf
-from l2l_nas.runs.sweep_words import SWEEP_CONFIG
 from l2l_nas.runs.terminal import say, warn
 from l2l_nas.training.export import remove_export
 from l2l_nas.training.problem import Problem

@@ -18,7 +18,7 @@ from l2l_nas.plugins import is_own
 from l2l_nas.pretrained.pool import is_published
 from l2l_nas.runs.command_line import name_again, resume_command
 from l2l_nas.runs.fields import declared, typed, value_of
-from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.origin import identity
 from l2l_nas.runs.renamed import with_names_of_today
@@ -94,6 +94,14 @@ class SavedRun:
         own = own_names(self.config) if self.folder.config.exists() else {}
         return resume_command(self.command, self.folder.root, {**own, **(named or {})})
 
+    def refuse_none(self) -> None:
+        """Refuse a folder that holds no run. Raises StorageError: it tells what to name, if it holds a sweep."""
+        root, folder = self.folder.root, self.folder
+        if (root / SWEEP_CONFIG).exists():
+            raise StorageError(f"{root} holds a sweep ({SWEEP_CONFIG}); name one of its runs, such as run={root / '0'}")
+        if not any(path.exists() for path in (folder.config, folder.study, folder.architecture, folder.result)):
+            raise StorageError(f"{root} holds no run")
+
     def result(self) -> Any:
         """What is in its `result.json`.
 
@@ -102,6 +110,7 @@ class SavedRun:
         """
         path = self.folder.result
         if not path.exists():
+            self.refuse_none()
             raise StorageError(f"{path}: missing, the {self.noun} has not finished; go on with: {self.again()}")
         return read_json(path)
 

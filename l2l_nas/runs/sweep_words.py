@@ -12,13 +12,12 @@ from l2l_nas.files import parsing
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, given_names
 from l2l_nas.runs.fields import settings, value_of
+from l2l_nas.runs.folder import SWEEP_CONFIG
 from l2l_nas.runs.groups import GROUPS
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.saved import OWN, read_config
 from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES, SweeperConf
 
-# the file that Hydra's sweepers write
-SWEEP_CONFIG = "multirun.yaml"
 # what is read of what Hydra writes there
 _KINDS = {
     **dict.fromkeys(("hydra", "hydra.overrides", "hydra.sweeper"), dict),

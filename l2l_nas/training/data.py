@@ -361,6 +361,10 @@ def has_arrays(folder: Path) -> bool:
 def _numbers(array: np.ndarray, place: str) -> np.ndarray:
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
         raise DataError(f"{place} is {array.dtype} {list(array.shape)}; expected numbers [samples, ...]")
+    if array.dtype == np.uint8 and array.ndim == 4 and array.shape[1] in (1, 3, 4) and array.shape[3] > 4:
+        raise DataError(
+            f"{place} is uint8 {list(array.shape)}; images of uint8 have their channels last: x.transpose(0, 2, 3, 1)"
+        )
     return array
 
 

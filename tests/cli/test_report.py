@@ -287,8 +287,14 @@ def test_a_folder_that_is_none_is_one_line(refused, tmp_path, monkeypatch) -> No
     assert "nowhere: no such folder" in refused("report", "run=nowhere")
     assert "no setting 'folder'" in refused("report", "folder=x")
     (tmp_path / "empty").mkdir()
-    assert "there is no study" in refused("report", "run=empty")
+    for command in ("report", "evaluate", "export"):
+        assert refused(command, "run=empty").strip() == "error: empty holds no run"
     assert contents(tmp_path) == {}
+    (tmp_path / "empty" / "multirun.yaml").touch()
+    for command in ("report", "evaluate", "export"):
+        assert "empty holds a sweep (multirun.yaml); name one of its runs, such as run=empty/0" in refused(
+            command, "run=empty"
+        )
 
 
 def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> None:

@@ -194,6 +194,13 @@ def test_bytes_become_images_from_0_to_1_with_channels_first(tmp_path, shape, be
     assert (len(data.train), len(data.validation), len(data.test)) == (5, 3, 2)
 
 
+def test_bytes_with_channels_first_are_refused_as_they_would_be_read_as_others(tmp_path):
+    x = np.zeros((10, 3, 12, 12), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) % 2)
+    with pytest.raises(DataError, match=r"a.npz: 'x' is uint8 \[10, 3, 12, 12\]; .* channels last: x.transpose"):
+        from_npz(tmp_path / "a.npz")
+
+
 def test_doubles_become_floats_and_bool_targets_classes(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).random((10, 2)), y=np.arange(10) % 2 == 0)
     data = from_npz(tmp_path / "a.npz")
