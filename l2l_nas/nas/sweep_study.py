@@ -7,6 +7,9 @@ proposal that was tried before gets what came of it, and is no run.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,9 @@ from l2l_nas.plugins import is_named
 # samplers that take ranges, too; those of our own go from value to value
 SWEEP_SAMPLERS = ("tpe", "random", "nsga2", "nsga3", "gp")
 _NAME = "sweep"
-# proposals in a row that were tried before, until a sampler is taken to have no others
-_MOST_REPEATS = 100
+# proposals in a row that were tried before, until one that was not tried takes their place, or there are no others
+_MOST_REPEATS = 25
+_COUNTABLE = 100_000  # combinations that are gone through to find one
 
 
 class SweepStudy:
@@ -65,6 +69,7 @@ class SweepStudy:
         with readable(path):
             refuse_directions(self._study, directions)
             before = self._study.get_trials(deepcopy=False)
+            self._random = random.Random(f"{seed} {len(before)}")
             self._study.sampler = build_sampler(sampler, seed=seed, num_trials=num_runs, num_finished=len(before))
             runs = self._trials()
             for trial in before:
@@ -92,7 +97,8 @@ class SweepStudy:
     @property
     def best(self) -> list[int]:
         """With one goal the best runs; with more, those that no other beats on all."""
-        return [trial.number for trial in self._study.best_trials]
+        runs = {trial.number for trial in self._trials()}
+        return [trial.number for trial in self._study.best_trials if trial.number in runs]
 
     def ask(self, most: int) -> list[int]:
         """Numbers of the next runs: those that a kill left running, then new ones; none when there are no more.
@@ -105,15 +111,35 @@ class SweepStudy:
             UserCodeError: the user's own sampler raised something.
         """
         with readable(self._path):
-            batch = [trial.number for trial in self._trials() if trial.state is TrialState.RUNNING][:most]
-            num_repeats = 0
-            while len(batch) < most and len(self._trials()) < self._num_runs and num_repeats < _MOST_REPEATS:
-                with self._naming_sampler():
-                    trial = self._study.ask(self._distributions)
-                is_repeat = self._is_known(trial)
-                num_repeats = num_repeats + 1 if is_repeat else 0
-                batch += [] if is_repeat else [trial.number]
+            runs = self._trials()
+            batch = [trial.number for trial in runs if trial.state is TrialState.RUNNING][:most]
+            combinations = math.prod(len(_values_of(one)) for one in self._distributions.values())
+            total = min(self._num_runs, combinations or self._num_runs)
+            while len(batch) < most and len(runs) < total:
+                number = self._ask_new({self._key(run): run for run in runs}, combinations)
+                if number is None:
+                    break
+                batch.append(number)
+                runs = self._trials()
         return batch
+
+    def _ask_new(self, known: Mapping[tuple[Any, ...], FrozenTrial], combinations: int) -> int | None:
+        """The number of a trial with settings that no run has; None if the sampler has no others."""
+        with self._naming_sampler():
+            for _ in range(_MOST_REPEATS):
+                trial = self._study.ask(self._distributions)
+                before = known.get(self._key(trial))
+                if before is None:
+                    return trial.number
+                # it gets what came of its run, if that is over
+                is_over = before.state.is_finished()
+                self._study.tell(trial, before.values, state=before.state if is_over else TrialState.PRUNED)
+            if not 0 < combinations <= _COUNTABLE:
+                return None
+            every = itertools.product(*map(_values_of, self._distributions.values()))
+            untried = self._random.choice([one for one in every if one not in known])
+            self._study.enqueue_trial(dict(zip(self._distributions, untried, strict=True)))
+            return self._study.ask(self._distributions).number
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
         """Record that a run ended; when this returns, it is in the file.
@@ -129,25 +155,29 @@ class SweepStudy:
         with readable(self._path), self._naming_sampler():
             self._study.tell(number, values, state=TrialState.FAIL if values is None else TrialState.COMPLETE)
 
-    def _is_known(self, trial: Trial) -> bool:
-        """Whether a run had these settings already; the trial gets what came of it."""
-        for before in self._trials():
-            if before.number < trial.number and before.state.is_finished() and before.params == trial.params:
-                trial.set_user_attr("cached", True)
-                with self._naming_sampler():
-                    self._study.tell(trial, before.values, state=before.state)
-                return True
-        return False
+    def _key(self, trial: FrozenTrial | Trial) -> tuple[Any, ...]:
+        return tuple(trial.params[name] for name in self._distributions)
 
     def _naming_sampler(self) -> contextlib.AbstractContextManager[None]:
         """Around what may call a sampler of the user's own: the file is not at fault for what that raises."""
         return user_code(f"sampler {self._own_sampler}") if self._own_sampler else contextlib.nullcontext()
 
     def _trials(self) -> list[FrozenTrial]:
-        """Trials that are runs: neither repeats, nor cut short by a kill before they had all settings."""
-        trials = self._study.get_trials(deepcopy=False)
-        names = self._distributions.keys()
-        return [trial for trial in trials if trial.params.keys() == names and "cached" not in trial.user_attrs]
+        """Trials that are runs: the first with its settings, and none that a kill cut short before it had them all."""
+        first: dict[tuple[Any, ...], FrozenTrial] = {}
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.params.keys() == self._distributions.keys():
+                first.setdefault(self._key(trial), trial)
+        return list(first.values())
+
+
+def _values_of(distribution: BaseDistribution) -> Sequence[Any]:
+    """Every value; none of one that has no end of them, or steps between floats."""
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices
+    if isinstance(distribution, IntDistribution):
+        return range(distribution.low, distribution.high + 1, distribution.step)
+    return ()
 
 
 def listed(values: Sequence[str]) -> BaseDistribution:

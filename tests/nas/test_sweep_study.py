@@ -86,8 +86,8 @@ def test_what_a_kill_left_between_two_commits_is_no_run(tmp_path):
     settings = study.runs[first]
     half, repeat = saved_sweep(tmp_path), saved_sweep(tmp_path)
     half.ask().suggest_float("rate", 1e-4, 1e-1, log=True)
-    repeat.enqueue_trial(dict(settings))
-    repeat.ask(RATE | KIND).set_user_attr("cached", True)
+    repeat.enqueue_trial(repeat.trials[0].params)
+    repeat.ask(RATE | KIND)
     again = open_sweep(tmp_path)
     assert list(finish(again)) == [0, 3, 4, 5, 6, 7]
     assert again.runs[0] == settings
@@ -95,15 +95,28 @@ def test_what_a_kill_left_between_two_commits_is_no_run(tmp_path):
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_repeat_gets_what_came_of_its_run_and_a_spent_space_ends_the_sweep(tmp_path, sampler):
-    study = open_sweep(tmp_path, distributions={"kind": listed(("x", "y", "z"))}, sampler=sampler, num_runs=9)
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_no_combination_runs_twice_and_a_spent_space_ends_the_sweep(tmp_path, sampler, batch_size):
     values = {"x": [0.25], "y": [0.5], "z": None}
-    while batch := study.ask(1):
-        study.tell(batch[0], values[study.runs[batch[0]]["kind"]])
-    assert sorted(settings["kind"] for settings in study.runs.values()) == ["x", "y", "z"]
-    trials = saved_sweep(tmp_path).trials
-    assert len(trials) > 3
-    assert all(trial.values == values[trial.params["kind"]] for trial in trials)
+    about = {"distributions": {"kind": listed(("x", "y", "z"))}, "sampler": sampler, "num_runs": 9}
+    study, asked = open_sweep(tmp_path, **about), []
+    while batch := study.ask(batch_size):
+        for number in batch:  # all of a batch are asked for before any of it is told
+            asked.append(study.runs[number]["kind"])
+            study.tell(number, values[asked[-1]])
+    assert sorted(asked) == ["x", "y", "z"]
+    assert study.num_finished == 3
+    assert [study.runs[number]["kind"] for number in study.best] == ["y"]
+    before = len(saved_sweep(tmp_path).trials)
+    assert open_sweep(tmp_path, **about).ask(1) == []
+    assert len(saved_sweep(tmp_path).trials) == before <= 3 + 3 * 25
+    for trial in saved_sweep(tmp_path).trials:
+        assert trial.state is TrialState.PRUNED or trial.values == values[trial.params["kind"]]
+
+
+def test_whole_numbers_are_all_tried_once(tmp_path):
+    about = {"distributions": {"n": between("n", 2, 8, is_whole=True, step=2)}, "num_runs": 20, "sampler": "tpe"}
+    assert sorted(settings["n"] for settings in finish(open_sweep(tmp_path, **about)).values()) == [2, 4, 6, 8]
 
 
 def test_other_objectives_are_refused_and_leave_the_file_as_it_is(tmp_path):
