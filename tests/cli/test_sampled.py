@@ -113,11 +113,10 @@ def test_what_was_tried_before_is_no_run_and_a_spent_space_ends_the_sweep(pool, 
     assert main([*words, "folder=sweep", "++hydra.sweeper.params={seed: '1,2'}", "hydra.sweeper.trials=8"]) == 0
     assert sorted(run["overrides"][0] for run in summary(tmp_path / "sweep")) == ["seed=1", "seed=2"]
     trials = saved(tmp_path / "sweep").trials
-    values = {trial.params["seed"]: trial.values for trial in trials if not trial.user_attrs}
-    assert [trial.values for trial in trials] == [values[trial.params["seed"]] for trial in trials]
-    assert sorted(name for name in os.listdir(tmp_path / "sweep") if name.isdigit()) == [
-        str(trial.number) for trial in trials if not trial.user_attrs
-    ]
+    first = {trial.params["seed"]: trial for trial in reversed(trials)}
+    assert [trial.values for trial in trials] == [first[trial.params["seed"]].values for trial in trials]
+    folders = {name for name in os.listdir(tmp_path / "sweep") if name.isdigit()}
+    assert folders == {str(trial.number) for trial in first.values()}
     assert "fewer than the 8 runs asked for: the sampler proposes no others" in capsys.readouterr().out
 
 
