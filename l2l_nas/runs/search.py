@@ -128,13 +128,7 @@ class SearchRun:
             if not resume and self.address is None:
                 self._write_settings()  # a folder knows its settings from the first moment on
             study = self._study(resume=resume)
-            if not resume:
-                refuse_weights_of_another(self.conf, study)
-            done, asked = study.num_evaluated, self.components.search.budget.trials
-            if done > asked and "search.trials" in self.given and not self.address:
-                raise SettingError(
-                    f"search.trials={asked}: {done} trials are already evaluated; ask for at least {done}"
-                )
+            self._refuse(study, resume=resume)
             if is_bare:
                 self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
             with Display(
@@ -178,6 +172,14 @@ class SearchRun:
             if study is not None:
                 study.close()
         return best.values[self.goals[0].name]
+
+    def _refuse(self, study: Study, *, resume: bool) -> None:
+        """Refuse another network's weights, and fewer trials than there are. Raises SettingError, StorageError."""
+        if not resume:
+            refuse_weights_of_another(self.conf, study)
+        done, asked = study.num_evaluated, self.components.search.budget.trials
+        if done > asked and "search.trials" in self.given and not self.address:
+            raise SettingError(f"search.trials={asked}: {done} trials are already evaluated; ask for at least {done}")
 
     def _begin(self, study: Study, log: Log, *, resume: bool) -> None:
         """Write what a search is of, and tell it."""
