@@ -258,7 +258,7 @@ class SweeperConf:
     trials: int = setting(20, "number of runs, earlier ones included", least=1)
     jobs: int = setting(1, "runs of a batch, at once if hydra/launcher can", least=1)
     sampler: str = setting("tpe", "tpe, random, nsga2, nsga3, gp; or FILE.py:NAME")
-    objectives: list[str] = setting([], "one to three; []: the first objective of the runs")
+    objectives: list[str] = setting([], "one to three; []: the first one of the runs")
     seed: int = setting(0, "seed of the sampler", most=2**63 - 1)
     params: dict[str, Any] = setting({}, "settings to sweep, for a config file")
 

@@ -109,11 +109,12 @@ def memory(library):
 
 
 def assert_no_growth(before, after):
-    """A stream that is later than before may need one more of the smallest blocks; what is left behind needs many."""
+    """Streams that are later than before may need a few more of the smallest blocks; one left behind by each of 50
+    architectures would be 50."""
     for name, now, then in zip(("in use", "taken at most"), after, before, strict=True):
         growth = {"device": now[0] - then[0], "pinned": now[1] - then[1]}
         print(f"bytes {name}: {growth} more, {dict(zip(growth, now, strict=True))} now")  # pytest -rP shows it
-        assert sum(growth.values()) <= 8 * 512
+        assert sum(growth.values()) <= 16 * 512
 
 
 @pytest.mark.parametrize("resident", [None, "all"])
