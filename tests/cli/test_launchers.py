@@ -46,16 +46,23 @@ def run(words, cwd):
     return process.returncode, out, sorted(err.splitlines())
 
 
+def runs_of(folder):
+    """Trials that are runs: the first with each fate; the others were proposed again."""
+    first = {}
+    for trial in saved_sweep(folder).trials:
+        first.setdefault(trial.params["space.args.fate"], trial)
+    return list(first.values())
+
+
 def check_fates(fates, code, errors, folder):
-    """Of the runs that are fine and refused, the first has a result."""
+    """Of the runs that are fine and refused, the first has a result. Fates are by a run's number."""
     assert code == 2
     says = "space.pool=tiny.py:fated raised ValueError: not this one"
     assert {error.split(" (")[0] for error in errors} == {
-        f"error: sweep/{number}: {says}" for number, fate in enumerate(fates) if fate != "fine"
+        f"error: sweep/{number}: {says}" for number, fate in fates.items() if fate != "fine"
     }
-    assert [(folder / str(number) / "result.json").exists() for number in range(len(fates))] == [
-        fate == "fine" for fate in fates
-    ]
+    for number, fate in fates.items():
+        assert (folder / str(number) / "result.json").exists() == (fate == "fine")
     # the launcher's own files are below the sweep's folder
     assert {path.name for path in folder.parent.iterdir()} == {"tiny.py", "sweep"}
 
@@ -66,7 +73,7 @@ def test_a_run_that_is_refused_takes_no_other_along(words, tmp_path, plugin, lau
     pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
     fates = ("refused", "fine")
     code, out, errors = run([*words, *launcher, f"space.args.fate={','.join(fates)}"], tmp_path)
-    check_fates(fates, code, errors, tmp_path / "sweep")
+    check_fates(dict(enumerate(fates)), code, errors, tmp_path / "sweep")
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
     assert [row["folder"] for row in rows] == ["sweep/0", "sweep/1"]
     assert [row["overrides"][-1] for row in rows] == [f"space.args.fate={fate}" for fate in fates]
@@ -102,14 +109,14 @@ def test_with_joblib_a_sampler_learns_what_became_of_every_run_of_a_batch(words,
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     swept = ["hydra.sweeper.jobs=2", "space.args.fate=refused,fine"]
     code, out, errors = run([*words, *JOBLIB, *SAMPLED, *swept], tmp_path)
-    study = saved_sweep(tmp_path / "sweep")
-    trials = [trial for trial in study.trials if not trial.user_attrs]  # the others were proposed again
-    fates = [trial.params["space.args.fate"] for trial in trials]
+    trials = runs_of(tmp_path / "sweep")
+    fates = {trial.number: trial.params["space.args.fate"] for trial in trials}
+    assert sorted(fates.values()) == ["fine", "refused"]
     check_fates(fates, code, errors, tmp_path / "sweep")
-    for number, trial in enumerate(trials):
-        assert trial.state.name == ("COMPLETE" if fates[number] == "fine" else "FAIL")
-        if fates[number] == "fine":
-            result = json.loads((tmp_path / "sweep" / str(number) / "result.json").read_text())
+    for trial in trials:
+        assert trial.state.name == ("COMPLETE" if fates[trial.number] == "fine" else "FAIL")
+        if fates[trial.number] == "fine":
+            result = json.loads((tmp_path / "sweep" / str(trial.number) / "result.json").read_text())
             assert trial.values == [result["best"]["values"]["accuracy"]]
     assert max(trial.datetime_start for trial in trials) < min(trial.datetime_complete for trial in trials)
     assert "warm-up" not in out  # processes that share a terminal do not all write to it
@@ -127,4 +134,6 @@ def test_a_killed_run_ends_a_sampled_sweep_with_one_line_and_goes_on_with_it(wor
     path = tmp_path / "tiny.py"
     path.write_text(path.read_text().replace("os.kill(os.getpid(), signal.SIGKILL)", "pass"))
     assert run(again.split()[3:], tmp_path)[0] == 0
-    assert {(tmp_path / "sweep" / name / "result.json").exists() for name in "01"} == {True}
+    runs = runs_of(tmp_path / "sweep")
+    assert len(runs) == 2
+    assert {(tmp_path / "sweep" / str(trial.number) / "result.json").exists() for trial in runs} == {True}
