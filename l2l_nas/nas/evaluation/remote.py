@@ -118,14 +118,13 @@ def with_named(name: str, recipe: bytes | None, function: Callable[..., Any], *a
     Returns:
         What the function returns; `LACKS` without a call where this process has no recipe of that name.
     """
-    if recipe is None:
-        recipe = _NAMED.get(name)
+    kept = _NAMED.get(name)
+    if kept is None:
         if recipe is None:
             return LACKS
-    elif name not in _NAMED:
         _NAMED.clear()
-        _NAMED[name] = recipe
-    return function(_NAMED.get(name, recipe), *args)
+        _NAMED[name] = kept = recipe
+    return function(kept, *args)
 
 
 def workplace(recipe: bytes | None) -> Workplace:
