@@ -68,13 +68,18 @@ _SEARCH = {
     "ranking": Entry("", "supernets' rankings beside training each architecture alone", "25 minutes"),
     "search_chain": Entry("", "where a search loses points, stage by stage", "2 hours"),
     "search_quality": Entry("search", "the default search against random search", "hours"),
+    "search_memory": Entry("search", "what a memory of other tasks is worth, by real searches", "three hours"),
     "search_front": Entry("search", "the front of two objectives against random search", "hours"),
+    "search_peers": Entry("search", "the search beside other packages at equal steps, simulated", "2 hours"),
     "race_design": Entry("search", "how long trials should be, and how many", "an hour"),
     "early_stop": Entry("search", "early stopping beside none", "30 minutes"),
     "elastic": Entry("search", "elastic weights beside separate candidates", "10 minutes"),
     "cell_ranking": Entry("search", "shared weights against the table of NAS-Bench-201", "25 minutes"),
     "study_storage": Entry("search", "what it costs to keep a finished trial: journal and SQLite", "2 minutes"),
+    "whole_evaluations": Entry("search", "fronts of wide spaces beside a grid of uniform architectures", "5 minutes"),
+    "small_spaces": Entry("search", "the optimum of small spaces, seen by 100 whole evaluations", "10 minutes"),
     "trial_overhead": Entry("search", "what a trial costs beside its training", "10 minutes"),
+    "shipped_memory": Entry("search", "writes what comes with the program of earlier tasks", "seconds"),
     "images": Entry("search", "makes the .npz files of the searches on images", "seconds"),
 }
 _MODELS = {

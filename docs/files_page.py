@@ -20,6 +20,7 @@ ROOMS = {
     "space": "what may be built",
     "eps": "the host side",
     "relay": "the device side",
+    "parallel": "one network on many devices; the only home of torch.distributed",
     "cost": "what an architecture costs, and what a machine makes of it",
     "layers": "layers",
     "training": "tasks, data, schedules, training and export",

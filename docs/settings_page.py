@@ -17,7 +17,8 @@ the program. On the command line write `name=value` behind the command. In Pytho
 arguments of `l2l_nas.search`; the other sections are dicts.
 
 The column "on resume" says what happens if you give another value when you resume a run. `stays`: the value is refused.
-`may change`: it is used from then on. `free`: it may change, and changes no result.
+`may change`: it is used from then on. `depends`: it is used or refused, as the run is; an error says why.
+`free`: it may change, and changes no result.
 
 ## Groups
 
@@ -57,6 +58,8 @@ def groups() -> list[str]:
 def on_resume(name: str) -> str:
     """What happens to another value when a run goes on."""
     rule = rule_of(name)
+    if rule.unless is not None:
+        return "depends"
     return "stays" if rule.stays else "free" if rule.is_free else "may change"
 
 

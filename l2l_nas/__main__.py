@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+import os
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -75,6 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
     if is_program:
         gc.disable()  # nothing that imports make is garbage; `launch` switches it on again
     try:
+        if is_program and os.environ.get("WORLD_SIZE", "1") != "1":  # torchrun sets it
+            from l2l_nas.cli.ranked import launch_ranked
+
+            launch_ranked(command, words)
         from l2l_nas.cli.launch import launch
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -161,6 +161,21 @@ class WorkerError(L2LError):
     """A worker process ended again and again, or failed in a way that has no other name."""
 
 
+class RankError(L2LError):
+    """Another rank of the same training failed, or did not answer in time; the message names it and what it did.
+
+    Args:
+        message: the line.
+        rank: which one; None where it is no single rank.
+        goes_on: whether that rank lives, and only what all ranks were doing has failed: a trial, not the run.
+    """
+
+    def __init__(self, message: str, *, rank: int | None = None, goes_on: bool = False) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.goes_on = goes_on
+
+
 class UserCodeError(L2LError):
     """Code of the user's that raised where it must not, or ended the program."""
 
@@ -241,17 +256,25 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
+_OF_TRIAL = (NonFiniteError, SpaceError, TrialError)
+
+
 def failure_of(error: Exception) -> L2LError:
     """What an architecture failed with: its layer raised, a number was not finite, or memory did not suffice.
 
     Raises:
         Exception: the error itself, where the architecture is not at fault; it ends the search.
     """
-    if isinstance(error, NonFiniteError | SpaceError | TrialError):
+    if not is_of_trial(error):
+        raise error
+    if isinstance(error, _OF_TRIAL):
         return error
-    if is_out_of_memory(error):
-        return TrialError(f"out of memory: {described(error)}")
-    raise error
+    return TrialError(f"out of memory: {described(error)}")
+
+
+def is_of_trial(error: BaseException) -> bool:
+    """Whether an architecture is at fault, so that a search goes on with others."""
+    return isinstance(error, _OF_TRIAL) or is_out_of_memory(error)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec, Vocabulary, skip
 from l2l_nas import elastic as family
 from l2l_nas.layers import Embedding, FeedForward, Heads, SelfAttention, Style
 
@@ -64,6 +64,6 @@ def build(
         positions.append(Position(name, [*family(name, networks, shares=elastic), skip()]))
     head = partial(nn.Linear, hidden, vocabulary, bias=False)
     positions.append(Position("norm", Candidate("layer", partial(nn.LayerNorm, hidden))))
-    positions.append(Position("head", Candidate("tied", head, {"weight": "token"})))
+    positions.append(Position("head", Candidate("tied", head, {"weight": "token"}, split={"": Vocabulary()})))
     names = ("tokens", "documents") if documents else ("tokens",)
     return LayerPool(positions, inputs={name: TensorSpec((length,), torch.int64) for name in names})

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec, Vocabulary, skip
 from l2l_nas import elastic as family
 from l2l_nas.layers import (
     Embedding,
@@ -82,6 +82,6 @@ def build(
         positions.append(Position(name, [Candidate("experts", experts), *dense, skip()]))
     head = partial(nn.Linear, hidden, vocabulary, bias=False)
     positions.append(Position("norm", Candidate("rms", partial(nn.RMSNorm, hidden, eps=style.eps))))
-    positions.append(Position("head", Candidate("tied", head, {"weight": "token"})))
+    positions.append(Position("head", Candidate("tied", head, {"weight": "token"}, split={"": Vocabulary()})))
     names = ("tokens", "documents") if documents else ("tokens",)
     return LayerPool(positions, inputs={name: TensorSpec((length,), torch.int64) for name in names})

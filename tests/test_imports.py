@@ -15,7 +15,7 @@ import l2l_nas
 
 ROOT = Path(l2l_nas.__file__).parents[1]
 ORDER = [
-    {"errors"}, {"arguments"}, {"files"}, {"contents"}, {"plugins"}, {"space"}, {"eps"}, {"relay"},
+    {"errors"}, {"arguments"}, {"files"}, {"contents"}, {"plugins"}, {"space"}, {"eps"}, {"relay"}, {"parallel"},
     {"cost"}, {"layers"}, {"training"}, {"text"}, {"pretrained"}, {"nas"}, {"report"}, {"runs"}, {"testing"},
     {"cli"}, {"__main__"},
 ]  # fmt: skip
@@ -25,7 +25,7 @@ HOMES = {
     "hydra": "cli",
     "omegaconf": "cli",
     "matplotlib": "report",
-    "torch.distributed": "parallel",  # a room that is not there yet
+    "torch.distributed": "parallel",
     "benchmarks": "no room",
 }
 SOURCES = sorted((ROOT / "l2l_nas").rglob("*.py"))
@@ -166,3 +166,14 @@ def test_every_class_has_a_name_of_its_own():
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in found.items() if count > 1] == []
+
+
+@pytest.mark.slow
+def test_a_run_of_one_process_loads_nothing_of_ranks(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; import l2l_nas; from l2l_nas.testing.problems import searched;"
+        f"searched(Path({str(tmp_path / 'run')!r}), trials=2, warmup_steps=1, steps_per_trial=1);"
+        "print([name for name in sys.modules if name.startswith('l2l_nas.parallel')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -23,6 +23,7 @@ from torch import nn
 import l2l_nas
 from l2l_nas.errors import L2LError
 from l2l_nas.runs.fields import settings
+from l2l_nas.runs.repeats import RepeatedSearch
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.shapes import check_shapes
@@ -58,6 +59,9 @@ def examples() -> Mapping[str, Any]:
     (inputs,), targets = batches.at(0)
     return {
         "Architecture.choices": ("a", "b"),
+        "Experts.count": 4,
+        "KeyValue.heads": 4,
+        "KeyValue.unit": 8,
         "Architecture.from_json.text": '{"choices": ["a"]}',
         "Candidate.factory": nn.Identity,
         "Data.from_arrays.x": torch.rand(40, 2),
@@ -257,6 +261,7 @@ _SETTINGS = sorted({name for name, *_ in settings(SearchConf)})
 def test_a_wrong_setting_of_a_search_is_refused_by_its_name_or_taken(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SearchRun, "go", lambda self: 0.0)
+    monkeypatch.setattr(RepeatedSearch, "go", lambda self: 0.0)
     section, _, leaf = name.rpartition(".")
     faults = {}
     for shown, value in WRONG.items():

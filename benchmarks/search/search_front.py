@@ -2,12 +2,12 @@
 
     python -m benchmarks search_front [--data cluttered_digits] [--seeds 0,1,2] [--runs FOLDER]
 
-For every seed, of about as many training steps each: `python -m l2l_nas search` with
-objectives=[accuracy,parameters], whose finalists are the front; and random networks, each trained as long as a
-finalist. The area under a front is the mean, over the logarithm of a size, of the test accuracy of the network that is
-best on the validation part among those of at most that many parameters; where none is so small, the share of the
-commonest class counts. Sizes run from the smallest to the largest network of the space's that either side trained in
-any seed, so that all seeds have one scale. Differences are paired by seed, with their standard errors over seeds.
+For every seed, of about as many training steps each: `python -m l2l_nas search` with objectives=[accuracy,parameters],
+whose front is of the finalists that were trained to the end; and random networks, each trained as long as these. The
+area under a front is the mean, over the logarithm of a size, of the test accuracy of the network that is best on the
+validation part among those of at most that many parameters; where none is so small, the share of the commonest class
+counts. Sizes run from the smallest to the largest network of the space's that either side trained in any seed, so that
+all seeds have one scale. Differences are paired by seed, with their standard errors over seeds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import RESULTS
 from benchmarks.options import numbers
-from benchmarks.search.search_quality import estimate, searched, trained
+from benchmarks.search.search_quality import estimate, optimizer_of, searched, trained
 from benchmarks.timing import machine
 from l2l_nas import UniformPaths
 from l2l_nas.cost.closed_form import num_parameters
@@ -69,18 +69,18 @@ def main(arguments: argparse.Namespace) -> None:
 def measure(data: str, seed: int, run: Path) -> Row:
     """One seed; the run's folder is made as `run`."""
     result = searched(run, f"data.source={data}", f"seed={seed}", "objectives=[accuracy,parameters]")
-    found = load_found(str(run), pool="")
+    found, optimizer = load_found(str(run), pool=""), optimizer_of(run)
     problem = found.problem
     finalists = [
         {
             "parameters": int(entry["costs"]["parameters"]),
             "validation": entry["validation"]["accuracy"],
-            "test": entry["test"]["accuracy"],
+            "test": entry["test"] and entry["test"]["accuracy"],  # of those trained to the end
             "steps": entry["steps"],
         }
         for entry in result["finalists"]
     ]
-    longest = max(entry["steps"] for entry in finalists)
+    whole = max(entry["steps"] for entry in finalists)
     asked = division(
         problem.pool,
         samples=len(problem.data.train),
@@ -91,12 +91,12 @@ def measure(data: str, seed: int, run: Path) -> Row:
     trials = sum(result["trials"][state] for state in ("complete", "pruned", "stopped", "failed"))
     # a finalist's steps begin with its trial's
     steps = trials * asked.steps_per_trial + sum(one["steps"] - asked.steps_per_trial for one in finalists)
-    networks = round(steps / longest)
+    networks = round(steps / whole)
     draws = UniformPaths(problem.pool, seed=1000 + seed)
     alone = [
         {
             "parameters": num_parameters(problem.pool, draws.path_at(n)),
-            **trained(problem, found.server, draws.path_at(n), seed=100 * seed + n, steps=steps // networks),
+            **trained(problem, optimizer, draws.path_at(n), seed=100 * seed + n, steps=steps // networks),
         }
         for n in range(networks)
     ]
@@ -112,24 +112,30 @@ def measure(data: str, seed: int, run: Path) -> Row:
     }
 
 
+def longest(networks: Sequence[Row]) -> list[Row]:
+    """Those that were trained to the end."""
+    most = max(one["steps"] for one in networks)
+    return [one for one in networks if one["steps"] == most]
+
+
 def area(networks: Sequence[Row], sizes: Sequence[float], commonest: float) -> float:
-    """The mean test accuracy of what is returned at each of some sizes."""
+    """The mean test accuracy of what is returned at each of some sizes, of those trained longest."""
     total = 0.0
     for size in sizes:
-        fitting = [one for one in networks if one["parameters"] <= size]
+        fitting = [one for one in longest(networks) if one["parameters"] <= size]
         total += max(fitting, key=lambda one: one["validation"])["test"] if fitting else commonest
     return total / len(sizes)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Areas, and what the search is ahead by, seed by seed: over all sizes, and over those at which both have one."""
-    every = [one["parameters"] for row in rows for side in SIDES for one in row["sides"][side]]
+    every = [one["parameters"] for row in rows for side in SIDES for one in longest(row["sides"][side])]
     largest = max(every)
     found: dict[str, Any] = {"seeds": [row["seed"] for row in rows], "sizes": [min(every), largest]}
     for name in ("all_sizes", "sizes_of_both"):
         areas: dict[str, list[float]] = {side: [] for side in SIDES}
         for row in rows:
-            smallest = [min(one["parameters"] for one in row["sides"][side]) for side in SIDES]
+            smallest = [min(one["parameters"] for one in longest(row["sides"][side])) for side in SIDES]
             start = min(every) if name == "all_sizes" else max(smallest)
             sizes = np.exp(np.linspace(math.log(start), math.log(largest), 200)).tolist()
             for side in SIDES:

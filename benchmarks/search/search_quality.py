@@ -12,8 +12,8 @@ For every seed, of about as many training steps each:
 
 Each returns the network that is best on the validation part, and that one is measured on the test part: what a user
 would get. Seeds can be measured one at a time: what the file holds of other seeds stays, and so do runs in FOLDER that
-were finished. Differences are paired by seed, with their standard errors over seeds; the samples are the same for all
-seeds, so these errors say nothing of other samples: for that, each network has the standard error of its own test
+were finished. Differences are paired by seed, with their standard errors and intervals over seeds; the samples are the
+same for all seeds, so these say nothing of other samples: for that, each network has the standard error of its own test
 accuracy.
 """
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -37,8 +36,12 @@ from benchmarks import RESULTS
 from benchmarks.options import at_least, numbers
 from benchmarks.timing import machine
 from l2l_nas import ParamServer, Relay, UniformPaths
+from l2l_nas.eps.optimizers.base import Optimizer
+from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.files import write_json
-from l2l_nas.runs.saved import load_found
+from l2l_nas.report.repeats import Estimate
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.saved import SavedRun, load_found
 from l2l_nas.runs.section_settings import TrainConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches
@@ -93,10 +96,10 @@ def measure(data: str, seed: int, runs: Path, *, beside: str, networks: int) -> 
         sides[beside] = entry_of(searched(runs / beside, *words, beside)["best"])
     in_all = alone["networks"] * alone["steps"]
     if networks:
-        found = load_found(str(runs / "search"), pool="")
+        found, optimizer = load_found(str(runs / "search"), pool=""), optimizer_of(runs / "search")
         draws = UniformPaths(found.problem.pool, seed=1000 + seed)
         others = [
-            trained(found.problem, found.server, draws.path_at(n), seed=100 * seed + n, steps=in_all // networks)
+            trained(found.problem, optimizer, draws.path_at(n), seed=100 * seed + n, steps=in_all // networks)
             for n in range(networks)
         ]
         sides[f"random_search_of_{networks}"] = max(others, key=lambda one: one["validation"])
@@ -131,11 +134,16 @@ def entry_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     return record
 
 
+def optimizer_of(run: Path) -> Optimizer:
+    """What a run trains with; what `load_found` reads of it is there to be looked at, and has another."""
+    return build_optimizer(SavedRun(RunFolder(run)).config["optimizer"])
+
+
 def trained(
-    problem: Problem, like: ParamServer, architecture: Architecture, *, seed: int, steps: int
+    problem: Problem, optimizer: Optimizer, architecture: Architecture, *, seed: int, steps: int
 ) -> dict[str, Any]:
     """Accuracies after so many steps from first weights."""
-    server = ParamServer(problem.pool, optimizer=like.optimizer, seed=seed)
+    server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
     train = TrainConf()
     batches = Batches(problem.data.train, batch_size=train.batch_size, seed=seed)
     trainer = Trainer(Relay(server, device="cpu", seed=seed), problem.task, batches, train.micro_batch)
@@ -157,7 +165,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     names = [name for name in rows[0]["sides"] if all(name in row["sides"] for row in rows)]
     of = {(name, part): [row["sides"][name][part] for row in rows] for name in names for part in PARTS}
 
-    def ahead(name: str, part: str) -> dict[str, float | None]:
+    def ahead(name: str, part: str) -> dict[str, Any]:
         return estimate(a - b for a, b in zip(of["search", part], of[name, part], strict=True))
 
     return {
@@ -167,8 +175,9 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def estimate(values: Iterable[float]) -> dict[str, float | None]:
-    """Mean and standard error over seeds; of one seed there is no error."""
+def estimate(values: Iterable[float]) -> dict[str, Any]:
+    """Mean, standard error and 95 % interval over seeds; of one seed there is the mean alone."""
     values = list(values)
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return {"mean": statistics.mean(values), "standard_error": error}
+    if len(values) < 2:
+        return {"mean": statistics.mean(values), "standard_error": None}
+    return Estimate.of(values).to_json()

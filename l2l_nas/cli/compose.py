@@ -32,12 +32,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rich.console import Console
 
 from l2l_nas.cli.words import config_folders, two_folders
-from l2l_nas.errors import StorageError, without_passwords_in
+from l2l_nas.errors import SettingError, StorageError, without_passwords_in
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import shipped
+from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.resume import given_settings
 from l2l_nas.runs.saved import own_names
 from l2l_nas.runs.settings import SearchConf
@@ -46,11 +47,17 @@ from l2l_nas.runs.terminal import open_terminal
 _VERSION = "1.3"  # of Hydra, whose behaviour is wanted
 
 
-def run(command: str, args: Namespace) -> None:
-    """Do what the words of a command line ask for, where that is one run."""
+def run(command: str, args: Namespace, ranks: RunRanks | None = None) -> None:
+    """Do what the words of a command line ask for, where that is one run.
+
+    Args:
+        ranks: see `launch`.
+    """
     with _composed(command, args) as config:
         if config.hydra.mode != RunMode.MULTIRUN:  # which a config file may say
-            return _run(command, config)
+            return _run(command, config, ranks)
+        if ranks is not None:
+            raise SettingError("several ranks do one run: start a sweep without torchrun")
     from l2l_nas.cli.sweep import sweeping
 
     with sweeping(command):
@@ -107,7 +114,7 @@ def _composed(command: str, args: Namespace) -> Iterator[DictConfig]:
         HydraConfig.instance().cfg = before
 
 
-def _run(command: str, config: DictConfig) -> None:
+def _run(command: str, config: DictConfig, ranks: RunRanks | None) -> None:
     """The work, with what Hydra promises around it: its callbacks, logging and environment."""
     HydraConfig.instance().set_config(config)  # what is written as ${hydra:...} is looked up there
     with read_write(config), read_write(config.hydra), open_dict(config):
@@ -125,7 +132,7 @@ def _run(command: str, config: DictConfig) -> None:
     with env_override(config.hydra.job.env_set):
         callbacks.on_job_start(config=config, task_function=_task(command))
         try:
-            done.return_value, done.status = work(command, content), JobStatus.COMPLETED
+            done.return_value, done.status = work(command, content, ranks), JobStatus.COMPLETED
         except Exception as error:
             done.return_value, done.status = error, JobStatus.FAILED
             raise
@@ -134,10 +141,13 @@ def _run(command: str, config: DictConfig) -> None:
             callbacks.on_run_end(config=config, config_name=config.hydra.job.config_name, job_return=done)
 
 
-def work(command: str, config: DictConfig) -> float | None:
+def work(command: str, config: DictConfig, ranks: RunRanks | None = None) -> float | None:
     """What a command does with its settings. Of a run of a sweep that fails it returns NaN.
 
     Exits with 2 for bad input, and with 130 where it was stopped.
+
+    Args:
+        ranks: see `launch`.
     """
     from l2l_nas.cli.launch import reporting_errors
 
@@ -157,7 +167,14 @@ def work(command: str, config: DictConfig) -> float | None:
                 "search.trials",
                 "train.steps",
             }  # one that was resumed by itself may have more than its sweep says
-        made = module.prepared(conf, given=given, files=hydra_files(config), console=console, again=again)
+        about_ranks: dict[str, Any] = {}
+        if ranks is not None:
+            conf, settled = ranks.settled(conf)
+            about_ranks = {"ranks": settled}
+        with ranks.consensus.working("the preparation") if ranks is not None else contextlib.nullcontext():
+            made = module.prepared(
+                conf, given=given, files=hydra_files(config), console=console, again=again, **about_ranks
+            )
         result: float = made.go()
         return result
 
@@ -170,8 +187,8 @@ def work(command: str, config: DictConfig) -> float | None:
             )
         conf = OmegaConf.to_object(config)
         again = resume_command(command, conf.resume or conf.folder, own_names(conf))
-        with reporting_errors(again):
-            return go(conf, open_terminal(), again)
+        with reporting_errors(again, ranks=ranks):
+            return go(conf, open_terminal(quiet=ranks is not None and not ranks.consensus.is_first), again)
     except Stopped:
         sys.exit(130)
 

@@ -49,6 +49,8 @@ def main(conf: EvaluateConf) -> None:
     trainer = Trainer(relay, found.problem.measured_task, batches, found.micro_batch)
     score = trainer.score(found.architecture, split)
     console = open_terminal()
+    if found.root != Path(conf.run):
+        console.print(f"the best repeat: {found.root}", soft_wrap=True)
     console.print(str(found.architecture), soft_wrap=True)
     best = found.result["best"]
     reported = {"validation": best.get("values"), "test": best.get("test")}.get(conf.split) or {}

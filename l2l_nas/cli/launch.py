@@ -18,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -28,6 +28,8 @@ import l2l_nas
 from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.cli.words import check_words, config_folders, explain_hydra, is_of_hydra, is_sweep, read_words
 from l2l_nas.errors import (
+    L2LError,
+    RankError,
     SettingError,
     StorageError,
     one_line,
@@ -38,13 +40,20 @@ from l2l_nas.runs.command_line import fill_in, given_names
 from l2l_nas.runs.settings import PASSWORD_VARIABLE
 from l2l_nas.runs.terminal import explain, is_explained
 
+if TYPE_CHECKING:
+    from l2l_nas.runs.ranks import RunRanks
 
-def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
+
+def launch(command: str, words: list[str], *, is_program: bool = False, ranks: RunRanks | None = None) -> int:
     """Run a command under Hydra; returns the exit code.
 
     Args:
         is_program: whether this process does nothing else: then Python's collector never walks through what was
             imported, which would take a sixth of the processor time of a start.
+        ranks: of the command, where torchrun started several; what would be reported is raised.
+
+    Raises:
+        L2LError: on ranks, where one of them reports it.
     """
     register(command)
     args = Namespace()
@@ -59,6 +68,8 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
                 gc.freeze()
                 gc.enable()
             sweeps = is_sweep(args)
+            if ranks is not None and (sweeps or is_for_hydra(args)):
+                raise SettingError("several ranks do one run: start a sweep, --cfg and --info without torchrun")
             if sweeps:
                 args.overrides = _resumed_sweep(command, args)
             args.overrides = with_own_choices(command, args.overrides)
@@ -77,7 +88,7 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             elif is_for_hydra(args):
                 run_by_hydra(command, args)
             else:
-                run(command, args)
+                run(command, args, ranks)
     except SystemExit as stop:
         asked = _asked_by(stop)
         if asked not in ("l2l_nas", "hydra", "argparse"):
@@ -86,9 +97,12 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
             return stop.code
         return 2  # Hydra's is 1, after its line
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        if ranks is None or ranks.consensus.is_first:
+            print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
+        if ranks is not None:
+            _raise_for_ranks(error, explain_hydra(command, error, args) if is_of_hydra(error) else "")
         if is_explained(error) and not isinstance(error, HydraException):  # one of Hydra's is an OSError, too
             return report(explain(error))
         if not is_of_hydra(error):
@@ -97,18 +111,28 @@ def launch(command: str, words: list[str], *, is_program: bool = False) -> int:
     return 0
 
 
+def _raise_for_ranks(error: Exception, said: str, again: str = "") -> NoReturn:
+    """Where ranks report an error: all of them end, and one prints the line."""
+    if isinstance(error, RankError) or not (said or is_explained(error)):
+        raise error  # known to all, or a mistake of this program
+    raise L2LError(fill_in(said or explain(error), again)) from error
+
+
 @contextlib.contextmanager
-def reporting_errors(again: str = "") -> Iterator[None]:
+def reporting_errors(again: str = "", *, ranks: RunRanks | None = None) -> Iterator[None]:
     """Around what a command does: an error that can be explained ends it with one line and exit code 2.
 
     Hydra, which calls the command, would print all settings in front of it.
 
     Args:
         again: the command that goes on, where there is a run to go on with.
+        ranks: see `launch`.
     """
     try:
         yield
     except Exception as error:
+        if ranks is not None:
+            _raise_for_ranks(error, "", again)
         if not is_explained(error):
             raise
         sys.exit(report(fill_in(explain(error), again)))

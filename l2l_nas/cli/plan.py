@@ -21,7 +21,7 @@ from l2l_nas.runs.build import extremes, parse_bytes
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared, describe_binding
+from l2l_nas.runs.plan import MemoryLimits, Planner, PlanRow, Proposal, Shared, describe_binding
 from l2l_nas.runs.plan_files import draw_plan, plan_settings, write_plan
 from l2l_nas.runs.settings import PlanConf
 from l2l_nas.runs.terminal import open_terminal, say, warn
@@ -41,7 +41,7 @@ def main(conf: PlanConf) -> None:
     problem = load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
     optimizer = build_optimizer(conf.optimizer)
     problem = replace(problem, pool=freeze(problem.pool, optimizer))
-    memory = Memory(
+    memory = MemoryLimits(
         _bytes("device_memory", conf.device_memory, hardware.device_bytes),
         _bytes("host_memory", conf.host_memory, hardware.host_bytes),
     )

@@ -337,7 +337,9 @@ def outcome(folder: Path, names: Sequence[str] = ()) -> tuple[dict[str, float], 
         return {}, "its process ended without a result"
     try:
         result = read_json(path)
-        found = {**result["best"]["values"], "seconds": result["seconds"]}
+        # of repeats their mean: the best of more runs would look better
+        values = result["mean_values"] if "mean_values" in result else result["best"]["values"]
+        found = {**values, "seconds": result["seconds"]}
         names = names or [goal["name"] for goal in result["objectives"]]
         return {name: float(found[name]) for name in dict.fromkeys((*names, "seconds"))}, ""
     except (StorageError, KeyError, TypeError, ValueError) as error:

@@ -24,7 +24,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from l2l_nas.cli.schema import is_own_choice, named_choices
 from l2l_nas.errors import SettingError, did_you_mean, one_line
-from l2l_nas.runs.command_line import as_text
+from l2l_nas.runs.command_line import as_one_value, as_text
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import ABOUT, GROUPS, choices
 from l2l_nas.runs.renamed import renamed, value_of_today
@@ -52,6 +52,8 @@ def read_words(words: Sequence[str]) -> Namespace:
         name = next(iter(unknown), "--experimental-rerun")
         raise SettingError(f"no flag '{name}'; settings are written NAME=VALUE, --help lists them")
     args.overrides = [as_text(word) for word in args.overrides]
+    if not is_sweep(args):
+        args.overrides = [as_one_value(word) for word in args.overrides]
     return args
 
 

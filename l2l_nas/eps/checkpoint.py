@@ -16,9 +16,11 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialize
 
+from l2l_nas.eps.exchange import Channel, wait_for_all
 from l2l_nas.eps.manifest import ADVICE, Manifest, content_of
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState, Part
@@ -74,6 +76,8 @@ class Checkpoint:
     def save(self, server: ParamServer, *, extra: Mapping[str, Any] | None = None) -> None:
         """Write all states that exist, one after the other; the memory needed is that of the largest.
 
+        With several ranks all call it, and rank 0 writes what one process would: any number of ranks can load it.
+
         Args:
             extra: JSON to keep with them, such as the training step.
 
@@ -82,6 +86,27 @@ class Checkpoint:
                 whole.
             NonFiniteError: an update under way had a gradient that is not finite; nothing was saved.
         """
+        server.drain()
+        if server.exchange.rank > 0:
+            for key in self._chosen(server, ()):
+                server.state(key)
+            wait_for_all(server.exchange)
+            return
+        newest = self._prepare_folder()
+        chosen = self._chosen(server, [key for key in server.visited if not self._is_saved(server, key)])
+        for key in chosen:
+            self._write_state(server, key)
+        entries = {**self._retired, **{key: self._saved[key][1] for key in server.visited}}
+        number = 1 + max([*self._older(), newest.number if newest else 0])
+        manifest = content_of(server, number=number, extra=extra or {}, entries=entries, layouts=self._layouts)
+        if newest is not None and self._keep > 1:
+            write_json(self.folder / f"manifest-{newest.number:06}.json", newest.content)
+        write_json(self.folder / _MANIFEST, manifest)
+        self._tidy({entry["file"] for entry in entries.values()}, before=newest.files if newest else set())
+        wait_for_all(server.exchange)
+
+    def _prepare_folder(self) -> Manifest | None:
+        """The newest manifest, of a folder that a save may be written to."""
         if self._saved and not self.folder.is_dir():  # what did not change since would be missing in a new one
             raise StorageError(f"{self.folder}: it was deleted or moved while the run was at work in its folder")
         make_folder(self.folder)
@@ -90,14 +115,16 @@ class Checkpoint:
             raise StorageError(
                 f"{self.folder / _MANIFEST}: not a manifest of weights; choose another folder, or move it"
             )
-        server.drain()
-        entries = {**self._retired, **{key: self._entry(server, key) for key in server.visited}}
-        number = 1 + max([*self._older(), newest.number if newest else 0])
-        manifest = content_of(server, number=number, extra=extra or {}, entries=entries, layouts=self._layouts)
-        if newest is not None and self._keep > 1:
-            write_json(self.folder / f"manifest-{newest.number:06}.json", newest.content)
-        write_json(self.folder / _MANIFEST, manifest)
-        self._tidy({entry["file"] for entry in entries.values()}, before=newest.files if newest else set())
+        return newest
+
+    @staticmethod
+    def _chosen(server: ParamServer, keys: Collection[str]) -> list[str]:
+        """The states that rank 0 has chosen to write; all ranks call it."""
+        visited, wanted = sorted(server.visited), set(keys)  # ranks may have met them in another order
+        own = torch.tensor([key in wanted for key in visited], dtype=torch.uint8)
+        every = own.new_empty(server.exchange.size, len(visited))
+        server.exchange.gather(own, every, Channel.STEP)
+        return [key for key, is_chosen in zip(visited, every[0].tolist(), strict=True) if is_chosen]
 
     def remove(self) -> None:
         """Delete all saves, and the folder if nothing else is in it; files of others stay, and so does a link."""
@@ -154,7 +181,7 @@ class Checkpoint:
             for key, entry in present.items():
                 state = self._read_state(server, key, entry, weights_only=weights_only)
                 saved[key] = (state.version, entry)
-                server.storage.put(key, state)
+                server.put(key, state)
         except StorageError as error:
             if not is_used:
                 server.clear()
@@ -181,7 +208,7 @@ class Checkpoint:
                 continue
             path, data = self._read(manifest.entries[key])
             server.prepare([key])
-            with server.storage.writing(key) as state, _parsing(path, key):
+            with server.writing(key) as state, _parsing(path, key):
                 state.load_weights(parse(data))
         return tuple(missing)
 
@@ -248,21 +275,20 @@ class Checkpoint:
             and (path.name in before or _is_of(path, match[1]))
         ]
 
-    def _entry(self, server: ParamServer, key: str) -> dict[str, Any]:
-        """The manifest's entry of a state, whose file is written now unless it is there already."""
-        with server.storage.reading(key, Part.BUFFERS) as glimpse:
-            version = glimpse.version
-        saved, entry = self._saved.get(key, (None, {}))
-        if saved == version and (self.folder / entry["file"]).exists():
-            return entry
+    def _is_saved(self, server: ParamServer, key: str) -> bool:
+        """Whether the file of a state is there, and the state as it was then."""
+        version, entry = self._saved.get(key, (None, {}))
+        return version == _version(server, key) and (self.folder / entry["file"]).exists()
+
+    def _write_state(self, server: ParamServer, key: str) -> None:
+        """Write the file of a state, and remember the manifest's entry."""
+        version = _version(server, key)
         named = server.state(key).tensors()
         data = serialize({name: tensor.contiguous() for name, tensor in named.items()})
         digest = hashlib.sha256(data).hexdigest()
         name = f"{short_name(key)}-{digest[:12]}.safetensors"
         write_atomically(self.folder / name, data)  # even where one of this name is: it may be damaged
-        entry = {"file": name, "sha256": digest, "bytes": len(data)}
-        self._saved[key] = (version, entry)
-        return entry
+        self._saved[key] = (version, {"file": name, "sha256": digest, "bytes": len(data)})
 
     def _read(self, entry: Mapping[str, Any]) -> tuple[Path, bytes]:
         path = self.folder / Path(str(entry.get("file", ""))).name  # the name alone: never outside this folder
@@ -278,6 +304,11 @@ class Checkpoint:
         with _parsing(path, key):
             (state.load_weights if weights_only else state.load_tensors)(parse(data))
         return state
+
+
+def _version(server: ParamServer, key: str) -> int:
+    with server.storage.reading(key, Part.BUFFERS) as glimpse:
+        return glimpse.version
 
 
 def _parsing(path: Path, key: str) -> contextlib.AbstractContextManager[None]:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from l2l_nas.eps.gradients import GradientBlock, GradientViews, choose_block, gradient_bytes
-from l2l_nas.eps.layout import layout_of
-from l2l_nas.eps.optimizers.groups import PoolRules
+from l2l_nas.eps.layout import Layout, layout_of
+from l2l_nas.eps.optimizers.groups import PoolRules, StateRules
 from l2l_nas.eps.scale import Clip, LossScale, norms_of, total_norm
 from l2l_nas.eps.state import LayerState, SavedState
 from l2l_nas.eps.storage import Storage
+from l2l_nas.eps.sums import norm_of, squares_of
 from l2l_nas.eps.wire import Allocate, host_block
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.space.pool import LayerPool
@@ -29,13 +30,13 @@ class QueuedGradient:
     lr: float
     step: int
     parts: list[GradientBlock] = field(default_factory=list)  # one for each use of the state; summed into the first
-    norms: Tensor | None = None  # of each parameter's gradient
+    norms: Tensor | None = None  # of each parameter's gradient; by blocks, their sums of squares
     has_grad: list[bool] = field(default_factory=list)  # by parameter
     coefficient: float = 1.0  # what the gradients are multiplied by when they are applied
     saved: SavedState | None = None  # the state before they were applied ahead of the check, if they were
     is_checked: bool = False
 
-    def scaled_norms(self, factor: float = 1.0) -> dict[int, Tensor]:
+    def scaled_norms(self, factor: float) -> dict[int, Tensor]:
         """By parameter, the norms of the gradients there are."""
         assert self.norms is not None
         norms = self.norms * factor
@@ -59,6 +60,8 @@ class GradientInbox:
     Attributes:
         waiting: by state, in the order in which the gradients came.
         loss_scale: what losses are multiplied by, so that gradients are divided by it here; None: by nothing.
+        has_block_norms: whether norms are of blocks, so that they do not depend on who has which part of a state, see
+            `eps/sums.py`; else of parameters, as torch forms them.
     """
 
     def __init__(self, pool: LayerPool, rules: PoolRules) -> None:
@@ -66,6 +69,7 @@ class GradientInbox:
         self._rules = rules
         self.waiting: dict[str, QueuedGradient] = {}
         self.loss_scale: LossScale | None = None
+        self.has_block_norms = False
         self._blocks: list[GradientBlock] = []
         self._spares: list[tuple[Tensor, ...]] = []  # blocks for what states were before an update ahead
         self._lock = threading.Lock()
@@ -104,7 +108,7 @@ class GradientInbox:
             step: the training step, for messages.
             allocate: makes a block to copy to, if none is free.
         """
-        layout = layout_of(self._pool, key)
+        layout = self._layout(key)
         if not stays:
             size = gradient_bytes(layout)
             sent, block = block, self.allocate(size, allocate)
@@ -113,7 +117,8 @@ class GradientInbox:
         queued.parts.append(block)
         queued.has_grad = [a or b for a, b in zip(queued.has_grad or has_grad, has_grad, strict=True)]
         # they lie behind the gradients, so that no thread waits for them here
-        queued.norms = block.views(layout).norms if len(queued.parts) == 1 else None
+        is_measured = len(queued.parts) == 1 and not self.has_block_norms
+        queued.norms = block.views(layout).norms if is_measured else None
 
     def allocate(
         self, num_bytes: int, allocator: Allocate | None = None, device: torch.device = _HOST
@@ -180,18 +185,27 @@ class GradientInbox:
                 return GradientCheck(float("inf"), is_refused=True)
         if bad:
             raise NonFiniteError("gradient", layer=bad[0], step=new[bad[0]].step)
-        norms = {key: queued.scaled_norms(inverse) for key, queued in new.items()}
-        ordered = [norms[key][index] for key, index in order if index in norms.get(key, {})]
-        factor = clip.coefficient(ordered) if clip is not None and clip.scope == "global" else 1.0
+        norm = self._norm(new, order, inverse)
+        factor = clip.coefficient(norm) if clip is not None and clip.scope == "global" else 1.0
         is_clipped = False
         for key, queued in new.items():
             if clip is not None and clip.scope == "layer":
-                factor = clip.coefficient(list(norms[key].values()))
+                factor = clip.coefficient(self._state_norm(key, queued, inverse))
             # what was applied ahead has been multiplied by the inverse
             queued.coefficient = factor if queued.saved is not None else factor * inverse
             queued.is_checked = True
             is_clipped = is_clipped or factor != 1.0
-        return GradientCheck(float(total_norm(ordered)), is_clipped=is_clipped)
+        return GradientCheck(float(norm), is_clipped=is_clipped)
+
+    def _norm(self, queued: Mapping[str, QueuedGradient], order: Iterable[tuple[str, int]], factor: float) -> Tensor:
+        """Of all these gradients together, each times a factor; `order` is of states and indices of parameters."""
+        if self.has_block_norms:
+            return norm_of([one.norms for one in queued.values() if one.norms is not None], factor)
+        norms = {key: one.scaled_norms(factor) for key, one in queued.items()}
+        return total_norm([norms[key][index] for key, index in order if index in norms.get(key, {})])
+
+    def _state_norm(self, key: str, queued: QueuedGradient, factor: float = 1.0) -> Tensor:
+        return self._norm({key: queued}, [(key, index) for index in range(len(queued.has_grad))], factor)
 
     def _not_finite(self, new: Mapping[str, QueuedGradient]) -> list[str]:
         """Sum the contributions to each state and form their norms; returns the states with a NaN or inf."""
@@ -205,8 +219,10 @@ class GradientInbox:
             queued.norms = norms[key]
             self.give_back(queued.parts[1:])
             del queued.parts[1:]
-            # or a norm of finite numbers overflowed
-            if not queued.norms.isfinite().all() and not self._views(key, queued).values.isfinite().all():
+            if queued.norms.isfinite().all():
+                continue
+            # a norm of finite numbers may have overflowed; squares in float64 do not, and are of all ranks
+            if self.has_block_norms or not self._views(key, queued).values.isfinite().all():
                 bad.append(key)
         return bad
 
@@ -215,7 +231,9 @@ class GradientInbox:
         first = self._views(key, queued)
         for part in queued.parts[1:]:
             first.values.add_(part.views(first.layout).values)
-        return norms_of(first.gradients) if queued.norms is None else queued.norms
+        if queued.norms is not None:
+            return queued.norms
+        return squares_of(first.gradients) if self.has_block_norms else norms_of(first.gradients)
 
     def update(self, key: str, states: Storage, *, checked: bool, clip: Clip | None = None) -> None:
         """Apply a state's contributions, then drop them.
@@ -234,10 +252,10 @@ class GradientInbox:
                 if self._not_finite({key: queued}):
                     raise NonFiniteError("gradient", layer=key, step=queued.step)
                 if clip is not None:
-                    queued.coefficient = clip.coefficient(list(queued.scaled_norms().values()))
+                    queued.coefficient = clip.coefficient(self._state_norm(key, queued))
             gradients = self._scaled(key, queued, queued.coefficient)
             with states.writing(key) as state:
-                state.update(self._rules.of(key).calls, gradients, lr=queued.lr)
+                state.update(self._rules_of(key).calls, gradients, lr=queued.lr)
             queued.parts[0].read = state.written
         finally:
             self.give_back(queued.parts)
@@ -256,7 +274,7 @@ class GradientInbox:
         with states.writing(key) as state:
             queued.saved = state.save(self._spare(state))
             try:
-                state.update(self._rules.of(key).calls, gradients, lr=queued.lr)
+                state.update(self._rules_of(key).calls, gradients, lr=queued.lr)
             except BaseException as error:
                 state.restore(queued.saved)
                 queued.saved, failure = None, error
@@ -280,7 +298,13 @@ class GradientInbox:
                 self.give_back(self.waiting.pop(key).parts)
 
     def _views(self, key: str, queued: QueuedGradient) -> GradientViews:
-        return queued.parts[0].views(layout_of(self._pool, key))
+        return queued.parts[0].views(self._layout(key))
+
+    def _layout(self, key: str) -> Layout:
+        return layout_of(self._pool, key)
+
+    def _rules_of(self, key: str) -> StateRules:
+        return self._rules.of(key)
 
     def _scaled(self, key: str, queued: QueuedGradient, coefficient: float) -> list[Tensor | None]:
         """The gradients multiplied by a coefficient; None for parameters without one."""

@@ -102,7 +102,7 @@ class Layout:
         if dtype == torch.float32:
             return self
         parameters, buffers = (
-            _pack(
+            packed(
                 replace(entry, dtype=dtype) if entry.dtype == torch.float32 and not entry.is_fixed else entry
                 for entry in entries
             )
@@ -115,7 +115,7 @@ class Layout:
         moments = []
         for name in dict.fromkeys(name for tensors in stored for name in tensors):
             indices = tuple(index for index, tensors in enumerate(stored) if name in tensors)
-            entries = _pack(Entry(self.parameters[index].name, *stored[index][name]) for index in indices)
+            entries = packed(Entry(self.parameters[index].name, *stored[index][name]) for index in indices)
             moments.append(Moment(name, indices, entries))
         return replace(self, moments=tuple(moments))
 
@@ -128,12 +128,12 @@ def _end(entries: Sequence[Entry]) -> int:
     return align(entries[-1].end_bytes) if entries else 0
 
 
-def _pack(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+def packed(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Put tensors one behind the other into a block."""
-    packed: list[Entry] = []
+    placed: list[Entry] = []
     for entry in entries:
-        packed.append(replace(entry, offset_bytes=_end(packed)))
-    return tuple(packed)
+        placed.append(replace(entry, offset_bytes=_end(placed)))
+    return tuple(placed)
 
 
 def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
@@ -163,7 +163,7 @@ def layout_of_module(module: nn.Module, *, tied: Iterable[str] = ()) -> Layout:
     named = module.named_buffers(remove_duplicate=False)
     aliases += [(name, first[id(buffer)]) for name, buffer in named if first[id(buffer)] != name]
     buffers = [_entry(name, buffer, is_fixed=name in fixed) for name, buffer in module.named_buffers()]
-    return Layout(_pack(parameters), _pack(buffers), tuple(aliases))
+    return Layout(packed(parameters), packed(buffers), tuple(aliases))
 
 
 def _entry(name: str, tensor: Tensor, *, is_fixed: bool = False) -> Entry:
@@ -224,7 +224,7 @@ def _layout_of(pool: LayerPool, key: str) -> Layout:
     try:
         if name is None:
             return layout_of_module(module, tied=layer.candidate.tied)
-        return Layout(_pack([_entry("weight", dict(module.named_parameters(remove_duplicate=False))[name])]), ())
+        return Layout(packed([_entry("weight", dict(module.named_parameters(remove_duplicate=False))[name])]), ())
     except TypeError as error:
         raise SpaceError(
             str(error), position=pool.positions[layer.position].name, candidate=layer.candidate.name

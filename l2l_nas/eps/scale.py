@@ -30,9 +30,9 @@ class Clip:
         if self.scope not in ("global", "layer"):
             raise SettingError(f"gradients are clipped by the norm of 'global' or 'layer', got {self.scope!r}")
 
-    def coefficient(self, norms: Sequence[Tensor] | Tensor) -> float:
-        """What to multiply gradients by, from the norm of each parameter's gradient, in the order of the path."""
-        return float(torch.clamp(self.norm / (total_norm(norms) + 1e-6), max=1.0))
+    def coefficient(self, norm: Tensor) -> float:
+        """What to multiply gradients of this norm by."""
+        return float(torch.clamp(self.norm / (norm + 1e-6), max=1.0))
 
 
 def norms_of(gradients: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from l2l_nas.arguments import check_kind, check_list, check_seed, refuse_class, shown
+from l2l_nas.eps.exchange import Alone, Exchange
 from l2l_nas.eps.inbox import GradientInbox
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
@@ -40,7 +42,7 @@ class StateUser(Protocol):
 
 
 class ParamServer:
-    """All layer states of a pool, on the host.
+    """All layer states of a pool, on the host. With several ranks see `ShardedServer`.
 
     Host cost: 12 bytes a parameter with AdamW when updates are eager (weights and two moments; gradients pass through
     staging buffers). For the layers of a path 16 when gradients are held until they are checked (`exact`), up to 28
@@ -57,6 +59,8 @@ class ParamServer:
         SettingError: a group of parameters that there is not, a parameter that the optimizer cannot update, or an
             argument of another kind.
     """
+
+    exchange: Exchange = Alone()
 
     def __init__(
         self,
@@ -98,6 +102,29 @@ class ParamServer:
 
     def layout(self, key: str) -> Layout:
         return layout_of(self.pool, key)
+
+    def gathers(self, key: str) -> bool:
+        """Whether the weights of a state come from several ranks."""
+        return False
+
+    def gather_weights(self, key: str, state: LayerState, slot: Tensor, dtype: torch.dtype) -> None:
+        """Have the weights of all ranks in a slot, in the dtype in which they cross the link; all ranks call it."""
+        raise NotImplementedError("no rank but this one has a part of it")
+
+    def put(self, key: str, state: LayerState) -> None:
+        """Take over a state, or replace it."""
+        self.storage.put(key, state)
+
+    def whole(self, key: str, part: Part = Part.ALL) -> AbstractContextManager[LayerState]:
+        """A state with the parts of all ranks, for reading; see `Storage.reading`."""
+        return self.storage.reading(key, part)
+
+    def writing(self, key: str) -> AbstractContextManager[LayerState]:
+        """A state, to be changed; see `Storage.writing`."""
+        return self.storage.writing(key)
+
+    def _put_first(self, key: str, state: LayerState) -> None:
+        self.storage.put_new(key, state)
 
     def serve(self, user: StateUser | None) -> None:
         """Have one relay work on the states from now on; another one finishes its updates, and holds no copies."""
@@ -200,7 +227,7 @@ class ParamServer:
 
     def _copy(self, keys: Iterable[str], part: Part, masters: WireMemory | None = None) -> ParamServer:
         self.drain()
-        other = ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
+        other = self._empty()
         other._masters = masters
         if self.gradients.scale_state is not None:  # or the first steps with fp16 would overflow anew
             other.gradients.scale_losses(self.gradients.scale_state)
@@ -210,6 +237,10 @@ class ParamServer:
                 with self.storage.reading(key, part) as state:
                     other.storage.put(key, state.clone(masters, part))
         return other
+
+    def _empty(self) -> ParamServer:
+        """Another server, in memory, without a state."""
+        return ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
 
     def prepare(self, keys: Iterable[str]) -> None:
         """Create the states that do not exist yet.
@@ -226,4 +257,4 @@ class ParamServer:
                     if not isinstance(key, str) or not self.pool.has_state(key):
                         raise SpaceError(f"no state {shown(key)}{did_you_mean(str(key), self.pool.states)}")
                     state = first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed, masters=masters)
-                    self.storage.put_new(key, state)
+                    self._put_first(key, state)

@@ -17,6 +17,7 @@ from l2l_nas.errors import DataError
 from l2l_nas.layers.feed_forward import FeedForward
 from l2l_nas.layers.rotary import Rotary, rotated
 from l2l_nas.layers.style import NORMS, Cache, Residual, Style
+from l2l_nas.space.split import Attended, Column, KeyValue, Row, SplitRule, Splits, Within, under
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,20 @@ class SelfAttention(Residual):
                 state[name] = state[name].unflatten(0, (shared, -1, size)).mean(dim=1).flatten(0, 1)
         self.load_state_dict(state)
 
+    def splits(self) -> Splits:
+        """By heads; what mixes all heads, as a norm over them does, is whole."""
+        heads, size = self.heads, self.size
+        if heads.is_normed_whole or (heads.cap is not None and heads.dropout):
+            return {}
+        by_heads = Column(unit=size)
+        shared = by_heads if heads.key_value in (None, heads.count) else KeyValue(heads.key_value, size)
+        splits: dict[str, SplitRule] = {"query": by_heads, "key": shared, "value": shared, "out": Row(unit=size)}
+        if heads.is_normed:
+            splits |= {"query_norm": Within(), "key_norm": Within()}
+        if heads.dropout:
+            splits[""] = Attended()
+        return splits
+
     def _projected(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch, heads, length, size], of tokens from a place on."""
         query, key, value = self.query(x), self.key(x), self.value(x)
@@ -208,6 +223,10 @@ class ParallelBlock(nn.Module):
         assert isinstance(original, ParallelBlock)
         self.attention.begin_as(original.attention, inputs)
         self.feed_forward.begin_as(original.feed_forward, inputs)
+
+    def splits(self) -> Splits:
+        """As both of its parts are."""
+        return under("attention", self.attention.splits()) | under("feed_forward", self.feed_forward.splits())
 
     def _beside(self, x: Tensor) -> Tensor:
         network = self.feed_forward

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.layers.style import ACTIVATIONS
+from l2l_nas.space.split import Channels, Column, Dropped, Grouped, Row, SplitRule, Splits
 
 
 class _ImageBlock(nn.Module):
@@ -36,6 +37,10 @@ class ConvBlock(_ImageBlock):
     def _added(self, x: Tensor) -> Tensor:
         return self.conv(self.act(x))
 
+    def splits(self) -> Splits:
+        """By channels in."""
+        return {"conv": Row(is_input_whole=True)}
+
 
 class SeparableBlock(_ImageBlock):
     """x + pointwise(depthwise(relu(norm(x)))): a convolution of a channel each, then one across channels.
@@ -51,6 +56,10 @@ class SeparableBlock(_ImageBlock):
 
     def _added(self, x: Tensor) -> Tensor:
         return self.pointwise(self.depthwise(self.act(x)))
+
+    def splits(self) -> Splits:
+        """By channels in."""
+        return {"depthwise": Grouped(is_input_whole=True), "pointwise": Row()}
 
 
 class ResidualMLP(_ImageBlock):
@@ -71,6 +80,10 @@ class ResidualMLP(_ImageBlock):
     def _added(self, x: Tensor) -> Tensor:
         return self.down(self.dropout(self.act(self.up(x))))
 
+    def splits(self) -> Splits:
+        """By hidden channels."""
+        return {"up": Column(), "dropout": Dropped(along=1), "down": Row()}
+
 
 class CoarseBlock(_ImageBlock):
     """x + enlarged(conv(relu(halved(norm(x))))): a convolution of 3x3 at half the height and width.
@@ -87,6 +100,10 @@ class CoarseBlock(_ImageBlock):
     def _added(self, x: Tensor) -> Tensor:
         coarse = self.conv(self.act(self.halve(x)))
         return nn.functional.interpolate(coarse, size=x.shape[2:], mode="nearest")
+
+    def splits(self) -> Splits:
+        """By channels in."""
+        return {"conv": Row(is_input_whole=True)}
 
 
 class PoolBlock(_ImageBlock):
@@ -167,3 +184,10 @@ class InvertedResidual(nn.Module):
             wide = wide * nn.functional.hardsigmoid(self.excite(inner))
         added: Tensor = self.last(self.narrow(wide))
         return x + added if self.is_added else added
+
+    def splits(self) -> Splits:
+        """By channels between; the norm of what is added is whole."""
+        is_input_whole = self.widen is None
+        splits: dict[str, SplitRule] = {} if is_input_whole else {"widen": Column(), "norm": Channels()}
+        splits |= {"depthwise": Grouped(is_input_whole=is_input_whole), "after": Channels(), "narrow": Row()}
+        return splits | {"squeeze": Row(), "excite": Column()} if self.squeeze is not None else splits

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.layers.style import ACTIVATIONS, NORMS, Cache, Style
+from l2l_nas.space.split import Splits, Vocabulary
 
 
 class Embedding(nn.Module):
@@ -49,6 +50,10 @@ class Embedding(nn.Module):
         start = 0 if cache is None else int(cache[0])
         return self._embedded(tokens, start, None), (torch.tensor(start + tokens.shape[1]),)
 
+    def splits(self) -> Splits:
+        """By tokens; places and kinds are whole."""
+        return {"token": Vocabulary()}
+
     def _embedded(self, tokens: Tensor, start: int, kinds: Tensor | None) -> Tensor:
         x = self.token(tokens)
         if self.scale != 1:
@@ -77,6 +82,10 @@ class MaskedHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, hidden] in, [batch, length, vocabulary] out."""
         return self.out(self.norm(self.activation(self.dense(x))))
+
+    def splits(self) -> Splits:
+        """By tokens; the layer before the scores is whole."""
+        return {"out": Vocabulary()}
 
 
 class ClassHead(nn.Module):
@@ -107,3 +116,7 @@ class CappedHead(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """[batch, length, hidden] in, [batch, length, vocabulary] out."""
         return self.cap * torch.tanh(super().forward(input) / self.cap)
+
+    def splits(self) -> Splits:
+        """By tokens."""
+        return {"": Vocabulary()}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from l2l_nas.layers.feed_forward import FeedForward
 from l2l_nas.layers.style import Residual, Style
 from l2l_nas.space.losses import add_loss
+from l2l_nas.space.split import Experts, Splits
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,25 @@ class Routing:
     balance: float = 0.01  # weight of the load-balancing loss; 0: without
     # whether the probabilities of a token's chosen experts are divided by their sum (arXiv 2401.04088, section 2.1)
     is_normalised: bool = False
+
+
+class ExpertList(nn.ModuleList):
+    """Feed-forward networks by number. One that is missing, as another rank has it, adds nothing."""
+
+    def forward(self, tokens: Tensor, weights: Tensor, choices: Tensor) -> Tensor:
+        """The sum of what each token's experts give, times their weights: [count, hidden] of tokens in and out.
+
+        Args:
+            weights, choices: [count, chosen], of the experts that each token takes, and their numbers.
+        """
+        total = torch.zeros_like(tokens)
+        for name, expert in self.named_children():
+            assert isinstance(expert, FeedForward)
+            rows, ranks = torch.where(choices == int(name))
+            # an expert without a token runs too: its gradient is zero, not missing, and nothing waits for a count
+            outputs = expert.added(tokens[rows]) * weights[rows, ranks].unsqueeze(-1).to(tokens.dtype)
+            total = total.index_add(0, rows, outputs)
+        return total
 
 
 class MixtureOfExperts(Residual):
@@ -58,7 +78,7 @@ class MixtureOfExperts(Residual):
         self.routing = routing
         self.router = nn.Linear(hidden, routing.experts, bias=style.bias)
         bare = replace(style, norm="none", dropout=0.0)
-        self.experts = nn.ModuleList(
+        self.experts = ExpertList(
             FeedForward(hidden, width, activation=activation, is_gated=is_gated, style=bare)
             for _ in range(routing.experts)
         )
@@ -68,13 +88,7 @@ class MixtureOfExperts(Residual):
         """[batch, ..., hidden], the same shape out."""
         tokens = self.before(x).flatten(0, -2)
         probabilities, weights, choices = self.routed(tokens)
-        total = torch.zeros_like(tokens)
-        for index, expert in enumerate(self.experts):
-            assert isinstance(expert, FeedForward)
-            rows, ranks = torch.where(choices == index)
-            # an expert without a token runs too: its gradient is zero, not missing, and nothing waits for a count
-            outputs = expert.added(tokens[rows]) * weights[rows, ranks].unsqueeze(-1).to(tokens.dtype)
-            total = total.index_add(0, rows, outputs)
+        total = self.experts(tokens, weights, choices)
         if self.training and self.routing.balance:
             add_loss(self.routing.balance * self._imbalance(probabilities, choices))
         return self.behind(x, total.view_as(x))
@@ -100,8 +114,12 @@ class MixtureOfExperts(Residual):
             is_assigned = (choices == index).any(-1)
             expert.begin_as(other, (tokens[is_assigned] if is_assigned.any() else tokens,))
 
+    def splits(self) -> Splits:
+        """By experts; the router is whole."""
+        return {"experts": Experts(self.routing.experts)}
+
     def _imbalance(self, probabilities: Tensor, choices: Tensor) -> Tensor:
         """1 where all experts get the same, up to the number of experts where one gets all."""
-        experts = len(self.experts)
+        experts = self.routing.experts
         parts = torch.nn.functional.one_hot(choices.flatten(), experts).float().mean(dim=0)
         return experts * (parts * probabilities.mean(dim=0)).sum()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.layers.style import ACTIVATIONS, Residual, Style
+from l2l_nas.space.split import Column, Row, SplitRule, Splits
 
 
 class FeedForward(Residual):
@@ -77,6 +78,12 @@ class FeedForward(Residual):
         down.weight.copy_(other_down.weight[:, best])
         if down.bias is not None:
             down.bias.copy_(other_down.bias)
+
+    def splits(self) -> Splits:
+        """By units of the inner layer; of matrices that are products, the outer ones are whole."""
+        first, last = ("", "") if self.rank is None else (".1", ".0")
+        splits: dict[str, SplitRule] = {f"up{first}": Column(), f"down{last}": Row()}
+        return splits if self.gate is None else {f"gate{first}": Column(), **splits}
 
 
 def _linear(inside: int, outside: int, bias: bool, rank: int | None) -> nn.Module:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from l2l_nas.space.split import Row, Splits
+
 
 class Sum(nn.Module):
     """Adds what it reads, in that order."""
@@ -44,6 +46,10 @@ class UpBlock(nn.Module):
         """[batch, small, height, width] and [batch, large, height, width]; the second shape out."""
         enlarged = functional.interpolate(x, size=skipped.shape[2:], mode="nearest")
         return self.act(self.norm(self.conv(torch.cat((enlarged, skipped), dim=1))))
+
+    def splits(self) -> Splits:
+        """By channels in."""
+        return {"conv": Row(is_input_whole=True)}
 
 
 class ByName(nn.Module):

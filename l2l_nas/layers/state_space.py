@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from l2l_nas.layers.style import Cache, Residual, Style
+from l2l_nas.space.split import Attribute, Channels, Column, Row, SplitRule, Splits
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,17 @@ class StateSpace(_Recurrence):
         y = self.scale * y.flatten(2).to(x.dtype)
         return self.behind(x, self.out(y)), (seen[:, length:], states)
 
+    def splits(self) -> Splits:
+        """By groups of heads; where all heads are one group, it is whole."""
+        heads = self.heads
+        if heads.groups == 1:
+            return {}
+        mixed = Column(parts=(self.inner, heads.groups * heads.state, heads.groups * heads.state))
+        splits: dict[str, SplitRule] = dict.fromkeys(("heads.count", "heads.groups", "inner", "mixed"), Attribute())
+        splits |= dict.fromkeys(("step", "decay", "direct", "scale"), Channels())
+        into = Column(parts=(self.inner, *mixed.groups(self.mixed), heads.count))
+        return splits | {"into": into, "conv.weight": mixed, "conv.bias": mixed, "out": Row()}
+
     def _convolved(self, seen: Tensor, length: int, documents: Tensor | None) -> Tensor:
         """Each token and those before it, within its document: [batch, length, mixed]."""
         if documents is None:
@@ -147,6 +159,12 @@ class LinearAttention(_Recurrence):
         )
         attended = y[..., :-1] / (y[..., -1:] + 1e-6)
         return self.behind(x, self.out(attended.flatten(2).to(x.dtype))), (states,)
+
+    def splits(self) -> Splits:
+        """By heads."""
+        by_heads = Column(unit=self.query.out_features // self.count)
+        layers = dict.fromkeys(("query", "key", "value"), by_heads)
+        return {**layers, "out": Row(unit=by_heads.unit), "count": Attribute()}
 
 
 def emptied(decay: Tensor, documents: Tensor | None) -> Tensor:

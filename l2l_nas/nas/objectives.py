@@ -109,6 +109,15 @@ def minimised(values: Mapping[str, float], goals: Sequence[Goal]) -> tuple[float
     return tuple(-values[goal.name] if goal.maximize else values[goal.name] for goal in goals)
 
 
+def comparison(values: Mapping[str, float], goals: Sequence[Goal], *, is_late: bool) -> tuple[float, ...]:
+    """What networks that were trained alike are ordered by, the least first; ties of the goals by the loss.
+
+    Args:
+        is_late: whether these are scores of the later part of a training: in the beginning, the loss decides nothing.
+    """
+    return (*minimised(values, goals), values.get("loss", 0.0) if is_late else 0.0)
+
+
 def distinct(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The complete trials, without those served from the cache."""
     return [record for record in records if record.state.has_score and not record.cached]

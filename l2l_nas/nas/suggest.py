@@ -5,7 +5,8 @@ from __future__ import annotations
 from optuna.trial import BaseTrial
 
 from l2l_nas.arguments import check_kind, check_methods
-from l2l_nas.nas.study.study import choices_in, choices_of
+from l2l_nas.nas.study.choices import choices_in
+from l2l_nas.nas.study.study import choices_of
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 

@@ -31,9 +31,10 @@ from l2l_nas.layers import (
 )
 from l2l_nas.layers.style import NORMS
 from l2l_nas.pretrained.config import SLIDING, Config, rotary_of
-from l2l_nas.pretrained.rows import FAMILIES, Names, Row
+from l2l_nas.pretrained.rows import FAMILIES, FamilyRow, Names
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.space.split import Splits, Vocabulary
 
 ORIGINAL = "original"
 Factory = Callable[[], nn.Module]
@@ -98,7 +99,7 @@ class Family:
         return {"tokens": TensorSpec((length,), torch.int64)}
 
 
-def row_of(config: Mapping[str, Any]) -> Row:
+def row_of(config: Mapping[str, Any]) -> FamilyRow:
     """The family of a config, as data; an unknown one is a `SpaceError`."""
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
@@ -117,7 +118,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 class _FamilyBuilder:
-    def __init__(self, row: Row, config: Config) -> None:
+    def __init__(self, row: FamilyRow, config: Config) -> None:
         config.only(row.only)
         self._row, self._config = row, config
         self._hidden, self._vocabulary, self._length = map(self._count, ("hidden", "vocabulary", "length"))
@@ -159,7 +160,10 @@ class _FamilyBuilder:
                 shape = (source.rows or first, *others)
                 shapes[source.name] = shape[::-1] if source.is_transposed else shape
         tied_to = {name: {key: "embedding"} for name, key in ties.items()} if self._is_tied else {}
-        originals = [Position(name, Candidate(ORIGINAL, factory, tied_to.get(name, {}))) for name, factory in positions]
+        originals = [
+            Position(name, Candidate(ORIGINAL, factory, tied_to.get(name, {}), split=_split_of(factory)))
+            for name, factory in positions
+        ]
         copies = dict(row.copies)
         if self._is_tied:
             head = row.names["head.out" if row.is_masked else "head"]
@@ -276,6 +280,11 @@ class _FamilyBuilder:
             begin = sum(counts[: parts.index(part)])
             rows, count = groups * sum(counts), counts[parts.index(part)]
             yield key, TensorSource(f"{block}{name}.{leaf}", is_turned, rows, groups, begin, count)
+
+
+def _split_of(factory: Factory) -> Splits | None:
+    """A plan for a head of scores that is a linear layer; others know theirs."""
+    return {"": Vocabulary()} if isinstance(factory, partial) and factory.func is nn.Linear else None
 
 
 def _named(names: Names, key: str) -> str:

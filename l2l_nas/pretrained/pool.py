@@ -16,7 +16,7 @@ from torch import Tensor
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.layers import FeedForward, MixtureOfExperts, ParallelBlock, SelfAttention
-from l2l_nas.pretrained.families import ORIGINAL, Family, TensorSource, family_of
+from l2l_nas.pretrained.families import Family, TensorSource, family_of
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.found import FoundModel, found_model
 from l2l_nas.pretrained.gguf import GGUF
@@ -118,7 +118,7 @@ def published_pool(
             more.append(skip())
         read = partial(_read, published, family.sources, position.name)
         weights = FirstWeights(read, f"{published.fingerprint} {position.name}")
-        candidate = Candidate(ORIGINAL, factory, position.candidates[0].tied, weights=weights)
+        candidate = replace(position.candidates[0], weights=weights)
         positions.append(position.with_candidates([candidate, *more]))
     return PublishedPool(positions, published, family, length=chosen)
 

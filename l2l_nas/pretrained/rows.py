@@ -50,7 +50,7 @@ _ADDED_NORMS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class FamilyRow:
     """One family: what differs from llama."""
 
     names: Names = field(default_factory=lambda: _LLAMA)  # of its tensors
@@ -89,7 +89,7 @@ class Row:
 _UNTIED = {"tie_word_embeddings": False}
 _LATE = {"sliding_window": 4096, "max_window_layers": 28}
 _GEMMA_NAMES = {**_LLAMA, **_ADDED_NORMS, "feed_forward.norm": "pre_feedforward_layernorm"}
-_GEMMA = Row(
+_GEMMA = FamilyRow(
     defaults={
         "tie_word_embeddings": True,
         "rms_norm_eps": 1e-6,
@@ -128,8 +128,8 @@ _GEMMA_2 = replace(
     activations={},
 )
 
-FAMILIES: Mapping[str, Row] = {
-    "bert": Row(
+FAMILIES: Mapping[str, FamilyRow] = {
+    "bert": FamilyRow(
         names={
             **{f"attention.{name}": f"attention.self.{name}" for name in ("query", "key", "value")},
             "attention.out": "attention.output.dense",
@@ -174,7 +174,7 @@ FAMILIES: Mapping[str, Row] = {
         is_gated=False,
         is_masked=True,
     ),
-    "gpt2": Row(
+    "gpt2": FamilyRow(
         names={
             "attention.out": "attn.c_proj",
             "attention.norm": "ln_1",
@@ -216,17 +216,17 @@ FAMILIES: Mapping[str, Row] = {
         is_gated=False,
         width_factor=4,
     ),
-    "llama": Row(
+    "llama": FamilyRow(
         defaults={**_UNTIED, "rms_norm_eps": 1e-6},
         only={"pretraining_tp": 1},
         bias="attention_bias",
         inner_bias="mlp_bias",
     ),
-    "mistral": Row(
+    "mistral": FamilyRow(
         defaults={**_UNTIED, "rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
         windows="all",
     ),
-    "mixtral": Row(
+    "mixtral": FamilyRow(
         names={
             **_LLAMA,
             "feed_forward.router": "block_sparse_moe.gate",
@@ -240,14 +240,14 @@ FAMILIES: Mapping[str, Row] = {
         windows="all",
         is_mixture=True,
     ),
-    "qwen3": Row(
+    "qwen3": FamilyRow(
         names={**_LLAMA, **_QUERY_NORMS},
         defaults={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32, "head_dim": 128},
         query_norm="head",
         windows="late",
         bias="attention_bias",
     ),
-    "qwen2": Row(
+    "qwen2": FamilyRow(
         defaults={**_UNTIED, **_LATE, "rms_norm_eps": 1e-6, "num_key_value_heads": 32},
         bias=True,
         out_bias=False,
@@ -267,21 +267,21 @@ FAMILIES: Mapping[str, Row] = {
         rope=RopeFields({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 10_000.0)}),
         query_norm="head",
     ),
-    "phi3": Row(
+    "phi3": FamilyRow(
         fused={"self_attn.qkv_proj": ("query", "key", "value"), "mlp.gate_up_proj": ("gate", "up")},
         keys={**_LLAMA_KEYS, "dropout": "resid_pdrop", "embedding_dropout": "embd_pdrop"},
         defaults={**_UNTIED, "rms_norm_eps": 1e-5},
         rope=RopeFields({FULL: ("rope_theta", 10_000.0)}, share=("partial_rotary_factor", 1.0), kinds=("default",)),
         windows="all",
     ),
-    "olmo2": Row(
+    "olmo2": FamilyRow(
         names={**_LLAMA, **_QUERY_NORMS, **_ADDED_NORMS},
         defaults={**_UNTIED, "rms_norm_eps": 1e-5},
         norm_place="added",
         query_norm="whole",
         bias="attention_bias",
     ),
-    "gpt_neox": Row(
+    "gpt_neox": FamilyRow(
         names={
             **_LLAMA,
             "attention.out": "attention.dense",

@@ -6,6 +6,7 @@
 | of the host's memory, on a CPU that computes in float32: where they lie | stay, in a block of the inbox |
 | others on a CPU (files, shared memory, lower precisions): copied to the slot | stay, in a block of the inbox |
 | others: copied to the slot, see `eps/wire.py` | lie in the slot, and are sent |
+| of which several ranks have parts: gathered to the slot | lie in the slot, and are sent |
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class StateAccess:
         storage = self.storage
         with storage.reading(key) as state:
             self._device.stream_wait(state.written)
+            if self.server.gathers(key):
+                self.server.gather_weights(key, state, slot, self._dtype)
+                return OpenState(key, None, state.visits, gradients_stay=False)
             weights = self._in_place(state, storage)
             if weights is None:
                 self._copy(state, wire_layout_of(self.server.pool, key, self._dtype), slot, storage.is_lasting)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from l2l_nas.eps.layout import align, layout_of, wire_layout_of
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.slots import CallFactory, Slot, Template, slot_bytes
+from l2l_nas.relay.slots import CallFactory, Slot, Template, slot_bytes, tree_levels
 from l2l_nas.space.pool import Layer, LayerPool
 
 _MOST_SEPARATE = 512  # templates of single layers that are stored
@@ -23,6 +23,7 @@ class SlotBank:
         slots: how many.
         dtype: of the weights on the device.
         calls: says how templates run; None: as they are.
+        chunks: whose gradients are summed by a tree; None: by micro-batches, one after the other.
     """
 
     def __init__(
@@ -33,8 +34,10 @@ class SlotBank:
         device: Device,
         dtype: torch.dtype = torch.float32,
         calls: CallFactory | None = None,
+        chunks: int | None = None,
     ) -> None:
         self.pool = pool
+        self.chunks = chunks
         self._device = device
         self._dtype = dtype
         self._calls = calls
@@ -47,7 +50,7 @@ class SlotBank:
         for layer, (own, _, _) in zip(layers, sizes, strict=True):
             largest[layer.position] = max(own, largest.get(layer.position, 0))
         self.path_bytes = sum(largest.values())  # of the weights of any path, at most
-        self.slot_bytes = sum(align(size) for size in self._sizes)
+        self.slot_bytes = sum(align(size) for size in self._sizes) + tree_levels(chunks) * align(gradients)
         self.slots: tuple[Slot, ...] = ()
         self._templates: dict[tuple[object, int], Template] = {}  # by kind and number of the slot
         self._separate: dict[str, Template] = {}  # by layer, the latest last
@@ -68,7 +71,7 @@ class SlotBank:
 
     def resize(self, slots: int) -> None:
         """Have so many slots. Nothing may be under way in those that are given back."""
-        more = (Slot(self._device, self._sizes) for _ in range(len(self.slots), slots))
+        more = (Slot(self._device, self._sizes, chunks=self.chunks) for _ in range(len(self.slots), slots))
         self.slots = (*self.slots[:slots], *more)
         self._templates = {key: template for key, template in self._templates.items() if key[1] < slots}
 

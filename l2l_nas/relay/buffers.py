@@ -12,7 +12,7 @@ before, so it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -31,6 +31,23 @@ def may_change(pool: LayerPool, layer: Layer) -> bool:
     buffers = layout_of(pool, layer.key).buffers
     is_kernels = any(len(entry.shape) == 1 and entry.dtype.is_floating_point for entry in buffers)
     return bool(buffers) and (is_kernels or writes_buffers(pool, layer))
+
+
+def refuse_used_twice(pool: LayerPool, layers: Sequence[Layer]) -> None:
+    """Raises SpaceError: a layer that changes its buffers is at two places of a path whose micro-batches are in chunks.
+
+    Each of its uses begins with what the one before left, which is put together after all chunks of it.
+    """
+    seen: set[str] = set()
+    for layer in layers:
+        if layer.key in seen and may_change(pool, layer):
+            raise SpaceError(
+                "is used twice in this architecture and changes its buffers in training, which chunks and ranks cannot "
+                "put together; train on one rank without chunks",
+                position=pool.positions[layer.position].name,
+                candidate=layer.candidate.name,
+            )
+        seen.add(layer.key)
 
 
 @dataclass

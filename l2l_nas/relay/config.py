@@ -1,4 +1,4 @@
-"""What a relay is told: memory, precision, updates, and how work is issued. Frozen, each checked when it is made."""
+"""What a relay is told: memory, precision, updates, how work is issued, and sums over ranks. Frozen and checked."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from l2l_nas.arguments import check_count, check_kind, shown
 from l2l_nas.eps.scale import Clip
+from l2l_nas.eps.sums import check_chunks
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.calls import Layers
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
@@ -162,13 +163,32 @@ class ExecutionConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """What makes results independent of how many ranks there are.
+
+    Args:
+        chunks: runs of micro-batches whose gradients and losses are summed by a tree: a power of two that the number of
+            ranks divides. Any number of ranks then gives the same bits, one process too; norms are of blocks. None:
+            without ranks micro-batches are summed one after the other, as plain PyTorch does; with ranks, as many as
+            there are ranks. Each doubling takes one more block for gradients in each slot.
+    """
+
+    chunks: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunks is not None:
+            check_chunks(self.chunks)
+
+
+@dataclass(frozen=True)
 class RelayConfig:
-    """All four. A value that makes no sense is a SettingError when its config is made."""
+    """All five. A value that makes no sense is a SettingError when its config is made."""
 
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         if self.precision.is_scaled and self.update.policy is UpdatePolicy.EAGER:

@@ -8,6 +8,7 @@ first gradient of a layer that is used twice, a gradient is sent beyond the boun
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.exchange import Channel
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.inbox import GradientCheck
@@ -69,12 +71,16 @@ class TrainJob(PlanJob):
     update: UpdateOrder
     clip: Clip | None = None
     on_host: Losses | None = None  # its losses, once they came from the device
+    is_reading: threading.Lock = field(default_factory=threading.Lock)
     check: GradientCheck | None = None  # once CHECK is done
     updated: list[str] = field(default_factory=list)  # states
 
     def require_finite_loss(self) -> Losses:
         """Refuse losses that are not finite, and cannot become so with a lower scale, before any gradient is used."""
-        self.on_host = self.on_host or self.losses.read(self.layers)
+        with self.is_reading:  # ranks agree on them once
+            if self.chunks is not None and self.chunks.is_idle:
+                self.losses.sums.clear()
+            self.on_host = self.on_host or self.losses.read(self.layers, self.states.server.exchange)
         if self.scale == 1.0:
             self.on_host.require_finite(self.number)
         return self.on_host
@@ -230,15 +236,31 @@ class PlanExecutor:
 
         if layer.key not in self._watches:
             self._watches[layer.key] = BufferWatch(may_change(self.bank.pool, layer))
-        if not self._watches[layer.key].has_changed(template, stored, where(layer, self.bank.pool)):
+        watch = self._watches[layer.key]
+        if job.sums_chunks and not watch.changes and template.statistics is not None:
+            template.statistics.refuse_changes(where(layer, self.bank.pool))
             return
+        if not watch.has_changed(template, stored, where(layer, self.bank.pool)):
+            return
+        after = self._after_all_chunks(step, job, template)
         with states.storage.reading(layer.key, Part.BUFFERS) as before:
             entry = self._staged(before.buffers)
         job.entry_buffers[step.layer] = entry
         for index, earlier in enumerate(job.layers[: step.layer]):
             if earlier.key == layer.key:  # it changed nothing there, so that nothing was noted
                 job.entry_buffers.setdefault(index, entry)
-        states.store_buffers(layer.key, template.buffers, template.buffer_layout)
+        states.store_buffers(layer.key, after, template.buffer_layout)
+
+    def _after_all_chunks(self, step: Step, job: PlanJob, template: Template) -> Tensor:
+        """The buffers of a template after a forward, with those of all chunks and ranks; see [Note: statistics]."""
+        statistics, exchange = template.statistics, job.states.server.exchange
+        if statistics is None or job.chunks is None or job.chunks.is_single:
+            return template.buffers
+        own = torch.stack(statistics.ends).cpu()
+        every = own.new_empty(exchange.size, *own.shape)
+        exchange.gather(own, every, Channel.SEND)
+        place = where(job.layers[step.layer], self.bank.pool)
+        return statistics.combined(list(every.flatten(0, 1)), job.chunks.sizes, place)
 
     def _staged(self, buffers: Tensor) -> Tensor:
         """A copy of buffers on the host, where the device copies from without a detour."""
@@ -250,10 +272,14 @@ class PlanExecutor:
         template, server = self.bank.template(layer, step.slot), job.states.server
         for number, state in enumerate(layer.states):
             if server.layout(state).is_trainable:
+                block, has_grad = template.gradients[number], template.has_grad(number)
+                if job.chunks is not None and job.chunks.is_idle:
+                    block.memory.zero_()
+                    has_grad = [False] * len(has_grad)
                 server.gradients.add(
                     state,
-                    template.gradients[number],
-                    template.has_grad(number),
+                    block,
+                    has_grad,
                     lr=job.lr,
                     step=job.number,
                     stays=not template.has_gradients_in_slot(number),

@@ -322,18 +322,19 @@ def _check_gradients(held: HeldStep, gradients: list[Tensor | None]) -> tuple[Gr
     if len(present) < len(gradients):
         order = torch.tensor([places[number] for number in order.tolist() if number in places])
     listed = norms[order]
-    norm = float(total_norm(listed))
+    total = total_norm(listed)
+    norm = float(total)
     if not math.isfinite(norm):
         _refuse(held, gradients)  # or it overflowed on finite numbers
     if clip is None:
         return GradientCheck(norm), gradients
-    shared = clip.coefficient(listed) if clip.scope == "global" else 1.0
+    shared = clip.coefficient(total) if clip.scope == "global" else 1.0
     is_clipped = False
     for use in path.uses:
         own = [number for number in use.numbers if number in places]
         factor = shared
         if clip.scope == "layer" and own:
-            factor = clip.coefficient(norms[places[own[0]] : places[own[-1]] + 1])
+            factor = clip.coefficient(total_norm(norms[places[own[0]] : places[own[-1]] + 1]))
         if factor != 1.0 and own:
             # not in place: what autograd gave for two parameters may be one memory
             scaled = torch._foreach_mul([present[places[number]] for number in own], factor)

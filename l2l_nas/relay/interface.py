@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Protocol
 
@@ -236,6 +236,22 @@ class MiniBatch:
     sizes: tuple[int, ...]
     count: float
     objective: Objective
+    shares: tuple[float, ...]  # of each micro-batch, which part of the samples it has
+    first: int = 0  # the number of its first micro-batch among those of all ranks
+    checksum: int = 0  # of the whole mini-batch, where this is a part of it
+
+    def part(self, micro_batches: range) -> MiniBatch:
+        """Those micro-batches alone; the count and the shares stay those of all."""
+        first, last = micro_batches.start, micro_batches.stop
+        start, stop = sum(self.sizes[:first]), sum(self.sizes[:last])
+        return replace(
+            self,
+            inputs=tuple(tensor[start:stop] for tensor in self.inputs),
+            targets=self.targets[first:last],
+            sizes=self.sizes[first:last],
+            shares=self.shares[first:last],
+            first=self.first + first,
+        )
 
     @classmethod
     def of(
@@ -266,4 +282,4 @@ class MiniBatch:
             raise DataError("a mini-batch has no targets to learn from")
         if 1 in sizes:
             refuse_lone_sample(pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
-        return cls(inputs, parts, sizes, count, objective)
+        return cls(inputs, parts, sizes, count, objective, shares(sizes))

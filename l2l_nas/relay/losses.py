@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.exchange import Channel, Exchange
+from l2l_nas.eps.sums import tree_sum
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.space.pool import Layer
 
@@ -29,27 +31,68 @@ class Losses:
 
 @dataclass
 class LossSums:
-    """The losses of a step so far, on the device."""
+    """The losses of a step so far, on the device.
 
-    task: Tensor | None = None  # of micro-batches, each divided by the count of all targets
-    auxiliary: dict[int, Tensor] = field(default_factory=dict)  # by layer, each times the share of its micro-batch
+    Attributes:
+        chunks: how many there are; see [Note: chunks] in `eps/sums.py`.
+        sums: by chunk and place of a layer; the task's has the place None. Of micro-batches, each divided by the count
+            of all targets; auxiliary ones times the share of their micro-batch.
+    """
 
-    def add_task(self, loss: Tensor) -> None:
-        self.task = loss.detach() if self.task is None else self.task + loss.detach()
+    chunks: int = 1
+    sums: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
-    def add_auxiliary(self, place: int, losses: Sequence[Tensor], share: float) -> None:
+    def add_task(self, loss: Tensor, chunk: int = 0) -> None:
+        self._add((chunk, None), loss.detach())
+
+    def add_auxiliary(self, place: int, losses: Sequence[Tensor], share: float, chunk: int = 0) -> None:
         for loss in losses:
-            part = loss.detach() * share
-            self.auxiliary[place] = self.auxiliary[place] + part if place in self.auxiliary else part
+            self._add((chunk, place), loss.detach() * share)
 
-    def read(self, layers: Sequence[Layer]) -> Losses:
-        """Copy all of them to the host at once."""
-        if self.task is None:
-            return Losses(0.0, 0.0, ())
-        keys = (None, *(layers[place].key for place in self.auxiliary))
-        if self.auxiliary:
-            values = torch.stack([loss.reshape(()) for loss in (self.task, *self.auxiliary.values())]).tolist()
+    def _add(self, key: tuple[int, int | None], loss: Tensor) -> None:
+        self.sums[key] = self.sums[key] + loss if key in self.sums else loss
+
+    def read(self, layers: Sequence[Layer], exchange: Exchange | None = None) -> Losses:
+        """Copy all of them to the host at once; with other ranks' losses, which all ranks read at the same time."""
+        if exchange is not None and exchange.size > 1:
+            values = self._gathered(len(layers), exchange)
+        elif self.chunks == 1 and len(self.sums) == 1:
+            values = {key[1]: loss.item() for key, loss in self.sums.items()}
         else:
-            values = [self.task.item()]
-        bad = tuple(key for key, value in zip(keys, values, strict=True) if not math.isfinite(value))
-        return Losses(values[0], sum(values[1:]), bad)
+            values = self._added(self._on_host(), self.chunks)
+        bad = tuple(
+            None if place is None else layers[place].key for place, value in values.items() if not math.isfinite(value)
+        )
+        task = values.pop(None, 0.0)
+        return Losses(task, sum(values.values()), bad)
+
+    def _on_host(self) -> dict[tuple[int, int | None], Tensor]:
+        if not self.sums:
+            return {}
+        copied = torch.stack([loss.reshape(()) for loss in self.sums.values()]).cpu()
+        return dict(zip(self.sums, copied, strict=True))
+
+    @staticmethod
+    def _added(known: Mapping[tuple[int, int | None], Tensor], chunks: int) -> dict[int | None, float]:
+        """By place, the sum over chunks, by a tree."""
+        zero = torch.zeros((), dtype=next(iter(known.values())).dtype if known else torch.float32)
+        places = dict.fromkeys((None, *(place for _, place in known)))
+        return {place: tree_sum([known.get((n, place), zero) for n in range(chunks)]).item() for place in places}
+
+    def _gathered(self, depth: int, exchange: Exchange) -> dict[int | None, float]:
+        """The losses of all ranks' chunks: a table of places and chunks, the task's first."""
+        own = torch.zeros(2, self.chunks, depth + 1, dtype=torch.float64)  # 1 or 2 where there is one, and the loss
+        for (chunk, place), loss in self._on_host().items():
+            kind = 2.0 if loss.dtype == torch.float64 else 1.0
+            own[:, chunk, 0 if place is None else place + 1] = torch.tensor([kind, float(loss)], dtype=torch.float64)
+        every = own.new_empty(exchange.size, *own.shape)
+        exchange.gather(own, every, Channel.STEP)
+        there, losses = every.transpose(0, 1).flatten(1, 2)  # [all chunks, places]
+        dtype = torch.float64 if (there == 2).any() else torch.float32
+        return self._added(
+            {
+                (chunk, place - 1 if place else None): losses[chunk, place].to(dtype)
+                for chunk, place in there.nonzero().tolist()
+            },
+            exchange.size * self.chunks,
+        )

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from l2l_nas.arguments import check_count, check_kind, check_list, check_seed
+from l2l_nas.eps.exchange import Channel
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sums import Chunks, check_chunks, cut_chunks
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.access import StateAccess
+from l2l_nas.relay.agreement import checksum_of
 from l2l_nas.relay.bank import SlotBank
+from l2l_nas.relay.buffers import refuse_used_twice
 from l2l_nas.relay.calls import alone, calls_of, refuse_modes
 from l2l_nas.relay.config import ExecutionConfig, MemoryConfig, PrecisionConfig, RelayConfig, UpdateConfig
 from l2l_nas.relay.device import Device, open_device
@@ -91,6 +96,10 @@ class Relay:
         self._memory = config.memory
         self.shapes = check_shapes(self.pool, device=self.device.torch_device)
         self.seed = check_seed(seed)
+        ranks = server.exchange.size
+        self.chunks = ranks if config.parallel.chunks is None and ranks > 1 else config.parallel.chunks
+        if self.chunks is not None:
+            check_chunks(self.chunks, ranks)
         self.trace = config.execution.trace
         self.at_work = threading.Lock()
         self._memory_plans: dict[tuple[int, ...], MemoryPlan] = {}
@@ -102,7 +111,9 @@ class Relay:
         calls = calls_of(config.execution.layers, device, is_chain=self.pool.wiring.is_chain)
         # of the longest path; behind it comes the first layer of the next one
         slots = min(self._memory.slots, len(self.pool.positions) + 1)
-        self.bank = SlotBank(self.pool, slots=slots, device=device, dtype=dtype, calls=calls)
+        ranks = server.exchange.size
+        chunks = None if self.chunks is None else self.chunks // ranks
+        self.bank = SlotBank(self.pool, slots=slots, device=device, dtype=dtype, calls=calls, chunks=chunks)
         self.stash = Stash(self.pool, device, dtype)
         waits = device.torch_device.type != "cpu" or not (server.storage.is_lasting or server.storage.is_shared)
         lanes, stress = config.execution.lanes, config.execution.stress
@@ -112,9 +123,11 @@ class Relay:
         executor = PlanExecutor(device, self.bank, self.lanes, dtype=dtype, stress=stress)
         self._device_states: DeviceStates | None = None
         if config.memory.state_bytes and not device.shares_memory:
+            if server.exchange.size > 1:
+                raise SettingError("resident: states of several ranks live on the host; take resident=None")
             self._device_states = DeviceStates(server, device, dtype, budget=config.memory.state_bytes)
         held: HeldSteps | None = None
-        is_plain = calls is None and stress is None and not is_beside
+        is_plain = calls is None and stress is None and not is_beside and chunks is None
         if is_plain and device.shares_memory and dtype == torch.float32:
             held = HeldSteps(self.bank, self.stash.specs, device, seed=self.seed, trace=self.trace)
         self._evaluation = Evaluation(executor, self.stash, held=held)
@@ -126,6 +139,7 @@ class Relay:
             server.pin_masters(self.wire)
         if self.config.precision.is_scaled:
             server.gradients.scale_losses()
+        server.gradients.has_block_norms = self.chunks is not None
         return StateAccess(
             server,
             self.device,
@@ -219,15 +233,20 @@ class Relay:
     def memory_plan(self, sizes: tuple[int, ...]) -> MemoryPlan:
         """What stays on the device, for micro-batches of these sizes."""
         if sizes not in self._memory_plans:
-            self._memory_plans[sizes] = decide(
-                self.pool, self.bank, self.stash, sizes, self._memory, self.device.free_bytes
-            )
+            self._memory_plans[sizes] = decide(self.pool, self.bank, self.stash, sizes, self._memory, self._free_bytes)
             # as many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need
             slots = min(plan.slots for plan in self._memory_plans.values())
             if slots != len(self.bank.slots):
                 self.drain()
                 self.bank.resize(slots)
         return self._memory_plans[sizes]
+
+    def _free_bytes(self) -> int:
+        """Device memory that is free on every rank."""
+        own = torch.tensor([self.device.free_bytes()])
+        every = own.new_empty(self.server.exchange.size, 1)
+        self.server.exchange.gather(own, every, Channel.STEP)
+        return int(every.min())
 
     def states_on_device(self, architecture: Architecture) -> tuple[str, ...]:
         """States that live on a device with memory of its own while this architecture alone is trained."""
@@ -254,17 +273,35 @@ class Relay:
             self.pool, architecture, inputs, targets, objective=objective, micro_batch=micro_batch, lr=lr, step=step
         )
         self.server.serve(self._training)
-        memory = self.memory_plan(batch.sizes)
+        self.server.gradients.has_block_norms = self.chunks is not None  # another relay may have asked for the other
+        batch, chunks, sizes = self._own_part(batch)
+        memory = self.memory_plan(sizes)
         if (held := self._training.held_path(architecture, memory)) is not None:
             if upcoming is not None and upcoming != architecture:
                 self.pool.path(upcoming)  # which refuses what is none
             return self._training.run_held(held, batch, lr=lr, step=step)
         layers = self.pool.path(architecture)
+        if chunks is not None and not chunks.is_single:
+            refuse_used_twice(self.pool, layers)
         following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
         path = self.numbered(architecture, following)
-        job = self._training.prepare(batch, path, (*layers, *following), memory=memory, lr=lr, step=step)
+        layers = (*layers, *following)
+        job = self._training.prepare(batch, path, layers, memory=memory, lr=lr, step=step, chunks=chunks)
         self._training.run(job)
         return self._training.settle(job)
+
+    def _own_part(self, batch: MiniBatch) -> tuple[MiniBatch, Chunks | None, tuple[int, ...]]:
+        """What this rank does of a mini-batch; its chunks; and the most that any rank has to do, by which all plan."""
+        if self.chunks is None:
+            return batch, None, batch.sizes
+        exchange, count = self.server.exchange, len(batch.sizes)
+        chunks = cut_chunks(count, self.chunks, rank=exchange.rank, size=exchange.size)
+        if exchange.size == 1:
+            return batch, chunks, batch.sizes
+        others = [cut_chunks(count, self.chunks, rank=rank, size=exchange.size) for rank in range(exchange.size)]
+        most = max(len(other.micro_batches) or 1 for other in others)
+        own = replace(batch.part(chunks.micro_batches or range(1)), checksum=checksum_of(batch))
+        return own, chunks, (max(batch.sizes),) * most
 
     def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
         return self.predict_population([architecture], inputs, micro_batch=micro_batch)[0]

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from l2l_nas.eps.gradients import GradientBlock, GradientViews, gradient_bytes
 from l2l_nas.eps.layout import Layout, align, layout_of, wire_layout_of
 from l2l_nas.eps.scale import norms_of
+from l2l_nas.eps.sums import ChunkTree
 from l2l_nas.eps.wire import host_block
 from l2l_nas.relay.access import OpenState
 from l2l_nas.relay.device import Device
+from l2l_nas.relay.statistics import ChunkStatistics
 from l2l_nas.space.build import named_tensors, owner_of, put_parameter
 from l2l_nas.space.pool import Layer, LayerPool
 
@@ -31,17 +33,21 @@ class CallFactory(Protocol):
 
 
 class Slot:
-    """Three blocks on the device, each as large as the largest layer needs, allocated when first used.
+    """Blocks on the device, each as large as the largest layer needs, allocated when first used.
 
     Args:
         sizes: bytes of weights in the wire dtype, of gradients in float32 with their norms, and of buffers.
+        chunks: whose gradients are summed by a tree; None: by micro-batches, one after the other.
         is_held: of one layer that is held: only its buffers are ever used, so that nothing else takes device memory.
     """
 
-    def __init__(self, device: Device, sizes: tuple[int, int, int], *, is_held: bool = False) -> None:
+    def __init__(
+        self, device: Device, sizes: tuple[int, int, int], *, chunks: int | None = None, is_held: bool = False
+    ) -> None:
         self._device = device
         self._sizes = sizes
         self._is_held = is_held
+        self.chunks = chunks
 
     def _allocate(self, num_bytes: int) -> Tensor:
         return host_block(num_bytes) if self._is_held else self._device.allocate(num_bytes)
@@ -58,10 +64,16 @@ class Slot:
     def buffers(self) -> Tensor:
         return self._device.allocate(self._sizes[2])
 
+    @cached_property
+    def partials(self) -> tuple[Tensor, ...]:
+        """For each level of the tree of chunks, gradients that wait there."""
+        return tuple(self._allocate(self._sizes[1]) for _ in range(tree_levels(self.chunks)))
+
     @property
     def blocks(self) -> tuple[Tensor, ...]:
         """Those that were used."""
-        return tuple(block for block in vars(self).values() if isinstance(block, Tensor))
+        single = (block for block in vars(self).values() if isinstance(block, Tensor))
+        return (*single, *vars(self).get("partials", ()))
 
 
 class _BoundBuffer(NamedTuple):
@@ -95,6 +107,8 @@ class Template:
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
         self.weights = tuple(_cut(slot.weights, [wire.parameter_bytes for wire in wires]))
         self._in_slot = [GradientBlock(memory) for memory in _cut(slot.gradients, map(slot_bytes, layouts))]
+        self._slot = slot
+        self._tree = None if slot.chunks is None else ChunkTree(slot.chunks)
         self.gradients = list(self._in_slot)
         self.parameters: list[list[nn.Parameter]] = []  # by state
         self.places: list[tuple[nn.Module, str, nn.Parameter]] = []  # where the module has them
@@ -112,6 +126,9 @@ class Template:
         self.buffers = slot.buffers[: wires[0].buffer_bytes]
         self._bound_buffers = list(self._bind_buffers(wires[0]))
         self._loaded_versions = self._buffer_versions()
+        self.statistics: ChunkStatistics | None = None
+        if slot.chunks is not None and self.buffer_layout.buffers:
+            self.statistics = ChunkStatistics(self.module, self.buffer_layout)
         for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
                 # on CUDA it would move its weights to memory of its own, where no update reaches them
@@ -211,6 +228,8 @@ class Template:
         block's version, not theirs.
         """
         self._versions = []
+        if self._tree is not None:
+            self._tree.begin()
         for number in range(len(self.gradients)):
             views = self._views(number)
             views.values.zero_()
@@ -224,9 +243,23 @@ class Template:
         pairs = zip(self._views(number).gradients, self._versions[number], strict=True)
         return [gradient._version != old for gradient, old in pairs]
 
+    def end_chunk(self, *, is_empty: bool) -> None:
+        """Put the gradients of a chunk aside; after the last chunk they are the sum of all. See `ChunkTree`."""
+        assert self._tree is not None
+        sizes = [slot_bytes(layout) for layout in self._layouts]
+        values = [self._views(number).values for number in range(len(self.gradients))]
+        partials = [
+            [part.view(torch.float32)[: value.numel()] for part, value in zip(_cut(block, sizes), values, strict=True)]
+            for block in self._slot.partials
+        ]
+        self._tree.end_chunk(values, partials, is_empty=is_empty)
+
     def measure(self) -> None:
-        """Put the norm of each gradient, float32, behind them: memory that is there until they are sent."""
-        for number in range(len(self.gradients)):
+        """Put the norm of each gradient, float32, behind them: memory that is there until they are sent.
+
+        Norms of blocks are formed on the host, of what all ranks sum up.
+        """
+        for number in range(len(self.gradients) if self._tree is None else 0):
             views = self._views(number)
             if views.gradients:
                 norms_of(views.gradients, out=views.norms)
@@ -291,6 +324,11 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def tree_levels(chunks: int | None) -> int:
+    """How many sums of chunks wait at most: one on each level of their tree but the last."""
+    return 0 if chunks is None else chunks.bit_length() - 1
 
 
 def slot_bytes(layout: Layout) -> int:

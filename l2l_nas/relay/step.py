@@ -1,33 +1,35 @@
 """A training step: prepare what it needs, run its plan, settle what came of it.
 
-[Note: many devices] One device trains here. Where several share a step, each of these places has to agree with the
-others, and nothing else: the count of targets over all of them (`MiniBatch.of`), the numbers of this device's
-micro-batches and their shares of the whole batch (`TrainingStep.prepare`), the least of all budgets
-(`Relay.memory_plan`), weights gathered after a load (`StateAccess.open`), gradients summed before they are sent
-(`PlanExecutor._send`), whether the loss is finite (`TrainJob.require_finite_loss`), norms and the overflow of all
-gradients (`GradientInbox.check`).
+[Note: many devices] Where several ranks share a step, these places exchange something with the others, in the order of
+the plan, and no other does: the least of all budgets (`Relay.memory_plan`), what each is about to do
+(`relay/agreement.py`), weights when a layer is loaded (`StateAccess.open`), buffers after a forward that changed them
+(`PlanExecutor._save`), gradients and their squares when they are sent (`ShardedInbox.add`), and losses
+(`TrainJob.require_finite_loss`). A check and an update exchange nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from l2l_nas.eps.inbox import GradientCheck
 from l2l_nas.eps.storage import RamStorage
+from l2l_nas.eps.sums import Chunks
 from l2l_nas.errors import StateLostError
 from l2l_nas.relay.access import StateAccess
+from l2l_nas.relay.agreement import collectives, require_same
 from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.evaluation import announce_reads, cut_batch
 from l2l_nas.relay.executor import PlanExecutor, TrainJob
 from l2l_nas.relay.held import HeldStep, HeldSteps
 from l2l_nas.relay.held_path import HeldPath
-from l2l_nas.relay.interface import Batch, MiniBatch, StepResult, each, shares
+from l2l_nas.relay.interface import Batch, MiniBatch, StepResult, each
+from l2l_nas.relay.losses import LossSums
 from l2l_nas.relay.memory import MemoryPlan
 from l2l_nas.relay.path import NumberedPath
-from l2l_nas.relay.plan import Carry, UpdateOrder, UpdatePolicy
+from l2l_nas.relay.plan import Carry, Plan, UpdateOrder, UpdatePolicy
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.stash import Frames, Stash
 from l2l_nas.space.architecture import Architecture
@@ -76,12 +78,21 @@ class TrainingStep:
         self.states = states
 
     def prepare(
-        self, batch: MiniBatch, path: NumberedPath, layers: Sequence[Layer], *, memory: MemoryPlan, lr: float, step: int
+        self,
+        batch: MiniBatch,
+        path: NumberedPath,
+        layers: Sequence[Layer],
+        *,
+        memory: MemoryPlan,
+        lr: float,
+        step: int,
+        chunks: Chunks | None = None,
     ) -> TrainJob:
         """Plan a step; have its states and its inputs where it needs them.
 
         Args:
             layers: those of the path, and behind them the first one of the next path, if it is known.
+            chunks: of the batch, where its gradients are summed by chunks.
         """
         states = self.states
         if self._executor.has_failed:
@@ -104,6 +115,8 @@ class TrainingStep:
             carry=carry,
             upcoming=path.upcoming,
         )
+        kept = (memory.keep, memory.slots, sorted(memory.spilled))
+        self._require_same(plan, layers, batch, {"learning rate": lr, "memory plan": kept, "order of updates": order})
         announce_reads(states, plan, layers, path)
         arena = self._stash.lay_out(batch.sizes, memory.spilled)
         scale, flow = states.server.gradients.loss_scale, self._bank.pool.flow(layers[: len(path.layers)])
@@ -116,11 +129,13 @@ class TrainingStep:
             depth=len(path.layers),
             flow=flow,
             specs=self._stash.specs,
-            seeds=lambda position, batch: stream_seed(self._seed, step, position, batch),
+            seeds=lambda position, number: stream_seed(self._seed, step, position, batch.first + number),
             values=dict(values),
             learning=path.learning,
             scale=scale.scale if scale is not None and self.config.precision.is_scaled else 1.0,
-            shares=shares(batch.sizes),
+            shares=batch.shares,
+            chunks=chunks,
+            losses=LossSums(1 if chunks is None else chunks.count),
             spilled=memory.spilled,
             states=states,
             path=path,
@@ -131,6 +146,26 @@ class TrainingStep:
             update=order,
             clip=self.config.update.clip,
         )
+
+    def _require_same(
+        self, plan: Plan, layers: Sequence[Layer], batch: MiniBatch, settings: Mapping[str, object]
+    ) -> None:
+        """Have ranks that are about to do different things say so."""
+        if self.states.server.exchange.size == 1:
+            return
+        scale = self.states.server.gradients.scale_state
+        facts = {
+            "path": [layer.key for layer in layers],
+            "mini-batch": (batch.checksum, batch.count),
+            "seed": (self._seed, self.states.server.seed),
+            "optimizer": (self.states.server.optimizer.name, sorted(self.states.server.frozen)),
+            **settings,
+            "precision": (self.config.precision, scale),
+            "clip": self.config.update.clip,
+            "number of chunks": self._bank.chunks,
+            "plan": collectives(plan),
+        }
+        require_same(self.states.server.exchange, facts)
 
     def _fill(self, frames: Frames, inputs: Batch, sizes: Sequence[int]) -> None:
         for frame, batch in zip(frames, cut_batch(tuple(map(self._device.put, inputs)), sizes), strict=True):

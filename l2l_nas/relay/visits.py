@@ -7,12 +7,13 @@ So the sum that has come so far is handed to autograd as a first gradient of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.sums import Chunks
 from l2l_nas.errors import SpaceError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.interface import Batch, Objective
@@ -75,6 +76,7 @@ class Job:
     tracked: dict[str, list[tuple[bool, ...]]] = field(default_factory=dict)
     scale: float = 1.0  # what the loss is multiplied by for the backward
     shares: Sequence[float] = ()  # of each micro-batch, which part of the step's samples it has
+    chunks: Chunks | None = None  # of a step whose gradients are summed by chunks
     losses: LossSums = field(default_factory=LossSums)
     # by value and micro-batch, what has come of its gradient so far
     gradients: dict[tuple[str, int], tuple[Tensor | None, ...]] = field(default_factory=dict)
@@ -97,6 +99,39 @@ class Job:
             name: tuple(leaf(name, number, tensor) for number, tensor in enumerate(self.values[name][index]))
             for name in names
         }
+
+    @property
+    def sums_chunks(self) -> bool:
+        """Whether several chunks are summed, here or by all ranks."""
+        return self.chunks is not None and not self.chunks.is_single
+
+    def chunk(self, index: int) -> int:
+        return 0 if self.chunks is None else self.chunks.of(index)
+
+    def end_chunks(self, index: int, templates: Iterable[Template]) -> None:
+        """After a micro-batch went back through layers: put sums of gradients aside of each chunk that ends with it."""
+        if self.chunks is not None and not self.chunks.is_idle:
+            for chunk in self.chunks.ending(index):
+                for template in templates:
+                    template.end_chunk(is_empty=self.chunks.is_empty(chunk))
+
+    def begins_chunk(self, index: int) -> bool:
+        """Whether a chunk begins with a micro-batch, behind another one."""
+        return self.chunks is not None and self.chunks.starts[0] + index in self.chunks.starts[1:-1]
+
+    def begin_statistics(self, template: Template) -> None:
+        if template.statistics is not None and self.sums_chunks:
+            template.statistics.begin(template.buffers)
+
+    def end_statistics(self, index: int, templates: Iterable[Template]) -> None:
+        """After a micro-batch's forward through layers: note their buffers for each chunk that ends with it."""
+        chunks = self.chunks
+        if chunks is None or chunks.is_single:
+            return
+        for chunk in range(chunks.count) if chunks.is_idle else chunks.ending(index):
+            for template in templates:
+                if template.statistics is not None:
+                    template.statistics.end_chunk(template.buffers, is_empty=chunks.is_empty(chunk))
 
     def waiting(self, values: Mapping[str, Batch], index: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Tensors of a micro-batch whose gradient has come, at least in part, with it."""
@@ -127,15 +162,17 @@ class Visits:
         the last bit from what the backward will compute again.
         """
         template.module.train()
+        job.begin_statistics(template)
         job.at = place
         for index in range(len(job.shares)):
             leaves = job.leaves(job.flow.reads[place], index)
             outputs, losses = self._through(job, place, template.call, leaves, index)
-            job.losses.add_auxiliary(place, losses, job.shares[index])
+            job.losses.add_auxiliary(place, losses, job.shares[index], job.chunk(index))
             for name, tensors in outputs.items():
                 job.tracked.setdefault(name, []).append(tuple(tensor.requires_grad for tensor in tensors))
                 for frame, tensor in zip(frames[name][index], tensors, strict=True):
                     frame.copy_(tensor.detach())
+            job.end_statistics(index, [template])
             del leaves, outputs, losses  # before the next micro-batch makes its own
         job.values.update(frames)
         job.loaded[place] = template.loaded
@@ -148,6 +185,7 @@ class Visits:
         if template not in job.tail.templates:
             template.module.train()
             template.zero_gradients()
+            job.begin_statistics(template)
         job.tail.templates.append(template)
         self._go_on(job, job.tail, place, 0)
 
@@ -161,18 +199,20 @@ class Visits:
             if index:
                 for place in range(tail.first, job.depth):
                     self._go_on(job, tail, place, index)
+            job.end_statistics(index, dict.fromkeys(tail.templates))
             job.at = job.depth
             segment = tail.segments[max(tail.segments)]
             given = full(tuple(tensor for name in job.flow.outputs for tensor in segment.values[name]))
             loss = objective.loss(given, targets[index]) / count
             if index == 0:
                 refuse_own_parameters(objective, loss, given, modules)
-            job.losses.add_task(loss)
+            job.losses.add_task(loss, job.chunk(index))
             job.at = None
             if loss.requires_grad:
                 segment.ends.append((loss if job.scale == 1.0 else loss * job.scale, None))
             if index < len(job.shares) - 1:
                 self._go_back(job, tail.segments.pop(tail.first), index)
+                job.end_chunks(index, dict.fromkeys(tail.templates))
                 tail.values.clear()
             del segment, given, loss  # before the next micro-batch makes its own
 
@@ -187,6 +227,7 @@ class Visits:
                 tail.values.pop(name)
             self._go_back(job, segment, len(job.shares) - 1)
         if tail.templates.index(template) == place - tail.first:  # a repeated layer leaves once, at its first place
+            job.end_chunks(len(job.shares) - 1, [template])
             template.measure()
 
     def backward(self, job: Job, place: int, template: Template) -> None:
@@ -209,6 +250,9 @@ class Visits:
             # the forward's auxiliary losses went with its graph, so that each counts once
             ends = weighted(losses, job.shares[index] * job.scale)
             self._go_back(job, GraphSegment(leaves, {}, outputs, ends), index)
+            job.end_chunks(index, [template])
+            if place in job.entry_buffers and job.begins_chunk(index + 1):  # as the forward did
+                self._load_buffers(template, job.entry_buffers[place])
             del leaves, outputs, losses, ends  # before the next micro-batch makes its own
         template.measure()
 
@@ -228,7 +272,7 @@ class Visits:
         # a repeated layer waits for its backward more than once
         call = template.call_again if tail.has_repeats else template.call
         outputs, losses = self._through(job, place, call, segment.values, index)
-        job.losses.add_auxiliary(place, losses, job.shares[index])
+        job.losses.add_auxiliary(place, losses, job.shares[index], job.chunk(index))
         segment.ends += weighted(losses, job.shares[index] * job.scale)
         segment.values |= outputs
         segment.outputs |= outputs

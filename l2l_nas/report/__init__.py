@@ -1,6 +1,6 @@
 """What a person reads after a search: tables in the terminal (rich), a page, pictures (matplotlib, extra `plots`).
 
-    results.py   what was found: fronts, the best, effects, ranks; of networks (network.py) in a space (card.py)
+    results.py   what was found: fronts, the best, effects; of networks (network.py) in a space (card.py)
     charts/      what each chart shows, described once as data
     styles.py    how things look, wherever they are drawn
     png.py       draws descriptions as files; pictures.py those of a run

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.network import Network, RandomBaseline, finite
+from l2l_nas.report.recalled import Recalled
 
 Event = Mapping[str, Any]
 RunState = Literal["running", "finished", "stopped", "failed", "cut off"]
@@ -35,6 +36,7 @@ class RunHistory:
     given_up: Mapping[int, str] = field(default_factory=dict)  # why others were not trained to the end, by their trials
     baseline: RandomBaseline | None = None  # the result of the last session's random search; None where there was none
     warmup: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # steps by row and candidate, once it is over
+    recalled: Recalled | None = None  # what the last session knew from earlier runs; None where it asked for nothing
     device: str = ""  # that the last session ran on; empty where the log does not tell
     latency: Mapping[int, float] = field(default_factory=dict)  # of finalists in ms, by their trials, where measured
     failure: str = ""  # why it failed
@@ -81,6 +83,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
     if ends:
         state = _ENDS[(done or ends)[-1]["event"]]
     played = [event for event in last if event["event"] == "baseline"]
+    recalled = [event for event in last if event["event"] == "memory"]
     measured = [event for event in last if event["event"] == "latency"]
     phases = [str(event["name"]) for event in last if event["event"] == "phase"]
     coverage = [event for event in events if event["event"] == "coverage"]
@@ -97,6 +100,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         warmup={str(row): {str(name): int(steps) for name, steps in counts.items()} for row, counts in warmup.items()},
         spent=time_spent(events, running_at=running_at),
         versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},
+        recalled=Recalled.from_json(recalled[-1]) if recalled else None,
         device=str(last[0].get("device", "")),
         latency={int(trial): finite(ms) for one in measured for trial, ms in one["ms"].items()},
         failure=str(ends[-1].get("reason", "")) if state == "failed" else "",

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from l2l_nas.cost.table import UNITS
-from l2l_nas.nas.objectives import Goal, TrialRecord, dominates, minimised
+from l2l_nas.nas.objectives import Goal, TrialRecord, comparison, dominates
 from l2l_nas.report.text import format_value, with_error
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import PARTS
+
+VALIDATION, TEST = PARTS
+COMPARED = "compared_by"  # the part's name of errors of the means that networks are compared by
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Network:
     # metrics of the validation data that it had on its way, by steps
     rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)  # by part: why figures of it are missing
+    # means over the last validations, which networks are compared by, where there are any; and how many they were
+    compared_by: Mapping[str, float] = field(default_factory=dict)
+    num_validations: int = 0
 
     @property
     def is_trained(self) -> bool:
@@ -43,12 +49,22 @@ class Network:
 
     @property
     def values(self) -> Mapping[str, float]:
-        """Costs, and the metrics that it is ranked by: of validation, or of its trial where it was not trained."""
+        """Costs, and the metrics that its weights have: of validation, or of its trial where it was not trained."""
         return {**self.costs, **(self.trial_score if self.validation is None else self.validation)}
+
+    @property
+    def compared_values(self) -> Mapping[str, float]:
+        """What it is ranked by: the same, with means over the last validations where there are any."""
+        return {**self.values, **self.compared_by}
+
+    @property
+    def has_mean(self) -> bool:
+        """Whether it is ranked by the mean of several validations."""
+        return self.num_validations > 1
 
     def part(self, name: str) -> Mapping[str, float]:
         """Metrics of a part of the data; empty where it was not measured."""
-        return {"validation": self.validation, "test": self.test}[name] or {}
+        return {VALIDATION: self.validation, TEST: self.test}[name] or {}
 
     def error(self, part: str, metric: str) -> float | None:
         """The standard error of a metric; None where it is not known."""
@@ -58,6 +74,15 @@ class Network:
         """A metric of a part with its standard error, as text; empty where it was not measured."""
         found = self.part(part)
         return with_error(metric, found[metric], self.error(part, metric)) if metric in found else ""
+
+    def compared_error(self, metric: str) -> float | None:
+        """The standard error of what it is ranked by; None where it is not known."""
+        return self.error(COMPARED if self.compared_by else VALIDATION, metric)
+
+    def compared(self, metric: str) -> str:
+        """The mean over its last validations with its standard error, as text; empty where it has none."""
+        found = self.compared_by
+        return with_error(metric, found[metric], self.compared_error(metric)) if metric in found else ""
 
     def scores(self, metric: str) -> list[str]:
         """The same of each part that it was measured on, with the part's name; the trial score where there is none."""
@@ -81,7 +106,10 @@ class Network:
         """
         trial = int(content["number"] if "number" in content else content["trial"])
         architecture = Architecture.from_choices(content["architecture"])
-        errors = content.get("standard_error") or {}
+        errors = dict(content.get("standard_error") or {})
+        compared = content.get("compared_by") or {"values": {}, "steps": ()}
+        if compared["values"]:
+            errors[COMPARED] = compared["standard_error"]
         return cls(
             trial,
             architecture,
@@ -93,6 +121,8 @@ class Network:
             int(content.get("steps") or 0),
             read_rungs(content.get("rungs") or {}),
             {str(part): str(text) for part, text in (content.get("problems") or {}).items()},
+            _figures(compared["values"]),
+            len(compared["steps"]),
         )
 
 
@@ -125,30 +155,38 @@ def read_rungs(content: Mapping[str, Any]) -> dict[int, dict[str, float]]:
     return {int(name.partition("/")[0]): _figures(metrics) for name, metrics in content.items()}
 
 
-def margin(found: Network, other: Network, goal: Goal) -> str:
-    """How far one network is ahead of another on the test part, in a sentence; empty where that was not measured.
+# beside random search, of a search with a memory
+NOT_COUNTED = "The steps of the earlier runs that the search learned from are not counted."
 
-    The error is that of independent samples: both are measured on the same ones, so that it is rather too large.
+
+def margin(found: Network, other: Network, goal: Goal) -> str:
+    """How the network of a search and that of random search differ on the test part; empty where that is not known.
+
+    It is what one run can say: it tells of two networks, with the error of the samples that they are measured on, and
+    not of other seeds. The error is that of independent samples: both are measured on the same ones, so that it is
+    rather too large.
     """
     one, two = found.part("test"), other.part("test")
     if goal.name not in one or goal.name not in two:
         return ""
-    difference = (one[goal.name] - two[goal.name]) * (1 if goal.maximize else -1)
+    difference = one[goal.name] - two[goal.name]
     errors = found.error("test", goal.name), other.error("test", goal.name)
     error = math.hypot(*errors) if None not in errors else None  # type: ignore[arg-type]
     size = with_error(goal.name, abs(difference), error)
-    line = f"On the test part the search is {size} {'ahead of' if difference >= 0 else 'behind'} random search"
+    more = "more" if difference >= 0 else "less"
+    line = f"On the test part the search's network has {size} {more} {goal.name} than that of random search"
     if error is not None and abs(difference) < 2 * error:
         line += ": less than two standard errors, which shows no difference"
-    return f"{line}."
+    return f"{line}. One run says nothing of other seeds."
 
 
 def in_order(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network]:
     """Networks, those trained longest first; best first by the first goal, ties by the others, then the smaller one."""
 
     def key(network: Network) -> tuple[float, ...]:
-        values = network.values
-        return (-network.steps, *minimised(values, goals), values.get("parameters", 0.0), network.trial)
+        values = network.compared_values
+        order = comparison(values, goals, is_late=bool(network.compared_by))
+        return (-network.steps, *order, values.get("parameters", 0.0), network.trial)
 
     return sorted(networks, key=key)
 
@@ -160,7 +198,7 @@ def front(networks: Iterable[Network], goals: Sequence[Goal]) -> list[Network]:
     return [
         network
         for place, network in enumerate(longest)
-        if not any(dominates(other.values, network.values, goals) for other in longest[:place])
+        if not any(dominates(other.compared_values, network.compared_values, goals) for other in longest[:place])
     ]
 
 

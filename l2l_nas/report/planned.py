@@ -9,7 +9,7 @@ from typing import Any
 from l2l_nas.cost.hardware import origin_of
 from l2l_nas.cost.table import readable
 from l2l_nas.report.charts.grid import Cell, Grid
-from l2l_nas.report.charts.tables import Column, Table, TableRow
+from l2l_nas.report.charts.tables import Table, TableColumn, TableRow
 
 _LANES = {
     "compute": "the device",
@@ -58,7 +58,11 @@ class Planned:
 
 
 def _steps(rows: Sequence[Mapping[str, Any]]) -> Table:
-    columns = [Column("architecture", ""), *(Column(title) for title, *_ in _FIGURES), Column("busiest lane")]
+    columns = [
+        TableColumn("architecture", ""),
+        *(TableColumn(title) for title, *_ in _FIGURES),
+        TableColumn("busiest lane"),
+    ]
     cells = [
         (
             str(row["name"]),
@@ -69,7 +73,7 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> Table:
         for row in rows
     ]
     if any(missing for *_, missing in cells):
-        columns.append(Column("does not fit", "words"))
+        columns.append(TableColumn("does not fit", "words"))
     return Table(tuple(columns), tuple(TableRow(one[: len(columns)]) for one in cells), is_whole=True)
 
 

@@ -1,8 +1,7 @@
-"""What a search found, as charts and pages ask for it: fronts, the best, effects, ranks, reasons."""
+"""What a search found, as charts and pages ask for it: fronts, the best, effects, reasons."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +10,9 @@ from functools import cached_property
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, is_evaluated, pareto_front, ranked
 from l2l_nas.nas.suspects import Suspect, suspects
 from l2l_nas.report.card import SpaceCard
-from l2l_nas.report.network import Network, front, in_order, with_cost
+from l2l_nas.report.network import Network, front, with_cost
 
 PARAMETERS = Goal("parameters", maximize=False)
-VALIDATION, TEST = "validation", "test"
 _LARGEST = 1e30  # no chart can be drawn of more
 
 
@@ -25,21 +23,6 @@ class Tried:
     steps: int = 0  # of warm-up
     trials: int = 0  # that chose it, were trained or scored, and are no repeats
     failed: int = 0  # of these
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Finalists by their score as trials, and by their value after further training.
-
-    It tells how far the trials' scores told the finalists apart, not how well they rank the space: finalists are the
-    best trials, close to each other, and where trials are the first steps of the finalists' training the two values are
-    of one training and the same samples.
-    """
-
-    before: tuple[Network, ...]  # best trial first
-    after: tuple[Network, ...]  # the same, best finalist first
-    tau: float | None  # Kendall's; None for fewer than three finalists, or where all are equal
-    steps: int = 0  # that all of them had; 0 where that is not known
 
 
 @dataclass(frozen=True)
@@ -125,28 +108,6 @@ class Results:
                 alike = re.sub(r"\d[\d,.]*", "#", record.reason)
                 groups.setdefault((record.state, alike), []).append(record)
         return sorted(groups.values(), key=len, reverse=True)
-
-    def ranking(self) -> Ranking | None:
-        """How the finalists' order compares with that of their trials, after as many steps as all of them had.
-
-        None for fewer than two, or where that was not measured.
-        """
-        goal = self.goals[0].name
-        order = [record.number for record in ranked(self.in_space, self.goals)]
-        finalists = [n for n in self.finalists if n.trial in order and goal in n.trial_score and n.validation]
-        steps = min((network.steps for network in finalists), default=0)
-        alike = [n if n.steps == steps else replace(n, validation=n.rungs.get(steps), steps=steps) for n in finalists]
-        if len(alike) < 2 or not all(goal in network.part(VALIDATION) for network in alike):
-            return None
-        tau = None
-        if len(alike) > 2:
-            from scipy.stats import kendalltau  # takes a second, and not every page needs it
-
-            scores = [(network.trial_score[goal], network.part(VALIDATION)[goal]) for network in alike]
-            found = float(kendalltau(*zip(*scores, strict=True)).statistic)
-            tau = found if math.isfinite(found) else None
-        by_trial = sorted(alike, key=lambda network: order.index(network.trial))
-        return Ranking(tuple(by_trial), tuple(in_order(alike, self.goals)), tau, steps)
 
     @property
     def suspects(self) -> tuple[Suspect, ...]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from l2l_nas.nas.objectives import Goal
-from l2l_nas.report.charts.tables import Best, Column, Drawn, TableRow
+from l2l_nas.report.charts.tables import Best, Drawn, TableColumn, TableRow
 from l2l_nas.report.charts.tables import Table as Described
 from l2l_nas.report.network import Network, RandomBaseline, margin
 from l2l_nas.report.text import counted, format_value
@@ -47,7 +47,7 @@ def headline(best: Network) -> str:
 
 
 def baseline_line(best: Network, other: RandomBaseline | None, goal: Goal) -> str:
-    """The best of random search, and how far the best is ahead of it on the test part."""
+    """The best of random search, and how the two differ on the test part."""
     if other is None:
         return "random search: none of its networks could be trained"
     failed = f", {other.failed} of them failed" if other.failed else ""
@@ -74,7 +74,12 @@ def sweep_table(rows: Sequence[Mapping[str, Any]], *, best: Collection[str] = ()
         differing = " ".join(word for word in own if word not in common)
         cells = folder.name, differing or "-", *values, _seconds(row.get("seconds"))
         described.append(TableRow(cells, is_winner=str(folder) in best))
-    columns = Column("run", "words"), Column("overrides", ""), *map(Column, names), Column("seconds")
+    columns = (
+        TableColumn("run", "words"),
+        TableColumn("overrides", ""),
+        *map(TableColumn, names),
+        TableColumn("seconds"),
+    )
     title = f"{counted(len(rows), 'run')} in {folders[0].parent}"
     return terminal_table(title, Described(columns, tuple(described)))
 

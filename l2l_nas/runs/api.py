@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,15 +15,13 @@ from l2l_nas.arguments import check_kind, check_list, check_path, refuse_class
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
-from l2l_nas.nas.study.reading import load_database_study, load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.components import Objects
-from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.saved import SavedRun, load_found, read_config
-from l2l_nas.runs.search import SearchRun
-from l2l_nas.runs.settings import PASSWORD_VARIABLE
+from l2l_nas.runs.repeats import search_of
+from l2l_nas.runs.saved import SavedRun, is_repeated, load_found, read_config
+from l2l_nas.runs.study_address import study_of
 from l2l_nas.runs.terminal import open_terminal
 from l2l_nas.training.export import build_network
 from l2l_nas.training.problem import Problem
@@ -51,6 +48,9 @@ from l2l_nas.space.architecture import Architecture
 class SearchResult:
     """What a search found; all of it is read from the run's folder.
 
+    Of repeats (`repeats=N`) the network is that of the best repeat by the validation part, and so are finalists, study
+    and random search; `content`, `repeats` and `comparison` are of all.
+
     Args:
         folder: the run's.
         problem: what was searched.
@@ -62,7 +62,7 @@ class SearchResult:
     """
 
     folder: Path
-    problem: Problem
+    problem: Problem = field(repr=False)  # it holds all data
     storage: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -85,19 +85,43 @@ class SearchResult:
         return Network.from_json(self.content["best"])
 
     @cached_property
+    def repeats(self) -> tuple[SearchResult, ...]:
+        """Of repeats, the result of each that is done; empty of one search."""
+        entries = self.content.get("repeats", ())
+        return tuple(self._repeat(int(entry["repeat"])) for entry in entries)
+
+    @property
+    def comparison(self) -> Mapping[str, Any] | None:
+        """Of repeats, searches against random searches: means, their standard errors, and the 95 % interval.
+
+        None of one search, and of repeats of which fewer than two have a figure of the test part.
+        """
+        found: Mapping[str, Any] | None = self.content.get("comparison")
+        return found
+
+    def _repeat(self, number: int) -> SearchResult:
+        return SearchResult(RunFolder(self.folder).repeat(number).root, self.problem)
+
+    @cached_property
+    def _one(self) -> SearchResult:
+        """The search that the network is of."""
+        number = self.content["best"].get("repeat")
+        return self if number is None else self._repeat(int(number))
+
+    @cached_property
     def pareto(self) -> tuple[Network, ...]:
         """The front of the finalists that were trained to the end, or of trials where none were trained."""
-        return tuple(map(Network.from_json, self.content["pareto"]))
+        return tuple(map(Network.from_json, self._one.content["pareto"]))
 
     @cached_property
     def finalists(self) -> tuple[Network, ...]:
         """All that were trained further."""
-        return tuple(map(Network.from_json, self.content["finalists"]))
+        return tuple(map(Network.from_json, self._one.content["finalists"]))
 
     @cached_property
     def baseline(self) -> Network | None:
         """The best of random search of as many steps; None without `baseline="random"`."""
-        entry = self.content["baseline"]
+        entry = self._one.content["baseline"]
         return RandomBaseline.from_json(entry).best if entry else None
 
     @property
@@ -112,15 +136,10 @@ class SearchResult:
         Raises:
             StorageError: the study is missing or damaged, or its database is away.
         """
-        folder = RunFolder(self.folder)
+        folder = RunFolder(self._one.folder if is_repeated(RunFolder(self.folder)) else self.folder)
         if folder.study.exists() or not folder.config.exists():
-            return load_study(folder.study)
-        config = read_config(folder.config)
-        storage = self.storage or str(value_of(config, "search.storage") or "")
-        if not storage:
-            return load_study(folder.study)
-        name = str(value_of(config, "search.study"))
-        return load_database_study(storage, name, password=os.environ.get(PASSWORD_VARIABLE, ""))
+            return study_of(folder, {})[0]
+        return study_of(folder, read_config(folder.config), storage=self.storage)[0]
 
     def network(self) -> nn.Module:
         """The best network with its weights, as a plain module in evaluation mode.
@@ -151,7 +170,8 @@ def search(
             objects, too: a sampler of Optuna's kind, a list of phases, an optimizer or `Groups`, a function of the peak
             and the steps, a rule, functions as a list or a dict by name, a storage. `executor` is a name with its
             arguments, or any `concurrent.futures.Executor`, with `workers=` for how many trials it runs at a time.
-            Going on with a run these are given again.
+            Going on with a run these are given again. `learn_from` is one, or a list, of folders of runs, of what
+            `search` returned, and of `"auto"`, `"shipped"` and files, as `search.learn_from` takes them.
 
     Raises:
         L2LError: whatever is wrong with the problem or the settings, before anything is written.
@@ -179,7 +199,7 @@ def search(
             again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
             whole = None if isinstance(problem, str) else problem
             objects = Objects(whole, **own, callbacks=callbacks)
-            run = SearchRun(conf, console, given=given, objects=objects, again=again)
+            run = search_of(conf, console, given=given, objects=objects, again=again)
             try:
                 run.go()
             except Stopped:
@@ -253,6 +273,8 @@ def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchCon
         elif name == "enqueue":
             found = check_list("search.enqueue", value, of=object, wanted="architectures")
             values["search.enqueue"] = [_spelled(one) for one in found]
+        elif name == "learn_from":
+            values["search.learn_from"] = _named_runs(value)
         elif name in known and "." not in name and name != "callbacks":
             values[name] = value
         elif f"search.{name}" in known:
@@ -270,6 +292,17 @@ def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchCon
 
 def _spelled(architecture: object) -> str:
     return architecture if isinstance(architecture, str) else str(Architecture.from_choices(architecture))
+
+
+def _named_runs(value: object) -> str:
+    """Runs to learn from, as `search.learn_from` names them: texts, paths and results, one or several."""
+    is_one = isinstance(value, str | Path | SearchResult)
+    several = [value] if is_one else check_list("learn_from", value, of=(str, Path, SearchResult), wanted="runs")
+    names = [str(one.folder if isinstance(one, SearchResult) else one) for one in several]
+    for name, one in zip(names, several, strict=True):
+        if "," in name and not isinstance(one, str):
+            raise SettingError(f"learn_from: {name} has a comma in its name; rename the folder, or link to it")
+    return ",".join(names)
 
 
 def _hint(name: str, known: Mapping[str, Any]) -> str:

@@ -47,12 +47,14 @@ def build_relay(
     trace: Trace | None = None,
     sharers: int = 1,
     device: Device | None = None,
+    chunks: int | None = None,
 ) -> Relay:
     """The relay of the settings.
 
     Args:
         sharers: processes that take their device budget from the same memory, if it is "auto".
         device: another one than the settings name.
+        chunks: see `ParallelConfig`.
 
     Raises:
         SettingError: a setting that makes no sense, named.
@@ -76,9 +78,13 @@ def build_relay(
             seed=seed,
             trace=trace,
             sharers=sharers,
+            chunks=chunks,
         )
         refuse_modes(relay.device)  # before anything is written
     except SettingError as error:
+        if re.search(r"^chunks |^\d+ chunks ", str(error)):
+            colon = "" if str(error).startswith("chunks") else "chunks: "
+            raise SettingError(f"parallel.{colon}{error}") from None
         named = re.split("[ :=]", str(error))[0] in {entry.name for entry in fields(conf)}
         raise SettingError(f"relay.{error}" if named else str(error)) from None
     return relay
@@ -133,10 +139,15 @@ def build_scorer(trainer: Trainer, conf: RelayConf, *, seed: int) -> Trainer:
 
 
 @contextlib.contextmanager
-def at_work(folder: RunFolder, server: ParamServer, conf: RelayConf) -> Iterator[None]:
+def at_work(
+    folder: RunFolder, server: ParamServer, conf: RelayConf, *, shared: RunFolder | None = None
+) -> Iterator[None]:
     """Alone in a run's folder, rid of what killed processes left there; with a server's states in files, if asked for.
 
     A folder that nothing was written into is removed before others may have it: whoever is refused removes none.
+
+    Args:
+        shared: the folder of rank 0, of a rank that has its own one beside it: there the weights are.
 
     Raises:
         StorageError: another process is at work there.
@@ -144,6 +155,9 @@ def at_work(folder: RunFolder, server: ParamServer, conf: RelayConf) -> Iterator
     with locked(folder.root), contextlib.ExitStack() as left:
         left.callback(remove_if_empty, folder.root)
         tidy(folder)
+        if shared is not None:
+            for place, source in ((folder.weights, shared.weights), (folder.best, shared.best)):
+                place.symlink_to(source.absolute())
         if conf.storage == "file":
             left.callback(remove_if_empty, folder.pool)
             server.move_to(left.enter_context(contextlib.closing(FileStorage(folder.pool))))

@@ -15,11 +15,13 @@ from l2l_nas.cost.feasible import check_limits
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.own import OwnCost, own_costs
 from l2l_nas.cost.profiles import PROFILES, find_hardware
-from l2l_nas.cost.table import PREDICTED, Costs, Limit, unmeasured
+from l2l_nas.cost.table import PREDICTED, Cost, Costs, Limit, unmeasured
+from l2l_nas.eps.exchange import Alone, Exchange
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import server_of
 from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, did_you_mean, of_user
 from l2l_nas.nas.callback import Callback
@@ -29,7 +31,7 @@ from l2l_nas.nas.objectives import parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler
 from l2l_nas.nas.strategies.budget import Budget, Division
 from l2l_nas.nas.strategies.context import SearchComponents
-from l2l_nas.nas.strategies.default import build_phases
+from l2l_nas.nas.strategies.default import RANDOM, build_phases
 from l2l_nas.nas.strategies.division import MachineSpeed, measured
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import cut_sizes
@@ -37,14 +39,17 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.trace import Trace
 from l2l_nas.runs.build import build_relay, build_scorer, check_memory, decide_memory, largest, parse_bytes, set_threads
 from l2l_nas.runs.fields import changed
+from l2l_nas.runs.learn_from import Learned, learned_by
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.numbers import budget_of, decide_numbers
+from l2l_nas.runs.ranks import compare_problems, refuse_on_ranks, with_chunks
 from l2l_nas.runs.saved import read_enqueued
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import RetrainConf, SearchConf
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.growth import frozen, retired
 from l2l_nas.space.sampling import PathSampler, build_paths
+from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Batches
 from l2l_nas.training.export import build_network
 from l2l_nas.training.fit import Trainer
@@ -90,7 +95,7 @@ class TrainingComponents:
     scorer: Trainer
     trace: Trace | None
 
-    def evaluator(self, budget: Budget) -> Evaluator:
+    def evaluator(self, budget: Budget, consensus: Consensus | None = None) -> Evaluator:
         """What trains and scores networks in this process."""
         data = self.problem.data
         return Evaluator(
@@ -100,6 +105,7 @@ class TrainingComponents:
             budget=budget,
             scorer=self.scorer,
             test=data.test,
+            consensus=consensus,
         )
 
 
@@ -111,6 +117,7 @@ class Components:
         conf: all settings, with what was decided meanwhile in place of what nobody gave.
         search: what the phases work with.
         division: what numbers that nobody gave follow from; None where all were given.
+        learned: from earlier runs; None where none were named.
     """
 
     conf: SearchConf
@@ -118,6 +125,7 @@ class Components:
     search: SearchComponents
     phases: Sequence[Phase]
     division: Division | None
+    learned: Learned | None = None
 
     @property
     def problem(self) -> Problem:
@@ -130,26 +138,33 @@ class Components:
         return self.training.relay.server
 
 
-def build_components(conf: SearchConf, objects: Objects, *, given: Collection[str] = ()) -> Components:
+def build_components(
+    conf: SearchConf, objects: Objects, *, given: Collection[str] = (), consensus: Consensus | None = None
+) -> Components:
     """Build a search's components.
 
     Args:
         conf: all settings; see `completed`.
         objects: in place of what the settings name.
         given: names of settings that were given explicitly.
+        consensus: with the other ranks, if there are any.
 
     Raises:
         L2LError: whatever is wrong with the settings, the objects or the problem.
     """
+    consensus = consensus or Consensus()
+    conf = with_chunks(conf, consensus)
+    refuse_on_ranks(conf, consensus)
     schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
-    problem, server = _problem_and_server(conf, objects)
+    problem, server = _problem_and_server(conf, objects, consensus.exchange)
+    compare_problems(consensus, problem)
     pool, data = problem.pool, problem.data
     phases = _phases(conf, objects, server)
     sharers = conf.search.workers + 1 if conf.search.workers > 1 else 1
     relay, memory = relay_of(problem, server, conf, sharers=sharers)
     conf = replace(conf, relay=memory)
     step = cut_sizes(min(conf.train.batch_size, len(data.train)), conf.train.micro_batch)
-    costs = _costs(conf, objects, problem, relay, step)
+    costs = _agreed(_costs(conf, objects, problem, relay, step), consensus)
     goals = parse_goals(conf.objectives.names, problem.measured_task.metrics, costs)
     rule = objects.early_stop
     if rule is None:
@@ -161,17 +176,21 @@ def build_components(conf: SearchConf, objects: Objects, *, given: Collection[st
     if not conf.resume:  # what has run may go on: the figures are estimates
         check_memory(relay, step, largest(pool, constraints=constraints))
     training = build_training(problem, relay, conf, task=problem.measured_task)
-    conf, division = decide_numbers(conf, problem, phases=phases, pace=lambda: _pace(conf, training, paths))
+    conf, division = decide_numbers(
+        conf, problem, phases=phases, pace=lambda: _pace(conf, training, paths, consensus), said=given
+    )
     budget = replace(budget_of(conf), schedule=schedule)
     if not conf.resume:  # what has run may go on: a trial that fails is one that failed
         training.trainer.check(None, steps=budget.last_step)
     enqueued = read_enqueued(conf.search.enqueue, pool, is_given=not conf.resume or "search.enqueue" in given)
     # files may be gone when it goes on
     conf = changed(conf, {"search.enqueue": list(map(str, enqueued))})
+    _refuse_unused_memory(conf, objects)
+    learned = learned_by(conf, problem, goals[0])
     search = SearchComponents(
         relay=relay,
         trainer=training.trainer,
-        evaluator=training.evaluator(budget),
+        evaluator=training.evaluator(budget, consensus),
         budget=budget,
         goals=goals,
         constraints=constraints,
@@ -180,24 +199,33 @@ def build_components(conf: SearchConf, objects: Objects, *, given: Collection[st
         paths=paths,
         seed=conf.seed,
         enqueued=enqueued,
+        memory=learned.memory if learned is not None and learned.memory.tasks else None,
+        consensus=consensus,
     )
-    return Components(conf, training, search, phases, division)
+    return Components(conf, training, search, phases, division, learned)
 
 
 def build_server(
-    problem: Problem, optimizer: Optimizer, *, seed: int, storage: str | Storage, keys: frozenset[str] = frozenset()
+    problem: Problem,
+    optimizer: Optimizer,
+    *,
+    seed: int,
+    storage: str | Storage,
+    keys: frozenset[str] = frozenset(),
+    exchange: Exchange | None = None,
 ) -> tuple[Problem, ParamServer]:
     """The weights of a problem's pool; and the problem with what groups of the optimizer freeze not trainable.
 
     Args:
         keys: of the states that are frozen.
+        exchange: with the other ranks, if there are any.
 
     Raises:
         SettingError: a group, or the storage, does not go with the pool.
     """
     pool = freeze(problem.pool, optimizer)
     opened = own_storage(storage, pool=pool, optimizer=optimizer)
-    server = ParamServer(pool, optimizer=optimizer, seed=seed, storage=opened, frozen=keys)
+    server = server_of(pool, exchange or Alone(), optimizer=optimizer, seed=seed, storage=opened, frozen=keys)
     return replace(problem, pool=pool), server
 
 
@@ -214,7 +242,12 @@ def relay_of(
         DataError: data that does not fit the pool or the task.
     """
     relay = build_relay(
-        server, conf.relay, seed=conf.seed, trace=Trace() if conf.relay.trace else None, sharers=sharers
+        server,
+        conf.relay,
+        seed=conf.seed,
+        trace=Trace() if conf.relay.trace else None,
+        sharers=sharers,
+        chunks=conf.parallel.chunks,
     )
     set_threads(conf.relay.threads, relay)
     problem.check(relay.shapes)
@@ -230,7 +263,7 @@ def build_training(problem: Problem, relay: Relay, conf: SearchConf | RetrainCon
     return TrainingComponents(problem, relay, trainer, scorer, relay.trace)
 
 
-def _problem_and_server(conf: SearchConf, objects: Objects) -> tuple[Problem, ParamServer]:
+def _problem_and_server(conf: SearchConf, objects: Objects, exchange: Exchange) -> tuple[Problem, ParamServer]:
     """What is searched, without candidates that are retired; and the weights of its pool, some of them frozen."""
     optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
     problem = objects.problem or load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
@@ -238,7 +271,8 @@ def _problem_and_server(conf: SearchConf, objects: Objects) -> tuple[Problem, Pa
     optimizer = without_retired(optimizer, problem.pool, left)
     pool, keys = frozen(left, conf.search.freeze)
     storage = conf.relay.storage if objects.storage is None else objects.storage
-    return build_server(replace(problem, pool=pool), optimizer, seed=conf.seed, storage=storage, keys=keys)
+    problem = replace(problem, pool=pool)
+    return build_server(problem, optimizer, seed=conf.seed, storage=storage, keys=keys, exchange=exchange)
 
 
 def _phases(conf: SearchConf, objects: Objects, server: ParamServer) -> list[Phase]:
@@ -252,6 +286,25 @@ def _phases(conf: SearchConf, objects: Objects, server: ParamServer) -> list[Pha
     return phases
 
 
+def _refuse_unused_memory(conf: SearchConf, objects: Objects) -> None:
+    if not conf.search.learn_from:
+        return
+    if conf.strategy["name"] == RANDOM and objects.strategy is None:
+        raise SettingError(
+            f"search.learn_from has no effect with strategy={RANDOM}, which draws at random; leave one out"
+        )
+    name, sampler = conf.sampler["name"], objects.sampler
+    if sampler is None:
+        sampler = build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0)
+    else:
+        name = type(sampler).__name__
+    if not getattr(sampler, "uses_memory", False):
+        raise SettingError(
+            f"search.learn_from: sampler={name} has no use for earlier runs; take sampler=gp_hamming, or leave "
+            "search.learn_from out"
+        )
+
+
 def _constraints(conf: SearchConf, problem: Problem, costs: Costs) -> tuple[Constraint, ...]:
     limits = _limits(conf.search.limits, costs)
     check_limits(problem.pool, costs, limits, constraints=problem.constraints, seed=conf.seed)
@@ -261,14 +314,27 @@ def _constraints(conf: SearchConf, problem: Problem, costs: Costs) -> tuple[Cons
 def _costs(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, sizes: tuple[int, ...]) -> Costs:
     section, train = conf.search, problem.data.train
     some = torch.arange(section.latency_batch) % len(train)
+
+    def first_weights() -> ParamServer:  # of this process alone
+        return ParamServer(relay.pool, optimizer=relay.server.optimizer, seed=relay.server.seed)
+
     return build_costs(
         relay,
         sizes,
-        build=lambda architecture: build_network(relay.server.fork(()), architecture),
+        build=lambda architecture: build_network(first_weights(), architecture),
         inputs=train.batch(some)[0],
         own=own_costs(objects.costs or section.costs, pool=problem.pool, beside=problem.costs),
         hardware=_hardware(conf),
     )
+
+
+def _agreed(costs: Costs, consensus: Consensus) -> Costs:
+    """Costs of which rank 0 measures those that are measured."""
+
+    def by_first(cost: Cost) -> Cost:
+        return replace(cost, compute=lambda one: float(consensus.first(lambda: cost.compute(one))))
+
+    return Costs(by_first(costs[name]) if costs[name].is_measured else costs[name] for name in costs)
 
 
 def _hardware(conf: SearchConf) -> Hardware | None:
@@ -284,12 +350,13 @@ def _hardware(conf: SearchConf) -> Hardware | None:
     return None
 
 
-def _pace(conf: SearchConf, training: TrainingComponents, paths: PathSampler) -> MachineSpeed:
-    """How fast this machine is, with as many threads as each worker will have."""
+def _pace(conf: SearchConf, training: TrainingComponents, paths: PathSampler, consensus: Consensus) -> MachineSpeed:
+    """How fast this machine is, with as many threads as each worker will have; rank 0 says it for all."""
     workers, threads = conf.search.workers, conf.relay.threads
     set_threads(threads, training.relay, workers=workers)
     try:
-        return measured(training.trainer, training.relay, paths, training.problem.data.validation, workers=workers)
+        pace = measured(training.trainer, training.relay, paths, training.problem.data.validation, workers=workers)
+        return MachineSpeed(**consensus.first(lambda: asdict(pace)))
     finally:
         set_threads(threads, training.relay)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,10 +136,11 @@ def check_value(one: Declared, value: Any) -> None:
         raise SettingError(f"{one.name} must be a finite number, got {value}")
     if isinstance(value, int | float) and one.least is not None and value < one.least:
         raise SettingError(f"{one.name} must be at least {one.least}, got {value}")
-    if isinstance(value, int):
+    if isinstance(value, int) or (isinstance(value, float) and one.most is not None):
         most = _MOST if one.most is None else one.most
         if not -most <= value <= most:
-            raise SettingError(f"{one.name} must be at most {most:,}, got {float(value):.3g}")
+            found = f"{float(value):.3g}" if abs(value) < sys.float_info.max else "a number of more than 300 digits"
+            raise SettingError(f"{one.name} must be at most {most:,}, got {found}")
     if isinstance(value, str):
         if len(value) > _LONGEST_TEXT:
             raise SettingError(f"{one.name} has {len(value):,} characters; at most {_LONGEST_TEXT:,} are taken")
@@ -169,6 +171,8 @@ def fitting(name: str, value: Any, default: Any) -> Any:
         SettingError: it is of another type.
     """
     if isinstance(default, float) and type(value) is int:
+        if abs(value) > sys.float_info.max:
+            raise SettingError(f"{name} must be a number that a float can hold, got one of more than 300 digits")
         return float(value)
     kind = int if default is None else type(default)
     is_right = type(value) is kind or (value is None and default is None)

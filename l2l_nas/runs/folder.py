@@ -22,11 +22,11 @@ from l2l_nas.files import is_temporary, make_folder, named_failures, remove_left
 
 # all that `search` and `train` write
 RUN_NAMES = (
-    *("config.yaml", ".hydra", "study.log", "study.db", "log.jsonl"),
+    *("config.yaml", ".hydra", "study.log", "study.db", "log.jsonl", "memory.json"),
     *("weights", "best", "pool", "export"),
     *("result.json", "architecture.json", "report.html", "trace.json"),
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
-    *("coverage.png", "plan.json", "plan.png"),
+    *("coverage.png", "plan.json", "plan.png", "repeats"),
 )
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
@@ -55,6 +55,7 @@ class RunFolder:
     config = _Place("config.yaml")  # all settings of the run
     hydra = _Place(".hydra")  # what the run was started with, as Hydra writes it
     study = _Place("study.log")  # every finished trial, in a journal of Optuna's
+    memory = _Place("memory.json")  # what it knows from earlier runs, as read when it began
     log = _Place("log.jsonl")  # one event a line
     weights = _Place("weights")  # the shared weights of the whole pool
     best = _Place("best")  # the weights of the best architecture
@@ -68,6 +69,17 @@ class RunFolder:
     plan_picture = _Place("plan.png")  # what each lane was predicted to do
     pool = _Place("pool")  # the states of the whole pool while a run goes on that keeps them in files
     export = _Place("export")  # the best network as plain PyTorch
+    repeats = _Place("repeats")  # of search.repeats: a run in each folder, by its number
+
+    def repeat(self, number: int) -> RunFolder:
+        """The folder of a repeat."""
+        return RunFolder(self.repeats / str(number))
+
+    @property
+    def of_all_repeats(self) -> Path:
+        """The folder of the whole run: of one of several repeats, that of all; else its own."""
+        is_one = self.root.parent.name == "repeats" and self.root.name.isdecimal()
+        return self.root.parent.parent if is_one else self.root
 
     def write_hydra(self, files: Mapping[str, str]) -> None:
         """Write the files of `.hydra/` that are missing: they tell what a run was started with."""
@@ -127,7 +139,7 @@ def _is_left(path: Path) -> bool:
     return (
         _is_left_pool(path)
         or path.name.startswith(_DRAFT)
-        or path.name in ("error.txt", "config.yaml", ".hydra")
+        or path.name in ("error.txt", "config.yaml", ".hydra", "memory.json")
         or is_temporary(path.name)
     )
 

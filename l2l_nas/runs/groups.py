@@ -26,12 +26,13 @@ ABOUT: Mapping[str, tuple[str, str, str]] = {
     "schedule": ("The learning rate of each step", "cosine", "FILE.py:NAME"),
     "executor": ("What runs trials", "inline", "FILE.py:NAME"),
     "relay": ("The device side", "default", ""),
+    "parallel": ("Ranks that share each step, started by torchrun", "default", ""),
     "callbacks": ("Hooks called during a search", "none", "[FILE.py:NAME]"),
     "experiment": ("Settings for one purpose; your own with --config-dir DIR", "", "DIR/experiment/*.yaml"),
 }
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "search": tuple(ABOUT),
-    "train": ("space", "data", "optimizer", "schedule", "relay"),
+    "train": ("space", "data", "optimizer", "schedule", "relay", "parallel"),
     "plan": ("space", "data", "optimizer", "relay"),
 }
 # the setting of a group that names something of the user's own

@@ -1,14 +1,14 @@
-"""What a search does how often: numbers that were not given follow from the space, the data, and a time given."""
+"""What a search does how often: numbers not given follow from the space, the data, and a time or trainings given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
 from l2l_nas.nas.strategies.budget import Budget, Division, halved
-from l2l_nas.nas.strategies.division import MachineSpeed, division, fitted, parse_time
+from l2l_nas.nas.strategies.division import MachineSpeed, division, fitted, in_trainings, parse_time
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.runs.fields import changed
@@ -18,16 +18,19 @@ from l2l_nas.training.problem import Problem
 # numbers that are decided when a search begins, and what stands for them until then
 _UNDECIDED = {"warmup_steps": 1, "trials": 1, "steps_per_trial": LEAST_STEPS, "finalist_steps": 2**31}
 _NUMBERS = tuple(_UNDECIDED)
+_FINALISTS = ("finalists", "finalist_rounds")  # they are decided as well where whole trainings are divided
 _ROUNDS = 3  # of finalists at most, where nobody says it
 
 
-def check_time(conf: SearchConf) -> None:
-    """Refuse a time that is none, or that cannot be divided.
+def check_total(conf: SearchConf) -> None:
+    """Refuse a time, or a number of whole trainings, that is none or that cannot be divided.
 
     Raises:
         SettingError: with what to do.
     """
     section = conf.search
+    if section.trainings:
+        _check_trainings(conf)
     if not section.time:
         return
     parse_time(section.time)
@@ -38,8 +41,31 @@ def check_time(conf: SearchConf) -> None:
         )
 
 
+def _check_trainings(conf: SearchConf) -> None:
+    section = conf.search
+    if section.trainings < 1:
+        raise SettingError(f"search.trainings must be at least 1, or 0 for about 6, got {section.trainings:g}")
+    if section.time:
+        raise SettingError("search.time and search.trainings each say how long a search takes; leave one of them out")
+    if not is_cold(conf):
+        raise SettingError(
+            "search.trainings counts networks trained from first weights, and with search.trial_weights="
+            f"{section.trial_weights} trials train others; set search.trial_weights=scratch, or say {_listed(_NUMBERS)}"
+        )
+    if not section.finalists:
+        raise SettingError(
+            "search.trainings counts whole trainings, which finalists have, and search.finalists=0 trains none; say "
+            "search.trials and search.steps_per_trial instead"
+        )
+
+
 def decide_numbers(
-    conf: SearchConf, problem: Problem, *, phases: Sequence[Phase], pace: Callable[[], MachineSpeed]
+    conf: SearchConf,
+    problem: Problem,
+    *,
+    phases: Sequence[Phase],
+    pace: Callable[[], MachineSpeed],
+    said: Collection[str] = (),
 ) -> tuple[SearchConf, Division | None]:
     """Settings with numbers in place of those not given; and what is divided how, None where all were given.
 
@@ -48,9 +74,10 @@ def decide_numbers(
         problem: what is searched.
         phases: of the strategy: without a warm-up, no steps are for it.
         pace: measures the machine, where a time is to be divided.
+        said: names of settings that were given explicitly.
 
     Raises:
-        SettingError: a time that is too short.
+        SettingError: a time, or trainings, that are too few.
     """
     section = conf.search
     given = {name: getattr(section, name) for name in _NUMBERS if getattr(section, name) is not None}
@@ -62,19 +89,31 @@ def decide_numbers(
             f"search.time divides what is not said, and {_listed(_NUMBERS)} are all said, or without effect; leave one "
             "of them out, or the time"
         )
-    if len(given) == len(_NUMBERS):
+    # of a run that goes on they were divided; one that was killed before it had settings begins
+    trainings = 0.0 if conf.resume and not free else section.trainings
+    if len(given) == len(_NUMBERS) and not trainings:
         return changed(conf, _settings(given)), None
     found = division(
         problem.pool,
         samples=len(problem.data.train),
         batch_size=conf.train.batch_size,
         trial_weights=section.trial_weights,
-        given={**given, "finalists": section.finalists, "finalist_rounds": _rounds(conf)},
+        given={
+            **given,
+            "finalists": section.finalists,
+            "finalist_rounds": _rounds(conf),
+            "num_goals": len(conf.objectives.names),
+        },
     )
     if section.time:
         kept = [name for name in _NUMBERS if name not in free]
         found = fitted(found, parse_time(section.time), pace(), given=kept, most_trials=problem.pool.size)
-    return changed(conf, _settings({name: getattr(found, name) for name in _NUMBERS})), found
+    decided: tuple[str, ...] = _NUMBERS
+    if trainings:
+        kept = [*given, *(name for name in _FINALISTS if f"search.{name}" in said)]
+        found = in_trainings(found, trainings, given=kept, most_trials=problem.pool.size)
+        decided += _FINALISTS
+    return changed(conf, _settings({name: getattr(found, name) for name in decided})), found
 
 
 def is_cold(conf: SearchConf) -> bool:
@@ -87,12 +126,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _rounds(conf: SearchConf) -> int:
-    """Of finalists: what is given, or as many as halve them to one; with several goals no half is the better one."""
+    """Of finalists: what is given, or as many as halve them to one."""
     section = conf.search
     if section.finalist_rounds is not None:
         return section.finalist_rounds
-    if len(conf.objectives.names) > 1:
-        return 1
     steps = 2**31 if section.finalist_steps is None else section.finalist_steps
     begun = section.steps_per_trial or 0 if is_cold(conf) else 0
     return len(halved(section.finalists, steps, _ROUNDS, done=begun))
@@ -119,7 +156,8 @@ def budget_of(conf: SearchConf) -> Budget:
         numbers["warmup_steps"] = min(numbers["warmup_steps"], 0)
     same = {one.name: getattr(section, one.name) for one in fields(Budget) if hasattr(section, one.name)}
     rates = {"learning_rate": rate, "finalist_learning_rate": section.finalist_learning_rate or rate}
-    budget = Budget(**{**same, **numbers, **rates, "finalist_rounds": _rounds(conf)})
+    goals = len(conf.objectives.names)
+    budget = Budget(**{**same, **numbers, **rates, "finalist_rounds": _rounds(conf), "num_goals": goals})
     if section.finalist_rounds is not None:
         _check_rounds(conf, section.finalist_rounds, most=len(budget.rounds))
     return budget
@@ -127,11 +165,6 @@ def budget_of(conf: SearchConf) -> Budget:
 
 def _check_rounds(conf: SearchConf, rounds: int, *, most: int) -> None:
     section = conf.search
-    if len(conf.objectives.names) > 1 and rounds > 1:
-        raise SettingError(
-            "search.finalist_rounds: with more than one objective no half of the finalists is the better one; name "
-            "one, such as objectives=[accuracy]"
-        )
     if rounds > most:
         steps = f" of {section.finalist_steps} steps" if section.finalist_steps is not None else ""
         raise SettingError(

@@ -13,6 +13,7 @@ from rich.console import Console
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import L2LError, StorageError, one_line
 from l2l_nas.files import write_json
 from l2l_nas.nas.objectives import State, counts, distinct, num_evaluated, pareto_front
@@ -20,12 +21,15 @@ from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.division import described
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache, order
 from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.recall import finalists_by_memory
 from l2l_nas.nas.suspects import in_words, to_retire
 from l2l_nas.plugins import name_and_arguments
 from l2l_nas.report.card import card_of
 from l2l_nas.report.charts import tables
-from l2l_nas.report.network import Network, RandomBaseline, front, in_order
+from l2l_nas.report.network import NOT_COUNTED, Network, RandomBaseline, front, in_order
 from l2l_nas.report.pictures import write_pictures
+from l2l_nas.report.recalled import Recalled
+from l2l_nas.report.resolved import Resolved, resolved
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, headline, terminal_table
 from l2l_nas.report.text import counted, format_value
@@ -73,6 +77,8 @@ def greet(console: Console, components: Components, *, sampler: Any, folder: Pat
         console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
     if components.division is not None:
         console.print(described(components.division), soft_wrap=True)
+    for line in components.learned.lines() if components.learned is not None else ():
+        console.print(line, soft_wrap=True)
     if is_cold(conf) and (conf.search.warmup_steps or conf.search.warmup_paths != "uniform"):
         console.print("no warm-up: search.trial_weights=scratch would not use its weights")
 
@@ -147,20 +153,36 @@ class Output:
     console: Console
     place: str
 
-    def write(self, search: SearchContext, best: Finalist, log: Log, *, seconds: float) -> list[tuple[str, str]]:
-        """Weights and architecture of the best, the export, the result, the pictures; returns what to show of them."""
-        log.write("phase", name="export", total=0, done=0)
-        records, coverage = search.allowed(search.study.records), search.coverage
-        architecture = best.record.architecture
+    def recalled(self, search: SearchContext) -> Recalled | None:
+        """What the search knew from earlier runs, and what came of it; None where it asked for none."""
+        learned = self.components.learned
+        if learned is None:
+            return None
+        found = [one for one in search.study.agreements() if one.goal == search.goals[0].name]
+        if not found:  # of an empty memory
+            return learned.recalled
+        finalists, changed = finalists_by_memory(search)
+        return learned.recalled.compared(found[0], finalists=finalists, changed=changed)
+
+    def write_weights(self, best: Finalist) -> None:
+        """The weights of the best; all ranks call it."""
         if best.server is not None:
-            Checkpoint(self.folder.best).save(best.server, extra=identity(architecture.choices, best.values))
+            Checkpoint(self.folder.best).save(best.server, extra=_identity(best))
         else:
             Checkpoint(self.folder.best).remove()  # of a run that went on: another network's
-        write_architecture(self.folder, self.components.problem.pool, architecture)
+
+    def write(
+        self, search: SearchContext, best: Finalist, log: Log, *, recalled: Recalled | None, seconds: float
+    ) -> list[tuple[str, str]]:
+        """Architecture of the best, the export, the result, the pictures; returns what to show of them."""
+        log.write("phase", name="export", total=0, done=0)
+        records, coverage = search.allowed(search.study.records), search.coverage
+        write_architecture(self.folder, self.components.problem.pool, best.record.architecture)
         exported = self._export(best)
         trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, search.goals)]
         entries = {one.record.number: one.entry() for one in search.finalists}
         trained_front = [entries[one.trial] for one in front(map(Network.from_json, entries.values()), search.goals)]
+        results = self._results(search, best)
         write_json(
             self.folder.result,
             {
@@ -171,6 +193,7 @@ class Output:
                 "trial_front": trials,
                 "baseline": search.baseline.entry() if search.baseline else None,
                 "trials": counts(records),
+                "resolved": {what: found and found.to_json() for what, found in self._resolved(results).items()},
                 "failed": [
                     {"trial": one.number, "architecture": list(one.architecture.choices), "reason": one.reason}
                     for one in records
@@ -181,12 +204,14 @@ class Output:
                 "data": describe_data(self.components.problem.data),
                 "seconds": round(seconds, 2),
                 "versions": versions(),
+                **({} if recalled is None else {"memory": recalled.to_json()}),
                 **search.results(),
             },
         )
+        if recalled is not None:
+            log.write("memory", **recalled.to_json())
         log.write("latency", **_latencies(search))
         log.write("phase", name="report", total=0, done=0)
-        results = self._results(search, best)
         warmup = None if coverage.is_empty else {row: coverage.steps("warmup", row) for row in coverage.rows}
         pictures = write_pictures(self.folder.root, results, warmup=warmup)
         rows = [("result", str(self.folder.result))]
@@ -195,6 +220,9 @@ class Output:
         if exported:
             rows.append(("network", str(self.folder.export / "model.pt2")))
         return rows + [("picture", str(picture)) for picture in pictures]
+
+    def _resolved(self, results: Results) -> dict[str, Resolved | None]:
+        return resolved(results, len(self.components.problem.data.validation))
 
     def _results(self, search: SearchContext, best: Finalist) -> Results:
         found = Network.from_json(best.entry())
@@ -214,11 +242,12 @@ class Output:
         files: list[tuple[str, str]],
         page: LivePage,
         *,
+        recalled: Recalled | None,
         seconds: float,
     ) -> None:
         """Tables, charts, values of the best, and the places of files."""
         console, conf, problem = self.console, self.components.conf, self.components.problem
-        records, results = search.study.records, self._results(search, best)
+        results = self._results(search, best)
         trials = tables.best_table(results, metrics=problem.measured_task.metrics)
         shown = (
             f"{len(trials.rows)} of {len(distinct(results.records))} complete" if trials.rows else "no complete trial"
@@ -227,7 +256,9 @@ class Output:
         if results.finalists:
             trained = tables.finalist_table(results, winner=best.record.number, is_narrow=True)
             networks = counted(len(results.finalists), "network")
-            console.print(terminal_table(f"Finalists after their own training: {networks}", trained))
+            last = results.finalists[0].num_validations
+            how = f", compared by the mean of their last {last} validations" if last > 1 else ""
+            console.print(terminal_table(f"Finalists after their own training: {networks}{how}", trained))
         if not (self.folder.root.parent / SWEEP_CONFIG).exists():  # a sweep has a table and a picture of its own
             for chart in charts_text(results, columns=console.width):
                 console.print(chart, end="\n\n")
@@ -240,11 +271,20 @@ class Output:
         if conf.search.baseline != "none":
             beside = RandomBaseline.from_json(search.baseline.entry()) if search.baseline else None
             console.print(baseline_line(results.leaders(1)[0], beside, search.goals[0]), soft_wrap=True)
+            if conf.search.learn_from:
+                console.print(NOT_COUNTED, soft_wrap=True)
+        for words in filter(None, (recalled.verdict, recalled.effect) if recalled is not None else ()):
+            console.print(f"memory: {words}", soft_wrap=True)
         costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
         for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
         if not any(label == "picture" for label, _ in files):
             console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
+        self._show_counts(search, results, seconds=seconds)
+
+    def _show_counts(self, search: SearchContext, results: Results, *, seconds: float) -> None:
+        """How many trials there were, how many are told apart, and what those that failed have in common."""
+        console, records = self.console, search.study.records
         number = counts(records)
         console.print(
             f"{seconds:.0f} s, {len(distinct(records))} architectures"
@@ -252,13 +292,16 @@ class Output:
             + (f", {number['pruned']} refused by constraints" if number["pruned"] else "")
             + (f", {number['failed']} failed" if number["failed"] else "")
         )
+        for apart in self._resolved(results).values():
+            if apart is not None:
+                console.print(apart.sentence(), soft_wrap=True)
         found = search.suspects()
         if found:
             retire = to_retire(one.pattern for one in found)
             console.print(
                 f"failed trials have {in_words(found)} in common; leave that out with {retire}", soft_wrap=True
             )
-        asked = conf.search.trials
+        asked = self.components.conf.search.trials
         assert asked is not None  # decided before
         if num_evaluated(records) < asked:
             why = "the sampler proposed no more"
@@ -271,9 +314,13 @@ class Output:
         remove_export(self.folder.export)  # of a run that went on, it would be another network
         if not self.components.conf.export or best.server is None:
             return False
+        server = best.server
+        if server.exchange.size > 1:  # it has a part of them
+            server = ParamServer(server.pool, optimizer=server.optimizer, seed=server.seed)
+            Checkpoint(self.folder.best).load(server)
         return export_or_warn(
             self.console,
-            best.server,
+            server,
             best.record.architecture,
             self.folder.export,
             problem=self.components.problem,
@@ -296,7 +343,7 @@ def finalist_cache(
     def weights(finalist: Finalist) -> ParamServer | None:
         if not checkpoint.exists():
             return None
-        read = ParamServer(problem.pool, optimizer=server.optimizer, seed=conf.seed)
+        read = server_of(problem.pool, server.exchange, optimizer=server.optimizer, seed=conf.seed)
         try:
             found = checkpoint.load(read, needs=path_states(problem.pool, finalist.record.architecture))
         except StorageError as error:

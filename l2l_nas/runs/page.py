@@ -148,7 +148,7 @@ def _of_this_run(
         if not any(card.offers(network.architecture) for card in cards):
             raise StorageError(f"{path}: holds an architecture of another space than {folder.log.name}; restore both")
         for goal in goals:
-            if goal.name not in network.values and goal.name != "parameters":
+            if goal.name not in network.values:
                 raise StorageError(f"{path}: has no {goal.name}, which {folder.study.name} searched for; restore both")
     return found if found is not None and history.card.offers(found.architecture) else None
 

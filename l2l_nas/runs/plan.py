@@ -50,7 +50,7 @@ _LIFTS = {
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryLimits:
     """What may be used, in bytes."""
 
     device: int
@@ -149,7 +149,7 @@ class Planner:
     """
 
     def __init__(
-        self, problem: Problem, *, optimizer: Optimizer, hardware: Hardware, memory: Memory, batch_size: int
+        self, problem: Problem, *, optimizer: Optimizer, hardware: Hardware, memory: MemoryLimits, batch_size: int
     ) -> None:
         self.problem = problem
         self.hardware = hardware

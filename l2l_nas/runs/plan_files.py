@@ -15,7 +15,7 @@ from l2l_nas.report.charts.timeline import timeline_sheet
 from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.runs.build import extremes
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.plan import Memory, Planner, PlanRow, Proposal, Shared
+from l2l_nas.runs.plan import MemoryLimits, Planner, PlanRow, Proposal, Shared
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.problem import Problem
@@ -68,7 +68,7 @@ def plan_run(folder: RunFolder, problem: Problem, conf: SearchConf, optimizer: O
         problem,
         optimizer=optimizer,
         hardware=hardware,
-        memory=Memory(hardware.device_bytes, hardware.host_bytes),
+        memory=MemoryLimits(hardware.device_bytes, hardware.host_bytes),
         batch_size=min(conf.train.batch_size, len(problem.data.train)),
     )
     step_time = planner.step_time(conf.relay, conf.train.micro_batch)

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,6 +25,7 @@ from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.runs.terminal import warn
+from l2l_nas.training.consensus import Consensus
 
 if TYPE_CHECKING:
     from l2l_nas.runs.page import LivePage
@@ -97,15 +99,31 @@ class StopSignals:
             raise KeyboardInterrupt
         self.is_asked = True
 
-    def poll(self) -> None:
-        """Raise `Stopped` if one came."""
-        if self.is_asked:
-            raise Stopped
-
 
 def time_to_go(seconds: float | None) -> str:
     """As minutes and seconds; None if it is not known yet."""
     return f"ETA {int(seconds) // 60}:{int(seconds) % 60:02d}" if seconds is not None else "ETA -:--"
+
+
+@dataclass(frozen=True)
+class OneOfSeveral:
+    """Which of several runs in a row a run is.
+
+    Args:
+        number: from 0.
+        seconds: that each of those before took; None for the first.
+    """
+
+    number: int
+    total: int
+    seconds: float | None = None
+
+    def seconds_left(self, here: float, *, done: float) -> float:
+        """Of all runs, where this one has `here` left after `done`."""
+        return here + (self.total - self.number - 1) * (here + done if self.seconds is None else self.seconds)
+
+    def __str__(self) -> str:
+        return f"{self.number + 1}/{self.total}"
 
 
 class Display(Callback):
@@ -115,6 +133,8 @@ class Display(Callback):
         goals: of a search; the first is the one to show.
         budget: of a search, for the time to go.
         page: written again whenever that is due.
+        part: where the run is one of several.
+        consensus: with the other ranks, if there are any.
     """
 
     def __init__(
@@ -126,7 +146,10 @@ class Display(Callback):
         budget: Budget | None = None,
         workers: int = 1,
         page: LivePage | None = None,
+        part: OneOfSeveral | None = None,
+        consensus: Consensus | None = None,
     ) -> None:
+        self._consensus = consensus or Consensus()
         self._console = console
         self._log = log
         self._goals = goals
@@ -134,6 +157,8 @@ class Display(Callback):
         self._finalist_steps = sum(one.finalists * one.steps for one in budget.rounds) if budget else 0
         self._workers = workers
         self._page = page
+        self._part = part
+        self._begun_at = time.monotonic()
         self._best = ""
         self._best_record: TrialRecord | None = None
         self._detail = self._trouble = ""
@@ -145,7 +170,7 @@ class Display(Callback):
         self._signals = StopSignals()
         self._progress = Progress(
             TextColumn("{task.description:9}", markup=False),
-            BarColumn(bar_width=14),
+            BarColumn(bar_width=14 if part is None else 8),
             TextColumn("{task.fields[text]}", markup=False),
             console=console,
             disable=not console.is_terminal,
@@ -222,8 +247,9 @@ class Display(Callback):
         self.poll()
 
     def poll(self) -> None:
-        """See `Callback.poll`."""
-        self._signals.poll()
+        """See `Callback.poll`; a signal to any rank stops all."""
+        if self._consensus.any(self._signals.is_asked):
+            raise Stopped
 
     def lost(self, *, ended: str, task: str, again: bool) -> None:
         """See `Watch.lost`."""
@@ -262,14 +288,20 @@ class Display(Callback):
         done, pace = self._done - self._began_at, ""
         if self._workers > 1 and self._phase == "search" and done > 0:
             pace = f"{done / (time.monotonic() - self._phase_started):.1f}/s by {self._workers} workers"
-        how_far, eta = f"{self._noun} {self._done}/{self._total}", time_to_go(self._seconds_left())
+        left = self._seconds_left()
+        heading = self._phase
+        if self._part is not None:
+            heading = f"{self._part} {self._phase}"
+            if left is not None:
+                left = self._part.seconds_left(left, done=time.monotonic() - self._begun_at)
+        how_far, eta = f"{self._noun} {self._done}/{self._total}", time_to_go(left)
         text = "  ".join(filter(None, [how_far, pace, self._trouble or self._best or self._detail, eta]))
         if self._signals.is_asked:
             text = "stopping after this step or trial; Ctrl-C again stops at once"
         if self._console.is_terminal:
             self._progress.update(
-                self._task, description=self._phase, total=max(1, self._total), completed=self._done, text=text
+                self._task, description=heading, total=max(1, self._total), completed=self._done, text=text
             )
         elif force or time.monotonic() - self._plain_at >= _PLAIN_SECONDS:
             self._plain_at = time.monotonic()
-            self._console.print(f"{self._phase:9} {text}", highlight=False, soft_wrap=True)
+            self._console.print(f"{heading:9} {text}", highlight=False, soft_wrap=True)

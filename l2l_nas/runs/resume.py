@@ -17,9 +17,9 @@ from l2l_nas.files import read_bytes, read_json
 from l2l_nas.plugins import is_given
 from l2l_nas.report.history import read_events
 from l2l_nas.runs.command_line import command_line, given_names, name_again, spell
-from l2l_nas.runs.fields import changed, declared, fitting, settings, value_of
+from l2l_nas.runs.fields import changed, check_bounds, declared, fitting, settings, value_of
 from l2l_nas.runs.folder import RunFolder, refuse_taken
-from l2l_nas.runs.groups import deviating, flat
+from l2l_nas.runs.groups import completed, deviating, flat
 from l2l_nas.runs.saved import (
     ORIGINAL,
     OWN,
@@ -68,7 +68,7 @@ def refuse_begun(command: str, folder: RunFolder, again: str = "") -> None:
     Raises:
         StorageError: with what to do.
     """
-    if any(path.exists() for path in (folder.study, folder.weights, folder.log, folder.result)):
+    if any(path.exists() for path in (folder.study, folder.weights, folder.log, folder.result, folder.repeats)):
         line = again or SavedRun(folder).again()
         raise StorageError(f"{folder.root} already holds a run; go on with it by: {line}; or choose another folder")
     refuse_sweep(command, folder.root)
@@ -117,6 +117,39 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
         if why := rule_of(name).refusal(config):
             raise must_stay(folder, name, before, now, why)
     return found
+
+
+@dataclass(frozen=True)
+class SearchStart:
+    """What a search, or repeats of one, start or go on with.
+
+    Args:
+        conf: all settings; those of the folder that it goes on in are taken over.
+        files: of whoever started it, to be written beside the settings: of what goes on they tell how it was started.
+        is_new: whether no settings were taken over.
+    """
+
+    conf: SearchConf
+    files: Mapping[str, str]
+    is_new: bool
+
+    @property
+    def folder(self) -> RunFolder:
+        """Its own."""
+        return RunFolder(Path(self.conf.resume or self.conf.folder))
+
+    def refuse_begun(self, again: str) -> None:
+        """Refuse a folder that holds a run which this does not go on with: before all, and when nobody else writes."""
+        if not self.conf.resume or (self.is_new and self.folder.config.exists()):
+            refuse_begun("search", self.folder, again)
+
+
+def search_start(conf: SearchConf, *, given: Collection[str], files: Mapping[str, str] | None) -> SearchStart:
+    """Read what a search starts or goes on with. Raises SettingError, StorageError: see `go_on`, and `check_bounds`."""
+    before = go_on("search", conf, given=given) if conf.resume else None
+    conf = completed(before or conf)
+    check_bounds(conf)
+    return SearchStart(conf, (files or {}) if before is None else {}, is_new=before is None)
 
 
 def _two_folders(conf: Any) -> SettingError:
@@ -224,7 +257,7 @@ def finished_search(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated
     Raises:
         StorageError: its settings or its log cannot be read.
     """
-    if not _is_done(folder, conf):
+    if not is_done(folder, conf):
         return None
     try:
         result = read_json(folder.result)
@@ -250,7 +283,7 @@ def finished_training(folder: RunFolder, conf: RetrainConf) -> str:
     Raises:
         StorageError: its settings or its log cannot be read.
     """
-    if not _is_done(folder, conf) or (conf.export and not folder.export.is_dir()):
+    if not is_done(folder, conf) or (conf.export and not folder.export.is_dir()):
         return ""
     try:
         if read_json(folder.result)["last"]["step"] != conf.train.steps:
@@ -262,7 +295,7 @@ def finished_training(folder: RunFolder, conf: RetrainConf) -> str:
     return f"{line}; for more: {SavedRun(folder).again({'train.steps': max(1, 2 * steps)})}"
 
 
-def _is_done(folder: RunFolder, conf: SearchConf | RetrainConf) -> bool:
+def is_done(folder: RunFolder, conf: SearchConf | RetrainConf) -> bool:
     """Whether a run was done when it ended last, and was asked for with the very same settings."""
     if not folder.config.exists() or last_end(folder).get("event") != "done":
         return False  # the result, if any, is from before it was gone on with

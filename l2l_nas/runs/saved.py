@@ -46,6 +46,15 @@ def read_config(path: Path) -> dict[str, Any]:
     return with_names_of_today(config)
 
 
+def is_repeated(folder: RunFolder) -> bool:
+    """Whether a folder holds repeats of a search; see [Note: repeats] in `runs/repeats.py`.
+
+    Raises:
+        StorageError: its settings are damaged.
+    """
+    return folder.config.exists() and value_of(read_config(folder.config), "search.repeats") is not None
+
+
 def name_in(config: Any, name: str) -> Any:
     """What a setting names: its value, or, where that has arguments, the name in it."""
     found = value_of(config, name)
@@ -102,6 +111,12 @@ class SavedRun:
         if not any(path.exists() for path in (folder.config, folder.study, folder.architecture, folder.result)):
             raise StorageError(f"{root} holds no run")
 
+    def refuse_repeats(self) -> None:
+        """Refuse a folder of repeats where one search is wanted. Raises StorageError: it names a repeat."""
+        if is_repeated(self.folder):
+            one = self.folder.repeat(0).root
+            raise StorageError(f"{self.folder.root} holds repeats of a search; name one of them, such as run={one}")
+
     def result(self) -> Any:
         """What is in its `result.json`.
 
@@ -119,6 +134,7 @@ class SavedRun:
 class LoadedRun:
     """The best network of a run, read back."""
 
+    root: Path  # of a folder of repeats, that of the best one
     problem: Problem
     architecture: Architecture
     server: ParamServer
@@ -141,7 +157,7 @@ def data_warning(data: Data, result: object, run: Path) -> str:
 
 
 def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> LoadedRun:
-    """Read the best network of a run.
+    """Read the best network of a run; of repeats, that of the best one.
 
     Args:
         run: the run's folder.
@@ -160,6 +176,8 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> L
     saved = SavedRun(folder)
     result, config = saved.result(), saved.config
     entry = result.get("best") if isinstance(result, dict) else None
+    if isinstance(entry, dict) and isinstance(entry.get("repeat"), int):
+        return load_found(str(folder.repeat(entry["repeat"]).root), pool=pool, problem=problem)
     if isinstance(entry, dict) and entry.get("trained") is False:
         was_stopped = bool(value_of(config, "search.finalists"))  # a callback did, before there was a trained one
         why = "stopped before its finalists were trained" if was_stopped else "this run trained no finalists"
@@ -190,7 +208,7 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> L
             f"{folder.best}: not the weights that {folder.result.name} tells of: a {saved.noun} was cut off "
             f"while it wrote them; let it finish with: {saved.again()}"
         )
-    return LoadedRun(problem, architecture, server, result, batch_size, micro_batch, relay)
+    return LoadedRun(folder.root, problem, architecture, server, result, batch_size, micro_batch, relay)
 
 
 SCRATCH = "scratch"
@@ -292,6 +310,7 @@ def read_choice(run: str, architecture: str, *, trial: int) -> ChosenArchitectur
 
         if architecture or not run:
             raise SettingError(f"trial={trial} is one of a search: name that by run=, and no architecture")
+        SavedRun(folder).refuse_repeats()
         return ChosenArchitecture(folder.study, choices_of_trial(folder.study, trial))
     if run and not folder.root.is_dir():
         raise StorageError(f"run={run}: no such folder")
@@ -355,6 +374,7 @@ def weights_folder(given: str, *, run: RunFolder | None) -> Path | None:
     if given in _OF_A_RUN:
         if run is None:
             raise SettingError(f"weights={given}: of which run? Name it by run=, or name the weights' folder")
+        SavedRun(run).refuse_repeats()
         folder = run.root / _OF_A_RUN[given]
     else:
         folder = Path(given)

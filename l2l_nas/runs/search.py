@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -34,16 +33,15 @@ from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import at_work
 from l2l_nas.runs.components import Objects, build_components
-from l2l_nas.runs.fields import check_bounds
-from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.groups import completed
-from l2l_nas.runs.numbers import budget_of, check_time
+from l2l_nas.runs.learn_from import write_memory
+from l2l_nas.runs.numbers import budget_of, check_total
 from l2l_nas.runs.origin import describe_data, hardware, versions, write_trace
 from l2l_nas.runs.output import Output, finalist_cache, greet
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan_files import plan_run
-from l2l_nas.runs.progress import Display, Log
-from l2l_nas.runs.resume import finished_search, go_on, refuse_begun
+from l2l_nas.runs.progress import Display, Log, OneOfSeveral
+from l2l_nas.runs.ranks import RunRanks, greet_ranks
+from l2l_nas.runs.resume import finished_search, search_start
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
 from l2l_nas.runs.terminal import explain, warn
@@ -63,6 +61,8 @@ class SearchRun:
         objects: in place of what the settings name.
         files: of whoever started it, written beside the settings.
         again: the command, or the call, that resumes this run.
+        part: where it is one of several, which are told of together.
+        ranks: that do it together; None: this process alone.
     """
 
     def __init__(
@@ -74,24 +74,23 @@ class SearchRun:
         again: str,
         objects: Objects | None = None,
         files: Mapping[str, str] | None = None,
+        part: OneOfSeveral | None = None,
+        ranks: RunRanks | None = None,
     ) -> None:
-        self.again = again
-        before = go_on("search", conf, given=given) if conf.resume else None
-        self.is_new = before is None  # no settings of a run are taken over
-        conf = completed(before or conf)
-        check_bounds(conf)
-        self.console = console
-        self.given = given
-        self.files = (files or {}) if before is None else {}  # of a run that goes on they tell how it was started
+        self.ranks = ranks or RunRanks()
+        self.consensus = self.ranks.consensus
+        self.console, self.given, self.again, self.part = console, given, again, part
         self.objects = objects = objects or Objects()
-        self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks])
-        self.folder = RunFolder(Path(conf.resume or conf.folder))
+        self.start = search_start(conf, given=given, files=files)
+        conf, self.folder = self.start.conf, self.start.folder
+        has_callbacks = self.consensus.is_first
+        self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks] if has_callbacks else [])
         budget_of(conf)
-        check_time(conf)
+        check_total(conf)
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
         check_workers(conf, objects, given=given)
         self.address = study_address(conf, self.folder)
-        self.components = build_components(conf, objects, given=given)
+        self.components = build_components(conf, objects, given=given, consensus=self.consensus)
         self.conf = self.components.conf
         self.output = Output(self.folder, self.components, console, place=self.place)
         self._seen: Callbacks | None = None
@@ -100,18 +99,20 @@ class SearchRun:
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
         started = time.monotonic()
-        if not self.conf.resume:
-            refuse_begun("search", self.folder, self.again)
+        self.start.refuse_begun(self.again)
         quiet_optuna()
         with contextlib.ExitStack() as opened:
             workers = None
             if engine_name(self.conf, self.objects) != "inline":  # a cluster may refuse: before anything is written
                 workers = opened.enter_context(worker_executor(self.components, self.objects))
             make_folder(self.folder.root)
-            opened.enter_context(at_work(self.folder, self.components.server, self.conf.relay))
-            if not self.conf.resume or (self.is_new and self.folder.config.exists()):
-                refuse_begun("search", self.folder, self.again)  # again, now that nobody else writes there
-            resume = bool(self.conf.resume) and self.folder.is_begun  # one killed before it had a study is started
+            self.ranks.require_shared(self.folder)
+            shared = self.ranks.shared
+            opened.enter_context(at_work(self.folder, self.components.server, self.conf.relay, shared=shared))
+            if self.consensus.is_first:
+                self.start.refuse_begun(self.again)
+            # one killed before it had a study is started
+            resume = self.consensus.first(lambda: bool(self.conf.resume) and self.folder.is_begun)
             return self._go(started, resume=resume, workers=workers)
 
     def _go(self, started: float, *, resume: bool, workers: FuturesExecutor | None) -> float:
@@ -124,9 +125,11 @@ class SearchRun:
             self.folder.root, log, self.console, goals=self.goals, records=lambda: study.records if study else ()
         )
         try:
-            is_bare = self.conf.resume and self.is_new
+            is_bare = self.conf.resume and self.start.is_new
             if not resume and self.address is None:
                 self._write_settings()  # a folder knows its settings from the first moment on
+            if not resume and self.components.learned is not None:  # before there is a trial that follows from it
+                write_memory(self.folder, self.components.learned, self.components.problem.measured_task.metrics)
             study = self._study(resume=resume)
             self._refuse(study, resume=resume)
             if is_bare:
@@ -137,17 +140,16 @@ class SearchRun:
                 goals=self.goals,
                 budget=self.components.search.budget,
                 workers=self.conf.search.workers,
-                page=page,
+                page=page if self.consensus.is_first else None,
+                part=self.part,
+                consensus=self.consensus,
             ) as display:
                 self._display = display
                 search = self._search(study, display, log, workers)
                 if resume:
                     search.restore()
-                conf, goal = public(self.conf, self.address), self.goals[0].name
-                over = finished_search(self.folder, conf, goal=goal, evaluated=study.num_evaluated) if resume else None
-                if over is not None:
-                    value, line = over
-                    self.console.print(line, markup=False, soft_wrap=True)
+                value = self.consensus.first(partial(self._finished, study)) if resume else None
+                if value is not None:
                     return value
                 self._write_settings()
                 self._begin(study, log, resume=resume)
@@ -155,8 +157,11 @@ class SearchRun:
                 if search.context.baseline is not None:
                     log.write("baseline", **search.context.baseline.entry())
             self._end(search.context, best, log, page, before=before, seconds=time.monotonic() - started)
-        except (Stopped, KeyboardInterrupt):  # the latter by a second Ctrl-C, or by one before or after the search
+        except (Stopped, KeyboardInterrupt) as stop:  # the latter by a second Ctrl-C, or before or after the search
+            if self.consensus.size > 1 and not isinstance(stop, Stopped):
+                raise  # ranks that did not agree to stop can save nothing
             self._stop(study, search, log, page, seconds=before + time.monotonic() - started)
+            self.consensus.any(False)  # the launcher ends the others when one has ended
             # a sweep goes on after a run that a callback stopped
             by = self.stopped_by
             raise Stopped(*([] if by is None else [f"by callback {type(by).__name__}"])) from None
@@ -172,6 +177,17 @@ class SearchRun:
             if study is not None:
                 study.close()
         return best.values[self.goals[0].name]
+
+    def _finished(self, study: Study) -> float | None:
+        """The best value of a run that is over, which is told; None of another."""
+        conf, goal = public(self.conf, self.address), self.goals[0].name
+        over = finished_search(self.folder, conf, goal=goal, evaluated=study.num_evaluated)
+        if over is None:
+            return None
+        value, line = over
+        if self.part is None:
+            self.console.print(line, markup=False, soft_wrap=True)
+        return value
 
     def _refuse(self, study: Study, *, resume: bool) -> None:
         """Refuse another network's weights, and fewer trials than there are. Raises SettingError, StorageError."""
@@ -191,7 +207,11 @@ class SearchRun:
         about["data"] = describe_data(training.problem.data)
         log.write("start", resume=resume, trials=len(study.records), **about)
         log.write("space", **card_of(training.problem.pool, training.relay.shapes).to_json())
-        greet(self.console, components, sampler=self.sampler, folder=self.folder.root, given=self.given)
+        if components.learned is not None:
+            log.write("memory", **components.learned.recalled.to_json())
+        if self.part is None:
+            greet(self.console, components, sampler=self.sampler, folder=self.folder.root, given=self.given)
+        greet_ranks(self.console, self.consensus, self.conf, samples=len(training.problem.data.train))
         evaluated = study.num_evaluated
         if self.address:
             self.console.print(f"study in {self.place}: {evaluated} trials are evaluated", soft_wrap=True)
@@ -207,20 +227,36 @@ class SearchRun:
             before: seconds of earlier sessions.
             seconds: of this one.
         """
-        files = self.output.write(search, best, log, seconds=before + seconds)
+        self.output.write_weights(best)
+        if not self.consensus.is_first:
+            return
+        with self.consensus.alone("the writing of the result"):
+            self._tell_end(search, best, log, page, before=before, seconds=seconds)
+
+    def _tell_end(
+        self, search: SearchContext, best: Finalist, log: Log, page: LivePage, *, before: float, seconds: float
+    ) -> None:
+        recalled = self.output.recalled(search)
+        files = self.output.write(search, best, log, recalled=recalled, seconds=before + seconds)
         if self.components.training.trace is not None:
             write_trace(self.folder, self.components.training.trace, self.console)
         log.write("done", best=best.record.number)
         page.write(is_running=False)
-        self.output.show(search, best, files, page, seconds=seconds)
+        if self.part is None:
+            self.output.show(search, best, files, page, recalled=recalled, seconds=seconds)
 
     def _stop(self, study: Study | None, search: Search | None, log: Log, page: LivePage, *, seconds: float) -> None:
         """Tell how far a search came that was asked to stop; if a callback asked, write what it has found so far."""
-        best, by = None, type(self.stopped_by).__name__ if self.stopped_by is not None else ""
+        name = type(self.stopped_by).__name__ if self.stopped_by is not None else ""
+        best, by = None, self.consensus.first(lambda: name)
         if search is not None and by:
             best = search.context.best_so_far()
             if best is not None:
-                self.output.write(search.context, best, log, seconds=seconds)
+                self.output.write_weights(best)
+            if best is not None and self.consensus.is_first:
+                with self.consensus.alone("the writing of the result"):
+                    recalled = self.output.recalled(search.context)
+                    self.output.write(search.context, best, log, recalled=recalled, seconds=seconds)
         if study is not None:
             if search is not None:  # a warm-up that was cut short has not given it yet
                 log.write("coverage", **search.context.coverage.to_json())
@@ -244,8 +280,8 @@ class SearchRun:
         return self._seen.stopped_by if self._seen is not None else None
 
     def _write_settings(self) -> None:
-        if self.files:  # first, as a sweep knows its runs by them
-            self.folder.write_hydra(self.files)
+        if self.start.files:  # first, as a sweep knows its runs by them
+            self.folder.write_hydra(self.start.files)
         write_yaml(self.folder.config, asdict(public(self.conf, self.address)))
 
     @property
@@ -276,6 +312,7 @@ class SearchRun:
             num_trials=budget.trials,
             data=problem.data.digest,
             scoring=scoring(self.conf, budget) if self.address else None,
+            consensus=self.consensus,
         )
 
     def _search(self, study: Study, display: Display, log: Log, workers: FuturesExecutor | None) -> Search:
@@ -284,7 +321,7 @@ class SearchRun:
             text = without_passwords("".join(traceback.format_exception(error)))
             log.write("callback", problem=one_line(line), traceback=text)
 
-        self._seen = seen = Callbacks(display, own=self.callbacks, report=report)
+        self._seen = seen = Callbacks(display, own=self.callbacks, report=report, consensus=self.consensus)
         components = self.components
         server, parts = components.server, components.search
         executor: SegmentExecutor

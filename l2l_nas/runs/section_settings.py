@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from l2l_nas.runs.fields import FREE, MAY_CHANGE, UsedIf, setting, stays
 
@@ -80,6 +80,16 @@ class ObjectivesConf:
     """What is optimised."""
 
     names: list[str] = setting(["accuracy"], "a metric first, then metrics or costs")
+
+
+@dataclass(frozen=True)
+class ParallelConf:
+    """Ranks that torchrun starts, which share each step."""
+
+    chunks: Optional[int] = setting(
+        None, "parts of a step, summed in pairs; null: ranks", least=1, is_inherited=False, resume=stays(TRAINED)
+    )
+    patience_s: float = setting(20.0, "seconds to wait for a rank that hangs", least=1, is_inherited=False, resume=FREE)
 
 
 @dataclass(frozen=True)

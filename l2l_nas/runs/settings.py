@@ -14,12 +14,13 @@ from typing import Any, Optional
 
 from l2l_nas.plugins import is_own
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.fields import FREE, MAY_CHANGE, OnResume, UsedIf, declared, section, setting, stays
+from l2l_nas.runs.fields import FREE, MAY_CHANGE, OnResume, UsedIf, declared, section, setting, stays, value_of
 from l2l_nas.runs.section_settings import (
     TRAINED,
     DataConf,
     NamedPoolConf,
     ObjectivesConf,
+    ParallelConf,
     RelayConf,
     SpaceConf,
     TrainConf,
@@ -33,6 +34,14 @@ def _in_a_race(config: Mapping[str, Any]) -> str:
     search = config.get("search")
     is_race = isinstance(search, Mapping) and search.get("trial_weights") == "scratch"
     return "from first weights, trials are the first steps of the finalists' training" if is_race else ""
+
+
+def _one_search(config: Mapping[str, Any]) -> str:
+    return "" if value_of(config, "search.repeats") else "its folder holds one search, and no repeats"
+
+
+def _read_once(config: Mapping[str, Any]) -> str:
+    return "earlier runs are read when a run begins, and its trials followed from that"
 
 
 _COMPARED = "what is scored otherwise cannot be compared with the trials so far"
@@ -51,6 +60,13 @@ class SearchSection:
         "",
         "time for warm-up, trials and finalists: 10m",
         resume=stays("it was divided when the run began; search.trials says a new total"),
+    )
+    trainings: float = setting(
+        0.0,
+        "steps in all, in whole trainings; 0: about 6",
+        least=0,
+        most=100_000,
+        resume=stays("they were divided when the run began; search.trials says a new total"),
     )
     trials: Optional[int] = setting(
         None, "architectures to evaluate; null: automatic", least=1, read_by="Trials", resume=MAY_CHANGE
@@ -82,7 +98,7 @@ class SearchSection:
     )
     finalist_rounds: Optional[int] = setting(
         None,
-        "rounds that halve the finalists; null: up to 3",
+        "rounds that keep the better half; null: up to 3",
         least=1,
         effect=UsedIf("search.finalists", lambda conf: conf.search.finalists > 0),
         read_by="Finalists",
@@ -93,6 +109,13 @@ class SearchSection:
     )
     baseline: str = setting(
         "none", "none; random: run random search as well", read_by="RandomSearch", resume=MAY_CHANGE
+    )
+    repeats: Optional[int] = setting(
+        None,
+        "searches by seed beside random ones; null: one",
+        least=2,
+        most=10_000,
+        resume=OnResume(unless=_one_search),
     )
     limits: dict[str, Any] = setting({}, "upper bounds on costs: search.limits.flops=2e6", resume=MAY_CHANGE)
     costs: list[str] = setting([], "costs of your own: [FILE.py:NAME]", is_code=True, resume=MAY_CHANGE)
@@ -135,6 +158,12 @@ class SearchSection:
     checkpoint_seconds: float = setting(15.0, "seconds between checkpoints of shared weights", least=0, resume=FREE)
     failures: int = setting(10, "failed trials in a row that end the search", least=1, resume=FREE)
     enqueue: list[str] = setting([], "try these first: [FILE.json,original]", resume=MAY_CHANGE)
+    learn_from: str = setting(
+        "",
+        "earlier runs: RUN,RUN; auto; shipped; FILE.json",
+        read_by="Trials",
+        resume=OnResume(unless=_read_once),
+    )
     retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5", resume=MAY_CHANGE)
     freeze: list[str] = setting([], "candidates whose weights are not trained", resume=MAY_CHANGE)
     catch_up_fraction: float = setting(1.0, "fraction of mean updates for new candidates", least=0, resume=MAY_CHANGE)
@@ -174,6 +203,7 @@ class RunConf:
     space: SpaceConf = section(SpaceConf, resume=MAY_CHANGE)
     data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
     relay: RelayConf = section(RelayConf, resume=FREE)
+    parallel: ParallelConf = section(ParallelConf, resume=FREE)
 
 
 @dataclass(frozen=True)
@@ -355,6 +385,10 @@ HYDRA: dict[str, dict[str, type]] = {"search": {"hydra.sweeper": SweeperConf}}
 
 # settings that are text, taken as it is typed
 TEXTS = ("prompt",)
+
+
+# settings that name several things with commas between them: one value, which Hydra would take for a sweep
+LISTED = ("search.learn_from",)
 
 
 # settings whose names below them are arguments, or costs

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.study.journal import StudyFile
+from l2l_nas.nas.study.reading import load_database_study, load_study
 from l2l_nas.nas.study.storage import Store
 from l2l_nas.nas.study.study import Study
+from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import deviating
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf, rule_of
 
 if TYPE_CHECKING:
+    import optuna
+
     from l2l_nas.nas.study.database import Address
 
 
@@ -40,6 +44,24 @@ def study_address(conf: SearchConf, folder: RunFolder) -> Address | None:
     from l2l_nas.nas.study.database import parse_address  # SQLAlchemy: only where needed
 
     return parse_address(section.storage, password=os.environ.get(PASSWORD_VARIABLE, ""))
+
+
+def study_of(folder: RunFolder, config: Mapping[str, Any], *, storage: str = "") -> tuple[optuna.Study, str]:
+    """The study of a run, read back, and where it is, for messages.
+
+    Args:
+        config: the run's settings.
+        storage: where it is, if that is a database, password and all; by default as the settings tell.
+
+    Raises:
+        StorageError: it is missing or damaged, or its database is away.
+    """
+    known = str(value_of(config, "search.storage") or "")
+    if not (storage or known):
+        return load_study(folder.study), str(folder.study)
+    name = str(value_of(config, "search.study"))
+    password = os.environ.get(PASSWORD_VARIABLE, "")
+    return load_database_study(storage or known, name, password=password), f"{known}, study '{name}'"
 
 
 def study_store(

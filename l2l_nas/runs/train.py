@@ -41,6 +41,7 @@ from l2l_nas.runs.origin import (
     write_trace,
 )
 from l2l_nas.runs.progress import Display, Log
+from l2l_nas.runs.ranks import RunRanks, compare_problems, greet_ranks, refuse_on_ranks, with_chunks
 from l2l_nas.runs.resume import finished_training, refuse_start, training_start
 from l2l_nas.runs.saved import (
     SCRATCH,
@@ -63,20 +64,31 @@ class TrainRun:
         again: the command that goes on with it.
         files: that Hydra would write, see `hydra_files`.
         console: the terminal.
+        ranks: that do it together; None: this process alone.
     """
 
     def __init__(
-        self, conf: RetrainConf, *, given: Collection[str], again: str, files: Mapping[str, str], console: Console
+        self,
+        conf: RetrainConf,
+        *,
+        given: Collection[str],
+        again: str,
+        files: Mapping[str, str],
+        console: Console,
+        ranks: RunRanks | None = None,
     ) -> None:
         check_bounds(conf)
         self.is_resumed = bool(conf.resume)
         self.again = again
         self.files = files
         self.console = console
+        self.ranks = ranks or RunRanks()
+        self.consensus = consensus = self.ranks.consensus
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         self.is_new = not self.is_resumed or not self.folder.config.exists()
         start = training_start(conf, self.folder, given=given)
-        conf = completed(replace(start.conf, folder=str(self.folder.root), resume=""))
+        conf = with_chunks(completed(replace(start.conf, folder=str(self.folder.root), resume="")), consensus)
+        refuse_on_ranks(conf, consensus)
         check_bounds(conf)
         section = conf.train
         self.pace = Pace(section.steps, section.validation_steps, section.recalibrate, section.checkpoint_seconds)
@@ -92,8 +104,13 @@ class TrainRun:
         if metric not in metrics:
             raise SettingError(f"metric: no metric '{metric}'{did_you_mean(metric, metrics)}")
         problem, server = build_server(
-            problem, build_optimizer(conf.optimizer), seed=conf.seed, storage=conf.relay.storage
+            problem,
+            build_optimizer(conf.optimizer),
+            seed=conf.seed,
+            storage=conf.relay.storage,
+            exchange=consensus.exchange,
         )
+        compare_problems(consensus, problem)
         relay, memory = relay_of(problem, server, conf)
         self.conf = conf = replace(conf, metric=metric, relay=memory)
         samples = min(section.batch_size, len(problem.data.train))
@@ -106,8 +123,9 @@ class TrainRun:
         """Train, and write what came of it; returns the best value of the metric."""
         started = time.monotonic()
         make_folder(self.folder.root)
-        with at_work(self.folder, self.components.relay.server, self.conf.relay):
-            if self.is_new:  # still, now that nobody else writes there
+        self.ranks.require_shared(self.folder)
+        with at_work(self.folder, self.components.relay.server, self.conf.relay, shared=self.ranks.shared):
+            if self.is_new and self.consensus.is_first:  # still, now that nobody else writes there
                 refuse_start(self.folder, resume=self.is_resumed)
             best = self._go(started)
         return best.values[self.conf.metric]
@@ -117,18 +135,20 @@ class TrainRun:
         before = seconds_of(read_bytes(self.folder.log).decode("utf-8", "replace")) if is_begun else 0.0
         log = Log(self.folder.log)
         try:
-            with Display(self.console, log) as display:
+            with Display(self.console, log, consensus=self.consensus) as display:
                 training = self._training(_TrainingDisplay(log, display, self.conf.metric))
                 has_best = training.restore()
                 is_trained = training.validations and has_best and training.step == self.conf.train.steps
-                line = finished_training(self.folder, self.conf) if is_trained else ""
+                line = self.consensus.first(lambda: finished_training(self.folder, self.conf)) if is_trained else ""
                 if line:
                     self.console.print(line, markup=False, soft_wrap=True)
                     return training.best
                 self._begin(training, log, has_best=has_best)
                 display.phase("training", total=self.conf.train.steps, done=training.step)
                 best = self._run(training, log)
-            self._write(best, training.validations, seconds=before + time.monotonic() - started)
+            if self.consensus.is_first:
+                with self.consensus.alone("the writing of the result"):
+                    self._write(best, training.validations, seconds=before + time.monotonic() - started)
             log.write("done", step=best.step, values=dict(best.values))
             return best
         finally:
@@ -144,6 +164,7 @@ class TrainRun:
             validating=Validating(self.components.scorer, self.components.problem.data, self.conf.metric),
             saves=TrainingSaves(Checkpoint(self.folder.weights), Checkpoint(self.folder.best, keep=2), self._identity),
             watch=watch,
+            consensus=self.consensus,
         )
 
     def _begin(self, training: Retraining, log: Log, *, has_best: bool) -> None:
@@ -169,6 +190,7 @@ class TrainRun:
             conf.space.pool,
             f": {num_parameters(pool, self.architecture):,} parameters; {sizes(problem.data)} samples; {source}",
         )
+        greet_ranks(console, self.consensus, conf, samples=len(problem.data.train))
         if self.warning:
             warn(console, self.warning)
         if training.validations:
@@ -183,6 +205,7 @@ class TrainRun:
             log.write("stopped", step=training.step)
             done = f"after {training.step} of {self.conf.train.steps} steps, all saved"
             self.console.print(f"stopped {done}. Go on with: {self.again}", soft_wrap=True)
+            self.consensus.any(False)  # the launcher ends the others when one has ended
             raise
         except KeyboardInterrupt:  # the second Ctrl-C
             self.console.print(f"stopped at once. Go on from the last save with: {self.again}", soft_wrap=True)

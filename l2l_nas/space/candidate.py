@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_table
 from l2l_nas.errors import SpaceError, located
 from l2l_nas.space.build import Existing
+from l2l_nas.space.split import SplitRule, Splits
 
 Factory = Callable[[], nn.Module]
 
@@ -85,6 +86,8 @@ class Candidate:
         tied: names of parameters of the module that are shared with other layers, mapped to the name of what they
             share: `{"weight": "token_embedding"}` in an embedding and in a head makes them use one matrix.
         weights: first weights to use instead of the factory's; buffers are the factory's.
+        split: how the module is divided among ranks, by the name of a part of it; see [Note: divided layers]. None: as
+            the module's own method `splits` says, or else not at all; {}: not at all.
 
     Raises:
         SettingError: a part is something else.
@@ -95,6 +98,7 @@ class Candidate:
     tied: Mapping[str, str] = field(default_factory=dict)
     is_skip: bool = False
     weights: FirstWeights | None = None
+    split: Splits | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.factory, nn.Module):
@@ -107,6 +111,10 @@ class Candidate:
         check_kind(f"Candidate '{self.name}': is_skip", self.is_skip, bool, wanted="True or False")
         if self.weights is not None:
             check_kind(f"Candidate '{self.name}': weights", self.weights, FirstWeights, wanted="FirstWeights")
+        if self.split is not None:
+            what = f"Candidate '{self.name}': split"
+            for rule in check_table(what, self.split, wanted="a dict of rules by part").values():
+                check_kind(what, rule, SplitRule, wanted="rules, such as Column() and Row()")
 
     @property
     def has_weights(self) -> bool:

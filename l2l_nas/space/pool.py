@@ -187,11 +187,14 @@ class LayerPool:
     def _refuse_unlike_shared(self) -> None:
         for layer in self._layers.values():
             owner = self._owners[layer.key]
-            if any(getattr(owner.candidate, of) != getattr(layer.candidate, of) for of in ("kind", "tied", "weights")):
+            if any(
+                getattr(owner.candidate, of) != getattr(layer.candidate, of)
+                for of in ("kind", "tied", "weights", "split")
+            ):
                 with self.naming(layer):
                     raise SpaceError(
                         f"in a shared pool a name is one layer, but '{self.positions[owner.position].name}' builds it "
-                        "with another factory, ties or weights; use the same ones or another name"
+                        "with another factory, ties, weights or split; use the same ones or another name"
                     )
 
     def __getstate__(self) -> dict[str, Any]:

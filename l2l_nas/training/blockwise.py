@@ -261,7 +261,7 @@ def _begin_as(server: ParamServer, layer: Layer, teacher: Layer, inputs: Batch) 
         else:
             _copy_alike(module, original)
         found = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
-        with server.storage.writing(layer.key) as state:
+        with server.writing(layer.key) as state:
             for name, value in {**state.parameters(), **state.named_buffers()}.items():
                 value.copy_(found[name])
             state.mark_changed()

@@ -19,6 +19,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import NonFiniteError, SettingError, StorageError
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Schedule
@@ -138,6 +139,7 @@ class Retraining:
     validating: Validating
     saves: TrainingSaves
     watch: Watch
+    consensus: Consensus = field(default_factory=Consensus)  # with the other ranks, if there are any
 
     def __post_init__(self) -> None:
         self._server = self.trainer.executor.server
@@ -229,7 +231,8 @@ class Retraining:
         course.losses += loss
         course.num_losses += 1
         self.watch.step(course.step, loss)
-        is_due = time.monotonic() - self._saved_at >= self.pace.checkpoint_seconds
+        self.consensus.note(f"step {course.step}")
+        is_due = self.consensus.any(time.monotonic() - self._saved_at >= self.pace.checkpoint_seconds)
         if course.step % self.pace.validation_steps == 0 or course.step == self.pace.steps:
             is_due |= self._validate()  # at most one save of the best is ahead of the training's own
         if is_due:

@@ -246,6 +246,14 @@ def test_a_run_that_failed_does_not_advise_what_its_sweep_would_refuse(tmp_path,
     assert outcome(Path("sweep/0")) == ({}, f"all fail; {advice}")
 
 
+@pytest.mark.parametrize("content", ["[]", "3", '"best"', '{"mean_values": null}', '{"best": {"values": []}}'])
+def test_a_result_that_is_none_is_told_of_in_one_line(content, tmp_path):
+    (tmp_path / "result.json").write_text(content)
+    found, reason = outcome(tmp_path)
+    assert found == {}
+    assert reason.startswith("its result cannot be used (")
+
+
 def stop(conf, *_, **__):
     Path(conf.folder).joinpath("config.yaml").write_text("")
     raise KeyboardInterrupt

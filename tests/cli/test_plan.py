@@ -12,7 +12,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.runs.build import extremes
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.plan import Memory, Planner, describe_binding
+from l2l_nas.runs.plan import MemoryLimits, Planner, describe_binding
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.sampling import UniformPaths
 
@@ -93,7 +93,7 @@ def test_where_the_host_binds_states_on_the_device_are_proposed_as_far_as_they_f
     hardware = replace(PROFILES["h100"], host_updates=1e5)
 
     def planner(device_bytes: int) -> Planner:
-        memory = Memory(device_bytes, 1 << 34)
+        memory = MemoryLimits(device_bytes, 1 << 34)
         return Planner(problem, optimizer=AdamW(), hardware=hardware, memory=memory, batch_size=1)
 
     conf = RelayConf(budget="none", resident="all")
@@ -112,7 +112,7 @@ def test_where_launches_take_longer_than_their_work_no_faster_device_is_advised(
 
     def says(kernel_s: float) -> str:
         hardware = replace(PROFILES["h100"], kernel_s=kernel_s, step_s=0.0, copy_s=0.0)
-        memory = Memory(1 << 34, 1 << 34)
+        memory = MemoryLimits(1 << 34, 1 << 34)
         planner = Planner(problem, optimizer=AdamW(), hardware=hardware, memory=memory, batch_size=64)
         prediction = planner.step_time(RelayConf(budget="all"), 64).predict(extremes(problem)["largest"])
         assert prediction.simulation.binds == "compute"

@@ -125,8 +125,13 @@ def test_the_result_tells_trial_scores_and_trained_scores_apart_and_the_front_is
         assert entry["trial_score"].keys() == {"accuracy", "loss"}
         scored = entry["trial_score"] if entry in result["trial_front"] else entry["validation"]
         assert entry["values"] == {**scored, **entry["costs"]}
+    longest = max(entry["steps"] for entry in finalists)
     for entry in finalists:
-        assert entry["test"].keys() == entry["standard_error"]["test"].keys() == {"accuracy", "loss"}
+        if entry["steps"] == longest:
+            assert entry["test"].keys() == entry["standard_error"]["test"].keys() == {"accuracy", "loss"}
+        else:  # stopped on its way: the test part is not for it
+            assert entry["test"] is entry["standard_error"]["test"] is None
+    assert all(entry["steps"] == longest for entry in (best, *result["pareto"]))
     error = best["standard_error"]["test"]["accuracy"]
     assert f"{best['test']['accuracy']:.4f} ± {error:.4f} test" in said
     assert result["data"]["samples"] == {"training": 96, "validation": 32, "test": 32}
@@ -228,7 +233,7 @@ def test_random_search_of_as_many_steps_stands_beside_the_result(pool, tmp_path,
     assert (
         f"({beside['networks']} networks of {beside['steps']}): accuracy {beside['validation']['accuracy']:.4f}" in said
     )
-    assert "On the test part the search is" in said
+    assert "On the test part the search's network has" in said
     (logged,) = events(tmp_path / "run", "baseline")
     assert {name: logged[name] for name in beside} == beside
     page = (tmp_path / "run" / "report.html").read_text()
@@ -299,3 +304,32 @@ def test_a_finalist_that_could_not_be_trained_is_told_on_the_terminal_in_the_res
     assert f"warning: {says}" in capsys.readouterr().out
     assert [event["number"] for event in events(tmp_path / "run", "given_up")] == [lost["trial"]]
     assert says.capitalize() in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_whole_trainings_are_divided_and_kept(pool, tmp_path, capsys, refused):
+    few = ["search", "space.pool=tiny.py:build", "objectives=[accuracy]", "export=false"]
+    words = [*few, "search.finalist_steps=20", "search.trainings=3"]
+    assert main([*words, "folder=run"]) == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]
+    assert (config["trainings"], config["steps_per_trial"], config["finalist_steps"]) == (3, 1, 20)
+    result = read(tmp_path / "run" / "result.json")
+    assert result["trials"]["complete"] == config["trials"]
+    assert len(result["finalists"]) == config["finalists"]
+    assert config["trials"] + sum(one["steps"] - 1 for one in result["finalists"]) == 60
+    # one that was killed before it had settings begins
+    (tmp_path / "killed").mkdir()
+    assert main([*words, "resume=killed"]) == 0
+    begun = yaml.safe_load((tmp_path / "killed" / "config.yaml").read_text())["search"]
+    assert begun == config
+    capsys.readouterr()
+    # a run that goes on divides nothing anew
+    total = config["trials"] + 2
+    assert main(["search", "resume=run", "space.pool=tiny.py:build", f"search.trials={total}"]) == 0
+    assert read(tmp_path / "run" / "result.json")["trials"]["complete"] == total
+    assert "search.trainings" in refused("search", "resume=run", "space.pool=tiny.py:build", "search.trainings=4")
+    other = [*few, "search.trainings=6", "folder=other"]
+    assert "each say how long a search takes" in refused(*other, "search.time=1m")
+    assert "networks trained from first weights" in refused(*other, "search.trial_weights=shared")
+    assert "search.finalists=0 trains none" in refused(*other, "search.finalists=0")
+    assert "search.trainings must be at least 1" in refused(*few, "search.trainings=0.5", "folder=other")
+    assert "these numbers take more" in refused(*other, "search.finalists=8", "search.finalist_rounds=1")

@@ -42,7 +42,7 @@ def test_clipping_equals_torch_s_bit_for_bit(count, largest, size, seed):
     expected = torch.nn.utils.clip_grad_norm_(parameters, largest)
     norms = list(norms_of(gradients))
     assert torch.equal(total_norm(norms), expected)
-    coefficient = Clip(largest).coefficient(norms)
+    coefficient = Clip(largest).coefficient(total_norm(norms))
     assert all(torch.equal(g * coefficient, p.grad) for g, p in zip(gradients, parameters, strict=True))
 
 
@@ -66,7 +66,7 @@ def test_norms_of_large_tensors_have_the_bits_of_each_alone():
 
 def test_the_norm_of_nothing_is_zero_and_clips_nothing():
     assert total_norm([]) == 0
-    assert Clip(1.0).coefficient([]) == 1.0
+    assert Clip(1.0).coefficient(total_norm([])) == 1.0
 
 
 @settings(derandomize=True, deadline=None, database=None, max_examples=50)

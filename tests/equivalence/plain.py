@@ -8,6 +8,7 @@ Between layers, values and their gradients are contiguous: kernels may sum strid
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise as pairwise_ends
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,13 @@ class Plain:
         clip: a norm and its scope, as `Clip`.
         group_of: for `position/candidate/parameter` and the parameter, what is other in its param group; None freezes
             it. The "lr" in it multiplies the rate.
+        chunks: of micro-batches whose losses and gradients are summed by a binary tree; not with `layer_major`.
     """
 
     def __init__(
-        self, server: ParamServer, *, seed: int, layer_major=None, clip=None, group_of=lambda path, p: {}
+        self, server: ParamServer, *, seed: int, layer_major=None, clip=None, group_of=lambda path, p: {}, chunks=None
     ) -> None:
+        self.chunks = chunks
         self.server, self.seed, self.layer_major, self.clip = server, seed, layer_major, clip
         self.group_of = group_of
         self.scales: dict[nn.Parameter, float] = {}
@@ -83,7 +86,9 @@ class Plain:
             return outputs
 
         losses = []
-        if self.layer_major is None:
+        if self.chunks is not None:
+            losses = self._by_chunks(architecture, batches, parts, objective, count, run)
+        elif self.layer_major is None:
             for number, (batch, part) in enumerate(zip(batches, parts, strict=True)):
                 outputs = self._through(
                     architecture, batch, lambda layer, values, number=number: run(layer, number, values)
@@ -98,6 +103,35 @@ class Plain:
             optimizer.step()
             optimizer.zero_grad()
         return float(sum(loss.detach() for loss in losses))
+
+    def _by_chunks(self, architecture, batches, parts, objective, count, run):
+        """The sums of chunks added in pairs, pairs of pairs and so on; of chunks without a micro-batch nothing."""
+
+        def pairwise(values):
+            values = list(values)
+            while len(values) > 1:
+                pairs = zip(values[::2], values[1::2], strict=True)
+                values = [b if a is None else a if b is None else a + b for a, b in pairs]
+            return values[0]
+
+        ends = [number * len(batches) // self.chunks for number in range(self.chunks + 1)]
+        sums, losses = [], []
+        for start, end in pairwise_ends(ends):
+            loss = None
+            for number in range(start, end):
+                outputs = self._through(
+                    architecture, batches[number], lambda layer, values, number=number: run(layer, number, values)
+                )
+                part = objective.loss(outputs, parts[number]) / count
+                part.backward()
+                loss = part.detach() if loss is None else loss + part.detach()
+            losses.append(loss)
+            sums.append({p: p.grad for p in self.optimizers if p.grad is not None})
+            for p in self.optimizers:
+                p.grad = None
+        for p in self.optimizers:
+            p.grad = pairwise(found.get(p) for found in sums)
+        return [pairwise(losses)]
 
     def _through(self, architecture, batch, run):
         """One micro-batch, position by position; a skip gives what it takes."""

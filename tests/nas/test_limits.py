@@ -171,7 +171,7 @@ def test_what_a_limit_refuses_is_no_finalist_of_a_run_that_goes_on(tmp_path, mon
     study.close()
 
 
-def test_finalists_that_are_equal_on_the_first_goal_are_told_apart_by_the_others(tmp_path):
+def test_finalists_that_are_equal_on_the_first_goal_are_resolved_by_the_others(tmp_path):
     pool = pool_of("tanh", "relu", "skip", depth=2)
     costs, _ = table(pool)
     goals = (Goal("nothing", True), Goal("latency_ms", False))

@@ -56,7 +56,7 @@ def test_names_that_are_a_choice_have_colours_and_all_others_are_grey() -> None:
     assert hues["linear"] != hues["wide"]
 
 
-def test_after_seven_names_colours_come_again_and_are_told_apart() -> None:
+def test_after_seven_names_colours_come_again_and_are_resolved() -> None:
     pool = LayerPool([Position("p", [Candidate(f"c{i}", nn.Identity) for i in range(20)])], inputs=TensorSpec((4,)))
     numbers = list(card_of(pool, check_shapes(pool)).hue_numbers.values())
     assert len(set(numbers[:14])) == 14

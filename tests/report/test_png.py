@@ -153,7 +153,7 @@ def test_an_architecture_is_drawn_with_its_words_below_its_title() -> None:
     assert skipped.get_linestyle() != wide.get_linestyle()
 
 
-def test_fourteen_names_are_told_apart() -> None:
+def test_fourteen_names_are_resolved() -> None:
     candidates = [Candidate(f"c{index}", nn.Identity) for index in range(14)]
     pool = LayerPool([Position("p", candidates)], inputs=TensorSpec((4,)))
     figures = (architecture_of(pool, [f"c{index}"]) for index in range(14))

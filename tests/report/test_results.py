@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -99,45 +98,6 @@ def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
         ("1,000 parameters, allowed 500", [0, 1, 2]),
         ("NaN", [3]),
     ]
-
-
-def test_the_ranking_compares_finalists_with_their_trials() -> None:
-    card = card_of_pool()
-    records = random_trials(card, 12)
-    ranking = summary_of(card, records, num_finalists=6).results.ranking()
-    assert ranking is not None
-    before = [network.trial for network in ranking.before]
-    assert before == sorted(before, key=lambda n: -records[n].values["accuracy"])
-    # the log gives later trials more
-    assert [network.trial for network in ranking.after] == sorted(before, reverse=True)
-    assert all(one.trial_score["accuracy"] == records[one.trial].values["accuracy"] for one in ranking.before)
-    pairs = [(records[one.trial].values["accuracy"], one.trial) for one in ranking.before]  # no two are equal
-    signs = [(a > c) == (b > d) or -1 for (a, b), (c, d) in itertools.combinations(pairs, 2)]
-    assert ranking.tau == pytest.approx(sum(signs) / len(signs))
-    equal = [replace(record, values={**record.values, "accuracy": 0.5}) for record in records]
-    alike = summary_of(card, equal, num_finalists=4).results.ranking()
-    assert alike is not None
-    assert alike.tau is None
-    two = summary_of(card, records, num_finalists=2).results.ranking()
-    assert two is not None
-    assert two.tau is None
-    assert summary_of(card, records, num_finalists=1).results.ranking() is None
-
-
-def test_the_ranking_of_finalists_in_rounds_is_after_the_steps_that_all_of_them_had() -> None:
-    card = card_of_pool()
-    summary = summary_of(card, random_trials(card, 12), num_finalists=3)
-    first, *others = summary.results.finalists
-    rungs = {one.trial: {10: {"accuracy": 0.1 * rank}} for rank, one in enumerate(summary.results.finalists)}
-    longest = replace(first, steps=30, rungs=rungs[first.trial])
-    trained = (longest, *(replace(one, steps=10, validation=rungs[one.trial][10]) for one in others))
-    ranking = replace(summary.results, finalists=trained).ranking()
-    assert ranking is not None
-    assert ranking.steps == 10
-    assert {one.trial: one.validation for one in ranking.after} == {one.trial: rungs[one.trial][10] for one in trained}
-    assert ranking.after[-1].trial == first.trial
-    unknown = replace(summary.results, finalists=(replace(longest, rungs={}), *trained[1:]))
-    assert unknown.ranking() is None
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -117,11 +117,13 @@ def test_without_a_test_part_there_is_no_column_of_it() -> None:
     assert headline(finalist(1, 0.9, parts=())) == "accuracy 0.5100"
 
 
-def test_random_search_is_a_line_with_how_far_the_best_is_ahead() -> None:
+def test_random_search_is_a_line_with_how_its_network_differs_from_the_best() -> None:
     best, other = finalist(1, 0.95), finalist(-1, 0.9)
     line = baseline_line(best, RandomBaseline(3, 80, other, failed=1), ACCURACY)
     assert line.startswith("random search with as many steps (3 networks of 80, 1 of them failed): accuracy 0.9000")
-    assert "0.0500 ± 0.0111 ahead of random search" in line
+    said = "On the test part the search's network has 0.0500 ± 0.0111 more accuracy than that of random search. One run"
+    assert said in line
+    assert "ahead" not in line
     assert "none of its networks" in baseline_line(best, None, ACCURACY)
 
 
@@ -172,3 +174,20 @@ def test_three_goals_and_large_counts_fit_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "117.7 MiB" in text
     assert "1.5 ms" in text
+
+
+def test_the_mean_that_finalists_are_compared_by_has_a_column_of_its_own() -> None:
+    errors = {"validation": {"accuracy": 0.01}, "compared_by": {"accuracy": 0.02}}
+    means = {1: 0.8, 2: 0.85}
+    networks = [
+        replace(finalist(n, 0.9), compared_by={"accuracy": mean}, num_validations=3, standard_error=errors)
+        for n, mean in means.items()
+    ]
+    results = Results(card_of_pool(), (ACCURACY,), (), tuple(in_order(networks, [ACCURACY])))
+    table = tables.finalist_table(results, winner=2)
+    place = [column.title for column in table.columns].index("accuracy, mean of the last validations")
+    assert [row.cells[place] for row in table.rows] == ["0.8500 ± 0.0200", "0.8000 ± 0.0200"]
+    assert [row.cells[place + 1] for row in table.rows] == ["0.9000 ± 0.0100"] * 2  # of the weights
+    once = replace(results, finalists=tuple(replace(one, num_validations=1) for one in results.finalists))
+    titles = [column.title for column in tables.finalist_table(once, winner=2).columns]
+    assert not any("mean" in title for title in titles)  # one validation is no mean

@@ -86,6 +86,9 @@ def test_a_run_of_the_command_goes_on_by_a_call_and_the_other_way_round(problem,
         ({"train": {"batchsize": 3}}, r"no setting 'train\.batchsize'; did you mean 'train\.batch_size'"),
         ({"trials": "many"}, r"search\.trials must be of type int, got 'many'"),
         ({"trials": True}, r"search\.trials must be of type int, got True"),
+        ({"trials": 10**400}, r"search\.trials must be at most 2,147,483,647, got a number of more than 300 digits"),
+        ({"trainings": 1e6}, r"search\.trainings must be at most 100,000, got 1e\+06"),
+        ({"trainings": 10**400}, r"search\.trainings must be a number that a float can hold"),
         ({"relay": 3}, r"relay must be a dict of settings, got 3"),
         ({"executor": ThreadPoolExecutor(1)}, r"say how many segments it runs at a time, such as search\.workers=4"),
         ({"executor": "rya"}, r"no executor 'rya'; did you mean 'ray'"),
@@ -117,6 +120,10 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(problem, tmp_
     with pytest.raises(SettingError, match=error):
         l2l_nas.search(problem, folder="other", progress=False, **said)
     assert contents(tmp_path) == before
+
+
+def test_a_result_is_shown_by_its_folder_and_not_by_its_data(problem):
+    assert repr(l2l_nas.SearchResult(Path("runs/x"), problem)) == f"SearchResult(folder={Path('runs/x')!r})"
 
 
 def test_what_was_given_in_python_is_called_so_and_gone_on_with_in_python(problem):

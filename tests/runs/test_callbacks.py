@@ -109,7 +109,7 @@ def test_a_search_that_is_stopped_from_outside_returns_nothing(problem, monkeypa
     def poll(self):
         raise Stopped
 
-    monkeypatch.setattr("l2l_nas.runs.progress.StopSignals.poll", poll)
+    monkeypatch.setattr("l2l_nas.runs.progress.Display.poll", poll)
     with pytest.raises(KeyboardInterrupt):
         l2l_nas.search(problem, folder="run", progress=False, **SAID)
     assert not Path("run/result.json").exists()

@@ -138,15 +138,31 @@ def test_a_mistake_in_the_page_never_ends_a_search_and_is_told_everywhere(
     assert "no page can be made of this folder (KeyError: 'a state that no table knows', at test_page.py:" in said
 
 
+def test_page_and_result_say_what_finalists_were_compared_by(finished):
+    result = json.loads((finished / "result.json").read_text())
+    best, text = result["best"], text_of(finished)
+    assert best["compared_by"]["steps"] == [3, 4, 5]
+    rungs = [best["rungs"][f"{step}/5"]["accuracy"] for step in (3, 4, 5)]
+    assert best["compared_by"]["values"]["accuracy"] == pytest.approx(sum(rungs) / 3)
+    assert best["validation"]["accuracy"] == best["values"]["accuracy"] == rungs[-1]  # what its weights have
+    assert "The search chose by the mean of the last 3 validation scores" in text
+    assert "accuracy, mean of the last validations" in text
+    trials = result["resolved"]["trials"]
+    if trials is not None:  # a share of few samples may not look like one
+        assert f"of the difference: {trials['differ']} of {trials['others']}." in text
+
+
 def test_a_run_without_a_test_part_has_a_page_that_says_so(finished) -> None:
     result = json.loads((finished / "result.json").read_text())
     best = {**result["best"], "test": None, "standard_error": {}}
+    best["compared_by"] = {**best["compared_by"], "standard_error": {}}
     (finished / "result.json").write_text(json.dumps({**result, "best": best, "finalists": [best], "pareto": []}))
     lines = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("data", None)
         if line["event"] == "finalist":
             line |= {"test": None, "standard_error": {}}
+            line["compared_by"]["standard_error"] = {}
     (finished / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["report", "run=run"]) == 0
     text = text_of(finished)
@@ -200,7 +216,7 @@ def test_a_folder_that_is_harmed_anywhere_gives_a_page_or_one_line(finished, cap
     assert refused
     for line in refused:
         assert "\n" not in line
-        assert "mistake of this program" not in line
+        assert "mistake of this program" not in line, repr(line)
     code = main(["report", "run=run", "out=page.html"])  # of the last one
     said = capsys.readouterr()
     assert code in (0, 2), what

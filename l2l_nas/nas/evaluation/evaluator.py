@@ -19,11 +19,13 @@ import torch
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
-from l2l_nas.errors import MetricError, failure_of
+from l2l_nas.errors import L2LError, MetricError, RankError, failure_of
 from l2l_nas.nas.evaluation.segment import START_WEIGHTS, AfterStep, ScoredOn, Segment, SegmentResult
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.fit import Trainer, tested
 from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
@@ -41,6 +43,7 @@ class Evaluator:
         budget: how much of what.
         scorer: scores networks with standard errors; the trainer, unless its executor computes in low precision.
         test: what finalists are measured on besides, once each; nothing depends on what comes of it.
+        consensus: with the other ranks, if there are any.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class Evaluator:
         budget: Budget,
         scorer: Trainer | None = None,
         test: Samples | None = None,
+        consensus: Consensus | None = None,
     ) -> None:
+        self._consensus = consensus or Consensus()
         self._relay = relay
         self._pool = relay.pool
         self._server = relay.server
@@ -92,7 +97,8 @@ class Evaluator:
         server = segment.server or start or START_WEIGHTS[segment.weights](self._server, segment.architecture)
         is_own = server is not self._server
         again = segment.done if is_own and segment.server is None else 0
-        steps = 0
+        steps, first = 0, segment.start - segment.done
+        rungs: dict[str, Mapping[str, float]] = {}
 
         def count(_: int, loss: float) -> None:
             nonlocal steps
@@ -105,23 +111,58 @@ class Evaluator:
         try:
             if is_own:
                 self._relay.use(server)
-            self._trainer.fit(
-                lambda _: segment.architecture,
-                start=segment.start - again,
-                steps=segment.steps + again,
-                schedule=self._budget.schedule(segment.learning_rate, segment.total or segment.steps),
-                offset=segment.start - segment.done,
-                after_step=count,
-            )
-            result = self._scored(segment, server)
+            begin = segment.start - again
+            is_trial = segment.scored_on in (ScoredOn.SAMPLE, ScoredOn.VALIDATION)
+            for done in (segment.done + segment.steps,) if is_trial else segment.score_steps:
+                self._trainer.fit(
+                    lambda _: segment.architecture,
+                    start=begin,
+                    steps=first + done - begin,
+                    schedule=self._budget.schedule(segment.learning_rate, segment.total or segment.steps),
+                    offset=first,
+                    after_step=count,
+                )
+                begin = first + done
+                if done < segment.done + segment.steps:
+                    rungs[segment.rung(done)] = self._on_the_way(server, segment.architecture, step=begin)
+            result = self._scored(segment, server, rungs)
+            self._consensus.any(False)  # which raises where another rank failed in the end
         except Exception as error:
-            result = SegmentResult(error=failure_of(error))
+            result = SegmentResult(error=self._failure(error, is_own=is_own))
         finally:
             self._use_pool()
         return replace(result, seconds=time.monotonic() - started, steps=0 if is_own else steps)
 
-    def _scored(self, segment: Segment, server: ParamServer) -> SegmentResult:
-        """What a segment comes to whose steps are done."""
+    def _failure(self, error: Exception, *, is_own: bool) -> L2LError:
+        """What a network failed with.
+
+        Raises:
+            Exception: the error, where the network is not at fault.
+            L2LError: shared weights were trained, and parts of them may differ between ranks: one rank alone failed,
+                or updates were under way that do not wait for a check.
+        """
+        found, is_alike = self._consensus.failure(error, self._use_pool)
+        is_eager = self._consensus.size > 1 and self._relay.update is UpdatePolicy.EAGER
+        if not is_own and (is_eager or not is_alike):
+            raise L2LError(f"{found}; shared weights are as they were saved last: go on with: resume=FOLDER")
+        return found
+
+    def _on_the_way(self, server: ParamServer, architecture: Architecture, *, step: int) -> Mapping[str, float]:
+        """Metrics of the validation part; training goes on as if they had not been measured."""
+        states = path_states(self._pool, architecture)
+        has_buffers = any(server.layout(key).buffers for key in states)
+        self._scorer.executor.use(server.fork(states) if has_buffers else server)
+        self._scorer.recalibrate(architecture)
+        values = self._scorer.evaluate(architecture, self._validation)
+        self._relay.use(server)
+        return _finite(values, step=step)
+
+    def _scored(self, segment: Segment, server: ParamServer, rungs: Mapping[str, Mapping[str, float]]) -> SegmentResult:
+        """What a segment comes to whose steps are done.
+
+        Args:
+            rungs: what it was scored with on its way.
+        """
         architecture, end = segment.architecture, segment.start + segment.steps
         provenance: Mapping[str, object] = {}
         match segment.scored_on:
@@ -136,10 +177,12 @@ class Evaluator:
                     self._scorer.executor.use(server)
                 self._scorer.recalibrate(architecture)
                 scores = {"validation": self._scorer.score(architecture, self._validation)}
-        _finite(scores["validation"].values, step=end)
+        values = _finite(scores["validation"].values, step=end)
         if segment.scored_on is ScoredOn.TEST and self._test is not None:
             scores["test"] = tested(self._scorer, architecture, self._test)
-        return SegmentResult(scores, server if segment.keeps_weights else None, provenance=provenance)
+        if segment.scored_on in (ScoredOn.ERRORS, ScoredOn.TEST):
+            rungs = {**rungs, segment.rung(segment.done + segment.steps): values}
+        return SegmentResult(scores, server if segment.keeps_weights else None, rungs=rungs, provenance=provenance)
 
     def run_together(self, segments: Sequence[Segment]) -> list[SegmentResult]:
         """Score networks with the shared weights as they are, in one pass over their prefix tree.
@@ -206,7 +249,8 @@ class Evaluator:
         try:
             self._relay.use(self._server)
         except Exception as error:  # an update that was under way
-            failure_of(error)
+            if not (isinstance(error, RankError) and error.goes_on):
+                failure_of(error)
             if self._relay.server is self._server:
                 raise
             self._relay.use(self._server)
@@ -309,7 +353,7 @@ class WeightProvenance:
                 version = state.version
             known = self._checksums.get(key)
             if known is None or known[0] != version:
-                with server.storage.reading(key, Part.WEIGHTS) as state:
+                with server.whole(key, Part.WEIGHTS) as state:
                     known = version, f"{zlib.crc32(state.weights.numpy().data):08x}"
                 self._checksums[key] = known
             checksums.append(known[1])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, SettingError, did_you_mean
+from l2l_nas.nas.evaluation.stage_score import StageScore, score_steps, stage_score
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import Score
 
@@ -93,6 +94,15 @@ class Segment:
         return self.weights == "shared" and self.server is None
 
     @property
+    def score_steps(self) -> tuple[int, ...]:
+        """After how many steps of its training a finalist is scored; the last is the segment's end."""
+        return score_steps(self.done, self.steps, self.total or self.steps)
+
+    def rung(self, done: int) -> str:
+        """The name of a place in the network's training: "620/740"."""
+        return f"{done}/{self.total or self.steps}"
+
+    @property
     def only_scores(self) -> bool:
         """Whether it scores the shared weights as they are."""
         return self.is_shared and not self.steps
@@ -164,6 +174,7 @@ class SegmentResult:
     Args:
         scores: by part of the data, "validation" and, where there is one, "test"; empty where it failed.
         server: the network's weights, if they are wanted.
+        rungs: metrics of the validation part on its way and at its end, by `Segment.rung`; of a trial there are none.
         error: what the architecture failed with.
         provenance: which weights a trial was scored with; see `WeightProvenance.entry`.
         steps: how many were trained on the shared weights.
@@ -173,6 +184,7 @@ class SegmentResult:
 
     scores: Mapping[str, Score] = field(default_factory=dict)
     server: ParamServer | None = None
+    rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     error: L2LError | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
@@ -183,6 +195,11 @@ class SegmentResult:
     def metrics(self) -> Mapping[str, float]:
         """Of the validation part."""
         return self.scores["validation"].values if self.scores else {}
+
+    @property
+    def stage_score(self) -> StageScore | None:
+        """What networks are compared by after it, of the segment alone; None where that are its metrics."""
+        return stage_score(self.rungs, self.scores["validation"]) if self.scores else None
 
 
 class SegmentExecutor(Protocol):

@@ -21,6 +21,9 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from l2l_nas.nas.memory import Agreement, Memory
+from l2l_nas.nas.objectives import Goal
+
 Floats = npt.NDArray[np.float64]
 Genotype = tuple[Any, ...]
 Params = Mapping[str, Any]
@@ -58,12 +61,14 @@ class History:
         is_allowed: whether a genotype would be evaluated, as far as that is known without measuring. It may ask code
             of the user's, so it is asked only of what may be proposed next.
         known: by place of a goal, its value of any genotype, more is better; of goals that are costs and not measured.
+        size: how large the architecture of a genotype is; None where nobody told.
     """
 
     scored: Sequence[Scored]
     seen: frozenset[Genotype] | set[Genotype]
     is_allowed: Callable[[Genotype], bool] = lambda genotype: True
     known: Mapping[int, Callable[[Genotype], float]] = field(default_factory=dict)
+    size: Callable[[Genotype], float] | None = None
 
     def is_new(self, genotype: Genotype) -> bool:
         """Whether a genotype may be proposed: no trial has it, and it is allowed."""
@@ -110,8 +115,13 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
     The first trials are random, as Optuna tells a sampler the space with the first trial it has finished.
 
     Attributes:
+        uses_memory: whether it has a use for what earlier tasks tell; of its class.
         is_raced: whether the best trials will be trained further, and compared then.
+        memory: what is known of earlier tasks; None: nothing.
+        goals: of the search, as far as they were told.
     """
+
+    uses_memory = False
 
     def __init__(self, *, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -126,7 +136,11 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         self._is_allowed: Callable[[Params], bool] | None = None
         self._allowed: dict[Genotype, bool] = {}
         self._costs: Mapping[int, Callable[[Params], float]] = {}
+        self._size: Callable[[Params], float] | None = None
         self.is_raced = False
+        self.memory: Memory | None = None
+        self.goals: tuple[Goal, ...] = ()
+        self._choices: Mapping[str, BaseDistribution] = {}
         self._cost: dict[tuple[int, Genotype], float] = {}
 
     def inform(
@@ -134,17 +148,26 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         is_allowed: Callable[[Params], bool],
         costs: Mapping[int, Callable[[Params], float]] | None = None,
         *,
+        size: Callable[[Params], float] | None = None,
         is_raced: bool = False,
+        memory: Memory | None = None,
+        goals: Sequence[Goal] = (),
+        choices: Mapping[str, BaseDistribution] | None = None,
     ) -> None:
-        """Tell what is known without a trial. It is asked often, so it measures nothing.
+        """Tell what is known without a trial. What may be asked is asked often, so it measures nothing.
 
         Args:
             is_allowed: whether parameters, by name, would be evaluated; nothing else is proposed.
             costs: by place of a goal, its value of any parameters.
+            size: how large the architecture of any parameters is; it says which candidates are small and which large.
             is_raced: whether the best will be trained further, and compared then.
+            memory: what is known of earlier tasks; a sampler with `uses_memory` begins with it.
+            goals: of this search, in the order of a trial's values; a memory has values by their names.
+            choices: the parameters of each trial; a memory serves the first one too, when Optuna knows of none.
         """
         self.is_raced = is_raced
-        self._is_allowed, self._costs = is_allowed, dict(costs or {})
+        self.memory, self.goals, self._choices = memory, tuple(goals), dict(choices or {})
+        self._is_allowed, self._costs, self._size = is_allowed, dict(costs or {}), size
         self._allowed, self._cost = {}, {}
 
     @abc.abstractmethod
@@ -165,20 +188,43 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         """
         return {}
 
-    def posterior(self, study: optuna.Study) -> Iterator[tuple[Params, Floats]]:
-        """Parameters of all that trials scored, and `draws` as the study's goals count; nothing without a model."""
-        space = {name: _values(one) for name, one in self.infer_relative_search_space(study).items()}
-        if space:
+    def agreement(self, space: Space, history: History) -> tuple[Agreement, ...]:
+        """How far memory agrees with the trials, for each goal that a model is needed for; empty without memory."""
+        return ()
+
+    def agreements(self, study: optuna.Study) -> tuple[Agreement, ...]:
+        """`agreement` with a study's trials."""
+        space = self._space_of(study)
+        return self.agreement(space, self._history(study, space)) if space else ()
+
+    def posterior(self, study: optuna.Study, *, remembers: bool = True) -> Iterator[tuple[Params, Floats]]:
+        """Parameters of all that trials scored, and `draws` as the study's goals count; nothing without a model.
+
+        Args:
+            remembers: whether memory is taken into account.
+        """
+        space = self._space_of(study)
+        if not space:
+            return
+        memory = self.memory
+        try:
+            self.memory = memory if remembers else None
             found = self.draws(space, self._history(study, space))
-            signs = np.array(self._signs)[:, None]
-            for genotype, values in found.items():
-                yield dict(zip(space, genotype, strict=True)), signs * values
+        finally:
+            self.memory = memory
+        signs = np.array(self._signs)[:, None]
+        for genotype, values in found.items():
+            yield dict(zip(space, genotype, strict=True)), signs * values
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial | None = None
     ) -> dict[str, BaseDistribution]:
-        found = self._intersection.calculate(study)
+        # a memory has something to say before the first trial is finished
+        found = self._choices if self.memory is not None and self._choices else self._intersection.calculate(study)
         return {name: one for name, one in found.items() if not one.single() and _values(one)}
+
+    def _space_of(self, study: optuna.Study) -> Space:
+        return {name: _values(one) for name, one in self.infer_relative_search_space(study).items()}
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -222,7 +268,12 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
                 self._cost[place, genotype] = signs[place] * found
             return self._cost[place, genotype]
 
-        return History(_scored(results), seen, is_allowed, {place: partial(cost, place) for place in self._costs})
+        def size(genotype: Genotype) -> float:
+            assert self._size is not None
+            return self._size(dict(zip(names, genotype, strict=True)))
+
+        known = {place: partial(cost, place) for place in self._costs}
+        return History(_scored(results), seen, is_allowed, known, size if self._size else None)
 
 
 def _take(

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS, check_early_stop
 from l2l_nas.nas.evaluation.segment import check_trial_weights
+from l2l_nas.nas.evaluation.stage_score import score_steps
 from l2l_nas.training.schedule import Cosine, MakeSchedule
 
 BASELINES = ("none", "random")
 
+_FRONT = 0.75  # of finalists, what goes on after a round at most where there are several goals
 _RUNGS = (0.25, 0.5)  # shares of a trial's steps after which it is scored, where it may be stopped early
 
 
@@ -21,7 +23,8 @@ class Round:
     """A part of the finalists' training: so many finalists train for so many steps each, from step `start` on.
 
     Args:
-        going_on: how many go on to the next one; 1 in the last: the best.
+        going_on: how many go on to the next one at most; 1 in the last: the best.
+        score_steps: after how many steps of its training a finalist is scored.
     """
 
     finalists: int
@@ -29,10 +32,14 @@ class Round:
     start: int
     going_on: int
     is_last: bool
+    score_steps: tuple[int, ...] = ()
 
 
-def halved(finalists: int, steps: int, rounds: int, *, done: int = 0) -> list[tuple[int, int]]:
-    """How many finalists each round trains, and for how many steps each; all rounds take about as many steps.
+def halved(finalists: int, steps: int, rounds: int, *, done: int = 0, num_goals: int = 1) -> list[tuple[int, int]]:
+    """How many finalists each round trains at most, and for how many steps each.
+
+    With one goal all rounds take about as many steps. With more the ends of rounds are the same, but three quarters go
+    on, as a front is worth more than its best network: see `front.py`.
 
     Args:
         steps: of the finalist that is in all rounds.
@@ -46,6 +53,8 @@ def halved(finalists: int, steps: int, rounds: int, *, done: int = 0) -> list[tu
     shares = itertools.accumulate(1 / max(1, count) / whole for count in counts)
     # a step for each round at least
     ends = [done + max(place, round((steps - done) * share)) for place, share in enumerate(shares, 1 if steps else 0)]
+    if num_goals > 1:
+        counts = [max(min(2, finalists), int(finalists * _FRONT**place)) for place in range(len(counts))]
     return [(count, end - start) for count, start, end in zip(counts, [done, *ends], ends, strict=False)]
 
 
@@ -59,11 +68,12 @@ class Division:
         steps_per_trial: steps that a trial trains its path; 0 scores it as it is.
         finalists: how many of the best are trained further and scored again; 0: the best trial is named, no more.
         finalist_steps: steps that a finalist trains on its own copy of the weights, if it is in all rounds.
-        finalist_rounds: in so many rounds of as many steps in all; after each, the better half goes on, as long as
-            one is left. 1: all are trained alike.
+        finalist_rounds: in so many rounds; after each, the better half goes on, as long as one is left, or the best
+            front of three quarters. 1: all are trained alike.
         trial_weights: what a trial trains: the shared weights ("shared"), a copy of them that is dropped afterwards
             ("fork"), or every layer from its first weights ("scratch"). With the last two the shared weights are
             trained by warm-up alone.
+        num_goals: of the search.
     """
 
     warmup_steps: int
@@ -73,6 +83,7 @@ class Division:
     finalist_steps: int
     finalist_rounds: int = 1
     trial_weights: str = "shared"
+    num_goals: int = 1
 
     @property
     def steps_before_finalists(self) -> int:
@@ -81,11 +92,14 @@ class Division:
     @property
     def rounds(self) -> tuple[Round, ...]:
         found: list[Round] = []
-        start = self.steps_before_finalists
-        rounds = halved(self.finalists, self.finalist_steps, self.finalist_rounds, done=self.begun)
+        start, done = self.steps_before_finalists, self.begun
+        rounds = halved(
+            self.finalists, self.finalist_steps, self.finalist_rounds, done=self.begun, num_goals=self.num_goals
+        )
         for (count, steps), (going_on, _) in zip(rounds, [*rounds[1:], (1, 0)], strict=True):
-            found.append(Round(count, steps, start, going_on, is_last=len(found) == len(rounds) - 1))
-            start += count * steps
+            is_last = len(found) == len(rounds) - 1
+            found.append(Round(count, steps, start, going_on, is_last, score_steps(done, steps, self.finalist_steps)))
+            start, done = start + count * steps, done + steps
         return tuple(found)
 
     @property

@@ -15,6 +15,7 @@ from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.segment import SegmentExecutor
+from l2l_nas.nas.memory import Memory
 from l2l_nas.nas.objectives import Goal, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
@@ -27,6 +28,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import PathSampler, UniformPaths
+from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.fit import Trainer
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class SearchComponents:
         paths: of warm-up. They must be allowed, and not empty.
         seed: of the paths.
         enqueued: architectures that the user wants tried first.
+        memory: what is known of the space from earlier runs; None: nothing.
+        consensus: with the other ranks, if there are any.
     """
 
     relay: Relay
@@ -61,6 +65,8 @@ class SearchComponents:
     paths: PathSampler
     seed: int
     enqueued: Sequence[Architecture] = ()
+    memory: Memory | None = None
+    consensus: Consensus = field(default_factory=Consensus)
 
 
 @dataclass(kw_only=True)
@@ -134,7 +140,7 @@ class SearchContext(SearchComponents):
 
     def save_when_due(self) -> None:
         """The same, if the budget's time has passed since the last save."""
-        if time.monotonic() - self._saved_at >= self.budget.checkpoint_seconds:
+        if self.consensus.any(time.monotonic() - self._saved_at >= self.budget.checkpoint_seconds):
             self.save()
 
     def figures(self, architecture: Architecture) -> dict[str, float]:

@@ -9,6 +9,12 @@ With 4,308 samples, batches of 64 and nine such positions, these are 740 steps, 
 20 passes over the training data, each finalist for 38, and trials number 8 for each position that has a choice. With
 1,077 samples and batches of 128, six candidates and eight positions, these are 1,000 steps, 64 trials and 320 steps.
 
+[Note: trainings] Given so many whole trainings' worth of steps, a race has finalists in proportion to them, and trials
+take what finalists leave. Between 4 and 25 trainings these are the proportions of the default search, which takes 5.8.
+Below 4 a trial is a fifteenth of a whole training, more of them go on, and one network is trained to the end: so there
+is still something to choose from. From 25 on, five rounds halve the finalists, which would otherwise train networks to
+the end by the dozen; what that saves goes to trials (docs/log.md, docs/benchmarks.md).
+
 [Note: a time] Given a time, all steps get longer or shorter by one factor, trials by its root: what more trials find
 gets less and less.
 """
@@ -34,6 +40,7 @@ from l2l_nas.training.schedule import Cosine
 _LONGEST, _TENTH = 90, 10  # of the root of a pass's steps; of these a trial's
 _WARMUP_PASSES, _FINALIST_PASSES, _TRIAL_STEPS = 20, 38, 6
 _RACED_TRIALS, _TRIALS = 3, 8  # for each position with a choice: from first weights, on shared ones
+_PER_TRAINING = 8 / 5.784  # finalists of the default search, by the whole trainings that it takes
 _LEAST = {"warmup_steps": 20, "trials": 8, "steps_per_trial": 4, "finalist_steps": 20}
 _MOST = {"warmup_steps": 20_000, "trials": 256, "steps_per_trial": 2_000, "finalist_steps": 10_000}
 # what a pace is measured with: steps, of which the first are slow, and scores
@@ -41,6 +48,32 @@ _SLOW, _STEPS, _SCORES = 4, 16, 3
 _PROPOSAL = 0.05  # seconds that a sampler thinks of a trial, about
 # of a factor that fits a division to a time
 _RANGE = 2.0**20
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How whole trainings are divided; see [Note: trainings].
+
+    Args:
+        below: trainings from which the next rule holds.
+        part: of a whole training a trial has one in so many.
+        finalists: for each training, at most.
+        rounds: that halve them, at most.
+        share: of all steps that finalists take, at most.
+    """
+
+    below: float
+    part: int
+    finalists: float
+    rounds: int
+    share: float
+
+
+_RULES = (
+    _Rule(below=4.0, part=15, finalists=8 / 3, rounds=4, share=0.7),
+    _Rule(below=25.0, part=_TENTH, finalists=_PER_TRAINING, rounds=3, share=0.6),
+    _Rule(below=math.inf, part=_TENTH, finalists=_PER_TRAINING, rounds=5, share=0.6),
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +94,8 @@ class MachineSpeed:
         """What a search will take, about: without start, pictures and export."""
         trials = division.trials * (division.steps_per_trial * self.step + self.score) / self.workers
         finalists = sum(
-            -(-one.finalists // self.workers) * one.steps * self.step + one.finalists * self.score / self.workers
+            -(-one.finalists // self.workers) * one.steps * self.step
+            + one.finalists * len(one.score_steps) * self.score / self.workers
             for one in division.rounds
         )
         return division.warmup_steps * self.step + trials + finalists
@@ -102,8 +136,8 @@ def division(
 
     Args:
         trial_weights: what trials train.
-        given: numbers that somebody named, by the name of their field; they stay. How many finalists, and in how many
-            rounds at most, are among them.
+        given: numbers that somebody named, by the name of their field; they stay. How many finalists, in how many
+            rounds at most, and how many goals are among them.
     """
     passing = samples / min(batch_size, samples)
     choices = [len(position.candidates) for position in pool.free if len(position.candidates) > 1]
@@ -158,6 +192,52 @@ def fitted(
     return by(_largest(lambda factor: pace.seconds(by(factor)) <= seconds))
 
 
+def in_trainings(start: Division, trainings: float, *, given: Collection[str], most_trials: int) -> Division:
+    """A race that takes as many steps as so many whole trainings, or a little less; see [Note: trainings].
+
+    Args:
+        start: what it is made of.
+        given: names of the numbers that stay, "finalists" and "finalist_rounds" among them.
+        most_trials: as many architectures as there are.
+
+    Raises:
+        SettingError: what was given takes more.
+    """
+    whole = start.finalist_steps
+    steps = math.floor(trainings * whole)
+    rule = next(one for one in _RULES if trainings < one.below)
+    if "steps_per_trial" not in given:
+        start = replace(start, steps_per_trial=max(1, min(_rounded(whole / rule.part), whole - 1)))
+    if "finalist_rounds" not in given and start.finalist_rounds > 1:  # 1: there is one finalist
+        start = replace(start, finalist_rounds=rule.rounds)
+    most = max(1, min(round(rule.finalists * trainings), most_trials))
+    for finalists in [start.finalists] if "finalists" in given else range(most, 0, -1):
+        found = replace(start, finalists=finalists)
+        left = steps - (found.steps - found.steps_before_finalists)
+        trials = start.trials if "trials" in given else min(left // found.steps_per_trial, most_trials)
+        is_much = "finalists" not in given and finalists > 1 and steps - left > rule.share * steps
+        if trials >= finalists and trials * found.steps_per_trial <= left and not is_much:
+            found = replace(found, trials=trials)
+            if trials == most_trials and not {"trials", "finalists"} & {*given}:
+                found = _with_more_finalists(found, steps)
+            return replace(found, finalist_rounds=len(found.rounds))
+    least = replace(start, finalists=start.finalists if "finalists" in given else 1, finalist_rounds=1)
+    raise SettingError(
+        f"search.trainings={trainings:g} are {_counted(steps, 'step')}, and these numbers take more: {_parts(least)}; "
+        "say more trainings, or less of what was said"
+    )
+
+
+def _with_more_finalists(found: Division, steps: int) -> Division:
+    """A space has no more networks to try: what is left of the steps trains more of them further."""
+    while found.finalists < found.trials:
+        more = replace(found, finalists=found.finalists + 1)
+        if more.steps > steps:
+            break
+        found = more
+    return found
+
+
 def _in_order(found: Division, given: Collection[str]) -> Division:
     """In a race, what was not given follows what was: a finalist trains for twice a trial's steps at least."""
     if not found.is_raced:
@@ -195,7 +275,8 @@ def _parts(division: Division) -> str:
     parts += [f"{_counted(division.trials, 'trial')} of {_counted(division.steps_per_trial, 'step')}"]
     if division.finalists:
         rounds = len(division.rounds)
-        up_to = f" in {rounds} rounds of halving, up to" if rounds > 1 else " up to" if division.is_raced else " of"
+        ends = "of halving" if division.num_goals == 1 else "that keep the front"
+        up_to = f" in {rounds} rounds {ends}, up to" if rounds > 1 else " up to" if division.is_raced else " of"
         steps = _counted(division.finalist_steps, "step")
         parts += [f"{_counted(division.finalists, 'finalist')}{up_to} {steps}"]
     return ", ".join(parts)

@@ -4,26 +4,26 @@
 trained in rounds, of which each is given as many steps, and the better half goes on to the next with the weights that
 it has (successive halving: Jamieson and Talwalkar, arXiv 1502.07943). The learning rate rises and falls once over all
 rounds: the one that is trained to the end had what a training without a halt would have given it. With more than one
-goal there is no better half, and all are trained alike.
+goal there is no better half: those go on that make the best front within the errors of their scores (`front.py`), three
+quarters at most, and all that are on the front in the end were trained to the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, L2LError, one_line
 from l2l_nas.nas.callback import Callback
-from l2l_nas.nas.evaluation.segment import Segment, run_all
+from l2l_nas.nas.evaluation.segment import Segment, SegmentResult, run_all
 from l2l_nas.nas.objectives import TrialRecord, counts, ranked
 from l2l_nas.nas.strategies.budget import Budget, Round
 from l2l_nas.nas.strategies.context import SearchContext
-from l2l_nas.nas.strategies.finalists import Finalist, choose, key_of, order
+from l2l_nas.nas.strategies.finalists import Finalist, choose, going_on, key_of, order
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.suspects import in_words
-from l2l_nas.training.score import Score
 
 _ATTEMPTS = 3  # at choosing finalists, where all that were chosen before have failed
 
@@ -59,6 +59,7 @@ def _settings(search: SearchContext) -> dict[str, Any]:
     return {
         **(search.cache.settings if search.cache else {}),
         "steps": [budget.steps_before_finalists, budget.finalist_steps, *map(astuple, budget.rounds[1:])],
+        "scored_after": [one.score_steps for one in budget.rounds],
         "learning_rate": budget.finalist_learning_rate,
         "trial_weights": budget.trial_weights,
         "trained": [search.warm_steps, search.catch_up_steps, search.coverage.to_json()],
@@ -89,7 +90,12 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
 
 
 def _chosen(search: SearchContext, allowed: Sequence[TrialRecord]) -> list[TrialRecord]:
-    return choose(allowed, search.goals, count=search.budget.finalists, posterior=search.study.posterior())
+    def numbers() -> list[int]:
+        found = choose(allowed, search.goals, count=search.budget.finalists, posterior=search.study.posterior())
+        return [record.number for record in found]
+
+    records = {record.number: record for record in allowed}
+    return [records[number] for number in search.consensus.first(numbers)]
 
 
 def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) -> Finalist:
@@ -166,7 +172,7 @@ class Rounds:
             if not trained:
                 return None
             found.update((finalist.record.number, finalist) for finalist in trained)
-            going = trained[: one.going_on]
+            going = self._going_on(trained, weights, one)
         counted.at_least(total)  # fewer may have been chosen, or left
         self.finalists = tuple(found[one.record.number] for one in chosen if one.record.number in found)
         return replace(going[0], server=weights[going[0].record.number])
@@ -174,7 +180,7 @@ class Rounds:
     def _round(
         self, going: Sequence[Finalist], weights: dict[int, ParamServer], spend: Round, counted: Counted
     ) -> list[Finalist]:
-        """Those that could be trained, best first; of those that do not go on, the weights are dropped."""
+        """Those that could be trained, best first; with one goal, of those that do not go on no weights are kept."""
         begun = counted.done
         trained: list[Finalist] = []
         reasons: dict[int, str] = {}
@@ -194,13 +200,14 @@ class Rounds:
                 last, reasons[index] = result.error, one_line(str(result.error))
             else:
                 assert result.server is not None
-                done = self._further(going[index], result.scores, spend.steps)
+                done = self._further(going[index], result, spend.steps)
                 if spend.is_last:
                     self._search.callback.finalist(done)
                 weights[done.record.number] = result.server
                 trained = order([*trained, done], self._search.goals)
-                for behind in trained[spend.going_on :]:
-                    weights.pop(behind.record.number, None)
+                if len(self._search.goals) == 1 or spend.is_last:  # else who goes on is known when all are there
+                    for behind in trained[spend.going_on :]:
+                        weights.pop(behind.record.number, None)
             del result  # a copy of weights and moments
             counted.at_least(begun + (len(trained) + len(reasons)) * max(1, spend.steps))
         if not trained:
@@ -212,16 +219,25 @@ class Rounds:
                 self._search.callback.finalist(before)
             self.abandoned[before.record.number] = reason
             self._search.callback.abandoned(before.record, reason)
-        for behind in trained[spend.going_on :] if not spend.is_last else ():
-            self._search.callback.finalist(behind)
         return trained
 
-    def _further(self, before: Finalist, scores: Mapping[str, Score], steps: int) -> Finalist:
+    def _going_on(self, trained: Sequence[Finalist], weights: dict[int, ParamServer], spend: Round) -> list[Finalist]:
+        """Who goes on, best first; of the others, the weights are dropped."""
+        if spend.is_last:
+            return list(trained[: spend.going_on])
+        found = going_on(trained, self._search.goals, spend.going_on)
+        numbers = {one.record.number for one in found}
+        for behind in trained:
+            if behind.record.number not in numbers:
+                weights.pop(behind.record.number, None)
+                self._search.callback.finalist(behind)
+        return found
+
+    def _further(self, before: Finalist, result: SegmentResult, steps: int) -> Finalist:
         """A finalist after a round; the score of its trial is the first on its way, where the trial began it."""
         first, total = before.steps, self._budget.finalist_steps
         rungs = before.rungs or ({f"{first}/{total}": before.trial_score} if first else {})
-        rungs = {**rungs, f"{first + steps}/{total}": scores["validation"].values}
-        return replace(before, scores=scores, steps=first + steps, rungs=rungs)
+        return replace(before, scores=result.scores, steps=first + steps, rungs={**rungs, **result.rungs})
 
 
 def _lost(refused: L2LError, budget: Budget) -> str:

@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.nas.objectives import Goal, TrialRecord, minimised, pareto_front, ranked
+from l2l_nas.nas.evaluation.stage_score import StageScore, compared_by, stage_score
+from l2l_nas.nas.front import best_front
+from l2l_nas.nas.objectives import Goal, TrialRecord, comparison, pareto_front, ranked
 from l2l_nas.nas.samplers.base import Floats
+from l2l_nas.nas.samplers.gaussian_process import DRAWS
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import Score, by_part
 
@@ -59,12 +62,30 @@ class Finalist:
         score = self.scores.get("validation")
         return {**(self.trial_score if score is None else score.values), **self.costs}
 
+    @property
+    def stage_score(self) -> StageScore | None:
+        """What it is compared by, after the later part of its training; None where that are its `values`."""
+        return stage_score(self.rungs, self.scores["validation"]) if self.is_trained else None
+
+    @property
+    def compared_values(self) -> dict[str, float]:
+        """What it is compared by: metrics of the validation part, and costs."""
+        stage = self.stage_score
+        return self.values if stage is None else {**stage.values, **self.costs}
+
+    @property
+    def compared_errors(self) -> Mapping[str, float]:
+        """Standard errors of metrics that it is compared by, where they are known."""
+        stage = self.stage_score
+        return stage.errors if stage is not None else self.scores["validation"].errors if self.is_trained else {}
+
     def figures(self) -> dict[str, Any]:
         """What is known of it, as log and result hold it: trial score and trained score side by side."""
         return {
             "architecture": list(self.record.architecture.choices),
             "trial_score": self.trial_score,
             **by_part(self.scores),
+            **compared_by(self.stage_score),
             "costs": dict(self.costs),
             "steps": self.steps,
             "rungs": {name: dict(metrics) for name, metrics in self.rungs.items()},
@@ -123,9 +144,10 @@ def choose(
 
     With one goal, one after the other that which raises most what the best of them is expected to come to (the greedy
     choice for a submodular function: Nemhauser, Wolsey and Fisher, 1978): of two that would come to the same, one is
-    enough. Where there is no posterior, these are the best. With more goals, trials spread over the Pareto
-    front, both of its ends among them; all of the front if it is no larger than `count`, and the best of the others
-    behind it.
+    enough. Where there is no posterior, these are the best. With more goals, those that make the best front together
+    (see `best_front`). Where there is no posterior, or nothing is left that adds to that front, trials spread over the
+    Pareto front, both of its ends among them; all of the front if it is no larger than `count`, and the best of the
+    others behind it.
 
     Args:
         count: how many there are to be, at least 1.
@@ -156,6 +178,8 @@ def _chosen(
         return _promising(best, goals[0], count, posterior)
     if len(goals) == 1:
         return best[:count]
+    if posterior:
+        return _of_the_best_front(best, goals, count, posterior)
     front = pareto_front(records, goals)
     if len(front) > count:
         last = len(front) - 1
@@ -164,6 +188,27 @@ def _chosen(
     on_front = {record.number for record in front}
     others = [record for record in best if record.number not in on_front]
     chosen = {record.number for record in (*front, *others[: count - len(front)])}
+    return [record for record in best if record.number in chosen]
+
+
+def _of_the_best_front(
+    best: Sequence[TrialRecord], goals: Sequence[Goal], count: int, posterior: Mapping[Architecture, Floats]
+) -> list[TrialRecord]:
+    """See `choose`.
+
+    Args:
+        best: trials, that of the best mean by the first goal first.
+    """
+    width = next(iter(posterior.values())).shape[1]
+    on_front = {record.number for record in pareto_front(best, goals)}
+    some = [record for record in best if record.architecture in posterior or record.number in on_front]
+    draws = [
+        posterior.get(one.architecture, np.tile([[one.values[goal.name]] for goal in goals], width)) for one in some
+    ]
+    chosen = {some[index].number for index in best_front(np.array(draws), [goal.maximize for goal in goals], count)}
+    left = [record for record in best if record.number not in chosen]
+    if left and len(chosen) < count:
+        chosen |= {record.number for record in _chosen(left, goals, count - len(chosen), {})}
     return [record for record in best if record.number in chosen]
 
 
@@ -190,18 +235,42 @@ def _promising(
     return [record for record in best if record.number in chosen]
 
 
-def order(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist]:
-    """Those trained longest first; best first by the first goal on the validation part, ties by the others, by size.
+def going_on(trained: Sequence[Finalist], goals: Sequence[Goal], most: int) -> list[Finalist]:
+    """Who goes on after a round, best first by the first goal.
 
+    With one goal, the best. With more, those that make the best front within the errors of their scores.
+
+    Args:
+        trained: those of the round, in order; see `order`.
+        most: as many as they are at most.
+    """
+    if len(goals) == 1 or not trained:
+        return list(trained[:most])
+    draws = []
+    for one in trained:
+        # of its own, whoever else is there
+        normal = np.random.default_rng(one.record.number).standard_normal((len(goals), DRAWS))
+        values = np.array([[one.compared_values[goal.name]] for goal in goals])
+        errors = np.array([[one.compared_errors.get(goal.name, 0.0)] for goal in goals])
+        draws.append(values + errors * normal)
+    chosen = sorted(best_front(np.array(draws), [goal.maximize for goal in goals], most))
+    return [trained[index] for index in chosen]
+
+
+def order(finalists: Sequence[Finalist], goals: Sequence[Goal]) -> list[Finalist]:
+    """Those trained longest first; best first by the first goal on the validation part, ties by the others, by loss.
+
+    What is equal in all of these is ordered by size. From 40 % of a training on, a score is the mean of several: see
+    `stage_score`.
     Finalists dropped in earlier rounds rank below those trained longer; their scores cannot be compared.
     The order in which they were trained does not matter: workers finish in any order.
     """
     places = {record.number: place for place, record in enumerate(ranked([one.record for one in finalists], goals))}
 
     def key(one: Finalist) -> tuple[float, ...]:
-        values = one.values
+        values, is_late = one.compared_values, one.stage_score is not None
         parameters = values.get("parameters", 0.0)
-        return (-one.steps, *minimised(values, goals), parameters, places[one.record.number])
+        return (-one.steps, *comparison(values, goals, is_late=is_late), parameters, places[one.record.number])
 
     return sorted(finalists, key=key)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from l2l_nas.errors import one_line
 from l2l_nas.nas.evaluation.segment import Segment, SegmentExecutor, run_all
-from l2l_nas.nas.objectives import Goal
+from l2l_nas.nas.evaluation.stage_score import StageScore, compared_by
+from l2l_nas.nas.objectives import Goal, comparison
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Counted
@@ -32,6 +33,7 @@ class Baseline:
     Args:
         networks: how many were to be trained.
         architecture: of the best on the validation part.
+        stage_score: what it was compared with the others by, as finalists are.
         failed: why others could not be trained, by architecture.
     """
 
@@ -40,6 +42,7 @@ class Baseline:
     architecture: Architecture
     scores: Mapping[str, Score]
     costs: Mapping[str, float]
+    stage_score: StageScore | None = None
     failed: Mapping[Architecture, str] = field(default_factory=dict)
 
     def entry(self) -> dict[str, Any]:
@@ -49,6 +52,7 @@ class Baseline:
             "steps": self.steps,
             "architecture": list(self.architecture.choices),
             **by_part(self.scores),
+            **compared_by(self.stage_score),
             "costs": dict(self.costs),
             "failed": [{"architecture": list(one.choices), "reason": reason} for one, reason in self.failed.items()],
         }
@@ -114,18 +118,22 @@ def play(
         goal: a metric, by whose value on the validation part the best is chosen.
         after_step: called with the loss of each step that is done.
     """
-    best: tuple[float, int] | None = None
+    best: tuple[tuple[float, ...], int] | None = None
     scores: Mapping[str, Score] = {}
+    stage_score: StageScore | None = None
     failed: dict[int, str] = {}
     for index, result in run_all(executor, segments, after_step=after_step):
         if result.error is None:
-            value = result.metrics[goal.name] * (-1 if goal.maximize else 1)
-            if best is None or (value, index) < best:  # workers end in any order
-                best, scores = (value, index), result.scores
+            stage = result.stage_score
+            values = result.metrics if stage is None else stage.values
+            key = comparison(values, [goal], is_late=stage is not None)
+            if best is None or (key, index) < best:  # workers end in any order
+                best, scores, stage_score = (key, index), result.scores, stage
         else:
             failed[index] = one_line(str(result.error))
     if best is None:
         return None
     architecture = segments[best[1]].architecture
     reasons = {segments[index].architecture: failed[index] for index in sorted(failed)}
-    return Baseline(len(segments), segments[0].steps, architecture, scores, dict(costs(architecture)), reasons)
+    found = dict(costs(architecture))
+    return Baseline(len(segments), segments[0].steps, architecture, scores, found, stage_score, reasons)

@@ -47,6 +47,7 @@ class Trials(Phase):
             lambda architecture: first_violation(architecture, free) is None,
             search.costs.sums(search.pool),
             is_raced=search.budget.is_raced and search.budget.finalists > 0,
+            memory=search.memory,
         )
         TrialLoop(search).run()
 
@@ -148,12 +149,17 @@ class TrialLoop:
         search, architecture = self._search, running.architecture
         rung = f"{running.steps}/{search.budget.steps_per_trial}"
         running.rungs[rung] = metrics
-        rule = search.early_stop
-        with of_user(rule, "early_stop"):
-            reason = rule.stop_reason(architecture, rung, {**metrics, **search.figures(architecture)})
-            if not isinstance(reason, str | None):
-                raise TypeError(f"stop_reason gave {reason!r}, expected a reason in words, or None")
-        return reason
+        rule, figures = search.early_stop, {**metrics, **search.figures(architecture)}
+
+        def asked() -> str | None:
+            with of_user(rule, "early_stop"):
+                reason = rule.stop_reason(architecture, rung, figures)
+                if not isinstance(reason, str | None):
+                    raise TypeError(f"stop_reason gave {reason!r}, expected a reason in words, or None")
+            return reason
+
+        found: str | None = search.consensus.first(asked)
+        return found
 
     def _finish(self, running: RunningTrial, state: State, result: SegmentResult, reason: str = "") -> None:
         """Tell the study and the callbacks what became of a trial."""
@@ -187,7 +193,7 @@ class TrialLoop:
         held, count = search.weights_of_trials, search.budget.finalists
         if len(search.goals) > 1 or not count:
             return
-        if (count + 1) * server.num_bytes > free_memory_bytes() * _MOST_HELD:
+        if search.consensus.any((count + 1) * server.num_bytes > free_memory_bytes() * _MOST_HELD):
             return
         held[record.architecture] = server
         if len(held) > count:

@@ -31,10 +31,10 @@ from optuna.trial import FrozenTrial
 from l2l_nas.eps.identity import joined
 from l2l_nas.errors import StorageError
 from l2l_nas.files import is_process_alive
+from l2l_nas.nas.study.choices import as_choices, with_choices
 from l2l_nas.nas.study.database import Address, close_storage, failures, is_outage, newest_name, open_storage
 from l2l_nas.nas.study.journal import name_metrics, readable, refuse_directions
 from l2l_nas.nas.study.storage import Opened, refuse_other
-from l2l_nas.nas.study.study import as_choices, with_choices
 
 T = TypeVar("T")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.study import StudyDirection
@@ -13,8 +15,9 @@ from optuna.trial import FrozenTrial, TrialState
 from l2l_nas.arguments import check_kind
 from l2l_nas.errors import SettingError, SpaceError, StorageError
 from l2l_nas.nas.objectives import Goal, State, TrialRecord
+from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.journal import STUDY_NAME, open_journal, readable
-from l2l_nas.nas.study.study import choices_of, record_of
+from l2l_nas.nas.study.study import FINALISTS, choices_of, record_of
 from l2l_nas.space.pool import LayerPool
 
 # of trials of a loop of the user's own
@@ -29,11 +32,56 @@ def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
     """
     study = load_study(path)
     with readable(path):
-        goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in study.user_attrs["goals"])
-        finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-        if not 1 <= len(goals) <= 3:
-            raise ValueError(f"{len(goals)} objectives")
-        return goals, tuple(record_of(trial, goals) for trial in finished)
+        return _goals_and_records(study)
+
+
+def _goals_and_records(study: optuna.Study) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
+    goals = tuple(Goal(str(name), bool(maximize)) for name, maximize in study.user_attrs["goals"])
+    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    if not 1 <= len(goals) <= 3:
+        raise ValueError(f"{len(goals)} objectives")
+    return goals, tuple(record_of(trial, goals) for trial in finished)
+
+
+@dataclass(frozen=True)
+class StudyContents:
+    """All that a saved study tells.
+
+    Args:
+        finalists: that were trained further, without their weights.
+        space: see `l2l_nas.eps.identity.space_of`.
+        data: the digest of the data that its trials were scored on.
+    """
+
+    goals: tuple[Goal, ...]
+    records: tuple[TrialRecord, ...]
+    finalists: tuple[Finalist, ...]
+    space: Mapping[str, Any]
+    data: str
+
+
+def study_contents(study: optuna.Study, place: object) -> StudyContents:
+    """What a study tells that a search of this program has written.
+
+    Args:
+        place: where it is, for errors.
+
+    Raises:
+        StorageError: it is damaged, or not one of this program.
+    """
+    with readable(place):
+        goals, records = _goals_and_records(study)
+        attributes = study.user_attrs
+        by_number = {record.number: record for record in records}
+        trained = (attributes.get(FINALISTS) or {}).get("finalists", ())
+        finalists = tuple(Finalist.from_json(one, by_number) for one in trained if "given_up" not in one)
+        space = attributes["space"]
+        places = dict(zip(space["order"], map(space["candidates"].__getitem__, space["order"]), strict=True))
+        if not all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names) for names in places.values()
+        ):
+            raise TypeError("its space is none")
+        return StudyContents(goals, records, finalists, space, str(attributes["data"]))
 
 
 def load_study(path: Path) -> optuna.Study:

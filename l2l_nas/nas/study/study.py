@@ -41,19 +41,21 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import optuna
-from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.eps.identity import space_of
-from l2l_nas.errors import SpaceError, of_user
+from l2l_nas.errors import SettingError, SpaceError, of_user
+from l2l_nas.nas.memory import Agreement, Memory
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated, num_evaluated
 from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
+from l2l_nas.nas.study.choices import as_choices, choices_in, with_choices
 from l2l_nas.nas.study.journal import readable
 from l2l_nas.nas.study.storage import Store
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.consensus import Consensus
 
 _STATES: dict[State, TrialState] = {
     State.COMPLETE: TrialState.COMPLETE,
@@ -113,8 +115,12 @@ class Study:
         num_trials: int,
         data: str = "",
         scoring: Mapping[str, Any] | None = None,
+        consensus: Consensus | None = None,
     ) -> None:
         check_sampler(sampler, size=pool.size)
+        self._consensus = consensus or Consensus()
+        if not self._consensus.is_first:
+            sampler = "random"  # it is never asked
         self._pool = pool
         self._goals = tuple(goals)
         self._store = store
@@ -153,7 +159,12 @@ class Study:
     @property
     def is_exhausted(self) -> bool:
         """Whether nothing is left to ask for: the sampler stopped, and no architecture that was proposed waits."""
-        return self._memory.is_stopped and not self._memory.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        found: bool = self._consensus.first(lambda: self._memory.is_stopped and not self._has_waiting)
+        return found
+
+    @property
+    def _has_waiting(self) -> bool:
+        return bool(self._memory.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def keep_finalists(self, key: str, finalists: Sequence[Mapping[str, Any]]) -> None:
         """Keep what came of finalists, as JSON, in place of those before.
@@ -186,10 +197,20 @@ class Study:
         Raises:
             UserCodeError: the sampler raised something.
         """
-        with of_user(self._memory.sampler, "sampler"):
-            trial = self._memory.ask({**self._choices})
-        architecture = self._asked[trial.number] = self._pool.canonical(choices_of(trial.params, self._pool))
-        return trial, architecture
+        asked: list[Trial] = []
+
+        def choices() -> list[str]:
+            with of_user(self._memory.sampler, "sampler"):
+                asked.append(self._memory.ask({**self._choices}))
+            return list(self._pool.canonical(choices_of(asked[0].params, self._pool)).choices)
+
+        architecture = Architecture(tuple(self._consensus.first(choices)))
+        if not asked:  # by rank 0
+            if not self._has_waiting:
+                self.propose(architecture)
+            choices()
+        self._asked[asked[0].number] = architecture
+        return asked[0], architecture
 
     def inform(
         self,
@@ -197,6 +218,7 @@ class Study:
         costs: Mapping[str, Callable[[Architecture], float]] | None = None,
         *,
         is_raced: bool = False,
+        memory: Memory | None = None,
     ) -> None:
         """Tell the sampler what is known without a trial, if it is one of our own; Optuna's cannot be informed.
 
@@ -204,10 +226,18 @@ class Study:
 
         Args:
             is_allowed: whether an architecture would be evaluated; nothing else is proposed.
-            costs: by name; those that are goals need no model.
+            costs: by name; those that are goals need no model, and `parameters` tells which candidates are large.
             is_raced: whether the best will be trained further, and compared then.
+            memory: what is known of earlier tasks, of networks as this pool has them.
+
+        Raises:
+            SettingError: there is a memory, and the sampler has no use for it; see `uses_memory`.
         """
         sampler, pool = self._memory.sampler, self._pool
+        if not self._consensus.is_first:
+            return
+        if memory is not None and not self.uses_memory:
+            raise SettingError(f"{type(sampler).__name__} has no use for a memory; choose sampler=gp_hamming")
         if not isinstance(sampler, GenotypeSampler):
             return
         costs = costs or {}
@@ -217,17 +247,42 @@ class Study:
 
         places = {place: goal.name for place, goal in enumerate(self._goals) if goal.name in costs}
         known = {place: of_params(costs[name]) for place, name in places.items()}
-        sampler.inform(of_params(is_allowed), known, is_raced=is_raced)
+        size = of_params(costs["parameters"]) if "parameters" in costs else None
+        sampler.inform(
+            of_params(is_allowed),
+            known,
+            size=size,
+            is_raced=is_raced,
+            memory=memory,
+            goals=self._goals,
+            choices=self._choices,
+        )
 
-    def posterior(self) -> dict[Architecture, Floats]:
+    @property
+    def uses_memory(self) -> bool:
+        """Whether the sampler has a use for a memory: those without a model have none."""
+        return isinstance(self._memory.sampler, GenotypeSampler) and self._memory.sampler.uses_memory
+
+    def agreements(self) -> tuple[Agreement, ...]:
+        """How far the memory agrees with the trials so far, for each goal that is learned; empty without memory.
+
+        It makes a model of its own, so it is for the page and the end of a search, not for every trial.
+        """
+        sampler = self._memory.sampler
+        return sampler.agreements(self._memory) if isinstance(sampler, GenotypeSampler) else ()
+
+    def posterior(self, *, remembers: bool = True) -> dict[Architecture, Floats]:
         """What scored architectures may come to if trained further, of shape (goals, draws); see `choose`.
 
         Empty where the sampler has no model.
+
+        Args:
+            remembers: whether it takes memory into account.
         """
         sampler = self._memory.sampler
         if not isinstance(sampler, GenotypeSampler):
             return {}
-        found = sampler.posterior(self._memory)
+        found = sampler.posterior(self._memory, remembers=remembers)
         return {self._pool.canonical(choices_of(params, self._pool)): values for params, values in found}
 
     def propose(self, architecture: Architecture, *, enqueued: bool = False) -> None:
@@ -348,49 +403,6 @@ def record_of(trial: FrozenTrial, goals: Sequence[Goal]) -> TrialRecord:
     )
 
 
-def as_choices(names: Mapping[str, Sequence[str]]) -> dict[str, CategoricalDistribution]:
-    """A parameter for each position with a choice, from candidates by position."""
-    return {name: CategoricalDistribution(some) for name, some in names.items() if len(some) > 1}
-
-
-def choices_in(pool: LayerPool) -> dict[str, CategoricalDistribution]:
-    """A parameter for each position of a pool with a choice."""
-    return as_choices({position.name: sorted(c.name for c in position.candidates) for position in pool.free})
-
-
-def with_choices(
-    trial: FrozenTrial, distributions: Mapping[str, CategoricalDistribution], *, positions: Sequence[str]
-) -> FrozenTrial:
-    """A trial with these parameters, as far as it has values that they take; itself where it has them already.
-
-    What was drawn may be another form of the same architecture: samplers see that form.
-
-    Args:
-        positions: names of all, in order.
-    """
-    if trial.distributions == distributions:
-        return trial
-    drawn = {**dict(zip(positions, trial.user_attrs["architecture"], strict=True)), **trial.params}
-    params = {name: drawn[name] for name, one in distributions.items() if drawn[name] in one.choices}
-    copy = create_trial(
-        state=trial.state,
-        values=trial.values,
-        params=params,
-        distributions={name: distributions[name] for name in params},
-        user_attrs=trial.user_attrs,
-        system_attrs=trial.system_attrs,
-        intermediate_values=trial.intermediate_values,
-    )
-    copy.number = trial.number
-    copy.datetime_start, copy.datetime_complete = trial.datetime_start, trial.datetime_complete
-    return copy
-
-
-def choices_of(params: Mapping[str, Any], pool: LayerPool) -> tuple[str, ...]:
-    """The candidate of each position, by a trial's parameters; where there is no choice, the only one."""
-    return tuple(str(params.get(position.name, position.candidates[0].name)) for position in pool.positions)
-
-
 @contextlib.contextmanager
 def optuna_as_it_was() -> Iterator[None]:
     """Whatever is quiet inside is as loud as before behind it."""
@@ -404,3 +416,8 @@ def optuna_as_it_was() -> Iterator[None]:
 def quiet_optuna() -> None:
     """Leave the terminal to the progress line, and what is wrong to the one line that tells it."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def choices_of(params: Mapping[str, Any], pool: LayerPool) -> tuple[str, ...]:
+    """The candidate of each position, by a trial's parameters; where there is no choice, the only one."""
+    return tuple(str(params.get(position.name, position.candidates[0].name)) for position in pool.positions)

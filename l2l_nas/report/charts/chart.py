@@ -19,6 +19,7 @@ from l2l_nas.report.text import heading
 Place = tuple[float, float]
 Kind = Literal["dots", "line", "floor", "spans", "rules"]
 
+_LONG = 500  # points
 _SHORT = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -135,6 +136,11 @@ class Chart:
     y: Axis | None = None
     series: tuple[Series, ...] = ()  # those drawn last lie on top
     message: str = ""  # why there is nothing to show
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the page's script reads what its points say from the table of trials, which makes a page smaller."""
+        return sum(len(one.points) for one in self.series) > _LONG
 
 
 @dataclass(frozen=True)

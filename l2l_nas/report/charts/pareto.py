@@ -9,7 +9,7 @@ from l2l_nas.nas.objectives import Goal
 from l2l_nas.report.charts.chart import Axis, Chart, Place, Point, Series, axis_label, best_so_far, line
 from l2l_nas.report.charts.tips import network_tip, trial_tip
 from l2l_nas.report.network import Network
-from l2l_nas.report.results import VALIDATION, Results
+from l2l_nas.report.results import Results
 from l2l_nas.report.text import format_value
 
 
@@ -61,11 +61,12 @@ def _finalist_chart(results: Results, goal: Goal, cost: Goal) -> Chart:
     members = {network.trial for network in results.final_front}
     points = [_finalist(results, network, goal, cost) for network in networks]
     ends = [end for point in points for end in point.reach or (point.y,)]
+    what = "mean of the last validations" if networks[0].has_mean else "validation, after training"
     others = "other finalists" + ("; the bars are one standard error" if any(point.reach for point in points) else "")
     return Chart(
         f"{goal.name} (validation after training) against {cost.name}: {len(members)} of {len(networks)} on the front",
         _cost_axis(results, cost, is_final=True),
-        _goal_axis(goal, "validation, after training", ends),
+        _goal_axis(goal, what, ends),
         (
             _staircase([(point.x, point.y) for point in points], goal, cost),
             Series("final", tuple(point for point in points if point.trial not in members), others),
@@ -79,10 +80,10 @@ def _finalist_chart(results: Results, goal: Goal, cost: Goal) -> Chart:
 
 
 def _finalist(results: Results, network: Network, goal: Goal, cost: Goal) -> Point:
-    value, error = network.values[goal.name], network.error(VALIDATION, goal.name)
+    value, error = network.compared_values[goal.name], network.compared_error(goal.name)
     is_first = network is results.finalists[0]
     return Point(
-        network.values[cost.name],
+        network.compared_values[cost.name],
         value,
         reach=(value - error, value + error) if error else None,
         note=_note(network.trial, goal, value) if is_first else "",
@@ -110,7 +111,7 @@ def _goal_axis(goal: Goal, what: str, values: Sequence[float]) -> Axis:
 def _cost_axis(results: Results, cost: Goal, *, is_final: bool) -> Axis:
     """Finalists and trials have the same axis for what they have in common, a cost."""
     trials = [record.values[cost.name] for record in results.scored]
-    finals = [network.values[cost.name] for network in results.finalists]
+    finals = [network.compared_values[cost.name] for network in results.finalists]
     is_cost = all(cost.name in network.costs for network in results.finalists)
     values = [*trials, *finals] if is_cost else finals if is_final else trials
     label = axis_label(cost) if is_cost else axis_label(cost, "validation" if is_final else "trial score")

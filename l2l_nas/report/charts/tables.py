@@ -5,24 +5,26 @@ A trial's score and what a network came to by a training of its own never share 
 
 from __future__ import annotations
 
+import string
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from l2l_nas.nas.objectives import TrialRecord, ranked
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts.grid import DASH
-from l2l_nas.report.network import Network, RandomBaseline
-from l2l_nas.report.results import TEST, VALIDATION, Results
+from l2l_nas.report.network import TEST, VALIDATION, Network, RandomBaseline
+from l2l_nas.report.results import Results
 from l2l_nas.report.styles import hue_class
 from l2l_nas.report.text import format_choices, format_value, heading, short_heading
 
 MAX_FRONT = 40
 MAX_TRIALS = 3000
-_MAX_STRIPS = 500  # rows with coloured squares; those of all would make a page slow to load
+_LONG = 500  # rows; of more, the page has as little of each as its script can make a row of
+_DIGITS = string.digits + string.ascii_lowercase
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column: its title, and the classes of its cells."""
 
     title: str
@@ -41,6 +43,7 @@ class Drawn:
     words: str  # its candidates
     strip: tuple[str, ...] = ()  # a class for each position, for coloured squares; empty for none
     is_gone: bool = False  # whether it has candidates that the space no longer offers
+    is_code: bool = False  # whether candidates are numbers in base 36, parted by points where one has two digits
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,18 @@ class TableRow:
 class Table:
     """Columns and rows; one that is whole cannot be scrolled up and down."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     rows: tuple[TableRow, ...]
     is_whole: bool = False
+    names: tuple[tuple[str, ...], ...] = ()  # candidates by position, where architectures are written as their numbers
 
     @property
     def is_long(self) -> bool:
-        """Whether the page's script gives its cells their labels for narrow screens, which make a page large."""
-        return len(self.rows) > _MAX_STRIPS
+        """Whether the page's script gives its cells their classes and labels, which make a page large."""
+        return len(self.rows) > _LONG
 
 
-TRIAL, ARCHITECTURE = Column("trial", "n"), Column("architecture", "")
+TRIAL, ARCHITECTURE = TableColumn("trial", "n"), TableColumn("architecture", "")
 
 
 def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
@@ -78,6 +82,19 @@ def drawn(card: SpaceCard, network: Network | TrialRecord) -> Drawn:
     pairs = zip(card.positions, network.architecture.choices, strict=True)
     strip = ("gap" if name in position.skips else hue_class(card.hue_numbers[name]) for position, name in pairs)
     return Drawn(words, tuple(strip))
+
+
+def coded(card: SpaceCard, record: TrialRecord) -> Drawn:
+    """The same in as few letters as may be: with 3,000 of them, a page of all names has several megabytes."""
+    if not record.in_space:
+        return drawn(card, record)
+    pairs = zip(card.positions, record.architecture.choices, strict=True)
+    digits = [_base_36(position.candidates.index(name)) for position, name in pairs]
+    return Drawn(("." if max(map(len, digits)) > 1 else "").join(digits), is_code=True)
+
+
+def _base_36(number: int) -> str:
+    return (_base_36(number // 36) if number >= 36 else "") + _DIGITS[number % 36]
 
 
 def value_cell(name: str, value: float | None) -> str:
@@ -101,7 +118,7 @@ def best_table(results: Results, *, metrics: Collection[str], limit: int = 5) ->
             cells.append((Best if is_best else str)(format_value(goal.name, value)))
         rows.append(TableRow((*cells, format_choices(record.architecture)), record.number))
     names = (f"{goal.name}, trial score" if goal.name in metrics else goal.name for goal in results.goals)
-    return Table((Column("rank", "n"), TRIAL, *map(Column, names), ARCHITECTURE), tuple(rows))
+    return Table((TableColumn("rank", "n"), TRIAL, *map(TableColumn, names), ARCHITECTURE), tuple(rows))
 
 
 def finalist_table(results: Results, *, winner: int | None, is_narrow: bool = False) -> Table:
@@ -124,22 +141,27 @@ def finalist_table(results: Results, *, winner: int | None, is_narrow: bool = Fa
         # there is space for one of them: who was trained how long says more of the figures beside it
         costs = [goal.name for goal in goals if goal.name not in metrics] or ([] if is_raced else ["parameters"])
     before = metrics[:1] if is_narrow else metrics
+    means = (
+        [] if is_narrow else [name for name in metrics if any(n.has_mean and name in n.compared_by for n in finalists)]
+    )
     unbroken = 15 if len(goals) < 3 and len(metrics) < 2 else 8  # a figure beside its error, as there is space
     members = {network.trial for network in results.final_front} if len(goals) > 1 or not is_narrow else set()
-    columns = [TRIAL, *(Column(f"{name}, trial score", "n wrap pale") for name in before)]
-    columns += [Column(f"{name}, {part}", unbroken=unbroken) for part, name in scored]
+    columns = [TRIAL, *(TableColumn(f"{name}, trial score", "n wrap pale") for name in before)]
+    columns += [TableColumn(f"{name}, mean of the last validations") for name in means]
+    columns += [TableColumn(f"{name}, {part}", unbroken=unbroken) for part, name in scored]
     columns += (
-        [Column("steps", "n")]
+        [TableColumn("steps", "n")]
         if is_raced
-        else [Column("front" if is_narrow else "on the front", "wrap")]
+        else [TableColumn("front" if is_narrow else "on the front", "wrap")]
         if members
         else []
     )
-    columns += [Column(short_heading(name)) for name in costs]
+    columns += [TableColumn(short_heading(name)) for name in costs]
     rows = []
     for network in finalists:
         cells: list[str | Drawn] = [str(network.trial)]
         cells += [value_cell(name, network.trial_score.get(name)) for name in before]
+        cells += [network.compared(name) or DASH for name in means]
         cells += [network.scored(part, name) or DASH for part, name in scored]
         cells += [f"{network.steps:,}"] if is_raced else ["yes" if network.trial in members else ""] if members else []
         cells += [value_cell(name, network.costs.get(name)) for name in costs]
@@ -157,8 +179,8 @@ def baseline_table(results: Results, beside: RandomBaseline) -> Table:
     """The winner, and the best of random search of as many steps."""
     winner, goal = results.finalists[0], results.goals[0].name
     parts = [part for part in (VALIDATION, TEST) if goal in winner.part(part) and goal in beside.best.part(part)]
-    columns = [Column("", ""), *(Column(f"{goal}, {part}") for part in parts)]
-    columns += [Column(short_heading("parameters")), ARCHITECTURE]
+    columns = [TableColumn("", ""), *(TableColumn(f"{goal}, {part}") for part in parts)]
+    columns += [TableColumn(short_heading("parameters")), ARCHITECTURE]
     rows = tuple(
         TableRow(
             (
@@ -176,10 +198,10 @@ def baseline_table(results: Results, beside: RandomBaseline) -> Table:
 def front_table(results: Results) -> Table:
     """The first of the trials that no other beats."""
     first, *others = (goal.name for goal in results.aims)
-    columns = [TRIAL, Column(f"{first}, trial score")]
+    columns = [TRIAL, TableColumn(f"{first}, trial score")]
     for name in others:
         is_cost = all(name in network.costs for network in (*results.finalists, *results.leaders(1)))
-        columns.append(Column(heading(name) if is_cost else f"{name}, trial score"))
+        columns.append(TableColumn(heading(name) if is_cost else f"{name}, trial score"))
     rows = tuple(
         TableRow(
             (
@@ -197,8 +219,14 @@ def front_table(results: Results) -> Table:
 def trial_table(results: Results) -> Table:
     """Every trial, in the order they were made."""
     names = [goal.name for goal in results.aims]
-    columns = [TRIAL, Column("outcome", ""), *(Column(heading(name)) for name in names), Column("seconds", "n")]
+    columns = [
+        TRIAL,
+        TableColumn("outcome", ""),
+        *(TableColumn(heading(name)) for name in names),
+        TableColumn("seconds", "n"),
+    ]
     rows: list[TableRow] = []
+    is_long = len(results.records) > _LONG
     for record in results.records[:MAX_TRIALS]:
         outcome = f"{record.state.label}, repeated" if record.cached else record.state.label
         cells: list[str | Drawn] = [
@@ -206,8 +234,7 @@ def trial_table(results: Results) -> Table:
             outcome,
             *(value_cell(name, record.values.get(name)) for name in names),
         ]
-        network = drawn(results.card, record)
-        network = network if len(rows) < _MAX_STRIPS else replace(network, strip=())
-        row = (*cells, f"{record.seconds:.2f}", network)
+        row = (*cells, f"{record.seconds:.2f}", (coded if is_long else drawn)(results.card, record))
         rows.append(TableRow(row, record.number, tip=record.reason))
-    return Table((*columns, ARCHITECTURE), tuple(rows))
+    candidates = tuple(position.candidates for position in results.card.positions) if is_long else ()
+    return Table((*columns, ARCHITECTURE), tuple(rows), names=candidates)

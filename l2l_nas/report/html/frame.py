@@ -40,7 +40,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     drawing = {one.__name__: one for one in (svg.number, svg.percent, svg.height, svg.thinned, svg.segments)}
-    found.filters.update(drawing, base64=_base64, hue_class=hue_class, seconds=format_seconds, signed=_signed)
+    found.filters.update(drawing, base64=_base64, hue_class=hue_class, seconds=format_seconds)
     sizes = {name: getattr(svg, name) for name in ("HEIGHT_PX", "CEILING_PX", "FLOOR_PX")}
     words = {one.__name__: one for one in (format_choices, format_value, labelled, short_heading)}
     found.globals.update(sizes, **words, style_of=style_of)
@@ -59,10 +59,6 @@ def _clean(value: object) -> object:
 
 def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-def _signed(value: float) -> str:
-    return f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 @cache

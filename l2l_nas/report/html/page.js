@@ -6,11 +6,32 @@
     tips.set(title.parentNode, title.textContent);
     title.remove(); // or the browser would show its own a second later
   }
+  const folded = (choices) => { // equal neighbours as one: 3*relu
+    const runs = [];
+    for (const name of choices)
+      if (runs.at(-1)?.name === name) runs.at(-1).length += 1;
+      else runs.push({ name, length: 1 });
+    return runs.map(({ name, length }) => (length > 1 ? `${length}*${name}` : name)).join(", ");
+  };
   for (const table of document.querySelectorAll("table.stack")) {
-    const titles = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+    const heads = [...table.tHead.rows[0].cells];
     for (const row of table.tBodies[0].rows)
-      for (const cell of row.cells) cell.dataset.label ??= titles[cell.cellIndex]; // where it is not in the page
+      for (const cell of row.cells) { // what is not in the page where rows are many
+        cell.dataset.label ??= heads[cell.cellIndex].textContent;
+        cell.className ||= heads[cell.cellIndex].className;
+      }
+    const names = JSON.parse(table.dataset.names ?? "[]");
+    for (const code of table.querySelectorAll("small.code")) {
+      const digits = code.textContent.includes(".") ? code.textContent.split(".") : [...code.textContent];
+      code.textContent = folded(digits.map((digit, position) => names[position][parseInt(digit, 36)]));
+    }
   }
+  const rowOf = (trial) => document.querySelector(`#trials tr[data-trial="${Number(trial)}"]`);
+  const said = (element) => {
+    if (tips.has(element)) return tips.get(element);
+    const cells = [...(rowOf(element.dataset.trial)?.cells ?? [])].slice(1);
+    return [`Trial ${element.dataset.trial}`, ...cells.map((cell) => cell.title || `${cell.dataset.label}: ${cell.textContent}`)].join("\n");
+  };
   const box = document.createElement("div");
   box.id = "tip";
   box.hidden = true;
@@ -35,7 +56,7 @@
 
   const owner = (event) => {
     for (let element = event.target; element instanceof Element; element = element.parentNode) {
-      if (tips.has(element)) return element;
+      if (tips.has(element) || element.matches("circle[data-trial], text[data-trial]")) return element;
       if (element.matches("svg.plot")) return nearest(element, event.clientX, event.clientY);
     }
     return null;
@@ -47,7 +68,7 @@
     light(holder ? holder.closest("[data-trial]")?.dataset.trial : undefined);
     box.hidden = !found;
     if (!found) return;
-    const [head, ...rest] = tips.get(found).split("\n");
+    const [head, ...rest] = said(found).split("\n");
     const strong = document.createElement("strong");
     strong.textContent = head;
     box.replaceChildren(strong, ...rest.map((line) => {
@@ -66,7 +87,7 @@
   document.addEventListener("click", (event) => {
     const found = event.target instanceof Element && event.target.closest("svg") ? owner(event) : null;
     const trial = found?.closest("[data-trial]")?.dataset.trial;
-    const row = trial && document.querySelector(`#trials tr[data-trial="${Number(trial)}"]`);
+    const row = trial && rowOf(trial);
     if (!row) return;
     row.closest("details").open = true;
     document.querySelector("#trials .picked")?.classList.remove("picked");

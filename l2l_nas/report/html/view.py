@@ -24,7 +24,8 @@ from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.html.frame import asset, environment, policy
-from l2l_nas.report.network import Network, margin
+from l2l_nas.report.network import NOT_COUNTED, Network, margin
+from l2l_nas.report.resolved import resolved
 from l2l_nas.report.summary import Summary
 from l2l_nas.report.text import format_choices
 
@@ -65,6 +66,9 @@ def view_of(summary: Summary) -> dict[str, Any]:
     plots = [trade_off_charts(results, first, second) for first, second in results.trade_offs]
     beside = history.baseline if results.finalists else None
     leaders = results.leaders(_NUM_BEST)
+    apart = resolved(results, history.samples.get("validation", 0))
+    first = next((one for one in results.finalists[:1] if one.has_mean), None)
+    compared = first.num_validations if first is not None else 0
     winner = results.finalists[0].trial if results.finalists and summary.is_finished else None
     return {
         "s": summary,
@@ -80,10 +84,14 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "finalists": tables.finalist_table(results, winner=winner) if results.finalists else None,
         "winner": winner,
         "in_rounds": tables.in_rounds(results.finalists),
+        "compared": compared,
+        "compared_word": f"mean of the last {compared} validation scores" if compared else "validation score",
+        "resolved": {what: f"{found.sentence()}." for what, found in apart.items() if found},
         "has_test": any(network.test for network in results.finalists),
         "has_errors": any(values for network in results.finalists for values in network.standard_error.values()),
         "beside": beside,
         "baseline": tables.baseline_table(results, beside) if beside else None,
+        "not_counted": NOT_COUNTED,
         "margin": margin(results.finalists[0], beside.best, goal) if beside else "",
         "curves": {"Finalists": finalist_curves(results), "Trials": trial_curves(results)},
         "leaders": [(network, _drawing(results.card, network, first=leaders[0])) for network in leaders],
@@ -95,7 +103,6 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "progress": progress_chart(results),
         "importance": importance_grid(results),
         "coverage": coverage_grid(results, history.warmup),
-        "ranking": results.ranking(),
         "reasons": results.reasons(),
         "suspects": results.suspects,
         "retire": to_retire(one.pattern for one in results.suspects),

@@ -62,5 +62,5 @@ def test_the_peak_of_a_step_is_what_was_owned_and_what_was_made():
     assert peak_bytes(step, CPU, owned=lambda: 24, before=0) == 1024
 
 
-def test_where_the_sides_cannot_be_told_apart_nothing_is_said():
+def test_where_the_sides_cannot_be_resolved_nothing_is_said():
     assert peak_bytes(lambda: None, CPU, owned=lambda: None, before=0) is None

@@ -8,7 +8,7 @@ from scipy.stats import kendalltau
 
 from l2l_nas.nas.samplers import gaussian_process, hamming_gp
 from l2l_nas.nas.samplers.base import History, Scored, neighbours, random_unseen
-from l2l_nas.nas.samplers.gaussian_process import Fit, Model, ModelData, OneHot
+from l2l_nas.nas.samplers.gaussian_process import Fit, Model, ModelData, OneHot, WholeSpace
 from l2l_nas.nas.samplers.hamming_gp import HammingGP
 
 SPACE = {"p": ("a", "b", "c"), "q": ("a", "b"), "r": (1, 2, 3, 4), "s": ("x", "y", "z")}
@@ -73,6 +73,22 @@ def test_what_a_candidate_promises_is_the_gain_if_the_best_observed_is_taken():
         assert promised == pytest.approx(gain, abs=0.005)
 
 
+def test_what_all_of_a_space_promises_is_what_each_does_whatever_was_asked_before():
+    genotypes, values = drawn(20), np.random.default_rng(0).normal(size=20)
+    encoding = OneHot(SPACE)
+    space = WholeSpace(encoding)
+    assert len(space.genotypes) == len(set(space.genotypes)) == 3 * 2 * 4 * 3
+    without_the_third = [*range(2), *range(3, 16)]
+    for chosen, decays, noise in [
+        (range(8), DECAYS, 0.1), (range(12), DECAYS, 0.1), (without_the_third, DECAYS, 0.1),
+        (range(16), 2 * DECAYS, 0.1), (range(16), 2 * DECAYS, 0.3), (range(5), DECAYS, 0.3),
+    ]:  # fmt: skip
+        trials = ModelData([genotypes[index] for index in chosen], values[list(chosen)], encoding)
+        model = Model(trials, decays, noise)
+        expected = model.promise(space.genotypes)
+        np.testing.assert_allclose(model.promise_of_all(space), expected, rtol=1e-3, atol=1e-5 * expected.max())
+
+
 def test_the_likelihood_is_that_of_the_data_with_mean_and_variance_solved_for():
     model = model_of(noise=0.3)
     count = len(model.trials.values)
@@ -83,13 +99,15 @@ def test_the_likelihood_is_that_of_the_data_with_mean_and_variance_solved_for():
     assert model.likelihood == pytest.approx(expected)
 
 
-def test_noise_and_decay_are_told_apart():
+def test_noise_and_decay_are_resolved():
     genotypes = drawn(60)
     encoding = OneHot(SPACE)
     rng = np.random.default_rng(0)
     effects = {(name, value): rng.normal() for name, values in SPACE.items() for value in values}
     smooth = np.array([sum(effects[key] for key in zip(SPACE, one, strict=True)) for one in genotypes])
-    found = [Fit().model(ModelData(genotypes, values, encoding), 60)._share for values in (smooth, rng.normal(size=60))]
+    found = [
+        Fit().model(ModelData(genotypes, values, encoding), 60).noise_share for values in (smooth, rng.normal(size=60))
+    ]
     assert found[0] < 0.05 <= found[1] / 4
 
 
@@ -107,7 +125,7 @@ def test_a_position_that_decides_has_the_shortest_length():
     values = np.array([{"a": 0.0, "b": 2.0, "c": 5.0}[one[0]] for one in genotypes])
     noisy = values + np.random.default_rng(0).normal(size=40)
     model = Fit().model(ModelData(genotypes, noisy, OneHot(SPACE)), 40)
-    assert model._decays[0] > 3 * model._decays[1:].max()
+    assert model.decays[0] > 3 * model.decays[1:].max()
 
 
 def test_what_is_believed_of_trials_is_nearer_to_the_truth_than_their_scores():
@@ -245,6 +263,20 @@ def test_climbs_know_nothing_of_each_other_until_they_are_merged():
 
     assert proposal(scored, 21) == proposal(changed, 21)
     assert proposal(scored, 20) != proposal(changed, 20)
+
+
+def test_in_a_small_space_what_promises_most_of_all_comes_next_wherever_it_is():
+    space = {f"p{index}": ("a", "b", "c") for index in range(8)}
+    genotypes = drawn(30, space=space)
+    values = np.array([float(one.count("a")) for one in genotypes])
+    scored = [Scored(one, (value,)) for one, value in zip(genotypes, values.tolist(), strict=True)]
+    history = History(scored, set(genotypes), lambda genotype: genotype[2] != "a")
+    others = [one for one in WholeSpace(OneHot(space)).genotypes if history.is_new(one)]
+    gains = Fit().model(ModelData(genotypes, values, OneHot(space)), 30).promise(others)
+    proposed = HammingGP(seed=0, start=6, climbs=2, merge=40).propose(space, history, random.Random(0))
+    assert gains[others.index(proposed)] == pytest.approx(gains.max(), rel=1e-4)
+    best = others[int(gains.argmax())]
+    assert min(sum(a != b for a, b in zip(best, one, strict=True)) for one in genotypes) > 1
 
 
 @pytest.mark.slow

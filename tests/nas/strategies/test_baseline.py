@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -98,6 +99,24 @@ def test_the_best_on_the_validation_part_is_told_whoever_is_done_first(values, m
     assert [one["architecture"] for one in entry["failed"]] == lost  # they count, and are told
     assert all("gradient" in one["reason"] for one in entry["failed"])
     assert RandomBaseline.from_json(json.loads(json.dumps(entry))).failed == len(lost)
+
+
+def test_its_best_is_chosen_by_the_same_mean_as_finalists_are():
+    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", "wide", depth=3)), steps=30)
+
+    class Late(Told):
+        def finished(self):
+            (one, result), *more = super().finished()
+            before = 0.9 if one.name.startswith("network 2") else 0.1
+            rungs = {"13/15": {"accuracy": before}, "14/15": {"accuracy": before}, "15/15": result.metrics}
+            return [(one, replace(result, rungs=rungs)), *more]
+
+    found = play(Late(0.8, 0.7), trainings, Goal("accuracy", True), costs=lambda one: {}, after_step=lambda loss: None)
+    assert found.architecture == trainings[1].architecture
+    assert found.entry()["compared_by"]["values"] == {"accuracy": pytest.approx(2.5 / 3)}
+    best = RandomBaseline.from_json(found.entry()).best
+    assert best.compared_by["accuracy"] == pytest.approx(2.5 / 3)
+    assert best.validation == {"accuracy": 0.7}
 
 
 def test_where_no_network_can_be_trained_there_is_none():

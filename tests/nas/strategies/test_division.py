@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.strategies.budget import Division
-from l2l_nas.nas.strategies.division import MachineSpeed, described, division, fitted, measured, parse_time
+from l2l_nas.nas.strategies.division import (
+    MachineSpeed,
+    described,
+    division,
+    fitted,
+    in_trainings,
+    measured,
+    parse_time,
+)
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -132,11 +142,11 @@ def test_a_time_too_short_is_refused_with_what_the_least_takes():
 
 def test_seconds_of_a_search_shared_by_workers():
     plan = Division(100, 10, 5, 3, 50)
-    assert MachineSpeed(0.1, 1.0).seconds(plan) == pytest.approx(10 + 10 * (0.5 + 1) + 3 * 5 + 3)
-    assert MachineSpeed(0.1, 1.0, 2).seconds(plan) == pytest.approx(10 + 10 * 1.5 / 2 + 2 * 5 + 1.5)
+    assert MachineSpeed(0.1, 1.0).seconds(plan) == pytest.approx(10 + 10 * (0.5 + 1) + 3 * 5 + 3 * 3)
+    assert MachineSpeed(0.1, 1.0, 2).seconds(plan) == pytest.approx(10 + 10 * 1.5 / 2 + 2 * 5 + 1.5 * 3)
     halving = Division(0, 10, 5, 3, 50, finalist_rounds=2)  # 3 of 20, 2 of 30
     assert halving.steps == 50 + 60 + 60
-    assert MachineSpeed(0.1, 1.0, 2).seconds(halving) == pytest.approx(7.5 + (2 * 2 + 1.5) + (3 + 1))
+    assert MachineSpeed(0.1, 1.0, 2).seconds(halving) == pytest.approx(7.5 + (2 * 2 + 1.5) + (3 + 3 * 1))
 
 
 @pytest.mark.parametrize(
@@ -170,3 +180,74 @@ def test_measuring_leaves_no_trace(tmp_path):
     assert 0 < pace.score < 2
     assert pace.workers == 2
     study.close()
+
+
+def on_the_default_task(trainings, given=(), most_trials=10**6, **changes):
+    start = replace(raced(5, *[8] * 3, 5, *[8] * 3, 3), **changes)
+    return in_trainings(start, trainings, given=[*given, *changes], most_trials=most_trials)
+
+
+def test_the_trainings_of_the_default_search_give_the_default_search():
+    default = raced(5, *[8] * 3, 5, *[8] * 3, 3)
+    assert on_the_default_task(default.steps / default.finalist_steps) == default
+
+
+@pytest.mark.parametrize("trainings", [1, 1.5, 2, 3, 3.9, 4, 4.5, 5, 6, 7.3, 12, 24.9, 25, 50, 200])
+def test_trainings_are_spent_and_not_exceeded(trainings):
+    found = on_the_default_task(trainings)
+    steps = trainings * 740
+    assert steps - found.steps_per_trial < found.steps <= steps
+    assert found.trials >= found.finalists >= 1
+    assert len(found.rounds) == found.finalist_rounds
+    assert found.finalist_steps == 740
+
+
+def test_few_trainings_have_short_trials_and_one_network_to_the_end():
+    for trainings in (1, 2, 3, 3.9):
+        found = on_the_default_task(trainings)
+        assert found.steps_per_trial == 49
+        assert found.rounds[-1].finalists == 1
+    more = on_the_default_task(4)
+    assert more.steps_per_trial == 74
+
+
+def test_many_trainings_have_more_trials_and_train_few_networks_to_the_end():
+    default, many = on_the_default_task(24), on_the_default_task(50)
+    assert len(default.rounds) == 3
+    assert len(many.rounds) == 5
+    assert many.trials > 2 * default.trials
+    assert many.rounds[-1].finalists < many.finalists / 10
+
+
+def test_numbers_that_are_said_stay_and_the_others_follow():
+    assert on_the_default_task(12, trials=100).trials == 100
+    assert on_the_default_task(12, trials=100).steps <= 12 * 740
+    fixed = on_the_default_task(12, finalists=8, finalist_rounds=2)
+    assert (fixed.finalists, fixed.finalist_rounds) == (8, 2)
+    assert fixed.trials > on_the_default_task(12).trials
+    longer = on_the_default_task(6, finalist_steps=2000, steps_per_trial=100)
+    assert (longer.steps_per_trial, longer.finalist_steps) == (100, 2000)
+    assert 6 * 2000 - 100 < longer.steps <= 6 * 2000
+
+
+def test_all_finalists_of_several_goals_are_trained_alike():
+    found = on_the_default_task(6, finalist_rounds=1)
+    assert len(found.rounds) == 1
+    assert 6 * 740 - 74 < found.steps <= 6 * 740
+    assert 0.4 < found.rounds[0].finalists * found.rounds[0].steps / (6 * 740) <= 0.6
+
+
+def test_a_space_that_is_tried_out_gives_its_trainings_to_finalists():
+    found = on_the_default_task(12, most_trials=30)
+    assert found.trials == 30
+    assert found.finalists > on_the_default_task(12).finalists
+    assert found.steps <= 12 * 740
+    everything = on_the_default_task(500, most_trials=30)
+    assert everything.trials == everything.finalists == 30
+
+
+def test_what_is_said_may_take_more_than_the_trainings():
+    with pytest.raises(SettingError, match=r"search\.trainings=3 are 2,220 steps.*500 trials of 49 steps"):
+        on_the_default_task(3, trials=500)
+    with pytest.raises(SettingError, match="these numbers take more"):
+        on_the_default_task(3, finalists=20, finalist_rounds=1)

@@ -13,6 +13,7 @@ from l2l_nas.errors import L2LError, NonFiniteError
 from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.finalists import Finalist, order
+from l2l_nas.nas.study.study import Study
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.schedule import Cosine
 from l2l_nas.training.score import Score
@@ -64,7 +65,7 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
     assert [(r.finalists, r.steps) for r in (first, second, third)] == [(4, 3), (2, 6), (1, 12)]
     assert sorted(one.steps for one in search.context.finalists) == [3, 3, 9, 21]
     assert sorted(map(tuple, (one.rungs for one in search.context.finalists)), key=len) == [
-        ("3/21",), ("3/21",), ("3/21", "9/21"), ("3/21", "9/21", "21/21"),
+        ("3/21",), ("3/21",), ("3/21", "9/21"), ("3/21", "9/21", "19/21", "20/21", "21/21"),
     ]  # fmt: skip
     assert all(list(one.rungs.values())[-1] == one.scores["validation"].values for one in search.context.finalists)
     assert best.steps == search.context.budget.finalist_steps == 21
@@ -77,7 +78,7 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
     going = list(range(4))
     servers, done = {}, [0, 0, 0, 0]
     for spend in (first, second, third):
-        scores = {}
+        scores, rungs = {}, {}
         for place, index in enumerate(going):
             one = chosen[index].architecture
             segment = replace(
@@ -88,10 +89,15 @@ def test_the_better_half_of_each_round_goes_on_with_the_weights_that_it_has(tmp_
             assert segment.total == 21
             result = evaluator.run(segment)
             servers[index] = result.server
-            scores[index] = result.metrics
+            scores[index], rungs[index] = result.metrics, result.rungs
             done[index] += spend.steps
         given = [
-            replace(search.context.finalists[index], scores={"validation": Score(scores[index])}, steps=0)
+            replace(
+                search.context.finalists[index],
+                scores={"validation": Score(scores[index])},
+                rungs=rungs[index],
+                steps=0,
+            )
             for index in going
         ]
         ordered = order(given, ACCURACY)
@@ -178,6 +184,58 @@ def test_who_was_trained_longer_comes_first_whatever_the_score():
     assert Finalist.from_json({name: value for name, value in held.items() if name != "steps"}, {0: some[0]}).steps == 0
 
 
+def late(record, *values, total=100):
+    """A finalist at the end of its training with these accuracies and losses on its last steps."""
+    rungs = {
+        f"{total - len(values) + place}/{total}": {"accuracy": accuracy, "loss": loss}
+        for place, (accuracy, loss) in enumerate(values, 1)
+    }
+    last = {"accuracy": values[-1][0], "loss": values[-1][1]}
+    return Finalist(record, {}, {"validation": Score(last)}, steps=total, rungs=rungs)
+
+
+def test_late_in_a_training_the_mean_of_three_scores_decides_and_of_equals_the_loss():
+    some = records((0.9, 5.0), (0.8, 4.0), (0.7, 3.0))
+    lucky = late(some[0], (0.6, 1.0), (0.6, 1.0), (0.9, 0.1))
+    steady = late(some[1], (0.75, 1.0), (0.75, 1.0), (0.75, 1.0))
+    surer = late(some[2], (0.75, 0.9), (0.75, 0.9), (0.75, 0.9))
+    found = order([lucky, steady, surer], ACCURACY)
+    assert [one.record.number for one in found] == [2, 1, 0]
+    assert found[2].entry()["compared_by"] == {
+        "values": {"accuracy": pytest.approx(0.7), "loss": pytest.approx(0.7)},
+        "standard_error": {},
+        "steps": [98, 99, 100],
+    }
+    # what its weights have, which are those at the end
+    assert found[2].values == found[2].entry()["validation"] == {"accuracy": 0.9, "loss": 0.1}
+
+
+def test_early_in_a_training_the_last_score_alone_decides_and_no_loss():
+    some = records((0.9, 5.0), (0.8, 5.0))
+    unsure, sure = (
+        replace(trained(record, 0.75), steps=30, rungs={"20/100": {"accuracy": before}, "30/100": {"accuracy": 0.75}})
+        for record, before in zip(some, (0.1, 0.9), strict=True)
+    )
+    unsure, sure = (
+        replace(one, scores={"validation": Score({"accuracy": 0.75, "loss": loss})})
+        for one, loss in ((unsure, 2.0), (sure, 1.0))
+    )
+    assert [one.record.number for one in order([sure, unsure], ACCURACY)] == [0, 1]  # the better trial
+    assert "compared_by" not in unsure.entry()
+
+
+def test_finalists_that_were_scored_otherwise_are_trained_again(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(Study, "keep_finalists", lambda self, key, content: kept.append(key))
+    for steps in (None, lambda done, steps, total: (done + steps,)):  # of a version that scored once
+        if steps is not None:
+            monkeypatch.setattr("l2l_nas.nas.strategies.budget.score_steps", steps)
+        folder = tmp_path / str(len(kept))
+        folder.mkdir()
+        searched(folder)[0].run()
+    assert len(set(kept)) == 2
+
+
 def test_the_learning_rate_rises_and_falls_once_over_all_rounds(tmp_path, monkeypatch):
     rates = []
     real = Trainer.fit
@@ -189,8 +247,9 @@ def test_the_learning_rate_rises_and_falls_once_over_all_rounds(tmp_path, monkey
     search, _, _, _ = searched(tmp_path)
     monkeypatch.setattr(Trainer, "fit", fit)
     search.run()
-    *_, a, b, c, d, e, f, g = rates  # four, two, one
+    *_, a, b, c, d, e, f, g, h, i = rates  # four, two, one in three parts
     whole = [Cosine(0.01, 21).at(step) for step in range(21)]
     assert a == b == c == d == whole[:3]
     assert e == f == whole[3:9]
-    assert g == whole[9:]
+    assert (len(h), len(i)) == (1, 1)  # between its last validations
+    assert g + h + i == whole[9:]

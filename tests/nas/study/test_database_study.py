@@ -14,10 +14,11 @@ from sqlalchemy.exc import OperationalError
 
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import State
+from l2l_nas.nas.study.choices import with_choices
 from l2l_nas.nas.study.database import is_outage, parse_address
 from l2l_nas.nas.study.database_study import DatabaseStudy
 from l2l_nas.nas.study.reading import load_database_study
-from l2l_nas.nas.study.study import Study, with_choices
+from l2l_nas.nas.study.study import Study
 from tests.nas.problems import GOALS, pool_of
 
 POOL = pool_of("tanh", "relu")

@@ -10,7 +10,7 @@ from optuna.trial import create_trial
 from l2l_nas import LayerPool, Position, TensorSpec
 from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import State
-from l2l_nas.nas.study.study import as_choices, with_choices
+from l2l_nas.nas.study.choices import as_choices, with_choices
 from tests.nas.problems import open_study, pool_of
 from tests.studies import saved_study
 

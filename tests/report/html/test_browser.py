@@ -13,6 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from l2l_nas.report.html.view import render_page
+from l2l_nas.report.text import format_choices
 from tests.debian import install
 from tests.report.examples import small_pool
 from tests.report.html.test_view import PLANNED
@@ -124,6 +125,33 @@ def test_a_printed_page_is_as_wide_as_the_paper_and_light(browser, tmp_path, nam
     assert found["width"] <= found["visible"]
     assert found["weak"] == []
     assert found["paper"] == "rgb(255, 255, 255)"
+
+
+def test_the_script_writes_what_a_page_of_many_trials_leaves_out(browser, tmp_path) -> None:
+    show(browser, PAGES["3,000 trials"], tmp_path, width=1400, scheme="light")
+    card, records = card_of_pool(), random_trials(card_of_pool(), 3000)
+    cells = browser.execute_script(
+        "const rows = [...document.querySelectorAll('#trials tbody tr')];"
+        "return rows.map((row) => row.lastElementChild.textContent.trim())"
+    )
+    assert cells == [format_choices(record.architecture, is_whole=True) for record in records]
+    heads = browser.execute_script(
+        "const [head, row] = ['thead tr', 'tbody tr'].map((one) => document.querySelector(`#trials ${one}`));"
+        "return [head, row].map((one) => [...one.cells].slice(0, -1).map((cell) => cell.className))"
+    )
+    assert heads[0] == heads[1]
+    dot = browser.find_element(By.CSS_SELECTOR, "#progress svg.plot circle.trial")
+    number = int(dot.get_attribute("data-trial"))
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", dot)
+    browser.execute_script(
+        "const at = arguments[0].getBoundingClientRect();"
+        "arguments[0].dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: at.x, clientY: at.y}))",
+        dot,
+    )
+    tip = browser.find_element(By.ID, "tip").text
+    assert tip.startswith(f"Trial {number}\n")
+    assert format_choices(records[number].architecture, is_whole=True) in tip
+    assert len(card.positions) == len(records[0].architecture.choices)
 
 
 def test_a_dot_shows_its_trial_and_a_click_its_row(browser, tmp_path) -> None:

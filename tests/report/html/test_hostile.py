@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
+from l2l_nas.report.recalled import Recalled, RecalledTask
 from tests.report.examples import ACCURACY, LOSS
 from tests.report.html.test_view import read
 from tests.report.pages import HOSTILE, Reader, card_of_pool, hostile_card, random_trials, summary_of
@@ -37,6 +38,19 @@ def test_hostile_names_are_words_and_nothing_else() -> None:
     page = render_page(summary_of(card, records, goals=goals, word=HOSTILE))
     assert "<script>alert" not in page
     assert page.count("</style>") == page.count("</script>") == 1
+
+
+def test_hostile_names_of_earlier_tasks_are_words() -> None:
+    def with_memory(word: str) -> Reader:
+        recalled = Recalled((RecalledTask(word, 3, 0.5, 0.25, word),), (word,), trials=9, tau=0.25)
+        summary = summary_of()
+        return read(replace(summary, history=replace(summary.history, recalled=recalled)))
+
+    reader, normal = with_memory(HOSTILE), with_memory("runs/a")
+    assert reader.tags == normal.tags
+    assert reader.text.count("alert(1)") == 3
+    assert "What earlier runs told" in reader.text
+    assert "What earlier runs told" not in read(summary_of()).text
 
 
 def test_what_no_page_may_hold_is_left_out() -> None:

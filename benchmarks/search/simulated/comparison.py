@@ -1,0 +1,165 @@
+"""What methods found, as a table of JSON that a comparison goes on with, and what it says of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import machine
+from l2l_nas.files import parsing, read_json, write_atomically
+
+NAME = "search_peers"
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where methods are compared.
+
+    Args:
+        landscape: its name.
+        task: its task.
+        budget: in whole trainings.
+    """
+
+    landscape: str
+    budget: float
+    task: str
+
+
+@dataclass
+class Found:
+    """The test accuracies of what methods returned, by place, method and repetition.
+
+    Attributes:
+        truths: of every search that was played.
+        seconds: of processor time, by method, in all.
+        versions: of the packages of the peers.
+    """
+
+    truths: dict[Place, dict[str, dict[int, float]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Found:
+        """What was played before; nothing where there is no file.
+
+        Raises:
+            StorageError: it is damaged, or something else.
+        """
+        if not path.exists():
+            return cls()
+        content = read_json(path)
+        with parsing(path, "a comparison of searches", advice="name another file with --out"):
+            if content["benchmark"] != NAME:
+                raise ValueError("another benchmark")
+            found = cls({}, dict(content["seconds"]), dict(content["versions"]))
+            for row in content["rows"]:
+                place = Place(row["landscape"], float(row["budget"]), row["task"])
+                truths = {number: float(one) for number, one in enumerate(row["test"]) if one is not None}
+                found.truths.setdefault(place, {})[row["method"]] = truths
+        return found
+
+    def add(self, place: Place, method: str, repetition: int, truth: float, *, seconds: float) -> None:
+        """A search was played."""
+        self.truths.setdefault(place, {}).setdefault(method, {})[repetition] = round(truth, 5)
+        self.seconds[method] = round(self.seconds.get(method, 0.0) + seconds, 2)
+
+    def has(self, place: Place, method: str, repetition: int) -> bool:
+        """Whether it was played."""
+        return repetition in self.truths.get(place, {}).get(method, {})
+
+    def write(self, path: Path) -> None:
+        """Write it whole, a line for each method at a place.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+        rows = [
+            {"landscape": place.landscape, "task": place.task, "budget": place.budget, "method": method,
+             "test": [truths.get(number) for number in range(max(truths) + 1)]}
+            for place, methods in sorted(self.truths.items())
+            for method, truths in methods.items()
+        ]  # fmt: skip
+        head = {"benchmark": NAME, "machine": machine(), "versions": self.versions, "seconds": self.seconds}
+        text = json.dumps(head, indent=2).removesuffix("\n}")
+        found = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+        write_atomically(path, f'{text},\n  "rows": [\n{found}\n  ]\n}}\n')
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two methods, paired by repetition, in points of test accuracy.
+
+    Args:
+        value: the mean.
+        error: its standard error; NaN of one repetition.
+        count: repetitions; of several tasks the fewest.
+    """
+
+    value: float
+    error: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} ± {self.error:.2f} ({self.count})"
+
+
+def difference(truths: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
+    """The first minus the second; None where they have no repetition in common."""
+    common = sorted(truths.keys() & others.keys())
+    if not common:
+        return None
+    found = [100 * (truths[number] - others[number]) for number in common]
+    error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
+    return Difference(statistics.fmean(found), error, len(found))
+
+
+def mean_of_tasks(differences: Sequence[Difference]) -> Difference:
+    """Tasks count alike; their repetitions are independent."""
+    count = len(differences)
+    error = math.sqrt(sum(one.error**2 for one in differences)) / count
+    return Difference(statistics.fmean(one.value for one in differences), error, min(one.count for one in differences))
+
+
+def summary(found: Found, over: str) -> list[dict[str, Any]]:
+    """A row for each landscape, budget and method: its mean test accuracy by task, and itself minus another method.
+
+    Args:
+        over: the other method; without it a row has no differences.
+    """
+    rows = []
+    for landscape, budget in dict.fromkeys((place.landscape, place.budget) for place in sorted(found.truths)):
+        places = [p for p in sorted(found.truths) if (p.landscape, p.budget) == (landscape, budget)]
+        for method in dict.fromkeys(name for place in places for name in found.truths[place]):
+            there = [place for place in places if found.truths[place].get(method)]
+            means = {place.task: statistics.fmean(found.truths[place][method].values()) for place in there}
+            by_task = {p.task: difference(found.truths[p][method], found.truths[p].get(over, {})) for p in there}
+            known = {task: one for task, one in by_task.items() if one is not None}
+            whole = mean_of_tasks(list(known.values())) if len(known) == len(places) else None
+            row = {"landscape": landscape, "budget": budget, "method": method, "test": means}
+            rows.append({**row, "minus": known, "mean": whole if method != over else None})
+    return rows
+
+
+def lines(rows: Iterable[Mapping[str, Any]], over: str) -> list[str]:
+    """For the terminal."""
+    found, before = [], None
+    for row in rows:
+        if (row["landscape"], row["budget"]) != before:
+            before = row["landscape"], row["budget"]
+            found += ["", f"{row['landscape']}, {row['budget']:g} trainings: test accuracy, and minus {over} in points"]
+        cells = [f"{task} {100 * mean:.2f}" for task, mean in row["test"].items()]
+        if row["mean"] is not None:
+            cells = [
+                f"{task} {100 * mean:.2f} {row['minus'][task]}" if task in row["minus"] else f"{task} {100 * mean:.2f}"
+                for task, mean in row["test"].items()
+            ]
+            cells.append(f"mean {row['mean']}")
+        found.append(f"  {row['method']:18} " + "; ".join(cells))
+    return found

@@ -1,0 +1,248 @@
+"""How processes find each other: the launcher's environment, the store, and one generation of ranks.
+
+[Note: generations] torchrun keeps one store over all its restarts, so it holds addresses of processes that are dead.
+The count of restarts does not tell generations apart: an agent counts its own only, and none when a node comes or goes.
+So rank 0 draws a name for each generation, and a rank believes a generation only if its own nonce is in the list that
+rank 0 made of it. All other keys carry that name.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from l2l_nas import __version__
+from l2l_nas.errors import RankError, SettingError, one_line
+from l2l_nas.parallel.processes import Life, Process
+from l2l_nas.parallel.waiting import in_thread
+
+_ADVICE = "start with torchrun --nproc-per-node 2 PROGRAM, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a launcher says in the environment.
+
+    Args:
+        rank: of this process, from 0.
+        size: how many ranks there are, a power of two.
+        local_rank: of this process among those of its machine.
+        host: where the store is.
+        port: of the store.
+        has_launcher_store: whether the launcher holds the store; else rank 0 does.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    port: int
+    has_launcher_store: bool
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Place:
+        """Read it.
+
+        Raises:
+            SettingError: a variable is missing or makes no sense.
+        """
+        rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+        if size < 1 or size & (size - 1):
+            below = 1 << (max(size, 1).bit_length() - 1)
+            raise SettingError(
+                f"WORLD_SIZE={size}: the number of ranks must be a power of two, as results shall not depend on it; "
+                f"start {below}, or {2 * below}"
+            )
+        if not 0 <= rank < size:
+            raise SettingError(f"RANK={rank}: with WORLD_SIZE={size}, ranks are 0 to {size - 1}")
+        if not environment.get("MASTER_ADDR"):
+            raise SettingError(f"MASTER_ADDR is not set; {_ADVICE}")
+        port = _number(environment, "MASTER_PORT")
+        if not 0 < port < 1 << 16:
+            raise SettingError(f"MASTER_PORT={port}: a port is a number from 1 to 65535")
+        return cls(
+            rank=rank,
+            size=size,
+            local_rank=_number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else rank,
+            host=environment["MASTER_ADDR"],
+            port=port,
+            has_launcher_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+
+    @property
+    def holds_store(self) -> bool:
+        """Whether this process holds the store."""
+        return self.rank == 0 and not self.has_launcher_store
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    if not text:
+        raise SettingError(f"{name} is not set; {_ADVICE}")
+    if not text.isdecimal():
+        raise SettingError(f"{name}={text}: must be a whole number; {_ADVICE}")
+    return int(text)
+
+
+def open_store(place: Place, wait_s: float, *, again: bool = False) -> Store:
+    """Connect to the store; rank 0 makes it where the launcher does not hold it.
+
+    Args:
+        place: where it is.
+        wait_s: how long to try.
+        again: whether this is one more connection of a process that has one.
+
+    Raises:
+        SettingError: the port is in use.
+        RankError: nothing answers there.
+    """
+
+    def connect() -> Store:
+        return TCPStore(
+            place.host,
+            place.port,
+            is_master=place.holds_store and not again,
+            timeout=timedelta(seconds=2 * wait_s),  # it would try again, and print every try
+            wait_for_workers=False,
+        )
+
+    where = f"{place.host}:{place.port}"
+    end = time.monotonic() + wait_s
+
+    def check() -> None:
+        if time.monotonic() > end:
+            raise _unreached(place, wait_s, "no answer")
+
+    try:
+        return in_thread(connect, check)
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error) or "in use" in str(error):
+            raise SettingError(
+                f"port {place.port} of this machine is in use; choose another: torchrun --master-port, or MASTER_PORT"
+            ) from error
+        if place.holds_store:
+            raise SettingError(f"cannot listen at MASTER_ADDR {where}: {one_line(str(error), most=200)}") from error
+        raise _unreached(place, wait_s, one_line(str(error), most=200)) from error
+
+
+def _unreached(place: Place, wait_s: float, said: str) -> RankError:
+    return RankError(
+        f"rank {place.rank} did not reach the store at {place.host}:{place.port} within {wait_s:g} s ({said}): check "
+        " that rank 0 was started, and MASTER_ADDR and MASTER_PORT",
+        rank=0,
+    )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Ranks that have met.
+
+    Args:
+        name: of this generation, drawn by rank 0.
+        ranks: their processes, in order.
+    """
+
+    name: str
+    ranks: Sequence[Process]
+
+    def keys(self, store: Store) -> Store:
+        """The store, for keys of this generation alone."""
+        return PrefixStore(f"l2l_nas/{self.name}", store)
+
+
+def meet(place: Place, store: Store, wait_s: float) -> Generation:
+    """Wait until all ranks are there.
+
+    Raises:
+        RankError: some did not come in time, or ended meanwhile.
+        SettingError: they have different versions.
+    """
+    own = {
+        "nonce": uuid.uuid4().hex,
+        "process": Process.own().as_content(),
+        "versions": {"l2l_nas": __version__, "torch": torch.__version__},
+    }
+    gather = _call if place.rank == 0 else _answer
+    try:
+        name, all_ranks = gather(place, store, own, wait_s)
+    except RuntimeError as error:
+        raise RankError(f"the store ended while ranks met; see the output of rank 0 ({error})", rank=0) from error
+    for rank, one in enumerate(all_ranks):
+        for package, version in all_ranks[0]["versions"].items():
+            if one["versions"].get(package) != version:
+                other = one["versions"].get(package)
+                raise SettingError(
+                    f"rank {rank} ({one['process']['host']}) has {package} {other}, and rank 0 {version}: install the "
+                    "same everywhere"
+                )
+    return Generation(name, tuple(Process(**one["process"]) for one in all_ranks))
+
+
+def _call(place: Place, store: Store, own: dict[str, Any], wait_s: float) -> tuple[str, list[dict[str, Any]]]:
+    """As rank 0: name a generation, and list who answers."""
+    name = uuid.uuid4().hex
+    store.set("l2l_nas/generation", name)
+    came: dict[int, dict[str, Any]] = {}
+    missing = set(range(1, place.size))
+
+    def all_came() -> bool:
+        for rank in sorted(missing):
+            if store.check([f"l2l_nas/{name}/here/{rank}"]):
+                came[rank] = json.loads(store.get(f"l2l_nas/{name}/here/{rank}"))
+                missing.remove(rank)
+        for rank, one in came.items():
+            process = Process(**one["process"])
+            if process.life() is Life.ENDED:
+                raise RankError(f"rank {rank} ({process.described()}) ended while ranks met", rank=rank)
+        return not missing
+
+    if not _within(wait_s, all_came):
+        who = ", ".join(map(str, sorted(missing)))
+        raise RankError(
+            f"rank{'s' * (len(missing) > 1)} {who} of {place.size} did not come within {wait_s:g} s: see their output",
+            rank=min(missing),
+        )
+    all_ranks = [own, *(came[rank] for rank in range(1, place.size))]
+    store.set(f"l2l_nas/{name}/go", json.dumps(all_ranks))
+    return name, all_ranks
+
+
+def _answer(place: Place, store: Store, own: dict[str, Any], wait_s: float) -> tuple[str, list[dict[str, Any]]]:
+    """As any other rank: answer each generation until one counts this process in."""
+    name: str = ""
+    listed: list[dict[str, Any]] = []
+
+    def counts_me() -> bool:
+        nonlocal name, listed
+        if not store.check(["l2l_nas/generation"]):
+            return False
+        newest = store.get("l2l_nas/generation").decode()
+        if newest != name:
+            name = newest
+            store.set(f"l2l_nas/{name}/here/{place.rank}", json.dumps(own))
+        if not store.check([f"l2l_nas/{name}/go"]):
+            return False
+        listed = json.loads(store.get(f"l2l_nas/{name}/go"))
+        return len(listed) == place.size and listed[place.rank]["nonce"] == own["nonce"]
+
+    if not _within(wait_s, counts_me):
+        raise RankError(f"rank 0 of {place.size} did not begin within {wait_s:g} s: see its output", rank=0)
+    return name, listed
+
+
+def _within(wait_s: float, is_done: Callable[[], bool]) -> bool:
+    end = time.monotonic() + wait_s
+    while not is_done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,141 @@
+"""The exchange of ranks over process groups of `torch.distributed`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup, Work
+
+from l2l_nas.eps.exchange import Channel
+from l2l_nas.errors import L2LError, RankError, described, is_of_trial, raised_where
+from l2l_nas.parallel.beats import Failure
+from l2l_nas.parallel.watch import RankWatch
+
+_RECORD_BYTES = 192
+# from here on gloo gathers faster by a broadcast from each rank, two at a time: see docs/decisions.md
+_LARGE_BYTES = 4 << 20
+
+
+class GroupExchange:
+    """An `Exchange`: a process group for each channel, and a watch over the other ranks.
+
+    Tensors travel as bytes, so all dtypes do.
+
+    Args:
+        watch: of this rank.
+        size: how many ranks there are.
+        has_checks: whether ranks compare operation, shape and dtype before each exchange. Where they differ, gloo
+            would abort the process. It costs one more message each time, so only tests have it.
+    """
+
+    def __init__(self, watch: RankWatch, size: int, *, has_checks: bool = False) -> None:
+        self._watch, self._size = watch, size
+        self._groups: Mapping[Channel, ProcessGroup] = {}
+        self._has_checks = has_checks
+
+    def use(self, groups: Mapping[Channel, ProcessGroup]) -> None:
+        """Go through these groups from now on; none: no exchange is possible."""
+        self._groups = dict(groups)
+
+    @property
+    def rank(self) -> int:
+        return self._watch.rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
+        assert whole.shape == (self._size, *part.shape), f"{tuple(part.shape)} in {tuple(whole.shape)}"
+        sent, received = _bytes(part), _bytes(whole)
+        with self._watch.inside(channel, of):
+            self._compare("gathers", part, channel)
+            if len(received) >= _LARGE_BYTES:
+                whole[self.rank].copy_(part)
+                rows = received.view(self._size, -1)
+                self._watch.complete(*(self._send_of(rank, rows[rank], channel) for rank in range(self._size)))
+            elif len(sent):
+                self._watch.complete(lambda: self._groups[channel]._allgather_base(received, sent))
+
+    def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
+        assert parts.shape == received.shape
+        assert len(parts) == self._size
+        sent, got = _bytes(parts), _bytes(received)
+        with self._watch.inside(channel, of):
+            self._compare("swaps", parts, channel)
+            if len(sent):
+                self._watch.complete(lambda: self._groups[channel].alltoall_base(got, sent, [], []))
+
+    def _send_of(self, rank: int, row: Tensor, channel: Channel) -> Callable[[], Work | None]:
+        return lambda: distributed.broadcast(row, group_src=rank, group=self._groups[channel], async_op=True)
+
+    def note(self, what: str) -> None:
+        """Say what this rank does from now on, for the errors of others; it also counts as progress."""
+        self._watch.note(what)
+
+    def refuse(self, error: BaseException) -> NoReturn:
+        """Have the other ranks raise a `RankError` that names this one, and raise the error.
+
+        An error that came from another rank is known already, and is raised only.
+        """
+        if not isinstance(error, RankError):
+            self.tell(error)
+        raise error
+
+    def tell(self, error: BaseException) -> Failure:
+        """Have the other ranks raise a `RankError`; returns the failure that counts, which may be another rank's."""
+        said = described(error, most=600)
+        kind = type(error).__name__
+        # our own errors are sentences that say where
+        text = said if isinstance(error, L2LError) or said == kind else f"{kind}: {said}{raised_where(error)}"
+        return self._watch.failed_here(text, goes_on=is_of_trial(error))
+
+    def _compare(self, what: str, tensor: Tensor, channel: Channel) -> None:
+        if not self._has_checks:
+            return
+        text = f"{what} {tuple(tensor.shape)} {tensor.dtype}".encode()[:_RECORD_BYTES]
+        own = torch.frombuffer(bytearray(text.ljust(_RECORD_BYTES)), dtype=torch.uint8)
+        records = torch.empty(self._size * _RECORD_BYTES, dtype=torch.uint8)
+        self._watch.complete(lambda: self._groups[channel]._allgather_base(records, own))
+        texts = [bytes(one.tolist()).decode().rstrip() for one in records.view(self._size, -1)]
+        for rank, other in enumerate(texts):
+            if other != texts[0]:
+                line = f"in {channel.value}, rank 0 {texts[0]}, and rank {rank} {other}"
+                raise self._watch.report(Failure(line, by=self.rank)).as_error()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The same memory as one row of bytes."""
+    assert tensor.device.type == "cpu", "tensors of an exchange lie in host memory"
+    assert tensor.is_contiguous()
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+class WatchedReducer:
+    """Sums over the ranks that share a layer, under the watch: a `Reducer` of `parallel/collectives.py`.
+
+    One thread uses it at a time, and nothing else its group.
+
+    Args:
+        watch: of this rank.
+        group: of torch.distributed; None: all ranks, also after they joined anew.
+    """
+
+    def __init__(self, watch: RankWatch, group: ProcessGroup | None = None) -> None:
+        self._watch, self._group = watch, group
+        self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
+        members = distributed.get_process_group_ranks(group)
+        self._channel = f"divided@{','.join(map(str, members))}"
+
+    def sum(self, tensor: Tensor) -> None:
+        self._reduce(tensor, distributed.ReduceOp.SUM)
+
+    def maximum(self, tensor: Tensor) -> None:
+        self._reduce(tensor, distributed.ReduceOp.MAX)
+
+    def _reduce(self, tensor: Tensor, op: distributed.ReduceOp.RedOpType) -> None:
+        with self._watch.inside(self._channel):
+            self._watch.complete(lambda: distributed.all_reduce(tensor, op, group=self._group, async_op=True))

@@ -1,0 +1,155 @@
+"""A run on several ranks, see [Note: ranks of a run]: what they must have alike, and where each of them writes.
+
+Rank 0 has the run's folder, its log, page and terminal. The others run the same program in a folder that is thrown
+away, and show nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from l2l_nas.arguments import shown
+from l2l_nas.eps.identity import fingerprint
+from l2l_nas.errors import SettingError
+from l2l_nas.runs.fields import changed, entries, value_of
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.origin import describe_data, versions
+from l2l_nas.runs.settings import RetrainConf, SearchConf
+from l2l_nas.runs.terminal import warn
+from l2l_nas.training.consensus import Consensus
+from l2l_nas.training.problem import Problem
+
+COMMANDS = ("train", "search")  # that ranks can do together
+# what a run that goes on reads
+_READ = ("config.yaml", "log.jsonl", "study.log", "memory.json", "architecture.json", "result.json")
+
+
+@dataclass(frozen=True)
+class RunRanks:
+    """The ranks of a command.
+
+    Args:
+        consensus: between them.
+        scratch: where a rank that is not rank 0 has a folder of its own; None of rank 0.
+        be_patient: has ranks wait so many seconds for one that makes no progress.
+        shared: the folder of rank 0, of another rank.
+    """
+
+    consensus: Consensus = field(default_factory=Consensus)
+    scratch: Path | None = None
+    be_patient: Callable[[float], None] = lambda seconds: None
+    shared: RunFolder | None = None
+
+    def settled(self, conf: Any) -> tuple[Any, RunRanks]:
+        """The settings of this rank, after those of all were compared: other ranks than rank 0 have another folder.
+
+        Raises:
+            SettingError: ranks were given different settings, or one that ranks cannot have.
+        """
+        own = entries(asdict(replace(conf, folder="")))
+        compare(self.consensus, {**own, **versions()})
+        self.be_patient(conf.parallel.patience_s)
+        root = RunFolder(Path(self.consensus.first(lambda: str(Path(conf.resume or conf.folder).absolute()))))
+        ranks = self
+        if self.scratch is not None:
+            conf, ranks = replace(conf, folder=str(self.scratch / "run")), replace(self, shared=root)
+            if conf.resume:
+                _copy(root, RunFolder(Path(conf.folder)))
+                conf = replace(conf, resume=conf.folder)
+        self.consensus.any(False)  # nobody writes before all have read
+        return conf, ranks
+
+    def require_shared(self, folder: RunFolder) -> None:
+        """Refuse a folder of rank 0 that another rank does not see. Raises SettingError on all ranks."""
+        root = (self.shared or folder).root
+        self.consensus.any(False)  # rank 0 has made it
+        missing = [rank for rank, sees in enumerate(self.consensus.every(root.is_dir())) if not sees]
+        if missing:
+            raise SettingError(
+                f"rank {missing[0]} does not see {root}: weights are read there; choose a folder on a file system that "
+                "all ranks share"
+            )
+
+
+def _copy(source: RunFolder, target: RunFolder) -> None:
+    """What a run that goes on reads."""
+    target.root.mkdir(parents=True)
+    for name in _READ:
+        if (source.root / name).exists():
+            shutil.copy(source.root / name, target.root / name)
+
+
+# settings that several ranks cannot have, and why
+_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "relay.storage": (("ram",), "each of several ranks keeps its part of the states in memory"),
+    "search.storage": (("",), "a search on several ranks has its study in its folder"),
+    "search.repeats": ((None,), "several ranks do one search at a time"),
+    "search.workers": ((1,), "several ranks do each trial together"),
+    "executor.name": (("inline",), "several ranks do each trial together"),
+    "strategy.name": (("default", "random_search"), "its phases do not run on several ranks"),
+}
+
+
+def refuse_on_ranks(conf: SearchConf | RetrainConf, consensus: Consensus) -> None:
+    """Refuse settings that several ranks cannot have. Raises SettingError."""
+    if consensus.size == 1:
+        return
+    for name, (possible, why) in _REFUSED.items():
+        value = value_of(conf, name, possible[0])
+        if value not in possible:
+            raise SettingError(
+                f"{name.removesuffix('.name')}={value}: {why}; leave it out, or start it without torchrun"
+            )
+
+
+def compare(consensus: Consensus, content: Mapping[str, Any]) -> None:
+    """Refuse ranks that differ in something, by name. Raises SettingError: it names the first difference."""
+    all_ranks = consensus.every(dict(content))
+    for rank, other in enumerate(all_ranks):
+        for name in dict.fromkeys([*all_ranks[0], *other]):
+            ours, theirs = all_ranks[0].get(name), other.get(name)
+            if ours != theirs:
+                raise SettingError(
+                    f"{name} is {shown(theirs)} on rank {rank}, and {shown(ours)} on rank 0; start all ranks alike"
+                )
+
+
+def compare_problems(consensus: Consensus, problem: Problem) -> None:
+    """Refuse ranks with other data, or another pool. Raises SettingError."""
+    if consensus.size == 1:
+        return
+    data = entries(describe_data(problem.data), "data ")
+    compare(consensus, {"the search space's fingerprint": fingerprint(problem.pool), **data})
+
+
+def with_chunks(conf: Any, consensus: Consensus) -> Any:
+    """Settings with the number of chunks decided: that of the ranks, unless it was said, or the run has one."""
+    if consensus.size == 1 or conf.parallel.chunks is not None:
+        return conf
+    return changed(conf, {"parallel.chunks": consensus.size})
+
+
+def greet_ranks(console: Console, consensus: Consensus, conf: SearchConf | RetrainConf, *, samples: int) -> None:
+    """One line that says that ranks share each step.
+
+    Args:
+        samples: of the training part.
+    """
+    if consensus.size == 1:
+        return
+    chunks, size = conf.parallel.chunks, consensus.size
+    console.print(f"{size} ranks share each step and all weights (data parallel, parallel.chunks={chunks})")
+    section = conf.train
+    micro_batches = -(-min(section.batch_size, samples) // section.micro_batch)
+    if micro_batches < size:
+        warn(
+            console,
+            f"a step has {micro_batches} micro-batches, so that {size - micro_batches} of {size} ranks have none: "
+            f"train.micro_batch={max(1, section.batch_size // size)} gives each one",
+        )

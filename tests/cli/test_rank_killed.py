@@ -1,0 +1,50 @@
+"""`kill -9` of one rank of a training: the others end at once, with one line that says which and where."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runs import write_pool
+from tests.cli.test_ranks import TRAIN, Launched
+
+
+def pid_of(rank, launcher):
+    """The process of a rank, among those that torchrun started."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True, check=True)
+    for pid in listed.stdout.split():
+        if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return int(pid)
+    raise AssertionError(listed.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_rank_that_is_killed_is_named_with_what_it_did(rank, tmp_path, monkeypatch):
+    write_pool(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    launched = Launched(*TRAIN, "train.steps=100000", "folder=run")
+    end = time.monotonic() + 90
+    while "training  step" not in Path("out").read_text():
+        assert time.monotonic() < end, Path("err").read_text()
+        time.sleep(0.1)
+    time.sleep(1)
+    os.kill(pid_of(rank, launched.process.pid), signal.SIGKILL)
+    begun = time.monotonic()
+    code, _, errors = launched.ended(60)
+    assert time.monotonic() - begun < 20
+    assert code != 0
+    (line,) = errors
+    what = r"(load|send|step) \d+( of \w+/\w+)?"
+    assert re.fullmatch(
+        rf"error: rank {rank} \([^ ]+, pid \d+\) ended in step \d+(, (in|after) {what})?: "
+        "it was killed, or crashed; see its own output",
+        line,
+    ), line

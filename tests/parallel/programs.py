@@ -1,0 +1,187 @@
+"""What ranks do in tests: `python -m tests.parallel.programs NAME WORDS`, with the environment of a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from l2l_nas.eps.exchange import Channel
+from l2l_nas.errors import NonFiniteError, RankError
+from l2l_nas.parallel import meeting, processes
+from l2l_nas.parallel.entry import run_ranked
+from l2l_nas.parallel.world import World, WorldConfig
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
+
+
+def some(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """What a rank has; every rank can make that of every other one."""
+    numbers = torch.randint(-100, 100, shape, generator=torch.Generator().manual_seed(rank))
+    return numbers.to(dtype)
+
+
+def exchanges(world: World) -> None:
+    """All that is exchanged equals what plain tensors say."""
+    exchange, ranks = world.exchange, range(world.size)
+    assert (exchange.rank, exchange.size) == (world.rank, world.size)
+    for channel in Channel:
+        for dtype in DTYPES:
+            for shape in ((), (1,), (3, 5), (0, 4), (1000,)):
+                whole = torch.empty(world.size, *shape, dtype=dtype)
+                exchange.gather(some(world.rank, shape, dtype), whole, channel)
+                assert torch.equal(whole, torch.stack([some(rank, shape, dtype) for rank in ranks]))
+                rows = (world.size, *shape)
+                received = torch.empty(rows, dtype=dtype)
+                exchange.swap(some(world.rank, rows, dtype), received, channel)
+                assert torch.equal(received, torch.stack([some(rank, rows, dtype)[world.rank] for rank in ranks]))
+    large = torch.empty(world.size, 2 << 20, dtype=torch.float32)  # which goes another way
+    exchange.gather(some(world.rank, (2 << 20,), torch.float32), large, Channel.LOAD)
+    assert torch.equal(large, torch.stack([some(rank, (2 << 20,), torch.float32) for rank in ranks]))
+    total, most = some(world.rank, (70,), torch.float32), some(world.rank, (70,), torch.float32)
+    world.reducer().sum(total)
+    world.reducer().maximum(most)
+    every = torch.stack([some(rank, (70,), torch.float32) for rank in ranks])
+    assert torch.equal(total, every.sum(0))  # whole numbers
+    assert torch.equal(most, every.amax(0))
+    print("equal", flush=True)
+
+
+def step(world: World, channel: Channel = Channel.LOAD) -> None:
+    """One exchange of a few numbers."""
+    whole = torch.empty(world.size, 100)
+    world.exchange.gather(
+        torch.full((100,), float(world.rank)), whole, channel, of="b3/wide" if channel is Channel.LOAD else ""
+    )
+    assert torch.equal(whole[:, 0], torch.arange(world.size, dtype=torch.float32))
+
+
+def steps(world: World, who: str = "-1", at: str = "0", how: str = "", count: str = "1000000") -> None:
+    """Exchange again and again; before one of these exchanges, counted from 0, one rank fails."""
+    channels = list(Channel)
+    for number in range(int(count)):
+        channel = channels[number % len(channels)]
+        if number % len(channels) == 0:
+            world.exchange.note(f"step {number // len(channels)}")
+        if number == len(channels):
+            print(f"pid {os.getpid()} began", flush=True)
+        if world.rank == int(who) and number == int(at):
+            do(world, how)
+        step(world, channel)
+    print("done", flush=True)
+
+
+def do(world: World, how: str) -> None:
+    """Fail as is said."""
+    if how == "raise":
+        raise ValueError("my layer is broken")
+    if how == "memory":
+        torch.empty(1 << 60)
+    elif how == "nan":
+        raise NonFiniteError("loss", layer=None, step=7)
+    elif how == "exit":
+        sys.exit(3)
+    elif how == "crash":
+        os.abort()
+    elif how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "sleep":
+        time.sleep(3600)
+    elif how == "slow":
+        for number in range(8):
+            time.sleep(0.5)
+            world.exchange.note(f"part {number} of a long save")
+    elif how == "code":
+        raise SystemExit(0)
+    elif how == "shape":
+        world.exchange.gather(torch.ones(7), torch.empty(world.size, 7), Channel.LOAD)
+    elif how == "divided":
+        world.reducer().sum(torch.ones(7))
+    elif how == "channel":
+        step(world, Channel.SEND)
+    else:
+        raise AssertionError(how)
+
+
+def rejoins(world: World, count: str = "5") -> None:
+    """A trial of one rank fails, again and again: all begin anew, and nothing is left behind."""
+    descriptors, slowest = [], 0.0
+    for trial in range(int(count)):
+        failing = trial % world.size
+        begun = time.monotonic()
+        try:
+            for number in range(10):
+                world.exchange.note(f"trial {trial}, step {number}")
+                if number == 5 and world.rank == failing:
+                    begun = time.monotonic()
+                    try:
+                        raise NonFiniteError("loss", layer=None, step=number)
+                    except NonFiniteError as error:
+                        world.exchange.refuse(error)
+                step(world, Channel.LOAD)
+                step(world, Channel.SEND)
+            raise AssertionError("no failure")
+        except NonFiniteError:
+            assert world.rank == failing
+        except RankError as error:
+            learned = (world.rank != failing, error.rank, error.goes_on, f"in trial {trial}, step 5" in str(error))
+            assert learned == (True, failing, True, True)
+        world.rejoin()
+        step(world, Channel.STEP)
+        slowest = max(slowest, time.monotonic() - begun)
+        # the watch opens a file at times
+        descriptors.append(min(len(os.listdir("/proc/self/fd")) for _ in range(3) if not time.sleep(0.01)))
+    print(f"slowest {slowest:.3f} descriptors {descriptors}", flush=True)
+
+
+def restarts(world: World, failed: str, count: str) -> None:
+    """Fail on some rank, in other ways, until there were so many failures; then end well."""
+    before = len(list(Path(failed).parent.glob(Path(failed).name + "*")))
+    if before == int(count):
+        return steps(world, count="30")
+    world.exchange.gather(torch.ones(1), torch.empty(world.size, 1), Channel.STEP)  # both have counted
+    who = before % world.size
+    if world.rank == who:
+        Path(f"{failed}{before}").touch()
+    return steps(world, str(who), "9", ("raise", "kill")[before % 2])
+
+
+def lasts(world: World) -> None:
+    """Go on until a rank is alone, and a little longer."""
+    end = time.monotonic() + (2 if world.size == 1 else 90)
+    print(f"in a world of {world.size}", flush=True)
+    while time.monotonic() < end:
+        step(world)
+        time.sleep(0.02)
+    print(f"done in a world of {world.size}", flush=True)
+
+
+PROGRAMS = {one.__name__: one for one in (exchanges, steps, rejoins, restarts, lasts)}
+
+
+def run(words: list[str]) -> None:
+    """Run one of them, as the environment says."""
+    torch.set_num_threads(1)
+    if os.environ.get("MACHINES"):  # each rank believes that it is on another machine
+        processes._machine = lambda: f"machine {os.environ['RANK']}"
+    if os.environ.get("RANK") == "1" and "VERSION_OF_RANK_1" in os.environ:
+        meeting.__version__ = os.environ["VERSION_OF_RANK_1"]
+    if os.environ.get("LONELY") == os.environ.get("RANK"):
+        time.sleep(60)
+    config = WorldConfig(
+        patience_s=float(os.environ.get("PATIENCE_S", "20")),
+        join_s=float(os.environ.get("JOIN_S", "60")),
+        has_checks=os.environ.get("CHECKS", "1") == "1",
+    )
+    name, *rest = words
+    run_ranked(lambda world: PROGRAMS[name](world, *rest), config)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])
