@@ -3,7 +3,7 @@
     python -m tests.parallel.same_bits FOLDER CASE[,CASE...] [FIRST LAST WEIGHTS]
 
 With a folder of weights it goes on from there, trains the steps from FIRST to before LAST, and saves its weights.
-Without torchrun's variables it is the one process to compare with.
+Without torchrun's variables it is the one process to compare with. SAME_BITS_DEVICE is where layers run, for all ranks.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from tests.toys import (
     unet_pool,
 )
 
+DEVICE = os.environ.get("SAME_BITS_DEVICE", "cpu")
 VOCABULARY, WIDTH, LENGTH, BATCH, STEPS, CHUNKS = 61, 128, 8, 9, 20, 4
 
 
@@ -147,7 +148,7 @@ def run(name: str, exchange, first=0, last=STEPS, weights=None) -> dict:
     folder = tempfile.TemporaryDirectory()
     storage = FileStorage(Path(folder.name)) if options.pop("files", False) else None
     server = server_of(pool, exchange, optimizer=optimizer, seed=5, storage=storage)
-    relay = Relay(server, device="cpu", seed=3, chunks=CHUNKS, **options)
+    relay = Relay(server, device=DEVICE, seed=3, chunks=CHUNKS, **options)
     if relay.precision == "fp16":
         server.gradients.loss_scale.scale = 2.0**26  # so that some steps overflow
     checkpoint = None if weights is None else Checkpoint(weights)
@@ -181,7 +182,7 @@ def run(name: str, exchange, first=0, last=STEPS, weights=None) -> dict:
     if storage is not None:
         storage.close()
     folder.cleanup()
-    digest = hashlib.sha256(outputs[0].contiguous().numpy().tobytes()).hexdigest()
+    digest = hashlib.sha256(outputs[0].cpu().contiguous().numpy().tobytes()).hexdigest()
     return {
         "results": results, "tensors": tensors, "outputs": digest, "put_back": relay.put_back, "host_bytes": host_bytes,
     }  # fmt: skip
@@ -190,6 +191,9 @@ def run(name: str, exchange, first=0, last=STEPS, weights=None) -> dict:
 def main(exchange) -> None:
     folder, names = Path(sys.argv[1]), sys.argv[2].split(",")
     torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
     steps = [int(word) for word in sys.argv[3:5]] + [Path(word) for word in sys.argv[5:]]
     found = {name: run(name, exchange, *steps) for name in names}
     (folder / f"{exchange.rank}.json").write_text(json.dumps(found))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.parallel.ranked import ROOT, free_port
 from tests.parallel.same_bits import CASES, POOL_CASES
@@ -81,6 +82,13 @@ def test_four_ranks_train_to_the_same_bits(tmp_path):
     names = ["threads", "tied_ahead", "elastic_ahead", "losses_eager"]
     expected = assert_same_bits(tmp_path, names, [4])
     assert expected["threads"]["put_back"] >= 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("names", [list(CASES), list(POOL_CASES)], ids=["settings", "pools"])
+def test_ranks_whose_layers_run_on_one_cuda_device_train_to_the_same_bits(tmp_path, monkeypatch, names):
+    monkeypatch.setenv("SAME_BITS_DEVICE", "cuda")
+    assert_same_bits(tmp_path, names, [2])
 
 
 def files_of(weights):
