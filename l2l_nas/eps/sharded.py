@@ -103,7 +103,9 @@ class ShardedInbox(GradientInbox):
         whole = block.memory[: cut.rules.layout.parameter_bytes]
         received = self._received.of(size, cut.part_bytes)
         if cut.is_whole:
-            self._exchange.gather(whole, received, Channel.SEND, of=key)
+            own = self._sent.of(1, len(whole))[0]  # `whole` may lie on the device
+            own.copy_(whole)
+            self._exchange.gather(own, received, Channel.SEND, of=key)
         else:
             rows = self._sent.of(size, cut.part_bytes)
             cut.take_apart(whole, rows)

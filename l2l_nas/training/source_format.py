@@ -26,6 +26,8 @@ from l2l_nas.training.formats import Call, ExportError, ExportSource, Format, mo
 _LAYERS = "l2l_nas.layers"
 # what layers may import beside each other, and what it is called beside the network
 _SHARED = {"l2l_nas.errors": "l2l_errors", "l2l_nas.space.losses": "l2l_losses"}
+# what layers import for their plan of division among ranks, which is left out of the files
+_DIVISION, _PLAN = "l2l_nas.space.split", "splits"
 _HEAD = '''"""A network that l2l_nas found: its layers in order; its weights are in network.safetensors.
 
     python -c "import network; print(network.load())"
@@ -147,10 +149,10 @@ def _flat(module: str) -> str:
 
 
 def _imports(module: str) -> Iterator[str]:
-    """The modules of l2l_nas that a module imports from."""
+    """The modules of l2l_nas that a module imports from, but for its plan of division."""
     for node in ast.walk(ast.parse(inspect.getsource(importlib.import_module(module)))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("l2l_nas"):
-            yield node.module
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("l2l_nas") and node.module != _DIVISION:
+            yield str(node.module)
 
 
 def _with_imported(modules: set[str]) -> list[str]:
@@ -169,8 +171,18 @@ def _with_imported(modules: set[str]) -> list[str]:
 
 
 def _freed(module: str) -> str:
-    """The source of a module, with what it imports of `l2l_nas.layers` taken from the files beside it."""
+    """The source of a module without plans of division; it imports of `l2l_nas.layers` from the files beside it."""
     text = inspect.getsource(importlib.import_module(module))
+    lines = text.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(text)):
+        is_plan = isinstance(node, ast.FunctionDef) and node.name == _PLAN
+        if is_plan or (isinstance(node, ast.ImportFrom) and node.module == _DIVISION):
+            assert isinstance(node, ast.stmt)
+            start, end = node.lineno - 1, node.end_lineno or node.lineno
+            while is_plan and not lines[start - 1].strip():  # with the blank lines before it
+                start -= 1
+            lines[start:end] = [""] * (end - start)
+    text = "".join(lines)
     for other in _imports(module):
         text = text.replace(f"from {other} import", f"from {_flat(other)} import")
     return text

@@ -259,7 +259,7 @@ def test_a_sweep_of_repeats_compares_their_means(pool, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", [["search.time=3s"], ["search.trainings=3", "search.finalist_steps=20"]])
+@pytest.mark.parametrize("said", [["search.time=12s"], ["search.trainings=3", "search.finalist_steps=20"]])
 def test_a_time_or_trainings_are_divided_once_for_all_repeats(pool, tmp_path, said):
     assert main(["search", "space.pool=tiny.py:build", *said, "export=false", "search.repeats=2", "folder=run"]) == 0
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ast
 import importlib
 import json
+import pkgutil
 import re
 from functools import partial
 
@@ -18,6 +20,7 @@ from l2l_nas import (
     Regression,
     Relay,
     TensorSpec,
+    layers,
     plain_module,
 )
 from l2l_nas.errors import SettingError
@@ -27,7 +30,7 @@ from l2l_nas.training.data import Data, Split
 from l2l_nas.training.export import FORMATS, ExportError, build_network, export_network
 from l2l_nas.training.fit import evaluate
 from l2l_nas.training.formats import ExportSource, largest_difference
-from l2l_nas.training.source_format import _importable
+from l2l_nas.training.source_format import _freed, _importable, _with_imported
 from tests.toys import NextToken, language_pool, random_data, repeated_pool
 from tests.training.exports import linear_problem, made
 
@@ -68,6 +71,15 @@ def test_the_network_is_the_relay_s_bit_for_bit(pool, choices):
         outputs = build_network(server, architecture)(*inputs)
     got = outputs if isinstance(outputs, tuple) else (outputs,)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(layers.__path__)])
+def test_files_of_layers_leave_without_the_rest_of_the_package(name):
+    for module in _with_imported({f"l2l_nas.layers.{name}"}):
+        nodes = list(ast.walk(ast.parse(_freed(module))))
+        imported = [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+        assert not [other for other in imported if other.startswith("l2l_nas")], module
+        assert "Splits" not in {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def test_a_tied_weight_is_one_parameter_and_a_layer_used_twice_one_module():
