@@ -185,13 +185,27 @@ def run(name: str, exchange, first=0, last=STEPS, weights=None) -> dict:
     digest = hashlib.sha256(outputs[0].cpu().contiguous().numpy().tobytes()).hexdigest()
     return {
         "results": results, "tensors": tensors, "outputs": digest, "put_back": relay.put_back, "host_bytes": host_bytes,
+        "races": races(),
     }  # fmt: skip
+
+
+def races() -> dict[str, int]:
+    """Accesses that raced since the last call, which the simulated accelerator alone sees."""
+    if DEVICE != "simulated":
+        return {}
+    from tests.accelerator.simulated import library
+
+    return library.races()
 
 
 def main(exchange) -> None:
     folder, names = Path(sys.argv[1]), sys.argv[2].split(",")
     torch.set_num_threads(1)
-    if DEVICE == "cuda":
+    if DEVICE == "simulated":
+        from tests.accelerator import simulated
+
+        simulated.use()
+    elif DEVICE == "cuda":
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
     steps = [int(word) for word in sys.argv[3:5]] + [Path(word) for word in sys.argv[5:]]

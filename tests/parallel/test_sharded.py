@@ -10,8 +10,11 @@ import sys
 import pytest
 import torch
 
+from tests.accelerator.build import build, compiler
 from tests.parallel.ranked import ROOT, free_port
 from tests.parallel.same_bits import CASES, POOL_CASES
+
+ON_DEVICE = [name for name in CASES if name != "all"]  # ranks' states live on the host
 
 
 def started(size, module, *words, seconds=250):
@@ -50,6 +53,7 @@ def assert_same_bits(tmp_path, names, sizes):
                 if name in CASES:
                     whole = expected[name]["host_bytes"]
                     assert found[name]["host_bytes"] < whole * (1 / size + 0.2), (name, size)
+                assert found[name]["races"] == {}, (name, size, rank)
     return expected
 
 
@@ -85,10 +89,23 @@ def test_four_ranks_train_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-@pytest.mark.parametrize("names", [list(CASES), list(POOL_CASES)], ids=["settings", "pools"])
+@pytest.mark.parametrize("names", [ON_DEVICE, list(POOL_CASES)], ids=["settings", "pools"])
 def test_ranks_whose_layers_run_on_one_cuda_device_train_to_the_same_bits(tmp_path, monkeypatch, names):
     monkeypatch.setenv("SAME_BITS_DEVICE", "cuda")
     assert_same_bits(tmp_path, names, [2])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason="the simulated accelerator needs a C++ compiler")
+@pytest.mark.parametrize(
+    "names", [["threads", "host", "tied_ahead"], pytest.param([*ON_DEVICE, *POOL_CASES], marks=pytest.mark.long)],
+    ids=["some", "all"],
+)  # fmt: skip
+def test_ranks_on_the_simulated_accelerator_train_to_the_same_bits_without_a_race(tmp_path, monkeypatch, names):
+    build()
+    monkeypatch.setenv("SAME_BITS_DEVICE", "simulated")
+    expected = assert_same_bits(tmp_path, names, [2])
+    assert [one["races"] for one in expected.values()] == [{}] * len(names)
 
 
 def files_of(weights):
