@@ -75,6 +75,7 @@ class FileStorage:
         frames: how many states are in memory at once. At most three are in use (one is loaded, one updated, one gets
             its buffers); further ones are filled ahead.
         cached_bytes: of files that the system's page cache may keep; None: half of the memory that is free now.
+        sharers: how many processes share that half, such as ranks.
 
     Attributes:
         bytes_written: to files since the beginning.
@@ -89,13 +90,18 @@ class FileStorage:
     is_lasting = False
     is_shared = False
 
-    def __init__(self, folder: Path, *, frames: int = FRAMES, cached_bytes: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, frames: int = FRAMES, cached_bytes: int | None = None, sharers: int = 1
+    ) -> None:
         check_count("FileStorage: frames", frames, least=1, most=_MOST_FRAMES)
+        check_count("FileStorage: sharers", sharers, least=1)
         folder = check_path("FileStorage: folder", folder)
         if cached_bytes is not None:
             check_count("FileStorage: cached_bytes", cached_bytes)
         # what is left of them
-        self._cached_bytes = int(_CACHED_SHARE * free_memory_bytes()) if cached_bytes is None else cached_bytes
+        if cached_bytes is None:
+            cached_bytes = int(_CACHED_SHARE * free_memory_bytes()) // sharers
+        self._cached_bytes = cached_bytes
         self._reader = _ReadAhead(scratch.Scratch(folder), frames)
         self._table, self._records, self._changed = self._reader.table, self._reader.records, self._reader.changed
         self.bytes_written = self.misses = 0

@@ -15,6 +15,7 @@ from l2l_nas.cost.closed_form import num_parameters, pool_bytes
 from l2l_nas.cost.device import device_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.table import unmeasured
+from l2l_nas.eps.exchange import wait_for_all
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.layout import layout_of
@@ -147,7 +148,8 @@ def at_work(
     A folder that nothing was written into is removed before others may have it: whoever is refused removes none.
 
     Args:
-        shared: the folder of rank 0, of a rank that has its own one beside it: there the weights are.
+        shared: the folder of rank 0, of a rank that has its own one beside it: there the weights are, and the files of
+            its states.
 
     Raises:
         StorageError: another process is at work there.
@@ -159,8 +161,10 @@ def at_work(
             for place, source in ((folder.weights, shared.weights), (folder.best, shared.best)):
                 place.symlink_to(source.absolute())
         if conf.storage == "file":
-            left.callback(remove_if_empty, folder.pool)
-            server.move_to(left.enter_context(contextlib.closing(FileStorage(folder.pool))))
+            pool, size = (shared or folder).pool, server.exchange.size
+            wait_for_all(server.exchange)  # rank 0 has removed there what was left
+            left.callback(remove_if_empty, pool)
+            server.move_to(left.enter_context(contextlib.closing(FileStorage(pool, sharers=size))))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runs import write_pool
-from tests.cli.test_ranks import TRAIN, Launched
+from tests.cli.test_ranks import TRAIN, Launched, alone, together, weights
 
 
 def pid_of(rank, launcher):
@@ -48,3 +49,27 @@ def test_a_rank_that_is_killed_is_named_with_what_it_did(rank, tmp_path, monkeyp
         "it was killed, or crashed; see its own output",
         line,
     ), line
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_states_in_files_of_ranks_are_gone_after_a_kill_and_the_run_goes_on_as_one_and_as_four(tmp_path, monkeypatch):
+    write_pool(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = (*TRAIN, "relay.storage=file", "parallel.chunks=4", "export=false")
+    launched = Launched(*words, "train.steps=100000", "folder=run")
+    manifest, end = Path("run/weights/manifest.json"), time.monotonic() + 90
+    while not manifest.exists():
+        assert time.monotonic() < end, Path("err").read_text()
+        time.sleep(0.1)
+    assert len(list(Path("run/pool").glob("*/in-use"))) == 2  # each rank has a folder of its own
+    os.kill(pid_of(1, launched.process.pid), signal.SIGKILL)
+    assert launched.ended(60)[0] != 0
+    step = json.loads(manifest.read_text())["extra"]["step"]
+    assert list(Path("run/pool").iterdir()) != []  # of the rank that was killed
+    alone("train", "space.pool=tiny.py:build", "resume=run", f"train.steps={step + 4}")
+    together("train", "space.pool=tiny.py:build", "resume=run", f"train.steps={step + 8}", size=4)
+    assert not Path("run/pool").exists()
+    alone(*TRAIN, "parallel.chunks=4", "export=false", f"train.steps={step + 8}", "folder=one")
+    assert weights("run/weights") == weights("one/weights")

@@ -107,7 +107,7 @@ def test_two_ranks_train_to_the_bits_of_one_process_and_go_on_as_one_and_as_two(
     assert "2 ranks share each step and all weights (data parallel, parallel.chunks=2)" in out
     assert out.count("last (step 8)") == 1
     alone("train", "space.pool=tiny.py:build", "resume=two", "train.steps=16")
-    together("train", "space.pool=tiny.py:build", "resume=two", "train.steps=24", "export=true")
+    together("train", "space.pool=tiny.py:build", "resume=two", "train.steps=24", "export=true", "relay.storage=file")
     assert result("two") == result("one")
     assert weights("two/weights") == weights("one/weights")
     assert weights("two/best") == weights("one/best")
@@ -298,6 +298,7 @@ def test_a_trial_that_fails_on_one_rank_is_a_failed_trial_of_all():
         (["search.workers=2"], "search.workers=2: several ranks do each trial together; leave it out"),
         (["search.repeats=2"], "search.repeats: several ranks do one search at a time"),
         (["strategy=blockwise"], "strategy=blockwise: its phases do not run on several ranks"),
+        (["relay.storage=tiny.py:build"], "relay.storage=tiny.py:build: each of several ranks keeps its part"),
         (["search.storage=sqlite:///study.db"], "search.storage=sqlite:///study.db: a search on several ranks has"),
     ],
 )
