@@ -41,6 +41,7 @@ from l2l_nas.runs.build import build_relay, build_scorer, check_memory, decide_m
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.learn_from import Learned, learned_by
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.mesh import check_mesh
 from l2l_nas.runs.numbers import budget_of, decide_numbers
 from l2l_nas.runs.ranks import compare_problems, refuse_on_ranks, with_chunks
 from l2l_nas.runs.saved import read_enqueued
@@ -155,6 +156,7 @@ def build_components(
     consensus = consensus or Consensus()
     conf = with_chunks(conf, consensus)
     refuse_on_ranks(conf, consensus)
+    check_mesh(conf.parallel, consensus.size)
     schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
     problem, server = _problem_and_server(conf, objects, consensus.exchange)
     compare_problems(consensus, problem)

@@ -83,12 +83,22 @@ class ObjectivesConf:
 
 
 @dataclass(frozen=True)
-class ParallelConf:
-    """Ranks that torchrun starts, which share each step."""
+class MeshConf:
+    """Ranks that share each step."""
 
+    data: Optional[int] = setting(
+        None, "ranks that share the samples; null: all others", least=1, most=65536, is_inherited=False, resume=FREE
+    )
+    tensor: int = setting(1, "ranks that share each layer", least=1, most=65536, is_inherited=False, resume=FREE)
     chunks: Optional[int] = setting(
         None, "parts of a step, summed in pairs; null: ranks", least=1, is_inherited=False, resume=stays(TRAINED)
     )
+
+
+@dataclass(frozen=True)
+class ParallelConf(MeshConf):
+    """Ranks that torchrun starts, which share each step."""
+
     patience_s: float = setting(20.0, "seconds to wait for a rank that hangs", least=1, is_inherited=False, resume=FREE)
 
 

@@ -30,6 +30,7 @@ from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.mesh import check_mesh
 from l2l_nas.runs.origin import (
     NO_TEST,
     describe_data,
@@ -89,6 +90,7 @@ class TrainRun:
         start = training_start(conf, self.folder, given=given)
         conf = with_chunks(completed(replace(start.conf, folder=str(self.folder.root), resume="")), consensus)
         refuse_on_ranks(conf, consensus)
+        check_mesh(conf.parallel, consensus.size)
         check_bounds(conf)
         section = conf.train
         self.pace = Pace(section.steps, section.validation_steps, section.recalibrate, section.checkpoint_seconds)
