@@ -95,6 +95,7 @@ def test_a_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch, 
     assert "standard error" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_executor(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -47,7 +47,14 @@ def test_shapes_agree_and_end_in_ten_classes(space):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("space", [space for space in builtin_spaces() if space not in LANGUAGE])
+@pytest.mark.parametrize(
+    "space",
+    [
+        pytest.param(space, marks=pytest.mark.long) if space == "mobilenet" else space  # it takes a minute
+        for space in builtin_spaces()
+        if space not in LANGUAGE
+    ],
+)
 def test_a_small_search_runs(space, tmp_path):
     sizes = {"unet": {"channels": 4, "samples": 1}, "encoder_decoder": {"hidden": 8, "heads": 2, "depth": 2}}
     sizes |= {"nas_bench_201": {"channels": 4, "depth": 1}, "nasbench_macro": {"channels": 4}}
@@ -66,6 +73,7 @@ def test_the_default_space_has_1_7_million_networks():
     assert load_problem("digits_conv", {}, source="digits", validation_fraction=0.2).pool.size == 6**8
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_other_images_fit_when_their_shape_is_named():
     for space in CLASSIFIERS:

@@ -139,7 +139,9 @@ def test_the_built_in_space_of_rankings_takes_the_images_there_are(tmp_path, mon
     ("words", "rows"),
     [
         (["--training-steps", "15"], 7),
-        (["--trial-weights", "shared", "--warmup-steps", "4", "--training-steps", "15"], 8),
+        pytest.param(
+            ["--trial-weights", "shared", "--warmup-steps", "4", "--training-steps", "15"], 8, marks=pytest.mark.long
+        ),
     ],
 )
 def test_the_bench_of_the_search_s_stages_writes_a_table_and_a_picture(tmp_path, monkeypatch, capsys, words, rows):
@@ -255,6 +257,7 @@ def test_sides_that_do_not_compute_the_same_are_exit_code_1(tmp_path, monkeypatc
     assert (tmp_path / "out" / "depth.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_long_bench_says_how_far_it_is(tmp_path):
     words = ["switching", "--folder", "out", "--device", "cpu", "--depth", "4", "--steps", "400"]

@@ -117,6 +117,7 @@ def test_a_study_in_a_database_has_one_driver_and_goes_on_after_a_kill(server, s
     assert f"storage: postgresql+psycopg://searcher@127.0.0.1:{server.port}/studies" in config
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_database_that_goes_down_is_waited_for_and_one_that_stays_down_is_a_clean_stop(

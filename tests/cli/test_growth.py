@@ -153,6 +153,7 @@ def test_a_pool_that_is_not_the_same_grown_is_refused_in_one_line(refused, finis
     assert (finished / "study.log").read_bytes() == before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kill_9_at_any_moment_of_the_change_leaves_a_study_that_goes_on(finished):

@@ -68,7 +68,9 @@ def check_fates(fates, code, errors, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("plugin", "launcher"), [("submitit", SUBMITIT), ("joblib", JOBLIB)])
+@pytest.mark.parametrize(
+    ("plugin", "launcher"), [("submitit", SUBMITIT), pytest.param("joblib", JOBLIB, marks=pytest.mark.long)]
+)
 def test_a_run_that_is_refused_takes_no_other_along(words, tmp_path, plugin, launcher):
     pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
     fates = ("refused", "fine")
@@ -84,7 +86,10 @@ def test_a_run_that_is_refused_takes_no_other_along(words, tmp_path, plugin, lau
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plugin", "launcher", "error"),
-    [("submitit", SUBMITIT, "UncompletedJobError"), ("joblib", JOBLIB, "TerminatedWorkerError")],
+    [
+        ("submitit", SUBMITIT, "UncompletedJobError"),
+        pytest.param("joblib", JOBLIB, "TerminatedWorkerError", marks=pytest.mark.long),
+    ],
 )
 def test_a_killed_run_ends_a_sweep_of_combinations_with_one_line(words, tmp_path, plugin, launcher, error):
     pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
@@ -104,6 +109,7 @@ def test_a_killed_run_ends_a_sweep_of_combinations_with_one_line(words, tmp_path
 SAMPLED = ["hydra/sweeper=l2l", "hydra.sweeper.sampler=random", "hydra.sweeper.trials=2"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_with_joblib_a_sampler_learns_what_became_of_every_run_of_a_batch(words, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -122,6 +128,7 @@ def test_with_joblib_a_sampler_learns_what_became_of_every_run_of_a_batch(words,
     assert "warm-up" not in out  # processes that share a terminal do not all write to it
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_run_ends_a_sampled_sweep_with_one_line_and_goes_on_with_it(words, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")

@@ -118,6 +118,7 @@ def test_trainings_are_swept_as_searches_are(pool, tmp_path, capsys):
     assert contents(tmp_path / "trained") == before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -215,6 +216,7 @@ def test_words_that_lead_nowhere_are_one_line(tmp_path, refused, words, says):
     assert says in refused(*words)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_sweep_goes_on_with_its_own_data_and_asks_for_what_it_may_not_import(tmp_path, pool, capsys, refused):
     rng = np.random.default_rng(0)

@@ -243,6 +243,7 @@ def test_what_one_repeat_alone_has_is_asked_of_it(repeated, refused, words):
     assert "run holds repeats of a search; name one of them, such as run=run/repeats/0" in said
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_sweep_of_repeats_compares_their_means(pool, tmp_path, capsys):
     words = [word for word in WORDS if not word.startswith("folder")]
@@ -259,7 +260,10 @@ def test_a_sweep_of_repeats_compares_their_means(pool, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", [["search.time=12s"], ["search.trainings=3", "search.finalist_steps=20"]])
+@pytest.mark.parametrize(
+    "said",
+    [["search.time=12s"], pytest.param(["search.trainings=3", "search.finalist_steps=20"], marks=pytest.mark.long)],
+)
 def test_a_time_or_trainings_are_divided_once_for_all_repeats(pool, tmp_path, said):
     assert main(["search", "space.pool=tiny.py:build", *said, "export=false", "search.repeats=2", "folder=run"]) == 0
 

@@ -137,6 +137,7 @@ def test_a_stopped_run_has_a_page_that_says_so_and_one_that_went_on_too(pool, tm
     assert "2 sessions" in text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_warm_up_that_was_stopped_tells_its_coverage(pool, tmp_path) -> None:
     process = start(*WORDS, "search.warmup_steps=100000", "folder=run", cwd=tmp_path)
@@ -177,6 +178,7 @@ def test_a_page_that_cannot_be_written_costs_a_warning_not_the_search(pool, tmp_
     assert not list((tmp_path / "run").glob(".report*"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_search_that_fails_says_why_on_its_page(pool, tmp_path, refused) -> None:
     (tmp_path / "bad.py").write_text(
@@ -203,6 +205,7 @@ def refused_after_output(words) -> str:
     return done.stderr.strip()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_page_needs_no_matplotlib(finished) -> None:
     code = (

@@ -120,6 +120,7 @@ def test_what_was_tried_before_is_no_run_and_a_spent_space_ends_the_sweep(pool, 
     assert "fewer than the 8 runs asked for: the sampler proposes no others" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
     assert "no setting 'hydra.sweeper.trails'; did you mean 'hydra.sweeper.trials'?" in refused(
@@ -209,6 +210,7 @@ def test_a_run_that_outlived_its_sweep_is_waited_for_and_counted(pool, tmp_path,
     assert [trial.state.name for trial in saved(tmp_path / "sweep").trials] == ["COMPLETE", "COMPLETE"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on_and_is_held_against_no_run(pool, tmp_path):
     process = start(*WORDS, "search.trials=300", "folder=sweep", cwd=tmp_path)

@@ -42,7 +42,7 @@ def written(folder: Path) -> bytes:
         (f"grpc://me:{SECRET}@127.0.0.1:1", []),
     ],
 )
-@pytest.mark.parametrize("given", ["config", "words"])
+@pytest.mark.parametrize("given", [pytest.param("config", marks=pytest.mark.long), "words"])
 def test_a_password_is_neither_written_nor_shown(pool, tmp_path, capsys, address, sweep, given):
     pytest.importorskip("psycopg")
     words = ["search", *sweep, f"space.pool={pool}", *TINY, "folder=out"]

@@ -179,7 +179,12 @@ def session_of(process) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["warm-up", "search"])
 @pytest.mark.parametrize(
-    "words", [(), ("search.workers=2",), ("executor=dask",), ("executor=ray",), ("executor=own.py:threads",)]
+    "words",
+    [
+        (),
+        ("search.workers=2",),
+        *(pytest.param((f"executor={name}",), marks=pytest.mark.long) for name in ("dask", "ray", "own.py:threads")),
+    ],
 )
 def test_ctrl_c_ends_a_search_alike_with_any_executor_and_leaves_nothing(pool, tmp_path, words, moment):
     for name in ("dask", "ray"):
@@ -271,10 +276,10 @@ RACE = ["search.trial_weights=scratch", "search.finalists=2", "search.finalist_s
         ["executor=processes"],
         ["relay.precision=bf16"],
         ["relay.precision=fp16", "relay.update=exact"],
-        ["relay.precision=fp16", "relay.update=exact", *RACE],
-        ["relay.precision=bf16", FORK],
-        ["search.steps_per_trial=0", "search.population=4"],
-        [*RACE, "search.early_stop=halving"],
+        pytest.param(["relay.precision=fp16", "relay.update=exact", *RACE], marks=pytest.mark.long),
+        pytest.param(["relay.precision=bf16", FORK], marks=pytest.mark.long),
+        pytest.param(["search.steps_per_trial=0", "search.population=4"], marks=pytest.mark.long),
+        pytest.param([*RACE, "search.early_stop=halving"], marks=pytest.mark.long),
         ["executor=own.py:threads", *RACE],
         ["executor=own.py:threads", FORK, "search.early_stop=halving", "search.steps_per_trial=8"],
     ],
@@ -328,10 +333,11 @@ class Bad(nn.Tanh):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (
+        pytest.param(
             POOL.replace("nn.Tanh", "Bad").replace("def pool(", BAD + "def pool("),
             r"error: failed trials in a row: \d+, .*candidate 'tanh': its layer raised ValueError: no luck "
             r"\(tiny.py, line 9\); .* 'search\.retire=\[\*/tanh\]'\n",
+            marks=pytest.mark.long,
         ),
         (
             "import os\n" + POOL.replace("*data(samples)", "*data(samples + os.getpid() % 97)"),
@@ -355,6 +361,7 @@ def test_what_goes_wrong_in_a_worker_is_one_line(pool, tmp_path, capsys, source,
     assert re.fullmatch(said, capsys.readouterr().err)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_time_is_divided_once_and_not_by_every_worker(pool, tmp_path, capsys):
     words = ["search.time=5s", "search.workers=2", "search.finalists=1", "search.baseline=random", "export=false"]

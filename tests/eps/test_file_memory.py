@@ -89,6 +89,7 @@ def test_a_pool_of_three_times_the_memory_there_is_trains_in_files_and_dies_in_m
     assert in_files["states"] == candidates * DEPTH
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells anonymous memory")
 def test_memory_does_not_grow_with_the_pool(tmp_path):

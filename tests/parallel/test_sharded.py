@@ -81,6 +81,7 @@ def test_every_kind_of_pool_trains_to_the_same_bits(tmp_path, part):
     assert any(one["put_back"] for one in expected.values())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_four_ranks_train_to_the_same_bits(tmp_path):
     names = ["threads", "tied_ahead", "elastic_ahead", "losses_eager"]

@@ -23,7 +23,9 @@ def rendezvous(kind):
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("kind", ["standalone", "static", "c10d"])
+@pytest.mark.parametrize(
+    "kind", ["standalone", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("static", "c10d"))]
+)
 def test_a_run_that_was_restarted_ends_well(kind, tmp_path):
     words = ("-m", PROGRAM, "restarts", tmp_path / "failed", 2)
     ended = torchrun(tmp_path, *rendezvous(kind), *TWO, "--max-restarts", 2, *words, PATIENCE_S=5)

@@ -44,9 +44,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in SUITES]
-)
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in ALWAYS else [pytest.mark.slow, *([pytest.mark.long] if name == "equivalence" else [])]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in SUITES])
 def test_tests_pass_on_it_without_a_race(name: str, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--device") == "simulated":
         pytest.skip("runs on the host, and starts the tests that run on it")

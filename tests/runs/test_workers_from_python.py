@@ -79,6 +79,7 @@ def test_a_notebook_searches_with_two_workers_on_a_problem_of_its_own_cells(tmp_
     check(tmp_path / "run")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_script_without_a_guard_is_not_run_again_by_its_workers(tmp_path):
     (tmp_path / "script.py").write_text(PROBLEM + SEARCH)

@@ -264,6 +264,7 @@ def test_a_generator_that_nobody_can_seed_is_refused():
         Data.from_dataset(Unseeded())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_loader_s_way_to_start_processes_is_taken(path):
     data = Data.from_dataset(DataLoader(OpensLate(path), num_workers=1, multiprocessing_context="spawn"))

@@ -238,6 +238,7 @@ print(1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if 
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_logits_of_2_gib_are_scored_within_one():
     done = subprocess.run(

@@ -57,6 +57,7 @@ def test_without_the_device_it_ends_in_one_line(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_sections_run_and_each_prediction_stands_beside_what_was_measured(tmp_path):
     done = run(tmp_path, "--quick", "--device", "cpu", "--hardware", "laptop")

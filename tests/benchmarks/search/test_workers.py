@@ -39,6 +39,7 @@ def test_speed_and_quality_are_compared_round_by_round(tmp_path, monkeypatch):
 _FOUND = workers.WorkersRun(seconds=2.0, trial_seconds=0.5, best=0.9, mean=0.8, workers_seen=1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_search_is_run_and_read(tmp_path, monkeypatch):
     monkeypatch.setitem(workers._WEIGHTS["shared"], "search.warmup_steps", 2)

@@ -119,6 +119,7 @@ def test_a_trial_whose_worker_is_killed_is_done_again(place):
     assert all(loss["again"] for loss in place.watch.losses)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_trial_that_kills_too_many_workers_has_failed_and_the_others_go_on(place):
     trials = [place.trial("tanh", "deadly"), *(place.trial("tanh", "relu", ordinal=n) for n in range(3))]
@@ -132,6 +133,7 @@ def test_a_trial_that_kills_too_many_workers_has_failed_and_the_others_go_on(pla
     assert own_losses == [True] * (ATTEMPTS - 1) + [False]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_worker_that_is_killed_while_it_has_nothing_to_do_costs_one_trial_a_try_at_most(place):
     place.executor.submit(place.trial("tanh", "tanh"))
@@ -251,6 +253,7 @@ def test_a_thread_of_the_search_builds_when_there_is_work_and_once(tmp_path):
     assert len(list(tmp_path.glob("built*"))) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_worker_that_is_killed_while_it_builds_is_started_again(tmp_path):
     with place_of(tmp_path / "flag", engine=building(tmp_path, deaths=1), trial_weights="scratch") as place:
@@ -281,6 +284,7 @@ def test_a_stop_reaches_what_a_thread_of_the_search_is_doing(tmp_path):
     pool.shutdown()  # waits for the thread
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_jobs_that_are_dropped_are_cancelled(tmp_path):
     pytest.importorskip("submitit")
