@@ -185,7 +185,10 @@ def test_numbers_are_spelled_and_no_number_is_in_two_parts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("space", ["unet", "encoder_decoder", "nas_bench_201", "mobilenet", "nasbench_macro"])
+@pytest.mark.parametrize(
+    "space",
+    ["unet", "encoder_decoder", "nas_bench_201", pytest.param("mobilenet", marks=pytest.mark.long), "nasbench_macro"],
+)
 def test_a_space_trains_as_plain_pytorch(space):
     args = {"depth": 1} if space == "mobilenet" else {}
     problem = load_problem(space, args, source="digits", validation_fraction=0.2)

@@ -65,6 +65,7 @@ def test_two_seeds_give_two_run_folders_and_a_summary(pool, tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["sweep", "tiny.py"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_sweep_goes_on_as_it_was_or_not_at_all(pool, tmp_path, capsys, refused):
     few = ["search.warmup_steps=1", "search.steps_per_trial=1", "search.finalist_steps=1"]

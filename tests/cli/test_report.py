@@ -117,6 +117,7 @@ def test_a_run_that_was_killed_has_a_page(finished, after) -> None:
     assert " running " in read(finished / "report.html").text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stopped_run_has_a_page_that_says_so_and_one_that_went_on_too(pool, tmp_path) -> None:
     words = [*WORDS, "search.trials=400", "search.steps_per_trial=4", "folder=run"]

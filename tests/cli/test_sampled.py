@@ -156,6 +156,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(refused, pool, tmp_path):
     assert "home already holds a run, which is no sweep" in refused(*WORDS, "folder=home")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_where_it_was(pool, tmp_path, capsys):
     words = [*WORDS, "search.trials=30", "hydra.sweeper.trials=3"]

@@ -78,7 +78,16 @@ def check_whole(folder: Path, *, trials: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[], ["search.steps_per_trial=0"], ["search.trial_weights=fork"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        *(
+            pytest.param([word], marks=pytest.mark.long)
+            for word in ("search.steps_per_trial=0", "search.trial_weights=fork")
+        ),
+    ],
+)
 def test_two_workers_find_and_write_what_one_process_does(pool, tmp_path, capsys, words):
     assert main([*WORDS, "search.workers=2", *words]) == 0
     folder = tmp_path / "run"
@@ -274,8 +283,8 @@ RACE = ["search.trial_weights=scratch", "search.finalists=2", "search.finalist_s
     "words",
     [
         ["executor=processes"],
-        ["relay.precision=bf16"],
-        ["relay.precision=fp16", "relay.update=exact"],
+        pytest.param(["relay.precision=bf16"], marks=pytest.mark.long),
+        pytest.param(["relay.precision=fp16", "relay.update=exact"], marks=pytest.mark.long),
         pytest.param(["relay.precision=fp16", "relay.update=exact", *RACE], marks=pytest.mark.long),
         pytest.param(["relay.precision=bf16", FORK], marks=pytest.mark.long),
         pytest.param(["search.steps_per_trial=0", "search.population=4"], marks=pytest.mark.long),

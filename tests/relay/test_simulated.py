@@ -45,7 +45,9 @@ pytestmark = [
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    return [] if name in ALWAYS else [pytest.mark.slow, *([pytest.mark.long] if name == "equivalence" else [])]
+    return (
+        [] if name in ALWAYS else [pytest.mark.slow, *([pytest.mark.long] if name in ("equivalence", "search") else [])]
+    )
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in SUITES])

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.runs import ROOT, environment
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_damaged_files_and_hostile_input_do_no_harm():
     words = ["--small", "--files", "10", "--inputs", "6", "--seed", "1"]
