@@ -5,8 +5,11 @@ All ranks call the same methods, on each channel in the same order. A channel is
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -60,6 +63,72 @@ class Alone:
 
     def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
         received.copy_(parts)
+
+
+@dataclass(frozen=True)
+class PaperRanks:
+    """The exchange of one of several ranks, of which no other is there.
+
+    All seem to agree with this one, and to have zeros for weights and gradients. A relay over it is asked what it would
+    do; what it trains is of no use.
+    """
+
+    size: int
+    rank: int = 0
+
+    def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
+        if channel is Channel.STEP:
+            whole.copy_(part.expand_as(whole))
+        else:
+            whole.zero_()
+            whole[self.rank].copy_(part)
+
+    def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
+        received.zero_()
+        received[self.rank].copy_(parts[self.rank])
+
+
+class Exchanged(NamedTuple):
+    """One exchange that is over, as this rank saw it."""
+
+    channel: Channel
+    of: str
+    num_bytes: int  # that this rank took from the others; it gave them as many
+    start_s: float  # on the clock of `time.perf_counter`
+    end_s: float
+
+
+class ObservedExchange:
+    """An exchange that tells its observers what went through it, each in the thread that exchanged.
+
+    Attributes:
+        observers: to be added to and removed from while nothing is exchanged.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.rank, self.size = exchange.rank, exchange.size
+        self.observers: list[Callable[[Exchanged], None]] = []
+
+    @classmethod
+    def of(cls, exchange: Exchange) -> ObservedExchange:
+        """The same one, if it is observed already."""
+        return exchange if isinstance(exchange, ObservedExchange) else cls(exchange)
+
+    def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
+        start_s = time.perf_counter()
+        self._exchange.gather(part, whole, channel, of)
+        self._tell(channel, of, part.nbytes, start_s)
+
+    def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
+        start_s = time.perf_counter()
+        self._exchange.swap(parts, received, channel, of)
+        self._tell(channel, of, parts.nbytes // self.size, start_s)
+
+    def _tell(self, channel: Channel, of: str, part_bytes: int, start_s: float) -> None:
+        done = Exchanged(channel, of, (self.size - 1) * part_bytes, start_s, time.perf_counter())
+        for observe in self.observers:
+            observe(done)
 
 
 def wait_for_all(exchange: Exchange) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from l2l_nas.eps.cut import Cut
-from l2l_nas.eps.exchange import Channel, Exchange
+from l2l_nas.eps.exchange import Channel, Exchange, ObservedExchange
 from l2l_nas.eps.gradients import GradientBlock, gradient_bytes
 from l2l_nas.eps.inbox import GradientInbox, QueuedGradient
 from l2l_nas.eps.layout import Layout
@@ -133,7 +133,12 @@ class ShardedServer(ParamServer):
     Args:
         exchange: with the other ranks.
         pool, optimizer, seed, storage, frozen: see `ParamServer`. The storage keeps this rank's parts.
+
+    Attributes:
+        cuts: of the states.
     """
+
+    exchange: ObservedExchange
 
     def __init__(
         self,
@@ -148,13 +153,13 @@ class ShardedServer(ParamServer):
         super().__init__(pool, optimizer=optimizer, seed=seed, storage=storage, frozen=frozen)
         if self.storage.is_shared:
             raise SettingError("storage: ranks have parts of states, worker processes whole ones; take one of the two")
-        self.exchange = exchange
-        self._cuts = Cuts(self.rules, exchange.size)
-        self.gradients = ShardedInbox(self.pool, self.rules, self._cuts, exchange)
+        self.exchange = ObservedExchange.of(exchange)
+        self.cuts = Cuts(self.rules, exchange.size)
+        self.gradients = ShardedInbox(self.pool, self.rules, self.cuts, self.exchange)
         self._gathered = _Rows()
 
     def gathers(self, key: str) -> bool:
-        return not self._cuts.of(key).is_whole
+        return not self.cuts.of(key).is_whole
 
     def put(self, key: str, state: LayerState) -> None:
         self.storage.put(key, self._part_of(key, state))
@@ -164,7 +169,7 @@ class ShardedServer(ParamServer):
 
     def _part_of(self, key: str, state: LayerState) -> LayerState:
         """This rank's part of a whole state."""
-        cut = self._cuts.of(key)
+        cut = self.cuts.of(key)
         if cut.is_whole:
             return state
         part = cut.parts[self.exchange.rank]
@@ -182,7 +187,7 @@ class ShardedServer(ParamServer):
     @contextmanager
     def whole(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
         """A state with the parts of all ranks; all of them call it for the same state. Changes of it are lost."""
-        cut = self._cuts.of(key)
+        cut = self.cuts.of(key)
         with self.storage.reading(key, part) as state:
             yield state.clone() if cut.is_whole else self._gather(cut, state)
 
@@ -245,7 +250,7 @@ class ShardedServer(ParamServer):
         return ShardedServer(self.pool, self.exchange, optimizer=self.optimizer, seed=self.seed)
 
     def gather_weights(self, key: str, state: LayerState, slot: Tensor, dtype: torch.dtype) -> None:
-        cut = self._cuts.of(key)
+        cut = self.cuts.of(key)
         _, wires, num_bytes = cut.wires(dtype)
         size, rank = self.exchange.size, self.exchange.rank
         rows = self._gathered.of(size + 1, num_bytes)  # behind those of all ranks, this rank's own

@@ -15,9 +15,11 @@ import torch
 from l2l_nas.eps.exchange import Channel, Exchange
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.interface import MiniBatch
-from l2l_nas.relay.plan import Op, Plan
+from l2l_nas.relay.plan import Plan
+from l2l_nas.relay.schedule import COLLECTIVES
 
-_COLLECTIVES = (Op.LOAD, Op.SAVE, Op.SEND)
+DIGEST_BYTES = 8  # of a fact
+FACTS = 11  # that ranks compare before a training step
 
 
 def require_same(exchange: Exchange, facts: Mapping[str, object]) -> None:
@@ -29,11 +31,11 @@ def require_same(exchange: Exchange, facts: Mapping[str, object]) -> None:
     Raises:
         SettingError: on all ranks, if two differ; it names what and which.
     """
-    digests = [hashlib.sha256(str(fact).encode()).digest()[:8] for fact in facts.values()]
+    digests = [hashlib.sha256(str(fact).encode()).digest()[:DIGEST_BYTES] for fact in facts.values()]
     own = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
     every = own.new_empty(exchange.size, len(own))
     exchange.gather(own, every, Channel.STEP)
-    for name, column in zip(facts, every.view(exchange.size, -1, 8).unbind(1), strict=True):
+    for name, column in zip(facts, every.view(exchange.size, -1, DIGEST_BYTES).unbind(1), strict=True):
         others = [rank for rank in range(exchange.size) if not torch.equal(column[rank], column[0])]
         if others:
             raise SettingError(
@@ -43,7 +45,7 @@ def require_same(exchange: Exchange, facts: Mapping[str, object]) -> None:
 
 def collectives(plan: Plan) -> list[tuple[str, int]]:
     """The steps of a plan that ranks do together, in order: what is done, and of which layer of the path."""
-    return [(step.op.value, step.layer) for step in plan.steps if step.op in _COLLECTIVES]
+    return [(step.op.value, step.layer) for step in plan.steps if step.op in COLLECTIVES]
 
 
 def checksum_of(batch: MiniBatch) -> int:

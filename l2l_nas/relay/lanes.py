@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from l2l_nas.eps.exchange import Exchanged
 from l2l_nas.errors import L2LError, LaneError
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.stress import Stress
-from l2l_nas.relay.trace import Trace
+from l2l_nas.relay.trace import EXCHANGES, NET, Trace
 
 _NO_RANGE = contextlib.nullcontext()
 
@@ -75,6 +76,18 @@ class Label(NamedTuple):
             return _NO_RANGE
         step = f" of step {self.step}" if self.step >= 0 else ""
         return torch.autograd.profiler.record_function(f"l2l_nas: {self.op} {self.layer}".rstrip() + step)
+
+
+_AT_WORK = threading.local()  # its `label` is of the work that a thread does
+
+
+def work_of_thread() -> Label:
+    """What this thread does; a label without an operation where it does no work of a plan."""
+    label: Label = getattr(_AT_WORK, "label", _NO_WORK)
+    return label
+
+
+_NO_WORK = Label("")
 
 
 @dataclass
@@ -156,6 +169,13 @@ class Lanes:
         if error is not None:
             raise error
 
+    def note_exchange(self, done: Exchanged) -> None:
+        """Trace an exchange between ranks, in the thread that did it: it is part of a load or a send, or of no work."""
+        if self._trace is not None:
+            label = work_of_thread()
+            name = done.of or label.layer
+            self._trace.add(NET, EXCHANGES[done.channel], name, label.step, done.start_s, done.end_s)
+
     def close(self) -> None:
         while self._threads:
             self._threads.popitem()[1][0].shutdown()
@@ -216,8 +236,12 @@ class Lanes:
                 delay = time.sleep if work.lane == "host" else self._device.delay
                 delay(self._stress.delay_s(work.label.op))
             begun = self._timed_mark() if self._trace is not None else None
-            with work.label.profiled():
-                work.do()
+            _AT_WORK.label = work.label
+            try:
+                with work.label.profiled():
+                    work.do()
+            finally:
+                _AT_WORK.label = _NO_WORK
             if self._stress is not None and self._stress.pace is not None:
                 least_s = self._stress.pace(work.label.op, work.label.layer)
                 time.sleep(max(0.0, least_s - (time.perf_counter() - started)))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from l2l_nas.arguments import check_count, check_kind, check_list, check_seed
-from l2l_nas.eps.exchange import Channel
+from l2l_nas.eps.exchange import Channel, ObservedExchange
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.sums import Chunks, check_chunks, cut_chunks
 from l2l_nas.eps.wire import WireMemory
@@ -140,6 +140,7 @@ class Relay:
         if self.config.precision.is_scaled:
             server.gradients.scale_losses()
         server.gradients.has_block_norms = self.chunks is not None
+        self._trace_exchanges(is_on=True)
         return StateAccess(
             server,
             self.device,
@@ -148,6 +149,14 @@ class Relay:
             on_device=self._device_states,
             copies=self.config.execution.stress is not None,  # poison would not reach masters
         )
+
+    def _trace_exchanges(self, *, is_on: bool) -> None:
+        exchange, note = self.server.exchange, self.lanes.note_exchange
+        if self.trace is not None and isinstance(exchange, ObservedExchange):
+            if note in exchange.observers:
+                exchange.observers.remove(note)
+            if is_on:
+                exchange.observers.append(note)
 
     def reconfigure(self, **settings: Any) -> None:
         """Have predictions of costs assume other settings. It does not train with them."""
@@ -202,6 +211,7 @@ class Relay:
             self.drain()
         finally:
             self.lanes.close()
+            self._trace_exchanges(is_on=False)
 
     @property
     def device_bytes(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from l2l_nas.eps.exchange import Channel
 from l2l_nas.relay.path import Name, PathLayer
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step
 
@@ -23,6 +24,9 @@ LANE: Mapping[Op, str] = {
     **dict.fromkeys((Op.SAVE, Op.STORE, Op.SEND), "down"),
     **dict.fromkeys((Op.CHECK, Op.UPDATE), "host"),
 }
+# steps in which ranks exchange something, and on which channel; see [Note: order of exchanges] in `exchanges.py`
+COLLECTIVES: Mapping[Op, Channel] = {Op.LOAD: Channel.LOAD, Op.SAVE: Channel.SEND, Op.SEND: Channel.SEND}
+IN_ORDER = ("up", "compute", "down")  # lanes that work in the order of the plan
 _LAST = 1 << 30
 
 Work = TypeVar("Work", bound=Hashable)

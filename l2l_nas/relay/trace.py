@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from l2l_nas.eps.exchange import Channel
 from l2l_nas.errors import SettingError
 from l2l_nas.files import write_atomically
 from l2l_nas.relay.schedule import LANES
 
+NET = "net"  # the lane of exchanges between ranks
+EXCHANGES = {Channel.LOAD: "gather", Channel.SEND: "reduce", Channel.STEP: "agree"}  # operations of that lane
 Interval = tuple[float, float]  # begin and end in seconds
 
 
@@ -25,8 +28,8 @@ Interval = tuple[float, float]  # begin and end in seconds
 class TraceSpan:
     """One operation on one lane."""
 
-    lane: str  # one of the schedule's `LANES`
-    op: str  # as `Op` of the plan calls it
+    lane: str  # one of the schedule's `LANES`, "disk" or `NET`
+    op: str  # as `Op` of the plan calls it; one of `EXCHANGES`
     layer: str  # the key of the layer or state it was done to; empty for none
     step: int
     start_s: float  # on a clock that all spans of a trace share
@@ -119,11 +122,21 @@ def overlap(spans: Sequence[TraceSpan]) -> Overlap:
     }
 
 
+def exposed_s(spans: Iterable[TraceSpan], *, start_s: float = -math.inf, end_s: float = math.inf) -> float:
+    """How long ranks exchanged something while nothing was computed, between two times."""
+    spans = list(spans)
+    window = [(start_s, end_s)]
+    net = common_intervals(busy_intervals(span for span in spans if span.lane == NET), window)
+    compute = busy_intervals(span for span in spans if span.lane == "compute")
+    return _length_s(net) - _length_s(common_intervals(net, compute))
+
+
 _REGIMES = {
     "up": "bound by the link to the device",
     "down": "bound by the link from the device",
     "host": "bound by the host's optimizer",
     "compute": "bound by compute",
+    NET: "bound by exchanges between ranks",
 }
 
 

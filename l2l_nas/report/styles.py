@@ -60,6 +60,7 @@ _SIDES = (ORANGE, BLUE, GREEN, VERMILLION, PURPLE, SKY, INK)
 _LARGE = "\N{BLACK CIRCLE}"
 _OPS = {"read": PALE, "load": SKY, "fetch": GREY, "forward": GREEN, "enter": YELLOW, "tail": YELLOW, "leave": YELLOW}
 _OPS |= {"backward": ORANGE, "save": _BROWN, "send": BLUE, "store": GREY, "update": PURPLE, "check": _WINE}
+_OPS |= {"gather": SKY, "reduce": BLUE, "sum": VERMILLION, "agree": GREY}  # exchanges between ranks
 OPS = tuple(_OPS)  # of a step, in order
 STYLES: Mapping[str, SeriesStyle] = {
     State.PRUNED: _mark(7, "|", "|"),

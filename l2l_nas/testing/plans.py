@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from l2l_nas.eps.exchange import Channel
 from l2l_nas.errors import PlanError
+from l2l_nas.relay import schedule
 from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill
 from l2l_nas.relay.plan import TAIL_VISITS, VISITS, Carry, Op, Plan, Step, UpdateOrder
 
@@ -45,7 +47,8 @@ def check_plan(
     - in training, each state with trainable parameters in the path is updated once, after its last contribution, and
       with `CHECKED` after all gradients are checked; with `AHEAD` before or after they are, and nothing loads its
       weights before both;
-    - no layer is loaded before an update that was due before it, the last plan's included.
+    - no layer is loaded before an update that was due before it, the last plan's included;
+    - steps in which ranks exchange something run in lanes that keep the plan's order, those of a channel in one lane.
 
     Raises:
         PlanError: a rule is broken; the message names the step.
@@ -96,11 +99,25 @@ class _Checker:
             self._demand(all(0 <= frame < self.spill.frames for frame in step.frames), index, "no such frames")
             wanted = len(self._written(step)) if step.op is Op.FORWARD else int(step.op in (Op.STORE, Op.FETCH))
             self._demand(len(step.frames) == wanted, index, f"needs {wanted} frames")
+        self._check_exchanges()
         self._check_visits(trains=trains)
         for index, step in enumerate(self.steps):
             _FOLLOW[step.op](self, index, step)
         self._check_stored()
         self._check_left(trains=trains)
+
+    def _check_exchanges(self) -> None:
+        """Refuse a step that exchanges something where the order is not the plan's."""
+        lanes: dict[Channel, str] = {}
+        for index, step in enumerate(self.steps):
+            channel = schedule.COLLECTIVES.get(step.op)
+            if channel is not None:
+                lane = schedule.LANE[step.op]
+                what = f"an {step.op.value}" if step.op is Op.UPDATE else f"a {step.op.value}"
+                is_late = f"{what} exchanges something in lane '{lane}', whose order is a matter of time"
+                self._demand(lane in schedule.IN_ORDER, index, is_late)
+                other = lanes.setdefault(channel, lane)
+                self._demand(other == lane, index, f"channel {channel} is used by lanes '{other}' and '{lane}'")
 
     def _demand(self, is_right: bool, index: int, otherwise: str) -> None:
         if not is_right:

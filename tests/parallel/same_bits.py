@@ -8,6 +8,7 @@ Without torchrun's variables it is the one process to compare with. SAME_BITS_DE
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -34,6 +35,7 @@ from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.world import WorldConfig
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
+from l2l_nas.testing.exchanges import ExchangeChecker
 from tests.toys import (
     BothHeads,
     NextToken,
@@ -161,13 +163,18 @@ def run(name: str, exchange, first=0, last=STEPS, weights=None) -> dict:
     architectures = [pool.architecture([rng.choice(one) for one in names]) for _ in range(STEPS + 1)]
     objective = NextToken() if pool.inputs[0].dtype == torch.int64 else BothHeads()
     results = []
-    for step in range(first, min(last, 8 if name in POOL_CASES and weights is None else STEPS)):
-        inputs, targets = mini_batch(pool, step)
-        result = relay.train_step(
-            architectures[step], inputs, targets, objective=objective, micro_batch=2, lr=1e-2, step=step,
-            upcoming=architectures[step + 1],
-        )  # fmt: skip
-        results.append([result.loss, result.gradient_norm, result.is_skipped, result.auxiliary])
+    # ranks exchange what their plans say, in that order, and nothing else
+    checker = ExchangeChecker(relay) if server.exchange.size > 1 else contextlib.nullcontext()
+    with checker:
+        for step in range(first, min(last, 8 if name in POOL_CASES and weights is None else STEPS)):
+            inputs, targets = mini_batch(pool, step)
+            result = relay.train_step(
+                architectures[step], inputs, targets, objective=objective, micro_batch=2, lr=1e-2, step=step,
+                upcoming=architectures[step + 1],
+            )  # fmt: skip
+            results.append([result.loss, result.gradient_norm, result.is_skipped, result.auxiliary])
+    if server.exchange.size > 1:
+        checker.check()
     if checkpoint is not None:
         checkpoint.save(server, extra={"step": last})
     outputs = relay.predict(architectures[0], inputs, micro_batch=4)

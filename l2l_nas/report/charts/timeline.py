@@ -17,6 +17,7 @@ _ROLES = {
     "down": "down\ndevice to host",
     "host": "host\noptimizer",
     "disk": "disk\nread ahead",
+    "net": "net\nbetween ranks",
 }
 _MAX_NAMED = 12  # steps with their numbers
 

@@ -1,0 +1,101 @@
+"""What ranks exchange in a training step, in which order and how much: a pure function of the plan.
+
+The simulator prices it, ranks agree on it before each step (`agreement.py`), and a checker compares it with what a run
+did (`testing/exchanges.py`).
+
+[Note: order of exchanges] An exchange is a part of a `LOAD`, a `SAVE` or a `SEND`. Each channel is used by one lane,
+and these lanes work in the order of the plan. So all ranks exchange the same in the same order, however long anything
+takes. The host's lane takes what is ready first: a `CHECK` or an `UPDATE` exchanges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from l2l_nas.eps.exchange import Channel
+from l2l_nas.eps.layout import wire_layout_of
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import ShardedServer
+from l2l_nas.relay.agreement import DIGEST_BYTES, FACTS
+from l2l_nas.relay.buffers import may_change
+from l2l_nas.relay.plan import Op, Plan
+from l2l_nas.relay.schedule import COLLECTIVES
+from l2l_nas.space.pool import Layer
+
+
+class Message(NamedTuple):
+    """One exchange of a step."""
+
+    op: Op | None  # that it is part of; None for what ranks agree on
+    layer: int  # index in the path, or its length for the first layer of the next path; -1 for none
+    channel: Channel
+    of: str  # the key of the state or layer
+    num_bytes: int  # that each rank takes from the others, and gives them
+
+
+class Exchanges:
+    """The exchanges of training steps.
+
+    Args:
+        server: of one rank. A param-server of one process exchanges nothing.
+        dtype: of weights that cross the link.
+        chunks: of a rank; see [Note: chunks] in `eps/sums.py`.
+    """
+
+    def __init__(self, server: ParamServer, dtype: torch.dtype, *, chunks: int = 1) -> None:
+        self._server, self._dtype, self._chunks = server, dtype, chunks
+        self._others = server.exchange.size - 1
+
+    def of_step(self, plan: Plan, layers: Sequence[Layer]) -> list[Message]:
+        """Of a training step: first what ranks agree on, then what its plan asks for, then losses.
+
+        Losses are read with the first gradient that is sent, or at the end.
+
+        Args:
+            layers: of the path, and behind them the first one of the next path, if it is known.
+        """
+        if not self._others:
+            return []
+        own = [message for step in plan.steps for message in self.of(step.op, step.layer, layers)]
+        return [self.agreement, *own, self.losses(len(layers))]
+
+    def of(self, op: Op, place: int, layers: Sequence[Layer]) -> Iterator[Message]:
+        """Of one step of a plan."""
+        if not self._others or op not in COLLECTIVES:
+            return
+        layer, channel = layers[place % len(layers)], COLLECTIVES[op]
+        sizes = {Op.LOAD: self._loaded, Op.SAVE: self._saved, Op.SEND: self._sent}[op](layer)
+        for key, size in sizes:
+            yield Message(op, place, channel, key, self._others * size)
+
+    @property
+    def agreement(self) -> Message:
+        """At the begin of a step."""
+        return Message(None, -1, Channel.STEP, "", self._others * FACTS * DIGEST_BYTES)
+
+    def losses(self, num_layers: int) -> Message:
+        """Those of the task, and of each layer."""
+        return Message(None, -1, Channel.STEP, "", self._others * 2 * self._chunks * (num_layers + 1) * 8)
+
+    def _loaded(self, layer: Layer) -> Iterator[tuple[str, int]]:
+        for key in layer.states:
+            if self._server.gathers(key):
+                assert isinstance(self._server, ShardedServer)
+                yield key, self._server.cuts.of(key).wires(self._dtype)[2]
+
+    def _saved(self, layer: Layer) -> Iterator[tuple[str, int]]:
+        if may_change(self._server.pool, layer):
+            wire = wire_layout_of(self._server.pool, layer.key, self._dtype)
+            yield layer.key, self._chunks * wire.buffer_bytes
+
+    def _sent(self, layer: Layer) -> Iterator[tuple[str, int]]:
+        for key in layer.states:
+            layout = self._server.layout(key)
+            if layout.is_trainable:
+                assert isinstance(self._server, ShardedServer)
+                cut = self._server.cuts.of(key)
+                yield key, cut.part_bytes
+                yield key, 8 * (len(layout.parameters) + max(part.num_blocks for part in cut.parts))
