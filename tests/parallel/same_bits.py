@@ -15,13 +15,14 @@ import os
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from l2l_nas import SGD, AdamW, Candidate, Clip, LayerPool, Position, Relay, TensorSpec, skip
+from l2l_nas import SGD, AdamW, Candidate, Classification, Clip, LayerPool, Position, Relay, TensorSpec, skip
 from l2l_nas.eps import cut
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.exchange import Alone
@@ -36,6 +37,7 @@ from l2l_nas.parallel.world import WorldConfig
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
 from l2l_nas.testing.exchanges import ExchangeChecker
+from search_spaces import bert, digits_conv, elastic_conv, gpt2, hybrid, image_blocks, llama, mobilenet, nas_bench_201
 from tests.toys import (
     BothHeads,
     NextToken,
@@ -116,6 +118,31 @@ POOL_CASES = {
     for update, order, clip in [("eager", "eager", None), ("ahead", UpdateOrder.AHEAD, Clip(2.0))]
 }
 
+# spaces that are built in
+_TEXT = {"vocabulary": VOCABULARY, "length": LENGTH, "hidden": 32, "depth": 2}
+_IMAGES = {"channels": 4, "depth": 3}
+SPACES: dict[str, Callable[[], LayerPool]] = {
+    "gpt2": partial(gpt2.build, **_TEXT),
+    "bert": partial(bert.build, **_TEXT),
+    "llama": partial(llama.build, **_TEXT),
+    "hybrid": partial(hybrid.build, **_TEXT),
+    "digits_conv": partial(digits_conv.build, **_IMAGES),
+    "mobilenet": partial(mobilenet.build, channels=4, depth=1),
+    "nas_bench_201": partial(nas_bench_201.build, channels=4),
+    "elastic_conv": partial(elastic_conv.build, **_IMAGES),
+    "image_blocks": partial(image_blocks.build, **_IMAGES),
+}
+POOL_CASES |= {
+    f"{space}_space": {
+        "pool": build,
+        "update": UpdateOrder.CHECKED,
+        "clip": Clip(0.5),
+        "lanes": "threads",
+        "task": Classification(),
+    }
+    for space, build in SPACES.items()
+}
+
 
 def losing_pool(width: int) -> LayerPool:
     """Experts whose imbalance is a loss of its own."""
@@ -132,12 +159,16 @@ class Linear(nn.Linear):
         super().__init__(48, 2)
 
 
-def mini_batch(pool, step):
+def mini_batch(pool, step, *, is_image):
     """Inputs and targets; the last micro-batch is of one sample, and every fifth mini-batch is one micro-batch."""
     batch = 2 if step % 5 == 3 else BATCH
+    data = torch.Generator().manual_seed(step)
+    if is_image:
+        return (torch.randn(batch, *pool.inputs[0].shape, generator=data),), torch.randint(
+            0, 10, (batch,), generator=data
+        )
     if pool.inputs[0].shape != (LENGTH,):
         return random_data(pool, batch, seed=step)
-    data = torch.Generator().manual_seed(step)
     targets = torch.randint(-1, VOCABULARY, (batch, LENGTH), generator=data)
     return (torch.randint(0, VOCABULARY, (batch, LENGTH), generator=data),), targets
 
@@ -146,7 +177,7 @@ def run(name: str, exchange, first=0, last=STEPS, weights=None) -> dict:
     options = {"lanes": "inline", **(CASES | POOL_CASES)[name]}
     cut.SMALL_BYTES = 0 if name in POOL_CASES else 64 * 1024
     optimizer = options.pop("optimizer", AdamW(weight_decay=0.1))
-    pool = options.pop("pool", language)()
+    pool, task = options.pop("pool", language)(), options.pop("task", BothHeads())
     folder = tempfile.TemporaryDirectory()
     storage = FileStorage(Path(folder.name)) if options.pop("files", False) else None
     server = server_of(pool, exchange, optimizer=optimizer, seed=5, storage=storage)
@@ -161,13 +192,13 @@ def run(name: str, exchange, first=0, last=STEPS, weights=None) -> dict:
     left_out = {"running", "normed"} if name.startswith("repeated") else {"running"}
     names = [[c.name for c in position.candidates if c.name not in left_out] for position in pool.positions]
     architectures = [pool.architecture([rng.choice(one) for one in names]) for _ in range(STEPS + 1)]
-    objective = NextToken() if pool.inputs[0].dtype == torch.int64 else BothHeads()
+    objective = NextToken() if pool.inputs[0].dtype == torch.int64 else task
     results = []
     # ranks exchange what their plans say, in that order, and nothing else
     checker = ExchangeChecker(relay) if server.exchange.size > 1 else contextlib.nullcontext()
     with checker:
         for step in range(first, min(last, 8 if name in POOL_CASES and weights is None else STEPS)):
-            inputs, targets = mini_batch(pool, step)
+            inputs, targets = mini_batch(pool, step, is_image=isinstance(objective, Classification))
             result = relay.train_step(
                 architectures[step], inputs, targets, objective=objective, micro_batch=2, lr=1e-2, step=step,
                 upcoming=architectures[step + 1],

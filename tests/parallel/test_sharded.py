@@ -12,7 +12,7 @@ import torch
 
 from tests.accelerator.build import build, compiler
 from tests.parallel.ranked import ROOT, free_port
-from tests.parallel.same_bits import CASES, POOL_CASES
+from tests.parallel.same_bits import CASES, POOL_CASES, SPACES
 
 ON_DEVICE = [name for name in CASES if name != "all"]  # ranks' states live on the host
 
@@ -77,8 +77,15 @@ def test_every_setting_trains_to_the_same_bits(tmp_path, part):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
 def test_every_kind_of_pool_trains_to_the_same_bits(tmp_path, part):
-    expected = assert_same_bits(tmp_path, list(POOL_CASES)[part::3], [2])
+    expected = assert_same_bits(tmp_path, [name for name in POOL_CASES if "space" not in name][part::3], [2])
     assert any(one["put_back"] for one in expected.values())
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 4])
+def test_built_in_spaces_train_to_the_same_bits(tmp_path, size):
+    assert_same_bits(tmp_path, [f"{space}_space" for space in SPACES], [size])
 
 
 @pytest.mark.long
