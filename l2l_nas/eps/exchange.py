@@ -131,6 +131,14 @@ class ObservedExchange:
             observe(done)
 
 
+def least(exchange: Exchange, number: int) -> int:
+    """The least of all ranks' numbers; all of them call it."""
+    own = torch.tensor([number])
+    every = own.new_empty(exchange.size, 1)
+    exchange.gather(own, every, Channel.STEP)
+    return int(every.min())
+
+
 def wait_for_all(exchange: Exchange) -> None:
     """Return when all ranks have called it."""
     nothing = torch.zeros(1, dtype=torch.uint8)

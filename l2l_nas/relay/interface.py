@@ -14,7 +14,9 @@ from torch import Tensor
 
 from l2l_nas.arguments import check_count, check_methods, check_whole, shown
 from l2l_nas.contents.arrays import native
+from l2l_nas.eps.exchange import Channel, Exchange
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sums import Chunks, cut_chunks
 from l2l_nas.errors import DataError, SettingError, user_code
 from l2l_nas.relay.extend import Caches
 from l2l_nas.space.architecture import Architecture
@@ -85,6 +87,7 @@ class Executor(Protocol):
         lr: float,
         step: int,
         upcoming: Architecture | None = None,
+        samples: int | None = None,
     ) -> StepResult:
         """One optimizer step of an architecture's layers on one mini-batch.
 
@@ -95,6 +98,7 @@ class Executor(Protocol):
             lr: learning rate.
             step: decides the random numbers of dropout, together with the seed.
             upcoming: the architecture of the next step, if it is known: its first layer is loaded ahead.
+            samples: of the whole mini-batch, where a rank is given its part alone; see `Relay.own_rows`.
 
         Raises:
             NonFiniteError: the loss, an auxiliary loss or a gradient is not finite.
@@ -203,6 +207,11 @@ def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:
     return (micro_batch,) * full + ((rest,) if rest else ())
 
 
+def samples_of(sizes: Sequence[int], micro_batches: range) -> slice:
+    """Where the samples of a run of micro-batches lie among those of all."""
+    return slice(sum(sizes[: micro_batches.start]), sum(sizes[: micro_batches.stop]))
+
+
 def is_rate(value: object) -> bool:
     """Whether it is a learning rate: a number of at least 0."""
     return not isinstance(value, bool) and isinstance(value, Real) and 0 <= float(value) < math.inf
@@ -228,6 +237,54 @@ def shares(sizes: Sequence[int]) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
+class StepShare:
+    """The micro-batches of a mini-batch that this rank has.
+
+    Args:
+        exchange: with the other ranks.
+        sizes: of all micro-batches of the mini-batch.
+        every: the chunks of each rank.
+    """
+
+    exchange: Exchange
+    sizes: tuple[int, ...]
+    every: tuple[Chunks, ...]
+
+    @classmethod
+    def of(cls, exchange: Exchange, sizes: tuple[int, ...], chunks: int) -> StepShare:
+        count, size = len(sizes), exchange.size
+        return cls(exchange, sizes, tuple(cut_chunks(count, chunks, rank=rank, size=size) for rank in range(size)))
+
+    @property
+    def chunks(self) -> Chunks:
+        return self.every[self.exchange.rank]
+
+    @property
+    def micro_batches(self) -> range:
+        """What this rank computes: its own, or the first one, which counts nothing, so that it keeps others company."""
+        return self.chunks.micro_batches or range(1)
+
+    @property
+    def rows(self) -> slice:
+        """Of which samples these are."""
+        return samples_of(self.sizes, self.micro_batches)
+
+    @property
+    def most_sizes(self) -> tuple[int, ...]:
+        """As many as any rank has, by which all plan alike."""
+        return (max(self.sizes),) * max(len(chunks.micro_batches) or 1 for chunks in self.every)
+
+    def counts(self, own: Sequence[float]) -> list[float]:
+        """The counts of all micro-batches, of those of each rank; all ranks call it."""
+        row = torch.zeros(len(self.most_sizes), dtype=torch.float64)
+        row[: len(own)] = torch.tensor([float(count) for count in own], dtype=torch.float64)
+        rows = row.new_empty(self.exchange.size, len(row))
+        self.exchange.gather(row, rows, Channel.STEP)
+        pairs = zip(rows.tolist(), self.every, strict=True)
+        return [count for counts, chunks in pairs for count in counts[: len(chunks.micro_batches)]]
+
+
+@dataclass(frozen=True)
 class MiniBatch:
     """What a step learns from: inputs, targets by micro-batch, and how many of these there are, or what they weigh."""
 
@@ -238,15 +295,15 @@ class MiniBatch:
     objective: Objective
     shares: tuple[float, ...]  # of each micro-batch, which part of the samples it has
     first: int = 0  # the number of its first micro-batch among those of all ranks
-    checksum: int = 0  # of the whole mini-batch, where this is a part of it
+    checksum: int = 0  # of the whole mini-batch, where this is a part of it; how many samples that has, if none has all
 
     def part(self, micro_batches: range) -> MiniBatch:
         """Those micro-batches alone; the count and the shares stay those of all."""
         first, last = micro_batches.start, micro_batches.stop
-        start, stop = sum(self.sizes[:first]), sum(self.sizes[:last])
+        rows = samples_of(self.sizes, micro_batches)
         return replace(
             self,
-            inputs=tuple(tensor[start:stop] for tensor in self.inputs),
+            inputs=tuple(tensor[rows] for tensor in self.inputs),
             targets=self.targets[first:last],
             sizes=self.sizes[first:last],
             shares=self.shares[first:last],
@@ -265,8 +322,13 @@ class MiniBatch:
         micro_batch: int,
         lr: float,
         step: int,
+        share: StepShare | None = None,
     ) -> MiniBatch:
-        """Check what a step is called with, and cut inputs and targets."""
+        """Check what a step is called with, and cut inputs and targets.
+
+        Args:
+            share: what of the mini-batch they are; None: all of it.
+        """
         if not is_rate(lr):
             raise SettingError(f"lr must be a number of at least 0, got {lr!r}")
         check_whole("step", step)
@@ -277,9 +339,16 @@ class MiniBatch:
         sizes = checked_sizes(pool.inputs, inputs, micro_batch, *others)
         parts = cut_targets(targets, sizes)
         with user_code("the task's count"):
-            count = sum(objective.count(part) for part in parts)
+            counts = [objective.count(part) for part in parts]
+        first, whole, checksum = 0, sizes, 0
+        if share is not None:
+            first, whole, checksum = share.micro_batches.start, share.sizes, sum(share.sizes)
+            if sizes != whole[first : share.micro_batches.stop]:
+                raise DataError(f"samples={checksum}: this rank computes {share.rows}, but got {sum(sizes)} samples")
+            counts = share.counts(counts)
+        count = sum(counts)
         if not count > 0:
             raise DataError("a mini-batch has no targets to learn from")
         if 1 in sizes:
             refuse_lone_sample(pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
-        return cls(inputs, parts, sizes, count, objective, shares(sizes))
+        return cls(inputs, parts, sizes, count, objective, shares(whole)[first : first + len(sizes)], first, checksum)

@@ -122,8 +122,9 @@ class ReferenceTrainer:
         lr: float,
         step: int,
         upcoming: Architecture | None = None,
+        samples: int | None = None,
     ) -> StepResult:
-        """See `Executor.train_step`."""
+        """See `Executor.train_step`; a mini-batch is always whole."""
         batch = MiniBatch.of(
             self.pool, architecture, inputs, targets, objective=objective, micro_batch=micro_batch, lr=lr, step=step
         )

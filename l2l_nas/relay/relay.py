@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from l2l_nas.arguments import check_count, check_kind, check_list, check_seed
-from l2l_nas.eps.exchange import Channel, ObservedExchange
+from l2l_nas.eps.exchange import ObservedExchange, least
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sums import Chunks, check_chunks, cut_chunks
+from l2l_nas.eps.sums import check_chunks
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.access import StateAccess
@@ -36,6 +36,7 @@ from l2l_nas.relay.interface import (
     Objective,
     Reduce,
     StepResult,
+    StepShare,
     Targets,
     as_batch,
     bytes_of,
@@ -253,10 +254,7 @@ class Relay:
 
     def _free_bytes(self) -> int:
         """Device memory that is free on every rank."""
-        own = torch.tensor([self.device.free_bytes()])
-        every = own.new_empty(self.server.exchange.size, 1)
-        self.server.exchange.gather(own, every, Channel.STEP)
-        return int(every.min())
+        return least(self.server.exchange, self.device.free_bytes())
 
     def states_on_device(self, architecture: Architecture) -> tuple[str, ...]:
         """States that live on a device with memory of its own while this architecture alone is trained."""
@@ -276,15 +274,18 @@ class Relay:
         lr: float,
         step: int,
         upcoming: Architecture | None = None,
+        samples: int | None = None,
     ) -> StepResult:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         refuse_modes(self.device)
-        batch = MiniBatch.of(
-            self.pool, architecture, inputs, targets, objective=objective, micro_batch=micro_batch, lr=lr, step=step
-        )
+        share = None if samples is None else self._share(cut_sizes(samples, micro_batch))
+        about: dict[str, Any] = {"objective": objective, "micro_batch": micro_batch, "lr": lr, "step": step}
+        batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, share=share)
         self.server.serve(self._training)
         self.server.gradients.has_block_norms = self.chunks is not None  # another relay may have asked for the other
-        batch, chunks, sizes = self._own_part(batch)
+        if share is None and (share := self._share(batch.sizes)) is not None and share.exchange.size > 1:
+            batch = replace(batch.part(share.micro_batches), checksum=checksum_of(batch))
+        chunks, sizes = (None, batch.sizes) if share is None else (share.chunks, share.most_sizes)
         memory = self.memory_plan(sizes)
         if (held := self._training.held_path(architecture, memory)) is not None:
             if upcoming is not None and upcoming != architecture:
@@ -300,18 +301,14 @@ class Relay:
         self._training.run(job)
         return self._training.settle(job)
 
-    def _own_part(self, batch: MiniBatch) -> tuple[MiniBatch, Chunks | None, tuple[int, ...]]:
-        """What this rank does of a mini-batch; its chunks; and the most that any rank has to do, by which all plan."""
-        if self.chunks is None:
-            return batch, None, batch.sizes
-        exchange, count = self.server.exchange, len(batch.sizes)
-        chunks = cut_chunks(count, self.chunks, rank=exchange.rank, size=exchange.size)
-        if exchange.size == 1:
-            return batch, chunks, batch.sizes
-        others = [cut_chunks(count, self.chunks, rank=rank, size=exchange.size) for rank in range(exchange.size)]
-        most = max(len(other.micro_batches) or 1 for other in others)
-        own = replace(batch.part(chunks.micro_batches or range(1)), checksum=checksum_of(batch))
-        return own, chunks, (max(batch.sizes),) * most
+    def own_rows(self, samples: int, micro_batch: int) -> slice:
+        """Which samples of a mini-batch of so many this rank computes."""
+        share = self._share(cut_sizes(samples, micro_batch))
+        return slice(0, samples) if share is None else share.rows
+
+    def _share(self, sizes: tuple[int, ...]) -> StepShare | None:
+        """What this rank does of a mini-batch; None where nothing is summed by chunks."""
+        return None if self.chunks is None else StepShare.of(self.server.exchange, sizes, self.chunks)
 
     def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
         return self.predict_population([architecture], inputs, micro_batch=micro_batch)[0]
@@ -338,7 +335,8 @@ class Relay:
         most = None
         if max_bytes is not None:
             largest = max(self.stash.size_bytes(name, sizes) for name in self.stash.places)
-            most = check_count("max_bytes", max_bytes) // largest
+            # ranks may have micro-batches of other sizes, and make the same passes
+            most = least(self.server.exchange, check_count("max_bytes", max_bytes) // largest)
         self._pause()
         results: list[Batch] = [()] * len(architectures)
         for members, tree in self._evaluation.groups(architectures, most=most):

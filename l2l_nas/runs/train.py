@@ -13,8 +13,10 @@ from rich.console import Console
 
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.exchange import Alone, Exchange
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, read_bytes, read_json, write_atomically, write_json, write_yaml
 from l2l_nas.nas.callback import Stopped
@@ -148,9 +150,11 @@ class TrainRun:
                 self._begin(training, log, has_best=has_best)
                 display.phase("training", total=self.conf.train.steps, done=training.step)
                 best = self._run(training, log)
+            scores = self._scores(best)
             if self.consensus.is_first:
                 with self.consensus.alone("the writing of the result"):
-                    self._write(best, training.validations, seconds=before + time.monotonic() - started)
+                    seconds = before + time.monotonic() - started
+                    self._write(best, training.validations, scores, seconds=seconds)
             log.write("done", step=best.step, values=dict(best.values))
             return best
         finally:
@@ -221,16 +225,13 @@ class TrainRun:
         parameters = num_parameters(self.components.problem.pool, self.architecture)
         return {**values, "parameters": float(parameters)}
 
-    def _write(self, best: Validation, validations: Sequence[Validation], *, seconds: float) -> None:
+    def _write(
+        self, best: Validation, validations: Sequence[Validation], scores: Mapping[str, Score], *, seconds: float
+    ) -> None:
         """The result, the export, the pictures; then what was reached."""
         conf = self.conf
-        server = ParamServer(
-            self.components.problem.pool, optimizer=self.components.relay.server.optimizer, seed=conf.seed
-        )
-        checkpoint = Checkpoint(self.folder.best)
-        checkpoint.load(server)
+        server, checkpoint = self._best_weights(Alone())
         checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
-        scores = self._scores(server, best)
         write_json(self.folder.result, self._result(best, validations, scores, seconds=seconds))
         rows = [("result", self.folder.result), ("weights", self.folder.best)]
         if conf.export and export_or_warn(
@@ -260,8 +261,17 @@ class TrainRun:
         for label, path in rows:
             self.console.print(f"  {label:8} {path}", soft_wrap=True)
 
-    def _scores(self, server: ParamServer, best: Validation) -> dict[str, Score]:
+    def _best_weights(self, exchange: Exchange) -> tuple[ParamServer, Checkpoint]:
+        """The best weights as they were saved, and where."""
+        pool, optimizer = self.components.problem.pool, self.components.relay.server.optimizer
+        server = server_of(pool, exchange, optimizer=optimizer, seed=self.conf.seed)
+        checkpoint = Checkpoint(self.folder.best)
+        checkpoint.load(server)
+        return server, checkpoint
+
+    def _scores(self, best: Validation) -> dict[str, Score]:
         """What the best weights score on the part that chose them, and, this once, on the test part."""
+        server, _ = self._best_weights(self.consensus.exchange)
         parts = {"validation": self.components.problem.data.validation, "test": self.components.problem.data.test}
         executor = self.components.scorer.executor
         before = executor.server

@@ -55,6 +55,7 @@ class OfOneDocument(Samples):
     """Samples of tokens as a network takes them that is given documents; each sample is one."""
 
     tokens: Samples
+    is_by_row = True  # of windows of a text, and of passages
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -28,6 +28,8 @@ class Windows(Samples):
         SettingError: a stride below 0 or beyond the length.
     """
 
+    is_by_row = True
+
     def __init__(self, tokens: Tensor, length: int, stride: int = 0) -> None:
         if len(tokens) < 2:
             raise DataError(f"a text of {len(tokens)} tokens: there is nothing to predict, as the first one is given")

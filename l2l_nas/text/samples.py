@@ -47,6 +47,8 @@ class Packed(Samples):
     number of each token's document, so that attention stays within it. The first token of a document is then no target.
     """
 
+    is_by_row = True
+
     def __init__(self, span: TokenSpan, length: int, *, is_apart: bool = False) -> None:
         self._span, self._length, self._is_apart = span, length, is_apart
 
@@ -88,6 +90,8 @@ class Masked(Samples):
     Raises:
         DataError: the tokenizer has no mask.
     """
+
+    is_by_row = True
 
     def __init__(self, span: TokenSpan, length: int, tokenizer: Tokenizer, masking: Masking) -> None:
         if tokenizer.mask is None:

@@ -94,6 +94,8 @@ class Sentences(Samples):
     `rows` are the texts of each row; the classes of the form are named.
     """
 
+    is_by_row = True
+
     def __init__(self, rows: Sequence[Sequence[str]], classes: Sequence[str], form: SentenceForm) -> None:
         self.form = form
         made = [form.tokens(texts) for texts in rows]

@@ -401,7 +401,7 @@ class Batches:
         if not len(part):
             raise DataError("Batches: part has no samples")
         check_count("Batches: seed", seed)
-        self._part = part
+        self.part = part
         self._size = min(check_count("train.batch_size", batch_size, least=1), len(part))
         self._seed = seed
         self._per_epoch = len(part) // self._size if part.drops_last else -(-len(part) // self._size)
@@ -411,33 +411,34 @@ class Batches:
     def at(self, step: int) -> Loaded:
         """Inputs and targets of a step."""
         check_count("Batches.at: step", step)
-        rows, key = self._wanted(step)
-        return read(self._part, rows, key=key)
+        rows, key = self.wanted(step)
+        return read(self.part, rows, key=key)
 
     def ahead(self, start: int, steps: int) -> Iterator[Loaded]:
         """What `at` gives for so many steps, loaded ahead where the data set has workers."""
         check_count("Batches.ahead: start", start)
         check_count("Batches.ahead: steps", steps)
-        return self._part.batches(map(self._wanted, range(start, start + steps)))
+        return self.part.batches(map(self.wanted, range(start, start + steps)))
 
     def sizes(self, start: int, steps: int) -> set[int]:
         """The numbers of samples that mini-batches have in these steps."""
         check_count("Batches.sizes: start", start)
         check_count("Batches.sizes: steps", steps)
-        short = 0 if self._part.drops_last else len(self._part) % self._size
+        short = 0 if self.part.drops_last else len(self.part) % self._size
         num_short = (start + steps) // self._per_epoch - start // self._per_epoch if short else 0
         return ({short} if num_short else set()) | ({self._size} if num_short < steps else set())
 
-    def _wanted(self, step: int) -> Wanted:
+    def wanted(self, step: int) -> Wanted:
+        """The rows of a step, and the key of their random numbers."""
         epoch, place = divmod(step, self._per_epoch)
         first = place * self._size
-        if self._part.is_sequential:  # its random numbers go through a pass
-            if self._part.drops_last:
+        if self.part.is_sequential:  # its random numbers go through a pass
+            if self.part.drops_last:
                 # what does not fill a mini-batch is left at the end of one pass and at the beginning of the next
-                first += len(self._part) % self._size * (epoch % 2)
-            return torch.arange(first, min(first + self._size, len(self._part))), (self._seed, epoch)
+                first += len(self.part) % self._size * (epoch % 2)
+            return torch.arange(first, min(first + self._size, len(self.part))), (self._seed, epoch)
         if epoch != self._epoch:
             generator = np.random.default_rng([self._seed, epoch])
-            self._order = torch.from_numpy(generator.permutation(len(self._part)))
+            self._order = torch.from_numpy(generator.permutation(len(self.part)))
             self._epoch = epoch
         return self._order[first : first + self._size], (self._seed, step)

@@ -66,6 +66,7 @@ class DatasetSamples(Samples):
         length: int = 0,
     ) -> None:
         self.is_sequential, self.drops_last = source.is_stream, source.drops_last
+        self.is_by_row = not source.is_stream and source.form.collate is None
         self._targets = targets
         if rows is None and not source.is_stream:
             rows = np.arange(len(source.dataset))

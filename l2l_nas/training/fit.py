@@ -14,6 +14,7 @@ from l2l_nas.arguments import check_count, check_function, check_kind, check_lis
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Executor, Targets, bytes_of, cut_sizes, cut_targets, each
 from l2l_nas.relay.reference import ReferenceTrainer
+from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.objective import learned_by, objective_layer
 from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
@@ -22,6 +23,7 @@ from l2l_nas.training.metrics import MeasuredTask, of_samples
 from l2l_nas.training.samples import SCORING, Loaded, Samples
 from l2l_nas.training.schedule import Schedule
 from l2l_nas.training.score import Score
+from l2l_nas.training.shares import EvaluationShare, TrainingShare
 from l2l_nas.training.tally import Tally
 from l2l_nas.training.task import SampleMetrics, Task
 
@@ -84,7 +86,9 @@ class Trainer:
         end = start + steps
         path = partial(self._path, path_at, refuses=self._leaves_one(start, steps))
         architecture = path(start) if steps > 0 else None
-        for step, (inputs, targets) in enumerate(self.batches.ahead(start, steps), start):
+        share = self._training_share()
+        loaded = self.batches.ahead(start, steps) if share is None else share.ahead(start, steps)
+        for step, (inputs, targets) in enumerate(loaded, start):
             assert architecture is not None
             upcoming = path(step + 1) if step + 1 < end else None
             result = self.executor.train_step(
@@ -96,9 +100,18 @@ class Trainer:
                 lr=schedule.at(step - offset),
                 step=step,
                 upcoming=upcoming,
+                **({} if share is None else {"samples": share.num_samples(step)}),
             )
             after_step(step, result.loss)
             architecture = upcoming
+
+    def _training_share(self) -> TrainingShare | None:
+        """What ranks read of mini-batches; None: all of them."""
+        relay, is_plain = self.executor, type(self.batches) is Batches
+        if not isinstance(relay, Relay) or relay.server.exchange.size == 1 or not is_plain:
+            return None
+        is_apart = self.batches.part.is_by_row and not self.batches.part.is_sequential
+        return TrainingShare(self.batches, partial(relay.own_rows, micro_batch=self.micro_batch)) if is_apart else None
 
     def check(self, architecture: Architecture | None, *, steps: int) -> None:
         """Refuse to train for so many steps where `fit` would refuse it at one of them.
@@ -170,7 +183,8 @@ def score(executor: Executor, architecture: Architecture, split: Samples, *, tas
     check_kind("score: split", split, Samples, wanted="samples, such as Data.validation")
     task = learned(task, executor)
     reduced = of_samples(task)
-    tally = Tally(task, len(split), with_errors=True, reduced=reduced)
+    exchange = executor.server.exchange
+    tally = Tally(task, len(split), with_errors=True, reduced=reduced, exchange=exchange)
     for targets, (outputs,) in _predicted(executor, [architecture], split, reduced=reduced, micro_batch=micro_batch):
         tally.add(outputs, targets)
     return tally.score()
@@ -223,7 +237,8 @@ def evaluate_population(
     architectures = [Architecture.from_choices(one) for one in given]
     task = learned(task, executor)
     reduced = of_samples(task)
-    tallies = [Tally(task, len(split), reduced=reduced) for _ in architectures]
+    exchange = executor.server.exchange
+    tallies = [Tally(task, len(split), reduced=reduced, exchange=exchange) for _ in architectures]
     for targets, outputs in _predicted(
         executor, architectures, split, reduced=reduced, micro_batch=micro_batch, max_bytes=max_bytes
     ):
@@ -263,10 +278,17 @@ def _predicted(
         size, micro_batch = _reduced_sizes(executor, micro_batch)
     micro_batch = min(micro_batch, size)
     predict = partial(executor.predict_population, micro_batch=micro_batch, max_bytes=max_bytes)
-    for inputs, targets in chunks(split, size):
+    exchange = executor.server.exchange
+    share = EvaluationShare(exchange, split, micro_batch) if exchange.size > 1 else None
+    loaded = chunks(split, size) if share is None else share.chunks(size)
+    for start, (inputs, targets) in zip(range(0, len(split), size), loaded, strict=True):
         parts = cut_targets(targets, cut_sizes(len(inputs[0]), micro_batch))
         reduce = None if reduced is None else partial(_figures, reduced, parts)
-        yield targets, predict(architectures, inputs, reduce=reduce)
+        if share is None:
+            yield targets, predict(architectures, inputs, reduce=reduce)
+            continue
+        own = predict(architectures, inputs, reduce=None if reduce is None else share.guarded(reduce))
+        yield share.whole(min(size, len(split) - start), targets, own)
 
 
 def _figures(task: SampleMetrics, parts: Sequence[Targets], number: int, outputs: Batch) -> Batch:

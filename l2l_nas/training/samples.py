@@ -78,6 +78,7 @@ class Samples(ABC):
 
     is_sequential = False  # whether rows can only be read in rising order, and a lower one begins anew
     drops_last = True  # whether what does not fill a mini-batch at the end of a pass is left for other passes
+    is_by_row = False  # whether a sample is the same whatever is read with it, so that ranks may each read a part
 
     @abstractmethod
     def __len__(self) -> int:
@@ -195,6 +196,7 @@ class Split(Samples):
 
     inputs: Batch
     targets: Targets
+    is_by_row = True
 
     def __post_init__(self) -> None:
         given = self.inputs if isinstance(self.inputs, tuple | list) else (self.inputs,)
@@ -226,6 +228,8 @@ class Mapped(Samples):
         as_inputs: makes a tensor of what was read of the inputs.
         rows: the samples of this part; None: all.
     """
+
+    is_by_row = True
 
     def __init__(
         self,
@@ -266,6 +270,7 @@ class _Some(Samples):
         self._whole = whole
         self._rows = rows
         self.is_sequential, self.drops_last = whole.is_sequential, whole.drops_last
+        self.is_by_row = whole.is_by_row
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from l2l_nas.eps.exchange import Alone, Exchange, least
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Targets, each
@@ -51,10 +52,17 @@ class Tally:
         samples: how many there will be in all.
         with_errors: whether standard errors are wanted too. See [Note: error bars].
         reduced: the task itself, where figures of each sample come in the place of outputs. See [Note: outputs].
+        exchange: with the other ranks, all of which take the same samples.
     """
 
     def __init__(
-        self, task: Task, samples: int, *, with_errors: bool = False, reduced: SampleMetrics | None = None
+        self,
+        task: Task,
+        samples: int,
+        *,
+        with_errors: bool = False,
+        reduced: SampleMetrics | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         whole = measured(task)
         self._names = tuple(whole.metrics)
@@ -68,7 +76,7 @@ class Tally:
         if whole.streaming:
             self._meters.append(_Stream(whole, min(groups, _STREAM_GROUPS)))
         if whole.gathered:
-            self._meters.append(_Gathered(whole, groups, samples))
+            self._meters.append(_Gathered(whole, groups, samples, exchange or Alone()))
 
     def add(self, outputs: Batch, targets: Targets) -> None:
         """Take the next samples.
@@ -160,10 +168,11 @@ class _Stream:
 
 
 class _Gathered:
-    def __init__(self, task: MeasuredTask, groups: int, samples: int) -> None:
+    def __init__(self, task: MeasuredTask, groups: int, samples: int, exchange: Exchange) -> None:
         self._task = task
         self._groups = groups
         self._samples = samples
+        self._exchange = exchange
         self._parts: list[tuple[Batch, Targets, Tensor]] = []
 
     def add(self, outputs: Batch, targets: Targets, groups: Tensor) -> None:
@@ -189,7 +198,7 @@ class _Gathered:
 
     def _refuse_too_large(self, outputs: Batch, samples: int) -> None:
         wanted = sum(tensor.nbytes for tensor in outputs) * self._samples // samples
-        if 2 * wanted > free_memory_bytes():  # chunks are joined into one more copy
+        if 2 * wanted > least(self._exchange, free_memory_bytes()):  # chunks are joined into one more copy
             raise DataError(
                 f"{', '.join(self._task.gathered)}: measured on the outputs of all {self._samples:,} samples at once, "
                 f"{wanted / 2**30:.1f} GiB; derive the task from SummedMetrics, with `totals` and `finish`, and give a "

@@ -81,9 +81,9 @@ def test_tokens_of_which_none_counts_are_refused():
 
 def test_every_sample_of_a_stream_is_trained_on():
     batches = Batches(Data.from_dataset(Sorted(), Sorted()).train, batch_size=300, seed=0)
-    seen = torch.cat([batches._wanted(step)[0] for step in range(6)])
+    seen = torch.cat([batches.wanted(step)[0] for step in range(6)])
     assert set(seen.tolist()) == set(range(1000))
-    assert [int(batches._wanted(step)[0][0]) for step in range(6)] == [0, 300, 600, 100, 400, 700]
+    assert [int(batches.wanted(step)[0][0]) for step in range(6)] == [0, 300, 600, 100, 400, 700]
 
 
 class Unsized(IterableDataset):

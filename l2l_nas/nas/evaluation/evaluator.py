@@ -195,8 +195,9 @@ class Evaluator:
             scores = self._trainer.evaluate_population(
                 architectures, self._validation, max_bytes=self._budget.population_bytes
             )
+            self._consensus.any(False)  # see `run`
         except Exception as error:
-            failure = failure_of(error)
+            failure, _ = self._consensus.failure(error, self._use_pool)
             if len(segments) > 1:
                 return [result for one in segments for result in self.run_together([one])]
             return [SegmentResult(error=failure, seconds=time.monotonic() - started)]

@@ -1,0 +1,142 @@
+"""Which samples each rank loads.
+
+In training that is the micro-batches that it computes. An evaluation is cut likewise, and then all ranks have the
+outputs of all: what comes of a micro-batch does not depend on the others, so what is put together in order is what one
+process has, to the bit, and so is all that is made of it: metrics and error bars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from l2l_nas.eps.exchange import Channel, Exchange
+from l2l_nas.eps.sums import cut_chunks
+from l2l_nas.errors import DataError
+from l2l_nas.relay.interface import Batch, Reduce, Targets, cut_sizes, each, samples_of
+from l2l_nas.training.consensus import Consensus
+from l2l_nas.training.data import Batches
+from l2l_nas.training.samples import SCORING, Loaded, Samples
+
+
+@dataclass(frozen=True)
+class TrainingShare:
+    """This rank's part of each mini-batch.
+
+    Args:
+        batches: of a part that gives each sample by itself (`Samples.is_by_row`).
+        own: which samples of a mini-batch of so many this rank computes.
+    """
+
+    batches: Batches
+    own: Callable[[int], slice]
+
+    def ahead(self, start: int, steps: int) -> Iterator[Loaded]:
+        """See `Batches.ahead`."""
+        wanted = map(self.batches.wanted, range(start, start + steps))
+        return self.batches.part.batches((rows[self.own(len(rows))], key) for rows, key in wanted)
+
+    def num_samples(self, step: int) -> int:
+        """Of the whole mini-batch."""
+        return len(self.batches.wanted(step)[0])
+
+
+class EvaluationShare:
+    """This rank's part of each chunk of samples. All ranks make the same calls.
+
+    Args:
+        exchange: with the other ranks.
+        split: what is evaluated.
+        micro_batch: samples at a time.
+    """
+
+    def __init__(self, exchange: Exchange, split: Samples, micro_batch: int) -> None:
+        self._exchange, self._split, self._micro_batch = exchange, split, micro_batch
+        self._consensus = Consensus(exchange)
+        self._problem = ""
+        self._figures: tuple[tuple[int, ...], ...] = ((1,),)  # shapes of what was made of a sample
+
+    def chunks(self, size: int) -> Iterator[Loaded]:
+        """This rank's samples of each chunk of so many; where it has none, those of the first micro-batch.
+
+        Raises:
+            DataError: on all ranks, where samples of one could not be read.
+        """
+        count = len(self._split)
+        chunks = [torch.arange(start, min(start + size, count)) for start in range(0, count, size)]
+        own = [self._computed(len(chunk)) for chunk in chunks]
+        is_apart = self._split.is_by_row
+        wanted = (chunk[rows] if is_apart else chunk for chunk, rows in zip(chunks, own, strict=True))
+        loading = self._split.batches((rows, SCORING) for rows in wanted)
+        for rows in own:
+            loaded: Loaded = (), ()
+            try:
+                loaded = next(loading)
+            except DataError as error:
+                self._problem = str(error)
+            self._refuse()
+            yield loaded if is_apart else rows_of(loaded, rows)
+
+    def guarded(self, reduce: Reduce) -> Reduce:
+        """What a task makes of outputs; where it raises on one rank, `whole` raises on all."""
+
+        def call(number: int, outputs: Batch) -> Batch:
+            if not self._problem:
+                try:
+                    found = reduce(number, outputs)
+                    self._figures = tuple(tuple(tensor.shape[1:]) for tensor in found)
+                    return found
+                except DataError as error:
+                    self._problem = str(error)
+            return tuple(outputs[0].new_zeros(len(outputs[0]), *shape) for shape in self._figures)
+
+        return call
+
+    def whole(self, samples: int, targets: Targets, outputs: Sequence[Batch]) -> tuple[Targets, list[Batch]]:
+        """Targets and outputs of a whole chunk, in the order of its samples.
+
+        Args:
+            samples: of the chunk.
+            targets, outputs: of this rank's samples.
+
+        Raises:
+            DataError: on all ranks, where the task raised on one.
+        """
+        self._refuse()
+        size, rank = self._exchange.size, self._exchange.rank
+        sizes = cut_sizes(samples, self._micro_batch)
+        lengths = [sum(sizes[number] for number in micro_batches_of(sizes, other, size)) for other in range(size)]
+
+        def join(own: Tensor) -> Tensor:
+            row = own.new_zeros(max(lengths), *own.shape[1:])
+            row[: lengths[rank]] = own[: lengths[rank]]
+            every = row.new_empty(size, *row.shape)
+            self._exchange.gather(row, every, Channel.STEP)
+            return torch.cat([rows[:length] for rows, length in zip(every, lengths, strict=True)])
+
+        return each(targets, join), [tuple(map(join, batch)) for batch in outputs]
+
+    def _computed(self, samples: int) -> slice:
+        sizes = cut_sizes(samples, self._micro_batch)
+        return samples_of(sizes, micro_batches_of(sizes, self._exchange.rank, self._exchange.size) or range(1))
+
+    def _refuse(self) -> None:
+        problems = self._consensus.every(self._problem)
+        self._problem = ""
+        for problem in problems:
+            if problem:
+                raise DataError(problem)
+
+
+def micro_batches_of(sizes: Sequence[int], rank: int, size: int) -> range:
+    """Which of these micro-batches a rank has; none, where there are fewer than ranks."""
+    return cut_chunks(len(sizes), size, rank=rank, size=size).micro_batches
+
+
+def rows_of(loaded: Loaded, rows: slice) -> Loaded:
+    """Some samples of a batch."""
+    inputs, targets = loaded
+    return tuple(tensor[rows] for tensor in inputs), each(targets, lambda tensor: tensor[rows])
