@@ -87,10 +87,10 @@ class Checkpoint:
             NonFiniteError: an update under way had a gradient that is not finite; nothing was saved.
         """
         server.drain()
-        if server.exchange.rank > 0:
+        if server.everyone.rank > 0:
             for key in self._chosen(server, ()):
                 server.state(key)
-            wait_for_all(server.exchange)
+            wait_for_all(server.everyone)
             return
         newest = self._prepare_folder()
         chosen = self._chosen(server, [key for key in server.visited if not self._is_saved(server, key)])
@@ -103,7 +103,7 @@ class Checkpoint:
             write_json(self.folder / f"manifest-{newest.number:06}.json", newest.content)
         write_json(self.folder / _MANIFEST, manifest)
         self._tidy({entry["file"] for entry in entries.values()}, before=newest.files if newest else set())
-        wait_for_all(server.exchange)
+        wait_for_all(server.everyone)
 
     def _prepare_folder(self) -> Manifest | None:
         """The newest manifest, of a folder that a save may be written to."""
@@ -122,8 +122,8 @@ class Checkpoint:
         """The states that rank 0 has chosen to write; all ranks call it."""
         visited, wanted = sorted(server.visited), set(keys)  # ranks may have met them in another order
         own = torch.tensor([key in wanted for key in visited], dtype=torch.uint8)
-        every = own.new_empty(server.exchange.size, len(visited))
-        server.exchange.gather(own, every, Channel.STEP)
+        every = own.new_empty(server.everyone.size, len(visited))
+        server.everyone.gather(own, every, Channel.STEP)
         return [key for key, is_chosen in zip(visited, every[0].tolist(), strict=True) if is_chosen]
 
     def remove(self) -> None:
@@ -170,7 +170,7 @@ class Checkpoint:
             raise StorageError(f"{path}: has no weights of '{missing[0]}'; {ADVICE}{self._another_whole_save(path)}")
         server.drain()
         is_used = bool(server.visited)
-        present = {key: entry for key, entry in manifest.entries.items() if server.pool.has_state(key)}
+        present = {key: entry for key, entry in manifest.entries.items() if server.whole_pool.has_state(key)}
         saved = {}
         try:
             if is_used:
@@ -300,7 +300,7 @@ class Checkpoint:
 
     def _read_state(self, server: ParamServer, key: str, entry: Mapping[str, Any], *, weights_only: bool) -> LayerState:
         path, data = self._read(entry)
-        state = LayerState.zeros(server.rules.of(key).layout)
+        state = LayerState.zeros(server.whole_layout(key))
         with _parsing(path, key):
             (state.load_weights if weights_only else state.load_tensors)(parse(data))
         return state

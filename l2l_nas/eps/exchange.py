@@ -131,6 +131,21 @@ class ObservedExchange:
             observe(done)
 
 
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks of a training as a grid; one process is a grid of one.
+
+    Args:
+        everyone: all ranks.
+        data: those that have the same part of each layer: they share mini-batches and states.
+        tensor: those that share each micro-batch and each layer, see [Note: divided layers] in `space/split.py`.
+    """
+
+    everyone: Exchange = Alone()
+    data: Exchange = Alone()
+    tensor: Exchange = Alone()
+
+
 def least(exchange: Exchange, number: int) -> int:
     """The least of all ranks' numbers; all of them call it."""
     own = torch.tensor([number])

@@ -88,7 +88,7 @@ class Manifest:
 
     def check_space(self, server: ParamServer) -> None:
         """Raises StorageError: these weights are of another search space."""
-        reason = difference(self.space, space_of(server.pool))
+        reason = difference(self.space, space_of(server.whole_pool))
         if reason:
             what = reason.replace("another space", "another search space")
             raise StorageError(f"{self.path}: these weights belong to {what}; use the space they were saved with")
@@ -112,7 +112,7 @@ def content_of(
 ) -> dict[str, Any]:
     """The content that `Manifest.read` reads back; `layouts` are of candidates that there were before."""
     scale = server.gradients.scale_state
-    space = space_of(server.pool)
+    space = space_of(server.whole_pool)
     moments = moments_of(server.optimizer)
     content: dict[str, Any] = {
         "format": FORMAT,

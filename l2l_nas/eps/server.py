@@ -20,7 +20,7 @@ from l2l_nas.eps.exchange import Alone, Exchange
 from l2l_nas.eps.inbox import GradientInbox
 from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.eps.optimizers.base import Optimizer
-from l2l_nas.eps.optimizers.groups import freeze, rules_of
+from l2l_nas.eps.optimizers.groups import PoolRules, freeze, rules_of
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.eps.wire import WireMemory
@@ -60,7 +60,8 @@ class ParamServer:
             argument of another kind.
     """
 
-    exchange: Exchange = Alone()
+    exchange: Exchange = Alone()  # with ranks that share mini-batches
+    everyone: Exchange = Alone()  # with all ranks of the training
 
     def __init__(
         self,
@@ -77,9 +78,9 @@ class ParamServer:
         if storage is not None:
             check_kind("storage", storage, Storage, wanted="a storage, such as FileStorage(folder)")
             refuse_class("storage", storage)
-        self.pool = freeze(pool, optimizer)
         self.optimizer = optimizer
-        self.rules = rules_of(self.pool, optimizer)
+        self.pool = self._frozen(pool)
+        self.rules = self._make_rules()
         self._refuse_cells()
         self.seed = check_seed(seed)
         self.storage: Storage = RamStorage() if storage is None else storage
@@ -89,6 +90,21 @@ class ParamServer:
         self._user: weakref.ref[StateUser] | None = None  # works on the states, and may hold copies of them
         self._busy: StateUser | None = None  # the user while it has updates under way
         self._masters: WireMemory | None = None  # where the weights of new states go, if a device copies from there
+
+    def _frozen(self, pool: LayerPool) -> LayerPool:
+        return freeze(pool, self.optimizer)
+
+    def _make_rules(self) -> PoolRules:
+        return rules_of(self.pool, self.optimizer)
+
+    @property
+    def whole_pool(self) -> LayerPool:
+        """The pool as one process has it, where layers are divided among ranks; `pool` is of this rank's parts."""
+        return self.pool
+
+    def whole_layout(self, key: str) -> Layout:
+        """The layout of a state as one process has it, with what the optimizer keeps."""
+        return self.rules.of(key).layout
 
     def _refuse_cells(self) -> None:
         for key, layer in cell_states(self.pool).items():
@@ -191,12 +207,12 @@ class ParamServer:
         self.storage.clear()
 
     def build_module(self, layer: Layer, tied: dict[str, nn.Parameter]) -> nn.Module:
-        """A plain module with a copy of a layer's weights and buffers, on the host.
+        """A plain module with a copy of the weights and buffers of a layer of the whole pool, on the host.
 
         Parameters shared between modules are taken from `tied`, by name; missing ones are added, for the next module.
         """
         with torch.random.fork_rng(devices=[]):  # what a factory draws is replaced
-            module = self.pool.build_module(layer)
+            module = self.whole_pool.build_module(layer)
         state = self.state(layer.key)
         tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
         with torch.no_grad():
@@ -206,7 +222,7 @@ class ParamServer:
             if group not in tied:
                 key = tied_key(group)
                 value = self.state(key).parameters()["weight"]
-                tied[group] = nn.Parameter(value.clone(), requires_grad=self.layout(key).parameters[0].trainable)
+                tied[group] = nn.Parameter(value.clone(), requires_grad=self.whole_layout(key).parameters[0].trainable)
             put_parameter(module, name, tied[group])
         return module
 
@@ -256,5 +272,6 @@ class ParamServer:
                 if key not in present:
                     if not isinstance(key, str) or not self.pool.has_state(key):
                         raise SpaceError(f"no state {shown(key)}{did_you_mean(str(key), self.pool.states)}")
-                    state = first_state(self.pool, key, optimizer=self.optimizer, seed=self.seed, masters=masters)
+                    layout = self.rules.of(key).layout
+                    state = first_state(self.pool, key, layout=layout, seed=self.seed, masters=masters)
                     self._put_first(key, state)

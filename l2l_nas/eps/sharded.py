@@ -153,7 +153,7 @@ class ShardedServer(ParamServer):
         super().__init__(pool, optimizer=optimizer, seed=seed, storage=storage, frozen=frozen)
         if self.storage.is_shared:
             raise SettingError("storage: ranks have parts of states, worker processes whole ones; take one of the two")
-        self.exchange = ObservedExchange.of(exchange)
+        self.exchange = self.everyone = ObservedExchange.of(exchange)
         self.cuts = Cuts(self.rules, exchange.size)
         self.gradients = ShardedInbox(self.pool, self.rules, self.cuts, self.exchange)
         self._gathered = _Rows()

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from l2l_nas.arguments import check_kind, check_weights
 from l2l_nas.eps.layout import Layout, tied_name
-from l2l_nas.eps.optimizers.base import Optimizer
-from l2l_nas.eps.optimizers.groups import RuleCall, rules_of
+from l2l_nas.eps.optimizers.groups import RuleCall
 from l2l_nas.eps.wire import WireMemory
 from l2l_nas.errors import SpaceError, user_code
 from l2l_nas.space.pool import Layer, LayerPool
@@ -275,16 +274,19 @@ def seed_of(seed: int, key: str) -> int:
 
 
 def first_state(
-    pool: LayerPool, key: str, *, optimizer: Optimizer, seed: int, masters: WireMemory | None = None
+    pool: LayerPool, key: str, *, layout: Layout, seed: int, masters: WireMemory | None = None
 ) -> LayerState:
     """A state as its layer's factory or its candidate's `weights` initialise it, whatever was built before it.
+
+    Args:
+        layout: of the state, with what the optimizer keeps.
 
     Raises:
         SpaceError: the factory raised, or the weights have another shape.
         SettingError: the weights hold NaN or inf.
         StorageError: the weights cannot be read.
     """
-    state = LayerState.zeros(rules_of(pool, optimizer).of(key).layout, masters)
+    state = LayerState.zeros(layout, masters)
     owner = pool.owner(key)
     read = first_weights(pool, owner)
     tied = tied_name(pool, key)

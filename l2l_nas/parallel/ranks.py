@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -27,12 +27,17 @@ class GroupExchange:
     Args:
         watch: of this rank.
         size: how many ranks there are.
+        members: which of them exchange; None: all.
         has_checks: whether ranks compare operation, shape and dtype before each exchange. Where they differ, gloo
             would abort the process. It costs one more message each time, so only tests have it.
     """
 
-    def __init__(self, watch: RankWatch, size: int, *, has_checks: bool = False) -> None:
-        self._watch, self._size = watch, size
+    def __init__(
+        self, watch: RankWatch, size: int, *, members: Sequence[int] | None = None, has_checks: bool = False
+    ) -> None:
+        self._watch, self.members = watch, tuple(range(size) if members is None else members)
+        self.rank, self.size = self.members.index(watch.rank), len(self.members)
+        self._suffix = "" if members is None else f"@{','.join(map(str, members))}"
         self._groups: Mapping[Channel, ProcessGroup] = {}
         self._has_checks = has_checks
 
@@ -40,31 +45,23 @@ class GroupExchange:
         """Go through these groups from now on; none: no exchange is possible."""
         self._groups = dict(groups)
 
-    @property
-    def rank(self) -> int:
-        return self._watch.rank
-
-    @property
-    def size(self) -> int:
-        return self._size
-
     def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
-        assert whole.shape == (self._size, *part.shape), f"{tuple(part.shape)} in {tuple(whole.shape)}"
+        assert whole.shape == (self.size, *part.shape), f"{tuple(part.shape)} in {tuple(whole.shape)}"
         sent, received = _bytes(part), _bytes(whole)
-        with self._watch.inside(channel, of):
+        with self._watch.inside(channel + self._suffix, of):
             self._compare("gathers", part, channel)
             if len(received) >= _LARGE_BYTES:
                 whole[self.rank].copy_(part)
-                rows = received.view(self._size, -1)
-                self._watch.complete(*(self._send_of(rank, rows[rank], channel) for rank in range(self._size)))
+                rows = received.view(self.size, -1)
+                self._watch.complete(*(self._send_of(rank, rows[rank], channel) for rank in range(self.size)))
             elif len(sent):
                 self._watch.complete(lambda: self._groups[channel]._allgather_base(received, sent))
 
     def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
         assert parts.shape == received.shape
-        assert len(parts) == self._size
+        assert len(parts) == self.size
         sent, got = _bytes(parts), _bytes(received)
-        with self._watch.inside(channel, of):
+        with self._watch.inside(channel + self._suffix, of):
             self._compare("swaps", parts, channel)
             if len(sent):
                 self._watch.complete(lambda: self._groups[channel].alltoall_base(got, sent, [], []))
@@ -98,12 +95,12 @@ class GroupExchange:
             return
         text = f"{what} {tuple(tensor.shape)} {tensor.dtype}".encode()[:_RECORD_BYTES]
         own = torch.frombuffer(bytearray(text.ljust(_RECORD_BYTES)), dtype=torch.uint8)
-        records = torch.empty(self._size * _RECORD_BYTES, dtype=torch.uint8)
+        records = torch.empty(self.size * _RECORD_BYTES, dtype=torch.uint8)
         self._watch.complete(lambda: self._groups[channel]._allgather_base(records, own))
-        texts = [bytes(one.tolist()).decode().rstrip() for one in records.view(self._size, -1)]
-        for rank, other in enumerate(texts):
+        texts = [bytes(one.tolist()).decode().rstrip() for one in records.view(self.size, -1)]
+        for rank, other in zip(self.members, texts, strict=True):
             if other != texts[0]:
-                line = f"in {channel.value}, rank 0 {texts[0]}, and rank {rank} {other}"
+                line = f"in {channel.value}, rank {self.members[0]} {texts[0]}, and rank {rank} {other}"
                 raise self._watch.report(Failure(line, by=self.rank)).as_error()
 
 
@@ -129,6 +126,10 @@ class WatchedReducer:
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
         members = distributed.get_process_group_ranks(group)
         self._channel = f"divided@{','.join(map(str, members))}"
+
+    def use(self, group: ProcessGroup) -> None:
+        """Go through this group of the same ranks from now on."""
+        self._group = group
 
     def sum(self, tensor: Tensor) -> None:
         self._reduce(tensor, distributed.ReduceOp.SUM)

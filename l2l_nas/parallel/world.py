@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 from torch import distributed
@@ -23,12 +22,11 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from l2l_nas.eps.exchange import Channel
 from l2l_nas.parallel.meeting import Generation, Place, meet, open_store
+from l2l_nas.parallel.mesh import GROUP_TIMEOUT, WorldMesh
 from l2l_nas.parallel.ranks import GroupExchange, WatchedReducer
 from l2l_nas.parallel.waiting import in_thread
 from l2l_nas.parallel.watch import RankWatch
 
-# for an exchange; the watch ends one that takes too long, and knows why
-_GROUP_TIMEOUT = timedelta(days=1)
 _LINGER_S = 3.0
 _LAST_S = 1.0
 
@@ -94,6 +92,7 @@ class World:
         self._config, self._place = config, place
         self._store = generation.keys(store)
         self.watch = watch
+        self._mesh: WorldMesh | None = None
         self.exchange = GroupExchange(watch, place.size, has_checks=config.has_checks)
         watch.start()
         self._connect(epoch=0)
@@ -121,11 +120,24 @@ class World:
         """
         return WatchedReducer(self.watch, group)
 
-    def rejoin(self) -> None:
-        """Begin anew after a failure that all ranks survived: new groups, the same exchange.
+    def mesh(self, *, tensor: int) -> WorldMesh:
+        """These ranks as a grid, of which `tensor` after one another share each layer; it lasts through `rejoin`.
 
-        All ranks call it; no other thread of this one may be in an exchange. Groups made by others, such as a mesh,
-        are gone.
+        All ranks call it, once.
+
+        Raises:
+            SettingError: so many do not divide the number of ranks.
+        """
+        assert self._mesh is None, "the groups of another mesh would stay"
+        mesh = WorldMesh(self.watch, self.exchange, tensor, has_checks=self._config.has_checks)
+        in_thread(mesh.connect, self.watch.check)
+        self._mesh = mesh
+        return mesh
+
+    def rejoin(self) -> None:
+        """Begin anew after a failure that all ranks survived: new groups, the same exchange, the same mesh.
+
+        All ranks call it; no other thread of this one may be in an exchange. Groups made by others are gone.
 
         Raises:
             RankError: what failed was no trial alone, or a rank has ended, or did not come.
@@ -167,9 +179,12 @@ class World:
 
         def make() -> dict[Channel, distributed.ProcessGroup]:
             distributed.init_process_group(
-                self._config.backend, store=store, rank=self.rank, world_size=self.size, timeout=_GROUP_TIMEOUT
+                self._config.backend, store=store, rank=self.rank, world_size=self.size, timeout=GROUP_TIMEOUT
             )
-            return {channel: distributed.new_group(timeout=_GROUP_TIMEOUT) for channel in Channel}
+            groups = {channel: distributed.new_group(timeout=GROUP_TIMEOUT) for channel in Channel}
+            if self._mesh is not None:
+                self._mesh.connect()
+            return groups
 
         try:
             self.exchange.use(in_thread(make, self.watch.check))

@@ -98,7 +98,8 @@ class Relay:
         self.shapes = check_shapes(self.pool, device=self.device.torch_device)
         self.seed = check_seed(seed)
         ranks = server.exchange.size
-        self.chunks = ranks if config.parallel.chunks is None and ranks > 1 else config.parallel.chunks
+        is_ranked = server.everyone.size > 1
+        self.chunks = ranks if config.parallel.chunks is None and is_ranked else config.parallel.chunks
         if self.chunks is not None:
             check_chunks(self.chunks, ranks)
         self.trace = config.execution.trace
@@ -124,7 +125,7 @@ class Relay:
         executor = PlanExecutor(device, self.bank, self.lanes, dtype=dtype, stress=stress)
         self._device_states: DeviceStates | None = None
         if config.memory.state_bytes and not device.shares_memory:
-            if server.exchange.size > 1:
+            if server.everyone.size > 1:
                 raise SettingError("resident: states of several ranks live on the host; take resident=None")
             self._device_states = DeviceStates(server, device, dtype, budget=config.memory.state_bytes)
         held: HeldSteps | None = None
@@ -133,6 +134,13 @@ class Relay:
             held = HeldSteps(self.bank, self.stash.specs, device, seed=self.seed, trace=self.trace)
         self._evaluation = Evaluation(executor, self.stash, held=held)
         self._training = TrainingStep(executor, self.stash, self._access(server), config, seed=self.seed, held=held)
+        # by which evaluations are cut
+        self._waiting_bytes = [
+            self.stash.waiting_bytes + bytes_of(self.shapes.outputs),
+            self.stash.waiting_inside_bytes,
+        ]
+        if self._is_divided:
+            self._waiting_bytes = [-least(server.everyone, -size) for size in self._waiting_bytes]
 
     def _access(self, server: ParamServer) -> StateAccess:
         self.server = server
@@ -244,7 +252,11 @@ class Relay:
     def memory_plan(self, sizes: tuple[int, ...]) -> MemoryPlan:
         """What stays on the device, for micro-batches of these sizes."""
         if sizes not in self._memory_plans:
-            self._memory_plans[sizes] = decide(self.pool, self.bank, self.stash, sizes, self._memory, self._free_bytes)
+            plan = decide(self.pool, self.bank, self.stash, sizes, self._memory, self._free_bytes)
+            if self._is_divided:
+                everyone = self.server.everyone
+                plan = replace(plan, keep=least(everyone, plan.keep), slots=least(everyone, plan.slots))
+            self._memory_plans[sizes] = plan
             # as many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need
             slots = min(plan.slots for plan in self._memory_plans.values())
             if slots != len(self.bank.slots):
@@ -252,9 +264,14 @@ class Relay:
                 self.bank.resize(slots)
         return self._memory_plans[sizes]
 
+    @property
+    def _is_divided(self) -> bool:
+        """Whether layers are divided among ranks, whose parts may differ in size."""
+        return self.server.whole_pool is not self.pool
+
     def _free_bytes(self) -> int:
         """Device memory that is free on every rank."""
-        return least(self.server.exchange, self.device.free_bytes())
+        return least(self.server.everyone, self.device.free_bytes())
 
     def states_on_device(self, architecture: Architecture) -> tuple[str, ...]:
         """States that live on a device with memory of its own while this architecture alone is trained."""
@@ -283,7 +300,7 @@ class Relay:
         batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, share=share)
         self.server.serve(self._training)
         self.server.gradients.has_block_norms = self.chunks is not None  # another relay may have asked for the other
-        if share is None and (share := self._share(batch.sizes)) is not None and share.exchange.size > 1:
+        if share is None and (share := self._share(batch.sizes)) is not None and self.server.everyone.size > 1:
             batch = replace(batch.part(share.micro_batches), checksum=checksum_of(batch))
         chunks, sizes = (None, batch.sizes) if share is None else (share.chunks, share.most_sizes)
         memory = self.memory_plan(sizes)
@@ -357,11 +374,11 @@ class Relay:
     @property
     def sample_bytes(self) -> int:
         """See `Executor.sample_bytes`; of whatever path, so that the cut into chunks does not depend on it."""
-        return self.stash.waiting_bytes + bytes_of(self.shapes.outputs)
+        return self._waiting_bytes[0]
 
     @property
     def reduced_bytes(self) -> int:
-        return self.stash.waiting_inside_bytes
+        return self._waiting_bytes[1]
 
     @property
     def evaluation_bytes(self) -> int | None:

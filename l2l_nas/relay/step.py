@@ -3,7 +3,7 @@
 [Note: many devices] Where several ranks share a step, these places exchange something with the others, in the order of
 the plan, and no other does: the least of all budgets (`Relay.memory_plan`), what each is about to do
 (`relay/agreement.py`), weights when a layer is loaded (`StateAccess.open`), buffers after a forward that changed them
-(`PlanExecutor._save`), gradients and their squares when they are sent (`ShardedInbox.add`), and losses
+(`PlanExecutor._save`), gradients and their squares when they are sent (`ShardedInbox`, `DividedInbox`), and losses
 (`TrainJob.require_finite_loss`). A check and an update exchange nothing.
 """
 
@@ -151,7 +151,7 @@ class TrainingStep:
         self, plan: Plan, layers: Sequence[Layer], batch: MiniBatch, settings: Mapping[str, object]
     ) -> None:
         """Have ranks that are about to do different things say so."""
-        if self.states.server.exchange.size == 1:
+        if self.states.server.everyone.size == 1:
             return
         scale = self.states.server.gradients.scale_state
         facts = {
@@ -165,7 +165,7 @@ class TrainingStep:
             "number of chunks": self._bank.chunks,
             "plan": collectives(plan),
         }
-        require_same(self.states.server.exchange, facts)
+        require_same(self.states.server.everyone, facts)
 
     def _fill(self, frames: Frames, inputs: Batch, sizes: Sequence[int]) -> None:
         for frame, batch in zip(frames, cut_batch(tuple(map(self._device.put, inputs)), sizes), strict=True):

@@ -315,8 +315,8 @@ class Output:
         if not self.components.conf.export or best.server is None:
             return False
         server = best.server
-        if server.exchange.size > 1:  # it has a part of them
-            server = ParamServer(server.pool, optimizer=server.optimizer, seed=server.seed)
+        if server.everyone.size > 1:  # it has a part of them
+            server = ParamServer(server.whole_pool, optimizer=server.optimizer, seed=server.seed)
             Checkpoint(self.folder.best).load(server)
         return export_or_warn(
             self.console,

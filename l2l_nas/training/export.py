@@ -132,7 +132,7 @@ def plain_module(pool: LayerPool, architecture: Architecture | Sequence[str]) ->
 def build_network(server: ParamServer, architecture: Architecture) -> PlainNetwork:
     """`plain_module` with a copy of the architecture's weights and buffers."""
     tied: dict[str, nn.Parameter] = {}
-    return _network(server.pool, architecture, lambda layer: server.build_module(layer, tied))
+    return _network(server.whole_pool, architecture, lambda layer: server.build_module(layer, tied))
 
 
 def _network(

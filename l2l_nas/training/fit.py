@@ -183,7 +183,7 @@ def score(executor: Executor, architecture: Architecture, split: Samples, *, tas
     check_kind("score: split", split, Samples, wanted="samples, such as Data.validation")
     task = learned(task, executor)
     reduced = of_samples(task)
-    exchange = executor.server.exchange
+    exchange = executor.server.everyone
     tally = Tally(task, len(split), with_errors=True, reduced=reduced, exchange=exchange)
     for targets, (outputs,) in _predicted(executor, [architecture], split, reduced=reduced, micro_batch=micro_batch):
         tally.add(outputs, targets)
@@ -237,7 +237,7 @@ def evaluate_population(
     architectures = [Architecture.from_choices(one) for one in given]
     task = learned(task, executor)
     reduced = of_samples(task)
-    exchange = executor.server.exchange
+    exchange = executor.server.everyone
     tallies = [Tally(task, len(split), reduced=reduced, exchange=exchange) for _ in architectures]
     for targets, outputs in _predicted(
         executor, architectures, split, reduced=reduced, micro_batch=micro_batch, max_bytes=max_bytes
@@ -298,7 +298,7 @@ def _figures(task: SampleMetrics, parts: Sequence[Targets], number: int, outputs
 def _reduced_sizes(executor: Executor, micro_batch: int) -> tuple[int, int]:
     """Samples of a chunk, and of a micro-batch, whose outputs are reduced: half of the memory for each."""
     most = _most_bytes(executor) // 2
-    outputs = 2 * bytes_of(check_shapes(executor.server.pool).outputs)  # and their log likelihoods
+    outputs = 2 * bytes_of(check_shapes(executor.server.whole_pool).outputs)  # and their log likelihoods
     micro_batch = max(1, min(micro_batch, most // outputs))
     return _fitting(most, executor.reduced_bytes, micro_batch), micro_batch
 

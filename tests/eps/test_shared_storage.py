@@ -197,6 +197,6 @@ def test_a_first_state_is_put_once_and_all_agree_on_it(storage):
     one, other = server_on(storage), server_on(storage)
     one.prepare(KEYS)
     update(one, KEYS[0])
-    storage.put_new(KEYS[0], first_state(POOL, KEYS[0], optimizer=AdamW(), seed=0))
+    storage.put_new(KEYS[0], first_state(POOL, KEYS[0], layout=one.whole_layout(KEYS[0]), seed=0))
     other.prepare(KEYS)
     assert copy_of(storage, KEYS[0]).visits == 1

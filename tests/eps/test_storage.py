@@ -9,6 +9,7 @@ import torch
 
 from l2l_nas import AdamW, ParamServer
 from l2l_nas.eps.file_storage import FileStorage
+from l2l_nas.eps.optimizers.groups import rules_of
 from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
@@ -38,7 +39,7 @@ def storage(request, tmp_path):
 
 
 def state_of(key: str, seed: int = 0) -> LayerState:
-    state = first_state(POOL, key, optimizer=AdamW(), seed=seed)
+    state = first_state(POOL, key, layout=rules_of(POOL, AdamW()).of(key).layout, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for block in state.moments:
         block.random_(0, 255, generator=generator)

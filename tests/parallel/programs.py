@@ -162,7 +162,14 @@ def lasts(world: World) -> None:
     print(f"done in a world of {world.size}", flush=True)
 
 
-PROGRAMS = {one.__name__: one for one in (exchanges, steps, rejoins, restarts, lasts)}
+def meshes(world: World, name: str, *words: str) -> None:
+    """A function of `mesh_runs.py`."""
+    from tests.parallel import mesh_runs
+
+    getattr(mesh_runs, name)(world, *words)
+
+
+PROGRAMS = {one.__name__: one for one in (exchanges, steps, rejoins, restarts, lasts, meshes)}
 
 
 def run(words: list[str]) -> None:

@@ -243,15 +243,22 @@ class PoolRules:
 
     def of(self, key: str) -> StateRules:
         if key not in self._rules:
-            pool, optimizer = self._pool(), self.optimizer
-            assert pool is not None  # its rules are asked for
-            layout = layout_of(pool, key)
-            treatments = [
-                _treatment(pool, optimizer, key, entry.name) if entry.trainable else Treatment(optimizer)
-                for entry in layout.parameters
-            ]
-            self._rules[key] = state_rules(layout, treatments)
+            self._rules[key] = self._of(key)
         return self._rules[key]
+
+    def treatments(self, key: str) -> dict[str, Treatment]:
+        """By name, how each parameter of a state is updated; of one that is not trained it does not matter."""
+        pool, optimizer = self._pool(), self.optimizer
+        assert pool is not None  # its rules are asked for
+        return {
+            entry.name: _treatment(pool, optimizer, key, entry.name) if entry.trainable else Treatment(optimizer)
+            for entry in layout_of(pool, key).parameters
+        }
+
+    def _of(self, key: str) -> StateRules:
+        pool = self._pool()
+        assert pool is not None
+        return state_rules(layout_of(pool, key), list(self.treatments(key).values()))
 
 
 _RULES: PerPool[PoolRules] = PerPool()
