@@ -155,9 +155,12 @@ def work(command: str, config: DictConfig, ranks: RunRanks | None = None) -> flo
     about = HydraConfig.get()
     if not hasattr(module, "prepared"):
         conf: Any = OmegaConf.to_object(config)
-        with reporting_errors():
+        with reporting_errors(ranks=ranks):
             check_bounds(conf)
-            module.main(conf)
+            if ranks is None:
+                module.main(conf)
+            else:
+                module.main(conf, ranks.agreed(conf))
         return None
 
     def go(conf: Any, console: Console, again: str) -> float:

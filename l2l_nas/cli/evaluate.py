@@ -16,18 +16,21 @@ from l2l_nas.runs.language import (
     relay_of,
 )
 from l2l_nas.runs.locate import CLASSIFY
+from l2l_nas.runs.ranks import compare_files
 from l2l_nas.runs.saved import LoadedRun, data_warning, load_found
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
+from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.score import Score
 
 
-def main(conf: EvaluateConf) -> None:
-    """Print the metrics, and whether they are those that the search reported."""
+def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
+    """Print the metrics, and whether they are those that the search reported; ranks share the samples."""
+    consensus = consensus or Consensus()
     if conf.task:
-        _evaluate_text(conf)
+        _evaluate_text(conf, consensus)
         return
     for name in ("file", "stride", "tokenizer"):
         if getattr(conf, name):
@@ -35,7 +38,8 @@ def main(conf: EvaluateConf) -> None:
     splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
-    found = load_found(conf.run, pool=conf.space.pool)
+    with consensus.working("the reading of the run"):
+        found = load_found(conf.run, pool=conf.space.pool, consensus=consensus)
     data = found.problem.data
     split = {"validation": data.validation, "test": data.test, "train": data.train}[conf.split]
     if split is None:
@@ -78,7 +82,7 @@ def main(conf: EvaluateConf) -> None:
         console.print(f"  {conf.split} {name:10} {_shown(score, name)}")
 
 
-def _evaluate_text(conf: EvaluateConf) -> None:
+def _evaluate_text(conf: EvaluateConf, consensus: Consensus) -> None:
     for name, value in (("split", "validation"), ("recalibrate", 0)):
         if getattr(conf, name) != value:
             raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
@@ -89,12 +93,16 @@ def _evaluate_text(conf: EvaluateConf) -> None:
         for name in ("stride", "tokenizer"):
             if getattr(conf, name):
                 raise SettingError(f"{name} has no effect with task={conf.task}; leave it out")
-        network, noun = load_found(conf.run, pool=conf.space.pool), "rows"
-        score, count = evaluate_sentences(network, Path(conf.file))
+        with consensus.working("the reading of the run"):
+            network = found = load_found(conf.run, pool=conf.space.pool, consensus=consensus)
+        compare_files(consensus, Path(conf.file))
+        (score, count), noun = evaluate_sentences(found, Path(conf.file)), "rows"
     else:
         check_task(conf.task, Path(conf.file), stride=conf.stride)
-        network = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer)
-        score, count = evaluate_text(network, conf.task, Path(conf.file), stride=conf.stride)
+        with consensus.working("the reading of the weights"):
+            network = model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, consensus=consensus)
+        compare_files(consensus, Path(conf.file))
+        score, count = evaluate_text(model, conf.task, Path(conf.file), stride=conf.stride)
         noun = "passages" if conf.task == "lambada" else "windows"
     console = open_terminal()
     console.print(str(network.architecture), soft_wrap=True)

@@ -13,6 +13,7 @@ from l2l_nas.runs.origin import doubts, versions
 from l2l_nas.runs.saved import data_warning, load_found
 from l2l_nas.runs.settings import ExportConf
 from l2l_nas.runs.terminal import open_terminal, warn
+from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.export import ExportError, check_formats, export_network
 
 _USE = {
@@ -25,8 +26,15 @@ _USE = {
 }
 
 
-def main(conf: ExportConf) -> None:
-    """Write the files, say what was measured through each and how to load them."""
+def main(conf: ExportConf, consensus: Consensus | None = None) -> None:
+    """Write the files, say what was measured through each and how to load them; of several ranks, the first one."""
+    consensus = consensus or Consensus()
+    if consensus.is_first:
+        with consensus.alone("the export"):
+            _export(conf)
+
+
+def _export(conf: ExportConf) -> None:
     check_formats(conf.formats)
     found = load_found(conf.run, pool=conf.space.pool)
     set_threads(found.relay.threads, build_relay(found.server, replace(found.relay, device="cpu"), seed=0))

@@ -7,19 +7,32 @@ import re
 import sys
 from itertools import chain
 
-from l2l_nas.runs.language import executor_of, open_model, write_on
+from l2l_nas.runs.language import LanguageModel, executor_of, is_small, open_model, whole, write_on
 from l2l_nas.runs.settings import GenerateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.text.generate import Sampling, recomputed
+from l2l_nas.training.consensus import Consensus
 
 # what would move a terminal's cursor, or change its colours
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def main(conf: GenerateConf) -> None:
+def main(conf: GenerateConf, consensus: Consensus | None = None) -> None:
     """Print the prompt and what follows it, as it comes."""
+    consensus = consensus or Consensus()
     sampling = Sampling(conf.temperature, conf.top_k, conf.top_p, conf.seed)
-    model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer)
+    with consensus.working("the reading of the weights"):
+        model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, consensus=consensus)
+    if consensus.size == 1 or not consensus.first(lambda: is_small(model)):
+        _write(conf, model, sampling)
+        return
+    model = whole(model)  # of a small model, ranks would only wait for each other
+    if consensus.is_first:
+        with consensus.alone("the writing of a text"):
+            _write(conf, model, sampling)
+
+
+def _write(conf: GenerateConf, model: LanguageModel, sampling: Sampling) -> None:
     executor = executor_of(model)
     position = recomputed(executor, model.architecture)
     if position is not None:

@@ -38,7 +38,7 @@ from l2l_nas.files import (
     write_json,
 )
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _OLDER = re.compile(r"manifest-(\d+)\.json")
 _STATE_FILE = re.compile(r".+-([0-9a-f]{12})\.safetensors", re.DOTALL)
 
@@ -65,7 +65,7 @@ class Checkpoint:
         self._layouts: dict[str, str] = {}
 
     def exists(self) -> bool:
-        return (self.folder / _MANIFEST).exists() or bool(self._older())
+        return (self.folder / MANIFEST).exists() or bool(self._older())
 
     @property
     def saves(self) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ class Checkpoint:
         manifest = content_of(server, number=number, extra=extra or {}, entries=entries, layouts=self._layouts)
         if newest is not None and self._keep > 1:
             write_json(self.folder / f"manifest-{newest.number:06}.json", newest.content)
-        write_json(self.folder / _MANIFEST, manifest)
+        write_json(self.folder / MANIFEST, manifest)
         self._tidy({entry["file"] for entry in entries.values()}, before=newest.files if newest else set())
         wait_for_all(server.everyone)
 
@@ -111,9 +111,9 @@ class Checkpoint:
             raise StorageError(f"{self.folder}: it was deleted or moved while the run was at work in its folder")
         make_folder(self.folder)
         newest = self._newest()
-        if newest is None and Manifest.is_foreign(self.folder / _MANIFEST):
+        if newest is None and Manifest.is_foreign(self.folder / MANIFEST):
             raise StorageError(
-                f"{self.folder / _MANIFEST}: not a manifest of weights; choose another folder, or move it"
+                f"{self.folder / MANIFEST}: not a manifest of weights; choose another folder, or move it"
             )
         return newest
 
@@ -130,7 +130,7 @@ class Checkpoint:
         """Delete all saves, and the folder if nothing else is in it; files of others stay, and so does a link."""
         if self.folder.is_symlink() or not self.folder.is_dir():
             return
-        manifests = [*self._older().values(), self.folder / _MANIFEST]
+        manifests = [*self._older().values(), self.folder / MANIFEST]
         ours = [path for path in manifests if path.exists() and not Manifest.is_foreign(path)]
         _delete(self.folder, [*self._unused(set(), set()), *ours])
         remove_leftovers(self.folder)
@@ -199,7 +199,7 @@ class Checkpoint:
         Raises:
             StorageError: as in `load`; the server may then have a part of the states.
         """
-        manifest = Manifest.read(self.folder / _MANIFEST)
+        manifest = Manifest.read(self.folder / MANIFEST)
         manifest.check_space(server)
         missing = []
         for key in keys:
@@ -221,14 +221,14 @@ class Checkpoint:
     def _newest(self) -> Manifest | None:
         """None where there is none, or none that can be read."""
         try:
-            return Manifest.read(self.folder / _MANIFEST)
+            return Manifest.read(self.folder / MANIFEST)
         except StorageError:
             return None
 
     def _find(self, save: int | None) -> Path:
         newest, older = self._newest() if save is not None else None, self._older()
         if save is None or (newest is not None and newest.number == save):
-            return self.folder / _MANIFEST
+            return self.folder / MANIFEST
         if save not in older:
             numbers = ", ".join(map(str, self.saves)) or "none"
             raise StorageError(f"{self.folder}: has no save {save}; there are: {numbers}")
@@ -236,7 +236,7 @@ class Checkpoint:
 
     def _another_whole_save(self, damaged: Path) -> str:
         """The end of a message about a save that cannot be used; empty where no other save can."""
-        for path in (self.folder / _MANIFEST, *self._older().values()):
+        for path in (self.folder / MANIFEST, *self._older().values()):
             if path == damaged:
                 continue
             try:
@@ -245,7 +245,7 @@ class Checkpoint:
                     self._read(entry)
             except StorageError:
                 continue
-            copy = f", or copy {path.name} over {_MANIFEST}" if path.name != _MANIFEST else ""
+            copy = f", or copy {path.name} over {MANIFEST}" if path.name != MANIFEST else ""
             return f"; save {manifest.number} is there: load it with save={manifest.number}{copy}"
         return ""
 

@@ -154,6 +154,16 @@ def least(exchange: Exchange, number: int) -> int:
     return int(every.min())
 
 
+def of_first(exchange: Exchange, own: Tensor) -> Tensor:
+    """Rank 0's tensor, on the host; all ranks call it with one of its shape."""
+    if exchange.size == 1:
+        return own
+    own = own.cpu().contiguous()
+    every = own.new_empty(exchange.size, *own.shape)
+    exchange.gather(own, every, Channel.STEP)
+    return every[0]
+
+
 def wait_for_all(exchange: Exchange) -> None:
     """Return when all ranks have called it."""
     nothing = torch.zeros(1, dtype=torch.uint8)

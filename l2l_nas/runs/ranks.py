@@ -6,8 +6,10 @@ away, and show nothing.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from l2l_nas.runs.terminal import warn
 from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.problem import Problem
 
-COMMANDS = ("train", "search")  # that ranks can do together
+COMMANDS = ("train", "search", "evaluate", "generate", "export")  # that ranks can do together
 # what a run that goes on reads
 _READ = ("config.yaml", "log.jsonl", "study.log", "memory.json", "architecture.json", "result.json")
 
@@ -52,8 +54,7 @@ class RunRanks:
         Raises:
             SettingError: ranks were given different settings, or one that ranks cannot have.
         """
-        own = entries(asdict(replace(conf, folder="")))
-        compare(self.consensus, {**own, **versions()})
+        self.agreed(replace(conf, folder=""))
         self.be_patient(conf.parallel.patience_s)
         root = RunFolder(Path(self.consensus.first(lambda: str(Path(conf.resume or conf.folder).absolute()))))
         ranks = self
@@ -64,6 +65,11 @@ class RunRanks:
                 conf = replace(conf, resume=conf.folder)
         self.consensus.any(False)  # nobody writes before all have read
         return conf, ranks
+
+    def agreed(self, conf: Any) -> Consensus:
+        """The ranks, after their settings and versions were compared. Raises SettingError: two differ."""
+        compare(self.consensus, {**entries(asdict(conf)), **versions()})
+        return self.consensus
 
     def require_shared(self, folder: RunFolder) -> None:
         """Refuse a folder of rank 0 that another rank does not see. Raises SettingError on all ranks."""
@@ -110,6 +116,8 @@ def refuse_on_ranks(conf: SearchConf | RetrainConf, consensus: Consensus) -> Non
 
 def compare(consensus: Consensus, content: Mapping[str, Any]) -> None:
     """Refuse ranks that differ in something, by name. Raises SettingError: it names the first difference."""
+    if consensus.size == 1:
+        return
     all_ranks = consensus.every(dict(content))
     for rank, other in enumerate(all_ranks):
         for name in dict.fromkeys([*all_ranks[0], *other]):
@@ -126,6 +134,17 @@ def compare_problems(consensus: Consensus, problem: Problem) -> None:
         return
     data = entries(describe_data(problem.data), "data ")
     compare(consensus, {"the search space's fingerprint": fingerprint(problem.pool), **data})
+
+
+def compare_files(consensus: Consensus, *files: Path) -> None:
+    """Refuse ranks of which one has another content in a file that all read, or none. Raises SettingError."""
+    if consensus.size == 1:
+        return
+    digests = {}
+    for path in files:
+        with suppress(OSError):  # who reads it says what is wrong
+            digests[f"the SHA-256 of {path}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    compare(consensus, digests)
 
 
 def with_chunks(conf: Any, consensus: Consensus) -> Any:

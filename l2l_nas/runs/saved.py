@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from l2l_nas.cost.closed_form import path_states
-from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.checkpoint import MANIFEST, Checkpoint
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
 from l2l_nas.files import read_json, read_yaml
 from l2l_nas.plugins import is_own
@@ -21,11 +22,13 @@ from l2l_nas.runs.fields import declared, typed, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.origin import identity
+from l2l_nas.runs.ranks import compare_files, compare_problems
 from l2l_nas.runs.renamed import with_names_of_today
 from l2l_nas.runs.section_settings import DataConf, RelayConf
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.problem import Problem
 
@@ -156,13 +159,16 @@ def data_warning(data: Data, result: object, run: Path) -> str:
     return f"the {' and '.join(parts)} data are others than those of {run}; figures cannot be compared with its own"
 
 
-def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> LoadedRun:
+def load_found(
+    run: str, *, pool: str = "", problem: Problem | None = None, consensus: Consensus | None = None
+) -> LoadedRun:
     """Read the best network of a run; of repeats, that of the best one.
 
     Args:
         run: the run's folder.
         pool: the pool again if it is the user's own: what stands in a folder is never imported.
         problem: what was searched, instead of its name.
+        consensus: with other ranks, each of which has a part of the weights; all of them call it.
 
     Raises:
         SettingError: no run given, or the pool must be named.
@@ -177,7 +183,7 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> L
     result, config = saved.result(), saved.config
     entry = result.get("best") if isinstance(result, dict) else None
     if isinstance(entry, dict) and isinstance(entry.get("repeat"), int):
-        return load_found(str(folder.repeat(entry["repeat"]).root), pool=pool, problem=problem)
+        return load_found(str(folder.repeat(entry["repeat"]).root), pool=pool, problem=problem, consensus=consensus)
     if isinstance(entry, dict) and entry.get("trained") is False:
         was_stopped = bool(value_of(config, "search.finalists"))  # a callback did, before there was a trained one
         why = "stopped before its finalists were trained" if was_stopped else "this run trained no finalists"
@@ -200,7 +206,10 @@ def load_found(run: str, *, pool: str = "", problem: Problem | None = None) -> L
         raise SettingError(f"{run}: {name_again('pool', 'space.pool', chosen)}")
     problem = problem or load_problem(chosen, args, **asdict(samples))
     # nothing is trained: what the run's optimizer stored is left, and an optimizer of the user's own is not imported
-    server = ParamServer(problem.pool, optimizer=SGD(momentum=0.0), seed=seed)
+    consensus = consensus or Consensus()
+    compare_problems(consensus, problem)
+    compare_files(consensus, folder.best / MANIFEST)
+    server = server_of(problem.pool, consensus.exchange, optimizer=SGD(momentum=0.0), seed=seed)
     architecture = problem.pool.architecture(choices)
     needs = path_states(problem.pool, architecture)
     if Checkpoint(folder.best).load(server, needs=needs, weights_only=True) != identity(choices, values):
@@ -382,6 +391,6 @@ def weights_folder(given: str, *, run: RunFolder | None) -> Path | None:
             raise SettingError(
                 f"weights: no '{given}'{did_you_mean(given, (SCRATCH, *_OF_A_RUN))}, or name a folder of weights"
             )
-    if not (folder / "manifest.json").is_file():
+    if not (folder / MANIFEST).is_file():
         raise StorageError(f"{folder}: holds no weights; in a run they are in weights/ and best/")
     return folder

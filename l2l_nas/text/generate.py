@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from l2l_nas.eps.exchange import of_first
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.extend import Caches, extend_of
@@ -187,5 +188,7 @@ class _Context:
             inputs = inputs_of(self._executor.server.pool, seen)
             (outputs,) = self._executor.predict(self._architecture, inputs, micro_batch=len(rows))
             logits = outputs[:, place - self._start - 1].float()
+        # ranks choose the same tokens, whatever their processors make of the same sums
+        logits = of_first(self._executor.server.exchange, logits)
         refuse_no_numbers(logits)
         return logits

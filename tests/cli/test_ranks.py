@@ -39,9 +39,9 @@ def alone(*words: str, seconds: float = 120) -> str:
 class Launched:
     """`torchrun --nproc-per-node 2 -m l2l_nas`."""
 
-    def __init__(self, *words: str, size: int = 2) -> None:
+    def __init__(self, *words: str, size: int = 2, program: tuple[str, ...] = ("-m", "l2l_nas")) -> None:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size)]
-        command += ["--master-port", str(free_port()), "-m", "l2l_nas", *words]
+        command += ["--master-port", str(free_port()), *program, *words]
         with open("out", "w") as out, open("err", "w") as err:
             self.process = subprocess.Popen(command, env=environment(), stdout=out, stderr=err, start_new_session=True)
 
@@ -55,9 +55,9 @@ class Launched:
         return code, Path("out").read_text(), errors
 
 
-def together(*words: str, size: int = 2) -> str:
+def together(*words: str, size: int = 2, **options) -> str:
     """What ranks printed that did what was asked for."""
-    code, out, errors = Launched(*words, size=size).ended()
+    code, out, errors = Launched(*words, size=size, **options).ended()
     assert (code, errors) == (0, []), Path("err").read_text()
     return out
 
