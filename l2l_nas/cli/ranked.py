@@ -19,8 +19,8 @@ from l2l_nas.cli.launch import launch
 from l2l_nas.errors import SettingError
 from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.world import World
+from l2l_nas.runs.rank_group import consensus_of
 from l2l_nas.runs.ranks import COMMANDS, RunRanks
-from l2l_nas.training.consensus import Consensus, Peers
 
 
 def launch_ranked(command: str, words: list[str]) -> NoReturn:
@@ -42,7 +42,7 @@ def _run(command: str, words: list[str], world: World) -> int:
     def be_patient(seconds: float) -> None:
         world.watch.patience_s = seconds
 
-    consensus = Consensus(world.exchange, Peers(world.exchange.note, world.exchange.tell, world.rejoin))
+    consensus = consensus_of(world)
     with contextlib.ExitStack() as stack:
         scratch = None
         if not consensus.is_first:

@@ -41,9 +41,9 @@ from l2l_nas.runs.build import build_relay, build_scorer, check_memory, decide_m
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.learn_from import Learned, learned_by
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.mesh import check_mesh
+from l2l_nas.runs.mesh import check_mesh, ranks_of_worker
 from l2l_nas.runs.numbers import budget_of, decide_numbers
-from l2l_nas.runs.ranks import compare_problems, refuse_on_ranks, with_chunks
+from l2l_nas.runs.ranks import compare_problems, with_chunks
 from l2l_nas.runs.saved import read_enqueued
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import RetrainConf, SearchConf
@@ -154,15 +154,15 @@ def build_components(
         L2LError: whatever is wrong with the settings, the objects or the problem.
     """
     consensus = consensus or Consensus()
-    conf = with_chunks(conf, consensus)
-    refuse_on_ranks(conf, consensus)
-    check_mesh(conf.parallel, consensus.size)
+    ranks = max(consensus.size, ranks_of_worker(conf, objects.executor))
+    conf = with_chunks(conf, ranks)
+    check_mesh(conf.parallel, ranks)
     schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
     problem, server = _problem_and_server(conf, objects, consensus.exchange)
     compare_problems(consensus, problem)
     pool, data = problem.pool, problem.data
     phases = _phases(conf, objects, server)
-    sharers = conf.search.workers + 1 if conf.search.workers > 1 else 1
+    sharers = conf.search.workers * ranks + 1 if conf.search.workers > 1 else 1
     relay, memory = relay_of(problem, server, conf, sharers=sharers)
     conf = replace(conf, relay=memory)
     step = cut_sizes(min(conf.train.batch_size, len(data.train)), conf.train.micro_batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from l2l_nas.errors import SettingError
 from l2l_nas.runs.section_settings import ParallelConf
+from l2l_nas.runs.settings import SearchConf
 
 
 def check_mesh(conf: ParallelConf, ranks: int) -> None:
@@ -24,3 +25,13 @@ def check_mesh(conf: ParallelConf, ranks: int) -> None:
         raise SettingError(
             f"parallel.data={conf.data}: there {there}; leave it out, or start {conf.data * conf.tensor} with torchrun"
         )
+
+
+def ranks_of_worker(conf: SearchConf, executor: object = None) -> int:
+    """How many ranks train a trial in a worker, see [Note: groups] in `runs/rank_group.py`; 1: there are no groups.
+
+    Args:
+        executor: that was given as an object.
+    """
+    has_workers = conf.search.workers > 1 or conf.executor["name"] != "inline" or executor is not None
+    return conf.parallel.data or 1 if has_workers else 1

@@ -147,11 +147,11 @@ def compare_files(consensus: Consensus, *files: Path) -> None:
     compare(consensus, digests)
 
 
-def with_chunks(conf: Any, consensus: Consensus) -> Any:
+def with_chunks(conf: Any, ranks: int) -> Any:
     """Settings with the number of chunks decided: that of the ranks, unless it was said, or the run has one."""
-    if consensus.size == 1 or conf.parallel.chunks is not None:
+    if ranks == 1 or conf.parallel.chunks is not None:
         return conf
-    return changed(conf, {"parallel.chunks": consensus.size})
+    return changed(conf, {"parallel.chunks": ranks})
 
 
 def greet_ranks(console: Console, consensus: Consensus, conf: SearchConf | RetrainConf, *, samples: int) -> None:

@@ -40,7 +40,7 @@ from l2l_nas.runs.output import Output, finalist_cache, greet
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log, OneOfSeveral
-from l2l_nas.runs.ranks import RunRanks, greet_ranks
+from l2l_nas.runs.ranks import RunRanks, greet_ranks, refuse_on_ranks
 from l2l_nas.runs.resume import finished_search, search_start
 from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
@@ -88,6 +88,7 @@ class SearchRun:
         budget_of(conf)
         check_total(conf)
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
+        refuse_on_ranks(conf, self.consensus)
         check_workers(conf, objects, given=given)
         self.address = study_address(conf, self.folder)
         self.components = build_components(conf, objects, given=given, consensus=self.consensus)

@@ -90,7 +90,7 @@ class TrainRun:
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         self.is_new = not self.is_resumed or not self.folder.config.exists()
         start = training_start(conf, self.folder, given=given)
-        conf = with_chunks(completed(replace(start.conf, folder=str(self.folder.root), resume="")), consensus)
+        conf = with_chunks(completed(replace(start.conf, folder=str(self.folder.root), resume="")), consensus.size)
         refuse_on_ranks(conf, consensus)
         check_mesh(conf.parallel, consensus.size)
         check_bounds(conf)
