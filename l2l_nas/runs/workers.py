@@ -11,6 +11,7 @@ from functools import partial
 
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.shared_storage import SharedStorage, refuse_without_locks
+from l2l_nas.eps.sums import check_chunks
 from l2l_nas.errors import L2LError, SettingError, described
 from l2l_nas.nas.evaluation.engines import ENGINES, Engine, check_installed
 from l2l_nas.nas.evaluation.evaluator import population_size
@@ -80,6 +81,8 @@ def _check_groups(conf: SearchConf, name: str) -> None:
     if size & (size - 1):
         below = 1 << (size.bit_length() - 1)
         raise SettingError(f"parallel.data={size}: a group has a power of two of ranks; take {below} or {2 * below}")
+    if conf.parallel.chunks is not None:
+        check_chunks(conf.parallel.chunks, size)
     if conf.search.trial_weights == "shared":
         raise SettingError(
             f"parallel.data={size}: workers that are groups of ranks share no weights with others; take "
