@@ -44,10 +44,10 @@ class Workplace:
     evaluator: Evaluator
     server: ParamServer
     identity: Message
-    group: Group | None = None
+    group: Followers | None = None
 
 
-class Group(Protocol):
+class Followers(Protocol):
     """Processes that do what this one does, at the same time."""
 
     def send(self, messages: Sequence[Message]) -> None:
