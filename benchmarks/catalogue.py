@@ -55,6 +55,7 @@ _RELAY = {
     "small_networks": Entry("relay", "small networks held on a CPU, beside plain PyTorch", "10 minutes"),
     "before_after": Entry("relay", "time of steps and searches over another checkout's", "10 minutes"),
     "chain_before": Entry("relay", "time of a chain's step over that of a commit", "3 minutes"),
+    "scaling": Entry("relay", "steps of several ranks over one process, beside PyTorch's ways", "5 minutes"),
     "bits": Entry("relay", "whether two checkouts compute the same, bit for bit", "3 minutes"),
     "planning": Entry("relay", "time of a plan", "1 minute"),
     "one_mask": Entry("relay", "a mask that every layer reads, stored once", "1 minute"),

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,13 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _adamw(parameters: list[nn.Parameter], work: StackSizes) -> torch.optim.AdamW:
-    return torch.optim.AdamW(parameters, lr=work.lr, weight_decay=0.01, fused=True)
+def adamw(parameters: Iterable[nn.Parameter], work: StackSizes) -> torch.optim.AdamW:
+    """Fused, with the relay's own settings; a kernel takes DTensors or tensors, so each kind is a group."""
+    kinds: dict[type, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault(type(parameter.data), []).append(parameter)
+    groups = [{"params": group} for group in kinds.values()]
+    return torch.optim.AdamW(groups, lr=work.lr, weight_decay=0.01, fused=True)
 
 
 class _OtherRunner:
@@ -95,14 +100,14 @@ class FSDPRunner(_OtherRunner):
     """
 
     def __init__(self, work: StackSizes, *, dtype: torch.dtype | None = None) -> None:
-        from benchmarks.relay.fsdp import shard_on_host
+        from benchmarks.relay.fsdp import shard
         from benchmarks.relay.group import join_world_of_one
 
         super().__init__(work)
         join_world_of_one(work.torch_device)
         model = Stack(work.modules())
-        self._model = shard_on_host(model, model.layers, work.torch_device, dtype=dtype)
-        self._optimizer = _adamw(list(self._model.parameters()), work)
+        self._model = shard(model, model.layers, work.torch_device, dtype=dtype)
+        self._optimizer = adamw(self._model.parameters(), work)
 
     @_quiet()
     def step(self, number: int) -> float:
@@ -145,7 +150,7 @@ class LayerToLayerRunner(_OtherRunner):
         model = nn.Module()
         model.layers = nn.ModuleList([_RealTokens(embedding), *layers])
         self._model = Layer2Layer(model, work.micro_batch, gpu_device=work.torch_device)
-        self._optimizer = _adamw(self._model.main_params, work)
+        self._optimizer = adamw(self._model.main_params, work)
 
     def step(self, number: int) -> float:
         """See `Runner.step`."""

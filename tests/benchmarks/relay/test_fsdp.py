@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import nn
 
-from benchmarks.relay.fsdp import shard_on_host
+from benchmarks.relay.fsdp import shard
 from benchmarks.relay.group import join_world_of_one
 
 
@@ -17,7 +17,7 @@ def test_a_sharded_model_computes_what_it_did_and_keeps_its_parameters_on_the_ho
     before = model(x).detach()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sharded = shard_on_host(model, [model[0], model[2]], cpu)
+        sharded = shard(model, [model[0], model[2]], cpu)
         assert sharded is model
         torch.testing.assert_close(sharded(x).detach(), before)
         sharded(x).sum().backward()
