@@ -83,29 +83,52 @@ class Cut:
         self.part_bytes = max(part.layout.parameter_bytes for part in self.parts)
 
     @lru_cache(maxsize=4)  # noqa: B019 - a cut lives as long as its server
-    def wires(self, dtype: torch.dtype) -> tuple[Layout, tuple[Layout, ...], int]:
-        """How weights cross the link: the layout of the whole, those of the parts, and the most bytes of a part."""
-        parts = tuple(part.layout.as_wire(dtype) for part in self.parts)
-        return self.rules.layout.as_wire(dtype), parts, max(part.parameter_bytes for part in parts)
+    def wires(self, dtype: torch.dtype) -> Wires:
+        """How the weights of all parts cross the link."""
+        whole, parts = self.rules.layout.as_wire(dtype), tuple(part.layout.as_wire(dtype) for part in self.parts)
+        runs = tuple(_runs(whole, part, layout) for part, layout in zip(self.parts, parts, strict=True))
+        return Wires(parts, runs, max(part.parameter_bytes for part in parts))
 
     def take_apart(self, block: Tensor, rows: Tensor) -> None:
         """Copy a block of the whole state's gradients, float32, to rows [size, part_bytes] of the parts."""
-        for part, row in zip(self.parts, rows, strict=True):
-            _copy_part(self.rules.layout, block, part, part.layout, row, to_part=True)
+        for runs, row in zip(self.wires(torch.float32).runs, rows, strict=True):
+            for inside, outside, size in runs:
+                row[outside : outside + size].copy_(block[inside : inside + size], non_blocking=True)
 
     def put_together(self, rows: Tensor, block: Tensor, dtype: torch.dtype) -> None:
         """Copy weights as they cross the link, rows [size, bytes] of the parts, to a block of the whole state."""
-        whole, wires, _ = self.wires(dtype)
-        for part, wire, row in zip(self.parts, wires, rows, strict=True):
-            _copy_part(whole, block, part, wire, row, to_part=False)
+        for runs, row in zip(self.wires(dtype).runs, rows, strict=True):
+            for inside, outside, size in runs:
+                block[inside : inside + size].copy_(row[outside : outside + size], non_blocking=True)
 
 
-def _copy_part(whole: Layout, block: Tensor, part: RankPart, layout: Layout, row: Tensor, *, to_part: bool) -> None:
+@dataclass(frozen=True)
+class Wires:
+    """Parts of a state as their weights cross the link.
+
+    Args:
+        layouts: of each part.
+        runs: of each part, the bytes that lie together in it and in the whole: where in the whole, where in the part,
+            and how many. What lies between two parameters belongs to them, too.
+        num_bytes: of the largest part.
+    """
+
+    layouts: tuple[Layout, ...]
+    runs: tuple[tuple[tuple[int, int, int], ...], ...]
+    num_bytes: int
+
+
+def _runs(whole: Layout, part: RankPart, layout: Layout) -> tuple[tuple[int, int, int], ...]:
+    runs: list[tuple[int, int, int]] = []
     for index, (start, stop), entry in zip(part.indices, part.ranges, layout.parameters, strict=True):
-        inside = whole.parameters[index].view(block).view(-1)[start:stop]
-        outside = entry.view(row).view(-1)
-        source, target = (inside, outside) if to_part else (outside, inside)
-        target.copy_(source, non_blocking=True)
+        inside = whole.parameters[index].offset_bytes + start * entry.dtype.itemsize
+        size = (stop - start) * entry.dtype.itemsize
+        if runs and inside - runs[-1][0] == entry.offset_bytes - runs[-1][1]:
+            first = runs.pop()
+            runs.append((*first[:2], inside + size - first[0]))
+        else:
+            runs.append((inside, entry.offset_bytes, size))
+    return tuple(runs)
 
 
 def _is_elementwise(rules: StateRules) -> bool:

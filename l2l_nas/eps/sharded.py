@@ -251,10 +251,9 @@ class ShardedServer(ParamServer):
 
     def gather_weights(self, key: str, state: LayerState, slot: Tensor, dtype: torch.dtype) -> None:
         cut = self.cuts.of(key)
-        _, wires, num_bytes = cut.wires(dtype)
-        size, rank = self.exchange.size, self.exchange.rank
-        rows = self._gathered.of(size + 1, num_bytes)  # behind those of all ranks, this rank's own
-        state.copy_to_wire(wires[rank], rows[size])
+        wires, size = cut.wires(dtype), self.exchange.size
+        rows = self._gathered.of(size + 1, wires.num_bytes)  # behind those of all ranks, this rank's own
+        state.copy_to_wire(wires.layouts[self.exchange.rank], rows[size])
         self.exchange.gather(rows[size], rows[:size], Channel.LOAD, of=key)
         cut.put_together(rows[:size], slot, dtype)
 

@@ -16,7 +16,7 @@ from l2l_nas.parallel.watch import RankWatch
 
 _RECORD_BYTES = 192
 # from here on gloo gathers faster by a broadcast from each rank, two at a time: see docs/decisions.md
-_LARGE_BYTES = 4 << 20
+_LARGE_BYTES = 1 << 20
 
 
 class GroupExchange:

@@ -84,7 +84,7 @@ class Exchanges:
         for key in layer.states:
             if self._server.gathers(key):
                 assert isinstance(self._server, ShardedServer)
-                yield key, self._server.cuts.of(key).wires(self._dtype)[2]
+                yield key, self._server.cuts.of(key).wires(self._dtype).num_bytes
 
     def _saved(self, layer: Layer) -> Iterator[tuple[str, int]]:
         if may_change(self._server.pool, layer):
