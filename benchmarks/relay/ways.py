@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -17,14 +18,14 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from benchmarks.relay.counting import CountedExchange
 from benchmarks.relay.others import Recomputed, adamw, token_loss
 from benchmarks.relay.work import StackSizes, TokenLoss
-from l2l_nas.eps.exchange import Exchange
+from l2l_nas.eps.exchange import Channel, Exchange, Exchanged
 from l2l_nas.eps.optimizers.rules import AdamW
-from l2l_nas.eps.sharded import server_of
+from l2l_nas.eps.sharded import ShardedServer, server_of
+from l2l_nas.relay.plan import Op
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.trace import Trace
+from l2l_nas.relay.trace import NET, Trace, busy_intervals, exposed_s
 
 CHUNKS = 4
 
@@ -76,11 +77,15 @@ class RelayWay:
     """
 
     def __init__(self, rank: Rank, **settings: Any) -> None:
-        self._work, self._size = rank.work, rank.exchange.size
-        self._counted, self._trace = CountedExchange(rank.exchange), Trace()
-        self._server = server_of(self._work.pool, self._counted, optimizer=AdamW(), seed=self._work.seed)
+        self._work, self._trace, self._taken = rank.work, Trace(), Counter[Channel]()
+        self._server = server_of(self._work.pool, rank.exchange, optimizer=AdamW(), seed=self._work.seed)
         settings |= {} if rank.is_recomputed else {"device_budget": "all"}
         self._relay = Relay(self._server, device="cpu", seed=self._work.seed, trace=self._trace, **settings)
+        if isinstance(self._server, ShardedServer):
+            self._server.exchange.observers.append(self._note)
+
+    def _note(self, done: Exchanged) -> None:
+        self._taken[done.channel] += done.num_bytes
 
     def step(self, number: int) -> float:
         """See `Way.step`."""
@@ -90,13 +95,28 @@ class RelayWay:
             objective=TokenLoss(), micro_batch=work.micro_batch, lr=work.lr, step=number, upcoming=work.architecture,
         )  # fmt: skip
         self._relay.drain()
-        return result.loss / self._size
+        return result.loss / self._server.exchange.size
 
     def facts(self) -> Mapping[str, float]:
-        """See `Way.facts`; bytes and seconds of exchanges, and the bytes of the states."""
-        facts = self._counted.facts(self._trace.spans, self._server)
-        self._counted.clear()
+        """See `Way.facts`.
+
+        Seconds in which an exchange is under way, the waiting for other ranks included, and those of them in which no
+        layer computes; bytes that came from other ranks, and the fewest possible: (ranks - 1) / ranks of the weights
+        that were loaded and of the gradients that were sent; bytes of the states.
+        """
+        size, spans = self._server.exchange.size, self._trace.spans
+        moved = [span.layer for span in spans if span.op in (Op.LOAD.value, Op.SEND.value)]
+        least = sum(self._server.layout(key).parameter_bytes for key in moved) * (size - 1) / size
+        exchanged_s = sum(end - start for start, end in busy_intervals(span for span in spans if span.lane == NET))
+        facts = {
+            "exchanged_s": exchanged_s,
+            "exposed_s": exposed_s(spans),
+            "received_bytes": self._taken.total(),
+            "least_bytes": least,
+            "state_bytes": self._server.num_bytes,
+        }
         self._trace.clear()
+        self._taken.clear()
         return facts
 
     def close(self) -> None:

@@ -3,27 +3,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from benchmarks.__main__ import main
-from benchmarks.relay.counting import CountedExchange
 from benchmarks.relay.scaling import SHARED, Side, compare, summary
-from l2l_nas import AdamW, ParamServer
-from l2l_nas.eps.exchange import Channel
-from l2l_nas.relay.trace import TraceSpan
-from tests.benchmarks.stacks import TINY
-
-
-class Pair:
-    """Two ranks that have the same, one of which is here."""
-
-    rank, size = 0, 2
-
-    def gather(self, part, whole, channel, of=""):
-        whole[:] = part
-
-    def swap(self, parts, received, channel, of=""):
-        received[:] = parts[0]
 
 
 def turn(wall: float, others: float = 0.0, **facts: float) -> dict:
@@ -39,26 +21,6 @@ def test_a_side_is_as_many_times_as_fast_as_the_other_takes_longer_and_busy_roun
     assert (quiet["median"], quiet["pairs"]) == (2.0, 1)
     two.turns[0]["others"] = 0.2
     assert compare(two, one, "wall", is_quiet=True) is None
-
-
-def test_what_is_received_is_told_from_what_cannot_be_less_and_what_hides_from_what_does_not():
-    server = ParamServer(TINY.pool, optimizer=AdamW(), seed=0)
-    key = next(iter(TINY.pool.path(TINY.architecture))).states[0]
-    size = server.layout(key).parameter_bytes
-    exchange, parts = CountedExchange(Pair()), torch.zeros(2, size // 2, dtype=torch.uint8)
-    exchange.gather(parts[0], parts.clone(), Channel.LOAD, key)
-    exchange.swap(parts, parts.clone(), Channel.SEND, key)
-    exchange.gather(torch.zeros(3), torch.zeros(2, 3), Channel.SEND, key)
-    started = exchange._done[0].start_s
-    hours = TraceSpan("compute", "forward", key, 0, started - 3600, started + 3600)
-    facts = exchange.facts([], server)
-    assert facts["exchanged_s"] == facts["exposed_s"] > 0
-    assert facts["received_bytes"] == size + 12
-    assert facts["least_bytes"] == size
-    hidden = exchange.facts([hours], server)
-    assert (hidden["exchanged_s"], hidden["exposed_s"]) == (facts["exchanged_s"], 0)
-    exchange.clear()
-    assert exchange.facts([], server)["received_bytes"] == 0
 
 
 def test_losses_that_differ_are_said():
