@@ -37,7 +37,7 @@ ONE, CONTROL = "relay", "control"
 # what one process does beside the relay, and what its time is compared with
 ALONE = ("relay", "relay_chunks", "plain")
 TORCH = ("ddp", "fsdp2", "fsdp2_offload", "fsdp2_offload_whole", "tensor", "gpipe", "1f1b")
-SHARED = ("relay_chunks", "relay_threads", *TORCH)
+SHARED = ("relay_chunks", "relay_inline", *TORCH)
 QUIET = 0.1  # of one processor, used by others
 _LOOK_S = 0.3
 _TOLERANCE = 1e-4  # of losses, relative
@@ -73,8 +73,8 @@ def sides_of(sizes: Sequence[int], ways: Sequence[str]) -> list[Side]:
     sides += [Side(way, 1, f"{way}, 1 process, {CONTROL}") for way in (ONE, "plain")]
     for size in sizes:
         sides += [Side(way, size, f"{way}, {size} ranks") for way in ways]
-        if "relay_threads" in ways:
-            sides.append(Side("relay_threads", size, f"relay_threads, {size} ranks, {CONTROL}"))
+        if "relay_chunks" in ways:
+            sides.append(Side("relay_chunks", size, f"relay_chunks, {size} ranks, {CONTROL}"))
     return sides
 
 
@@ -139,6 +139,11 @@ def compare(side: Side, other: Side, clock: str, *, is_quiet: bool = False) -> d
     return ratio(*zip(*pairs, strict=True)) if pairs else None
 
 
+def least(side: Side, clock: str) -> float:
+    """Its shortest turn."""
+    return min(float(turn[clock]) for turn in side.turns)
+
+
 def summary(side: Side, by_label: Mapping[str, Side]) -> dict[str, Any]:
     """A side's figures beside the relay of one process, and beside its own way in one process."""
     from benchmarks.relay.training import agreement
@@ -159,6 +164,8 @@ def summary(side: Side, by_label: Mapping[str, Side]) -> dict[str, Any]:
             "quiet": compare(side, other, "wall", is_quiet=True),
             "cpu": compare(side, other, "cpu"),
             "all_cpu": compare(side, other, "all_cpu"),
+            # of all rounds the least of each, which other work disturbs least
+            "least": {clock: round(least(other, clock) / least(side, clock), 3) for clock in ("wall", "cpu")},
         }
     row["others_use"] = round(statistics.median(turn["others"] for turn in side.turns), 2)
     if is_relay and side.size > 1:
@@ -194,6 +201,7 @@ def tell(row: Mapping[str, Any]) -> None:
         return
     over, quiet = row["speed_over_relay"], row["speed_over_relay"]["quiet"]
     line = f"{row['side']:34}{shown(over['wall'])} times as fast, processor {shown(over['cpu'])}"
+    line += f", least {over['least']['wall']:.2f} and {over['least']['cpu']:.2f}"
     line += f", quiet {shown(quiet)} of {quiet['pairs']}" if quiet else ""
     if "share_of_step" in row:
         line += f", exposed {row['share_of_step']['all']['exposed']:.1%}"

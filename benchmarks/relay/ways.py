@@ -102,17 +102,17 @@ class RelayWay:
 
         Seconds in which an exchange is under way, the waiting for other ranks included, and those of them in which no
         layer computes; bytes that came from other ranks, and the fewest possible: (ranks - 1) / ranks of the weights
-        that were loaded and of the gradients that were sent; bytes of the states.
+        that were loaded and of the gradients that were sent, where a state is divided; bytes of the states.
         """
         size, spans = self._server.exchange.size, self._trace.spans
         moved = [span.layer for span in spans if span.op in (Op.LOAD.value, Op.SEND.value)]
-        least = sum(self._server.layout(key).parameter_bytes for key in moved) * (size - 1) / size
+        cut = [self._server.layout(key).parameter_bytes for key in moved if self._server.gathers(key)]
         exchanged_s = sum(end - start for start, end in busy_intervals(span for span in spans if span.lane == NET))
         facts = {
             "exchanged_s": exchanged_s,
             "exposed_s": exposed_s(spans),
             "received_bytes": self._taken.total(),
-            "least_bytes": least,
+            "least_bytes": sum(cut) * (size - 1) / size,
             "state_bytes": self._server.num_bytes,
         }
         self._trace.clear()
@@ -273,8 +273,8 @@ class Pipeline:
 
 WAYS: Mapping[str, Callable[[Rank], Way]] = {
     "relay": RelayWay,
-    "relay_chunks": partial(RelayWay, chunks=CHUNKS, lanes="inline"),
-    "relay_threads": partial(RelayWay, chunks=CHUNKS, lanes="threads"),
+    "relay_chunks": partial(RelayWay, chunks=CHUNKS),
+    "relay_inline": partial(RelayWay, chunks=CHUNKS, lanes="inline"),
     "plain": plain,
     "ddp": ddp,
     "fsdp2": partial(fsdp2, is_offloaded=False),

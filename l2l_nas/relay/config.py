@@ -144,7 +144,7 @@ class ExecutionConfig:
 
     Args:
         lanes: "threads" for copies and updates beside the layers, "inline" for in between; "auto": threads, but on a
-            CPU, where they would take the cores from the layers, unless they wait for a disk.
+            CPU, where they would take the cores from the layers, unless they wait for a disk or for other ranks.
         layers: how they run: "eager", "compile" (`torch.compile`, one graph for each kind; or a backend of it), or
             "graphs": CUDA graphs for each kind, slot and mode, where the device has them. See `relay/graphs.py`.
         stress: disturbs the lanes, for tests.

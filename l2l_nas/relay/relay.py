@@ -117,7 +117,8 @@ class Relay:
         chunks = None if self.chunks is None else self.chunks // ranks
         self.bank = SlotBank(self.pool, slots=slots, device=device, dtype=dtype, calls=calls, chunks=chunks)
         self.stash = Stash(self.pool, device, dtype)
-        waits = device.torch_device.type != "cpu" or not (server.storage.is_lasting or server.storage.is_shared)
+        in_memory = server.storage.is_lasting or server.storage.is_shared
+        waits = device.torch_device.type != "cpu" or not in_memory or ranks > 1
         lanes, stress = config.execution.lanes, config.execution.stress
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
         self.lanes = Lanes(device, threads=is_beside, stress=stress, trace=self.trace)

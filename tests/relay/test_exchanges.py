@@ -157,3 +157,8 @@ def test_exposed_is_what_no_layer_hides():
     spans = [span("compute", 0, 4), span(NET, 3, 6), span(NET, 5, 7), span("up", 0, 9), span("compute", 6.5, 8)]
     assert exposed_s(spans) == pytest.approx(2.5)
     assert exposed_s(spans, start_s=0, end_s=5) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_ranks_exchange_runs_beside_the_layers_by_default(size):
+    assert relay_of(size).lanes.is_beside == (size > 1)

@@ -33,9 +33,9 @@ def test_losses_that_differ_are_said():
     other.losses = [2.001]
     assert not summary(other, sides)["losses"]["agrees"]
     chunked = sides["relay_chunks, 1 process"]
-    chunked.losses, sides["relay_threads"] = [2.0], Side("relay_threads", 1, "x", [2.0000002], [turn(1.0)])
+    chunked.losses, sides["relay_inline"] = [2.0], Side("relay_inline", 1, "x", [2.0000002], [turn(1.0)])
     assert summary(chunked, sides)["losses"]["agrees"]
-    assert not summary(sides["relay_threads"], sides)["losses"]["agrees"]  # to the bit
+    assert not summary(sides["relay_inline"], sides)["losses"]["agrees"]  # to the bit
 
 
 def test_ranks_that_do_not_divide_the_micro_batches_are_refused(refused):
@@ -51,7 +51,7 @@ def test_two_ranks_are_measured_in_every_way(tmp_path):
     assert {f"{way}, 2 ranks" for way in SHARED} <= {*rows}
     assert [row["side"] for row in rows.values() if "left_out" in row] == []
     assert rows["relay, 1 process"]["speed_over_relay"]["wall"]["median"] == 1.0
-    for way in ("relay_chunks", "relay_threads"):
+    for way in ("relay_chunks", "relay_inline"):
         row = rows[f"{way}, 2 ranks"]
         share = row["share_of_step"]["all"]
         assert 0 < share["exposed"] <= share["exchanged"] < 1
