@@ -116,6 +116,7 @@ def examples() -> Mapping[str, Any]:
         "read": lambda name: torch.zeros(2),
         "reason": "x",
         "rule": l2l_nas.AdamW(),
+        "samples": 8,
         "schedule": Constant(0.1, 10),
         "seed": 0,
         "server": server,

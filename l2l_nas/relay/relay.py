@@ -55,6 +55,7 @@ from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import check_shapes
 
 _PATHS = 256  # that are remembered as plans see them
+_SAMPLES = 1 << 24  # of a mini-batch that ranks have parts of
 
 
 class Relay:
@@ -296,7 +297,11 @@ class Relay:
     ) -> StepResult:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         refuse_modes(self.device)
-        share = None if samples is None else self._share(cut_sizes(samples, micro_batch))
+        share = (
+            None
+            if samples is None
+            else self._share(cut_sizes(check_count("samples", samples, most=_SAMPLES), micro_batch))
+        )
         about: dict[str, Any] = {"objective": objective, "micro_batch": micro_batch, "lr": lr, "step": step}
         batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, share=share)
         self.server.serve(self._training)
@@ -321,7 +326,7 @@ class Relay:
 
     def own_rows(self, samples: int, micro_batch: int) -> slice:
         """Which samples of a mini-batch of so many this rank computes."""
-        share = self._share(cut_sizes(samples, micro_batch))
+        share = self._share(_sizes(samples, micro_batch))
         return slice(0, samples) if share is None else share.rows
 
     def _share(self, sizes: tuple[int, ...]) -> StepShare | None:
@@ -401,3 +406,7 @@ class Relay:
         count = len(batches) if most is None else max(1, most // max(1, largest))
         for start in range(0, len(batches), count):
             self._evaluation.recalibrate(self._training.states, layers, batches[start : start + count], started)
+
+
+def _sizes(samples: int, micro_batch: int) -> tuple[int, ...]:
+    return cut_sizes(check_count("samples", samples, most=_SAMPLES), micro_batch)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from l2l_nas.arguments import check_kind, check_list, check_path, refuse_class
+from l2l_nas.arguments import check_kind, check_list, check_methods, check_path, refuse_class
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
@@ -19,15 +21,19 @@ from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.components import Objects
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.repeats import search_of
 from l2l_nas.runs.saved import SavedRun, is_repeated, load_found, read_config
 from l2l_nas.runs.study_address import study_of
-from l2l_nas.runs.terminal import open_terminal
+from l2l_nas.runs.terminal import open_terminal, warn
+from l2l_nas.runs.world import joined
 from l2l_nas.training.export import build_network
 from l2l_nas.training.problem import Problem
 
 if TYPE_CHECKING:
     import optuna
+
+    from l2l_nas.parallel.world import World
 import datetime
 import numbers
 from types import NoneType
@@ -152,7 +158,12 @@ class SearchResult:
 
 
 def search(
-    problem: Problem | str, *, progress: bool = True, callbacks: Sequence[Callback | str] = (), **settings: Any
+    problem: Problem | str,
+    *,
+    progress: bool = True,
+    callbacks: Sequence[Callback | str] = (),
+    world: World | None = None,
+    **settings: Any,
 ) -> SearchResult:
     """Search for the best architecture of a problem.
 
@@ -161,7 +172,10 @@ def search(
     Args:
         problem: layers, data and task; or the name of a space, as `space.pool` takes it.
         progress: whether to print how far it is, what was found, and warnings.
-        callbacks: that see it go by; objects, or names, as in `callbacks=[FILE.py:NAME]`.
+        callbacks: that see it go by; objects, or names, as in `callbacks=[FILE.py:NAME]`. Of several ranks, rank 0 has
+            them.
+        world: the ranks that `run_ranked` joined, which share each trial: all of them make the same call, and get the
+            result.
         **settings: see `python -m l2l_nas search --help`. Those of `search.` by their names (`trials=64`), then
             `seed`, `folder` (by default `runs/DATE_TIME`), `resume`, `export`, `objectives=["accuracy"]`, and the
             sections `train`, `relay`, `data` and `space` as a dict, such as `train={"batch_size": 32}`. `sampler`,
@@ -187,29 +201,43 @@ def search(
             f"search() takes a Problem or the name of a space, got {type(problem).__name__}; write Problem(pool, data)"
         )
     check_kind("progress", progress, bool, wanted="True or False")
+    if world is not None:
+        check_methods("world", world, ["rejoin"], wanted="what run_ranked gives a program")
     for one in check_list("callbacks", callbacks, of=object, wanted="callbacks"):
         refuse_class("callbacks", one)
     own, named = parted(settings)
     check_early_stop(own.get("early_stop", "none"))
     conf, given = conf_of(problem, named)
-    console = open_terminal(quiet=not progress)
+    whole = None if isinstance(problem, str) else problem
+    objects = Objects(whole, **own, callbacks=callbacks)
+    again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
     threads = torch.get_num_threads()
     try:
-        with optuna_as_it_was():
-            again = f'l2l_nas.search(..., resume="{conf.resume or conf.folder}")'
-            whole = None if isinstance(problem, str) else problem
-            objects = Objects(whole, **own, callbacks=callbacks)
-            run = search_of(conf, console, given=given, objects=objects, again=again)
+        with joined(world) if world is not None else nullcontext(RunRanks()) as ranks, optuna_as_it_was():
+            consensus = ranks.consensus
+            if consensus.size > 1:
+                conf, ranks = ranks.settled(conf)
+            with consensus.working("the preparation"):
+                console = open_terminal(quiet=not progress or not consensus.is_first)
+                if world is None and os.environ.get("WORLD_SIZE", "1") != "1":
+                    warn(console, _APART)
+                run = search_of(conf, console, given=given, objects=objects, again=again, ranks=ranks)
             try:
                 run.go()
             except Stopped:
-                if run.stopped_by is None:
+                if not consensus.first(lambda: run.stopped_by is not None):
                     raise KeyboardInterrupt from None
+            consensus.any(False)  # rank 0 has written all
     finally:
         torch.set_num_threads(threads)
-    return SearchResult(run.folder.root, run.components.problem, str(settings.get("storage") or ""))
+    root = (ranks.shared or run.folder).root
+    return SearchResult(root, run.components.problem, str(settings.get("storage") or ""))
 
 
+_APART = (
+    "torchrun started several processes, and each searches by itself; to share one search, run the program by "
+    "l2l_nas.parallel.entry.run_ranked and give search(world=) what that gives it"
+)
 # settings that may be given as objects
 _OBJECTS = tuple(name.removeprefix("search.") for name in OWN if name not in ("relay.storage", "space.pool"))
 # what users of Optuna and of trainers look for

@@ -19,18 +19,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import cloudpickle
 
 from l2l_nas.nas.evaluation.remote import results_of
-from l2l_nas.training.consensus import Consensus, Peers
+from l2l_nas.runs.world import consensus_of
 
 if TYPE_CHECKING:
     from l2l_nas.parallel.world import World
 
 _LENGTH = 8  # bytes before a message, which say how long it is
 _PROGRAM = "from l2l_nas.runs.rank_group import follow; follow()"
-
-
-def consensus_of(world: World) -> Consensus:
-    """What the ranks of a world decide by."""
-    return Consensus(world.exchange, Peers(world.exchange.note, world.exchange.tell, world.rejoin))
 
 
 class RankGroup:

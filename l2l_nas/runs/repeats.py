@@ -49,7 +49,8 @@ def search_of(conf: SearchConf, console: Console, **about: Any) -> SearchRun | R
     wanted = is_repeated(folder) if goes_on else conf.search.repeats is not None
     if not wanted:
         return SearchRun(conf, console, **about)
-    if about.pop("ranks", None) is not None:
+    ranks = about.pop("ranks", None)
+    if ranks is not None and ranks.consensus.size > 1:
         raise SettingError("search.repeats: several ranks do one search at a time; start repeats without torchrun")
     return RepeatedSearch(conf, console, **about)
 

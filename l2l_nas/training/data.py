@@ -410,7 +410,6 @@ class Batches:
 
     def at(self, step: int) -> Loaded:
         """Inputs and targets of a step."""
-        check_count("Batches.at: step", step)
         rows, key = self.wanted(step)
         return read(self.part, rows, key=key)
 
@@ -430,6 +429,7 @@ class Batches:
 
     def wanted(self, step: int) -> Wanted:
         """The rows of a step, and the key of their random numbers."""
+        check_count("Batches.wanted: step", step)
         epoch, place = divmod(step, self._per_epoch)
         first = place * self._size
         if self.part.is_sequential:  # its random numbers go through a pass

@@ -1,0 +1,59 @@
+"""This process as a rank of a run, whoever started it: a command line, or a program of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from l2l_nas.runs.ranks import RunRanks
+from l2l_nas.training.consensus import Consensus, Peers
+
+if TYPE_CHECKING:
+    from l2l_nas.parallel.world import World
+
+
+def consensus_of(world: World) -> Consensus:
+    """What the ranks of a world decide by."""
+    return Consensus(world.exchange, Peers(world.exchange.note, world.exchange.tell, world.rejoin))
+
+
+@contextlib.contextmanager
+def joined(world: World) -> Iterator[RunRanks]:
+    """The ranks of a run. Others than rank 0 have a folder that is thrown away, and show nothing meanwhile."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
+
+    def be_patient(seconds: float) -> None:
+        world.watch.patience_s = seconds
+
+    consensus = consensus_of(world)
+    with contextlib.ExitStack() as stack:
+        scratch = None
+        if not consensus.is_first:
+            stack.enter_context(_silence())
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"l2l_nas-rank{world.rank}-")))
+        yield RunRanks(consensus, scratch, be_patient)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing but an error is shown: rank 0 shows the same."""
+    logger = logging.getLogger("l2l_nas")
+    was_disabled = logger.disabled
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.disabled = True
+        try:
+            yield
+        finally:
+            logger.disabled = was_disabled
+            sys.stdout.flush()
