@@ -7,9 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from l2l_nas.cost.hardware import Hardware
+from l2l_nas.cost.hardware import ASSUMED, Hardware
 from l2l_nas.cost.measure import measure
+from l2l_nas.cost.parallel import RankLink
 from l2l_nas.cost.profiles import find_hardware
+from l2l_nas.cost.step_time import Prediction
 from l2l_nas.eps.optimizers.groups import freeze
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.errors import SettingError
@@ -21,6 +23,7 @@ from l2l_nas.runs.build import extremes, parse_bytes
 from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.mesh import idle_ranks
 from l2l_nas.runs.plan import MemoryLimits, Planner, PlanRow, Proposal, Shared, describe_binding
 from l2l_nas.runs.plan_files import draw_plan, plan_settings, write_plan
 from l2l_nas.runs.settings import PlanConf
@@ -37,6 +40,11 @@ def main(conf: PlanConf) -> None:
     folder = Path(conf.folder) if conf.folder else None
     if folder is not None:
         refuse_taken(folder, ("plan.json", "hardware.json", "timeline.png"))
+    if conf.devices > 1 and (conf.parallel.data or 1) * conf.parallel.tensor > 1:
+        raise SettingError(
+            f"devices={conf.devices} shows all ways to share a step, and parallel.data and parallel.tensor choose one; "
+            "drop either"
+        )
     hardware = _hardware(conf, folder)
     problem = load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
     optimizer = build_optimizer(conf.optimizer)
@@ -45,11 +53,19 @@ def main(conf: PlanConf) -> None:
         _bytes("device_memory", conf.device_memory, hardware.device_bytes),
         _bytes("host_memory", conf.host_memory, hardware.host_bytes),
     )
-    planner = Planner(problem, optimizer=optimizer, hardware=hardware, memory=memory, batch_size=conf.train.batch_size)
+    planner = Planner(
+        problem,
+        optimizer=optimizer,
+        hardware=hardware,
+        memory=memory,
+        batch_size=conf.train.batch_size,
+        mesh=conf.parallel,
+    )
     step_time = planner.step_time(conf.relay, micro_batch)
     rows = planner.rows(step_time, extremes(problem, seed=conf.seed))
     console = open_terminal()
     pool_bytes = planner.pool_bytes(conf.relay)
+    _show_mesh(console, planner, micro_batch)
     where = "of host memory, fits" if pool_bytes <= memory.host else "of host memory, does not fit: relay.storage=file"
     size = format_value("device_bytes", pool_bytes)
     _show(console, planner, rows, f"{size} {where if conf.relay.storage == 'ram' else 'in files'}")
@@ -89,28 +105,59 @@ def _show(console: Console, planner: Planner, rows: list[PlanRow], pool: str) ->
         say(console, "predicted from rates", f" {hardware.origin}")
     else:
         say(console, f"predicted for {hardware.name}", f": {hardware.origin}")
-    console.print(f"the whole pool: {pool}", soft_wrap=True)
-    table = new_table(
-        f"{planner.batch_size} samples a step", "", "weights", "step", "plain", "device", "host", "busiest"
-    )
+    is_shared = planner.is_ranked
+    console.print(f"the whole pool{', of each rank' if is_shared else ''}: {pool}", soft_wrap=True)
+    ranks = f" of {planner.data} x {planner.mesh.tensor} ranks, and of each" if is_shared else ""
+    middle = ("step", "net", "exposed") if is_shared else ("weights", "step", "plain")
+    title = f"{planner.batch_size} samples a step{ranks}"
+    table = new_table(title, "", *middle, "device", "host", "busiest")
     for row in rows:
         found = row.prediction
         table.add_row(
             row.name + ("!" if row.missing else ""),
-            short_count(float(f"{row.parameters:.3g}")),
-            _time(found.simulation.step_s),
-            _time(found.plain_s) + ("" if found.plain_bytes <= memory.device else "*"),
+            *(_shared_cells(found) if is_shared else _own_cells(row, memory.device)),
             format_value("device_bytes", found.device_bytes),
             format_value("device_bytes", found.host_bytes),
             f"{found.simulation.binds} {found.simulation.use(found.simulation.binds):.0%}",
         )
     console.print(table)
-    if any(row.prediction.plain_bytes > memory.device for row in rows):
+    if not is_shared and any(row.prediction.plain_bytes > memory.device for row in rows):
         console.print("* plain training would not fit on the device")
     console.print(describe_binding(rows[-1].prediction), soft_wrap=True)
+    if is_shared:
+        console.print("net: what a rank takes from the others in a step; exposed: of the step, what nothing hides")
     for row in rows:
         if row.missing:
             warn(console, f"the {row.name} architecture needs {row.missing}")
+
+
+def _own_cells(row: PlanRow, device_bytes: int) -> tuple[str, str, str]:
+    found = row.prediction
+    star = "" if found.plain_bytes <= device_bytes else "*"
+    weights = short_count(float(f"{row.parameters:.3g}"))
+    return weights, _time(found.simulation.step_s), _time(found.plain_s) + star
+
+
+def _shared_cells(found: Prediction) -> tuple[str, str, str]:
+    step_s, exposed_s = found.simulation.step_s, found.simulation.exposed_s
+    return _time(step_s), format_value("device_bytes", found.exchanged_bytes), f"{exposed_s / max(step_s, 1e-12):.0%}"
+
+
+def _show_mesh(console: Console, planner: Planner, micro_batch: int) -> None:
+    """What a mesh of ranks exchanges through, and what of it is not divided."""
+    tensor = planner.mesh.tensor
+    if not planner.is_ranked:
+        return
+    link = RankLink.of(planner.hardware, planner.data * tensor)
+    source = planner.hardware.sources.get("rank_bandwidth", ASSUMED)
+    rate = f"{link.bandwidth / 1e9:.3g} GB/s each way, {1e6 * link.latency_s:.3g} us an exchange"
+    console.print(f"between ranks: {rate} ({source})", soft_wrap=True)
+    if planner.left_whole:
+        first = ", ".join(planner.left_whole[:3])
+        more = f" and {len(planner.left_whole) - 3} more" if len(planner.left_whole) > 3 else ""
+        console.print(f"not divided, so that each of {tensor} ranks has all of it: {first}{more}", soft_wrap=True)
+    if idle := idle_ranks(planner.data, batch_size=planner.batch_size, micro_batch=micro_batch):
+        warn(console, idle)
 
 
 def _show_proposals(console: Console, proposals: list[Proposal], *, batch_size: int) -> None:

@@ -30,8 +30,8 @@ def num_parameters(pool: LayerPool, architecture: Architecture | Sequence[str]) 
 
 
 def state_bytes(relay: Relay, key: str, *, buffers: bool = True) -> int:
-    """Host memory of a state: weights, moments, step counts, and buffers."""
-    layout = relay.server.rules.of(key).layout
+    """Host memory of a state, of this rank's part of it: weights, moments, step counts, and buffers."""
+    layout = relay.server.held_layout(key)
     moments = sum(moment.num_bytes for moment in layout.moments)
     return layout.parameter_bytes + moments + 4 * len(layout.parameters) + buffers * layout.buffer_bytes
 
@@ -42,7 +42,8 @@ def pool_bytes(relay: Relay, layers: Sequence[Layer]) -> int:
     own_bytes = sum(state_bytes(relay, state) for state in states)
     if relay.precision == "fp32" or not relay.wire.stores:
         return own_bytes
-    return own_bytes + wire_bytes(relay.pool, states, relay.config.precision.dtype)
+    stored = [state for state in states if not relay.server.gathers(state)]
+    return own_bytes + wire_bytes(relay.pool, stored, relay.config.precision.dtype)
 
 
 def wire_bytes(pool: LayerPool, states: Iterable[str], dtype: torch.dtype) -> int:

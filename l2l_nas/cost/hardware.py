@@ -41,6 +41,9 @@ class Hardware:
     lanes: str = "streams"
     peers: float = 0.0  # of collectives to devices of the same server, both ways together; 0: none
     network: float = 0.0  # from a server to other servers, both ways together; 0: none
+    # between ranks: what each takes from the others while it gives as much; 0: as `peers` and `network` allow
+    rank_bandwidth: float = 0.0
+    rank_latency_s: float = 50e-6  # the least time of an exchange between ranks
     sources: Mapping[str, str] = field(default_factory=dict)  # by figure
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.cost.hardware import Hardware
+from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.scratch import sequential_seconds
@@ -75,6 +76,9 @@ def measure(device: str = "auto", *, folder: Path) -> Hardware:
         disk=_COPY_BYTES / max(*sequential_seconds(temporary_name(folder / "disk"), _COPY_BYTES), 1e-9),
         kernel_s=_fastest(lambda: [tiny.add_(1) for _ in range(100)], opened) / 100,
         lanes="inline" if is_host else "streams",
+        # of processes of one machine; nothing is measured, as no other rank is there
+        rank_bandwidth=PROFILES["laptop"].rank_bandwidth if is_host else 0.0,
+        rank_latency_s=PROFILES["laptop"].rank_latency_s if is_host else 50e-6,
         sources=dict.fromkeys(_MEASURED, source),
     )
     return replace(profile, step_s=_issue_s(profile, device))

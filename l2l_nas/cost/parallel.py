@@ -13,7 +13,7 @@ activations of at most p micro-batches (arXiv 2104.04473, section 2.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from l2l_nas.cost.hardware import Hardware
@@ -107,6 +107,31 @@ def send_bandwidth(hardware: Hardware, ways: Parallelism) -> float:
     if ways.devices <= SERVER or not hardware.network:
         return inside_bandwidth(hardware)
     return hardware.network / min(SERVER, ways.tensor * ways.data)
+
+
+@dataclass(frozen=True)
+class RankLink:
+    """What ranks exchange through."""
+
+    bandwidth: float  # bytes a second that each takes from the others while it gives as many
+    latency_s: float  # the least time of an exchange
+
+    @classmethod
+    def of(cls, hardware: Hardware, ranks: int) -> RankLink:
+        """Between so many ranks, each with a device."""
+        own = hardware.rank_bandwidth or inside_bandwidth(hardware) / 2
+        if not hardware.rank_bandwidth and ranks > SERVER and hardware.network:
+            own = hardware.network / 2 / SERVER
+        return cls(own, hardware.rank_latency_s)
+
+    def seconds(self, sizes: Iterable[float]) -> float:
+        """Of exchanges in which each rank takes so many bytes."""
+        return sum(self.latency_s + size / self.bandwidth for size in sizes)
+
+
+def summed_bytes(num_bytes: float, ranks: int) -> float:
+    """What each rank takes while a ring sums so many bytes."""
+    return 2 * (ranks - 1) / ranks * num_bytes
 
 
 def visit_seconds(visit: EqualVisits, hardware: Hardware, ways: Parallelism, precision: str) -> tuple[float, float]:

@@ -27,6 +27,8 @@ _PROGRAM: dict[str, Figure] = {
     "kernel_s": (5e-6, f"{ASSUMED}: the time in which PyTorch launches an operation"),
     "step_s": (60e-6, f"{ASSUMED}: the issuing of a visit in Python"),
     "copy_s": (20e-6, f"{ASSUMED}: the handing of a copy to a thread"),
+    "rank_bandwidth": (0.0, f"{ASSUMED}: what the links between devices allow, or the host's where there are none"),
+    "rank_latency_s": (50e-6, f"{ASSUMED}: the begin of an exchange between processes"),
 }
 
 
@@ -152,6 +154,8 @@ _ALL = (
         device_bandwidth=(40e9, _LAPTOP),
         **_PEERLESS,
         **dict.fromkeys(("link_up", "link_down"), (15e9, _LAPTOP)),
+        rank_bandwidth=(1e9, f"{ASSUMED}: processes of one machine that exchange through its network stack"),
+        rank_latency_s=(300e-6, f"{ASSUMED}: processes of one machine that exchange through its network stack"),
         **_host(16 * GIB, 40e9, 1.4e9, _LAPTOP.partition(": ")[2]),
     ),
 )

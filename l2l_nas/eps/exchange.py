@@ -126,6 +126,8 @@ class ObservedExchange:
         self._tell(channel, of, parts.nbytes // self.size, start_s)
 
     def _tell(self, channel: Channel, of: str, part_bytes: int, start_s: float) -> None:
+        if self.size == 1:
+            return
         done = Exchanged(channel, of, (self.size - 1) * part_bytes, start_s, time.perf_counter())
         for observe in self.observers:
             observe(done)

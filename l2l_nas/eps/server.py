@@ -119,6 +119,10 @@ class ParamServer:
     def layout(self, key: str) -> Layout:
         return layout_of(self.pool, key)
 
+    def held_layout(self, key: str) -> Layout:
+        """What this process holds of a state, with its moments."""
+        return self.rules.of(key).layout
+
     def gathers(self, key: str) -> bool:
         """Whether the weights of a state come from several ranks."""
         return False

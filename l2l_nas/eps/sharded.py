@@ -158,6 +158,9 @@ class ShardedServer(ParamServer):
         self.gradients = ShardedInbox(self.pool, self.rules, self.cuts, self.exchange)
         self._gathered = _Rows()
 
+    def held_layout(self, key: str) -> Layout:
+        return self.cuts.of(key).parts[self.exchange.rank].layout
+
     def gathers(self, key: str) -> bool:
         return not self.cuts.of(key).is_whole
 

@@ -19,6 +19,7 @@ from l2l_nas.relay.slots import mixed_dtypes
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import Specs
 from l2l_nas.space.contents import storage_of
+from l2l_nas.space.dry_run import DryRun
 from l2l_nas.space.operations import LiveBytes, OperationLog, tensors_in
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
 from l2l_nas.space.shapes import dry_run_of
@@ -91,12 +92,8 @@ def layer_needs(
 def _layer_needs(
     pool: LayerPool, layer: Layer, inputs: Specs, samples: int, dtype: torch.dtype, needs_gradient: bool
 ) -> LayerNeeds:
-    dry_run = dry_run_of(pool, layer, inputs, samples=samples, needs_gradient=needs_gradient)
+    dry_run = dry_run_in(pool, layer, inputs, samples, dtype, needs_gradient=needs_gradient)
     layout = layout_of(pool, layer.key)
-    fixed = {entry.name for entry in (*layout.parameters, *layout.buffers) if entry.is_fixed}
-    for name, tensor in named_tensors(dry_run.module):
-        if tensor.dtype == torch.float32 and name not in fixed:
-            tensor.data = tensor.data.to(dtype)
     for parameter in dry_run.module.parameters():
         if parameter.requires_grad:  # as in a slot, so that no backward makes one
             parameter.grad = torch.zeros_like(parameter)
@@ -116,6 +113,19 @@ def _layer_needs(
     alive, forward_peak, forward, counter.work = live.now, live.peak, counter.work, Work()
     dry_run.backward(live, counter)
     return LayerNeeds(kept, alive, forward_peak, live.peak, forward, counter.work)
+
+
+def dry_run_in(
+    pool: LayerPool, layer: Layer, inputs: Specs, samples: int, dtype: torch.dtype, *, needs_gradient: bool
+) -> DryRun:
+    """A dry run of a layer whose weights are in the dtype that they have on the device."""
+    dry_run = dry_run_of(pool, layer, inputs, samples=samples, needs_gradient=needs_gradient)
+    layout = layout_of(pool, layer.key)
+    fixed = {entry.name for entry in (*layout.parameters, *layout.buffers) if entry.is_fixed}
+    for name, tensor in named_tensors(dry_run.module):
+        if tensor.dtype == torch.float32 and name not in fixed:
+            tensor.data = tensor.data.to(dtype)
+    return dry_run
 
 
 class _WorkCounter(OperationLog):

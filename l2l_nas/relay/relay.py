@@ -162,12 +162,13 @@ class Relay:
         )
 
     def _trace_exchanges(self, *, is_on: bool) -> None:
-        exchange, note = self.server.exchange, self.lanes.note_exchange
-        if self.trace is not None and isinstance(exchange, ObservedExchange):
-            if note in exchange.observers:
-                exchange.observers.remove(note)
-            if is_on:
-                exchange.observers.append(note)
+        note = self.lanes.note_exchange
+        for exchange in (self.server.exchange, self.server.everyone):
+            if self.trace is not None and isinstance(exchange, ObservedExchange):
+                if note in exchange.observers:
+                    exchange.observers.remove(note)
+                if is_on:
+                    exchange.observers.append(note)
 
     def reconfigure(self, **settings: Any) -> None:
         """Have predictions of costs assume other settings. It does not train with them."""

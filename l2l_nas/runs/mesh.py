@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from l2l_nas.errors import SettingError
-from l2l_nas.runs.section_settings import ParallelConf
+from l2l_nas.runs.section_settings import MeshConf, ParallelConf
 from l2l_nas.runs.settings import SearchConf
 
 
@@ -35,3 +35,31 @@ def ranks_of_worker(conf: SearchConf, executor: object = None) -> int:
     """
     has_workers = conf.search.workers > 1 or conf.executor["name"] != "inline" or executor is not None
     return conf.parallel.data or 1 if has_workers else 1
+
+
+def check_planned(conf: MeshConf) -> None:
+    """Refuse a mesh that no ranks could be.
+
+    Raises:
+        SettingError: it names the setting, and the nearest that is possible.
+    """
+    data = conf.data or 1
+    if data & (data - 1):
+        less = 1 << (data.bit_length() - 1)
+        raise SettingError(
+            f"parallel.data={data}: ranks add their sums in pairs, so take a power of two, such as {less} or {2 * less}"
+        )
+    if conf.chunks is not None and conf.chunks % data:
+        raise SettingError(f"parallel.chunks={conf.chunks}: {data} ranks cannot divide it; take {data} or a multiple")
+
+
+def idle_ranks(ranks: int, *, batch_size: int, micro_batch: int) -> str:
+    """What to say of ranks that have no micro-batch; empty where all have one."""
+    micro_batches = -(-batch_size // micro_batch)
+    if micro_batches >= ranks:
+        return ""
+    word = "micro-batch" if micro_batches == 1 else "micro-batches"
+    return (
+        f"a step has {micro_batches} {word}, so that {ranks - micro_batches} of {ranks} ranks have none: "
+        f"train.micro_batch={max(1, batch_size // ranks)} gives each one"
+    )

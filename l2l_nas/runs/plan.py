@@ -8,20 +8,24 @@ from typing import Any
 
 from l2l_nas.cost.closed_form import num_parameters, pool_bytes
 from l2l_nas.cost.device import PaperDevice
+from l2l_nas.cost.divided import PaperSplit
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.parallel import Parallelism, ParallelStep, parallel_step, ways_of
 from l2l_nas.cost.simulator import Simulation
 from l2l_nas.cost.step_time import Prediction, StepTime
+from l2l_nas.eps.divided import DividedServer
+from l2l_nas.eps.exchange import Alone, Exchange, Mesh, PaperRanks
 from l2l_nas.eps.optimizers.base import Optimizer
-from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.config import STASHES
-from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.interface import StepShare, cut_sizes
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay
-from l2l_nas.runs.section_settings import RelayConf
+from l2l_nas.runs.mesh import check_planned
+from l2l_nas.runs.section_settings import MeshConf, RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
 
@@ -36,6 +40,7 @@ _ROLES = {
     "disk": "the disk",
     "issue": "the thread that issues work",
     "round": "rounding weights for each load",
+    "net": "exchanges between ranks",
 }
 _LIFTS = {
     "compute": "a faster device, a lower relay.precision, more relay.budget (less is computed twice)",
@@ -46,6 +51,7 @@ _LIFTS = {
     "disk": "more samples a step, relay.storage=ram, more relay.resident, a faster disk",
     "issue": "more samples a micro-batch and a step, larger layers, more relay.budget",
     "round": "relay.pinned=all, relay.storage=ram, more samples a step, more relay.resident",
+    "net": "more samples a step, relay.precision=bf16, more relay.budget (fewer loads), a faster network",
 }
 
 
@@ -75,6 +81,7 @@ class PlanRow:
             "architecture": list(self.architecture.choices),
             "parameters": self.parameters,
             "step_ms": 1000 * found.simulation.step_s,
+            "exposed_ms": 1000 * found.simulation.exposed_s,
             "binds": found.simulation.binds,
             "use": {lane: found.simulation.use(lane) for lane in found.simulation.busy_s},
             "launches": found.launches,
@@ -144,18 +151,48 @@ class Planner:
 
     Args:
         optimizer: its moments take memory.
-        memory: what may be used of the hardware.
-        batch_size: samples of a step.
+        memory: what may be used of the hardware, by each rank.
+        batch_size: samples of a step, of all ranks.
+        mesh: of the ranks that share it; predictions are of the first one.
+
+    Attributes:
+        left_whole: keys of layers that ranks which share layers have all of.
+
+    Raises:
+        SettingError: a mesh that no ranks could be, or that layers cannot be divided among.
     """
 
     def __init__(
-        self, problem: Problem, *, optimizer: Optimizer, hardware: Hardware, memory: MemoryLimits, batch_size: int
+        self,
+        problem: Problem,
+        *,
+        optimizer: Optimizer,
+        hardware: Hardware,
+        memory: MemoryLimits,
+        batch_size: int,
+        mesh: MeshConf | None = None,
     ) -> None:
         self.problem = problem
         self.hardware = hardware
         self.memory = memory
         self.batch_size = batch_size
-        self._server = ParamServer(problem.pool, optimizer=optimizer, seed=0)
+        self.mesh = mesh or MeshConf()
+        check_planned(self.mesh)
+        self.data = self.mesh.data or 1
+        self._divided = PaperSplit(problem.pool, self.mesh.tensor) if self.mesh.tensor > 1 else None
+        self.left_whole = () if self._divided is None else self._divided.left_whole
+        data: Exchange = PaperRanks(self.data) if self.data > 1 else Alone()
+        if self._divided is None:
+            self._server = server_of(problem.pool, data, optimizer=optimizer, seed=0)
+        else:
+            tensor = PaperRanks(self.mesh.tensor)
+            ranks = Mesh(PaperRanks(self.data * self.mesh.tensor), data, tensor)
+            self._server = DividedServer(self._divided.pool, ranks, optimizer=optimizer, seed=0)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether several ranks share a step."""
+        return self.data * self.mesh.tensor > 1
 
     def relay(self, conf: RelayConf) -> Relay:
         """A relay on paper, with these settings.
@@ -163,7 +200,9 @@ class Planner:
         Raises:
             SettingError: a setting that makes no sense.
         """
-        return build_relay(self._server, conf, seed=0, device=PaperDevice(self.memory.device))
+        if self.is_ranked:
+            conf = replace(conf, resident="none")  # states of several ranks live on the host
+        return build_relay(self._server, conf, seed=0, device=PaperDevice(self.memory.device), chunks=self.mesh.chunks)
 
     def step_time(self, conf: RelayConf, micro_batch: int) -> StepTime:
         """Predicts with these settings.
@@ -171,16 +210,19 @@ class Planner:
         Raises:
             SettingError: a setting that makes no sense, or a device budget that is too small.
         """
-        return self._step_time(conf, cut_sizes(self.batch_size, micro_batch))
+        sizes = cut_sizes(self.batch_size, micro_batch)
+        if self.data > 1:
+            sizes = StepShare.of(self._server.exchange, sizes, self.mesh.chunks or self.data).most_sizes
+        return self._step_time(conf, sizes)
 
     def _step_time(self, conf: RelayConf, sizes: tuple[int, ...]) -> StepTime:
         relay = self.relay(conf)
         relay.memory_plan(sizes)
         in_files = conf.storage != "ram"
-        return StepTime(relay, sizes, self.hardware, in_files=in_files)
+        return StepTime(relay, sizes, self.hardware, in_files=in_files, divided=self._divided)
 
     def pool_bytes(self, conf: RelayConf) -> int:
-        """The whole pool: weights, moments, buffers, and, in memory, what is stored of weights in another dtype."""
+        """The whole pool, or a rank's part: weights, moments, buffers, and, in memory, weights in another dtype."""
         precision = conf.precision if conf.storage == "ram" else "fp32"
         relay = self.relay(RelayConf(budget="none", precision=precision, pinned=conf.pinned))
         return pool_bytes(relay, relay.pool.layers)
@@ -273,7 +315,7 @@ class Planner:
         if not self.missing(streamed):
             yield Proposal(_written(replace(conf, resident="none"), micro_batch), streamed)
         left_bytes = self.memory.device - streamed.device_bytes
-        if self.hardware.lanes == "inline" or left_bytes <= 0:
+        if self.hardware.lanes == "inline" or left_bytes <= 0 or self.is_ranked:
             return
         for share in _STATE_SHARES:
             size = "all" if share is None else int(share * left_bytes)

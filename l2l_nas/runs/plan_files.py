@@ -79,7 +79,13 @@ def plan_run(folder: RunFolder, problem: Problem, conf: SearchConf, optimizer: O
 
 def plan_settings(planner: Planner, relay: RelayConf, micro_batch: int) -> dict[str, Any]:
     """What `plan.json` says of the settings."""
-    return {"pool_bytes": planner.pool_bytes(relay), "micro_batch": micro_batch, "relay": asdict(relay)}
+    parallel = {"data": planner.data, "tensor": planner.mesh.tensor, "chunks": planner.mesh.chunks}
+    return {
+        "pool_bytes": planner.pool_bytes(relay),
+        "micro_batch": micro_batch,
+        "relay": asdict(relay),
+        "parallel": parallel,
+    }
 
 
 def draw_plan(path: Path, step_time: StepTime, row: PlanRow) -> None:

@@ -18,6 +18,7 @@ from l2l_nas.runs.fields import FREE, MAY_CHANGE, OnResume, UsedIf, declared, se
 from l2l_nas.runs.section_settings import (
     TRAINED,
     DataConf,
+    MeshConf,
     NamedPoolConf,
     ObjectivesConf,
     ParallelConf,
@@ -317,6 +318,7 @@ class PlanConf:
     data: DataConf = section(DataConf)
     train: PlanSection = section(PlanSection)
     relay: RelayConf = section(RelayConf, resume=FREE)
+    parallel: MeshConf = section(MeshConf, resume=FREE)
 
 
 @dataclass(frozen=True)

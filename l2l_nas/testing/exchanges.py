@@ -32,29 +32,36 @@ class ExchangeChecker:
 
     Args:
         relay: of a rank. Within the block it only trains.
+        counts: of steps that are given this rank's samples alone, the micro-batches of the rank that has most.
 
     Attributes:
         num_bytes: by channel, bytes that this rank took from the others.
     """
 
-    def __init__(self, relay: Relay) -> None:
-        assert isinstance(relay.server.exchange, ObservedExchange), "a relay of one process exchanges nothing"
-        self._relay = relay
-        self._exchange = relay.server.exchange
+    def __init__(self, relay: Relay, *, counts: int = 0) -> None:
+        self._relay, self._counts = relay, counts
+        self._size = relay.server.exchange.size
+        every = (relay.server.exchange, relay.server.everyone)
+        self._exchanges = {id(one): one for one in every if isinstance(one, ObservedExchange)}
+        assert self._exchanges, "a relay of one process exchanges nothing"
         self._seen: list[_Seen] = []
         self._expected: list[tuple[int, Message]] = []  # with the number of the training step
         self.num_bytes: Counter[Channel] = Counter()
 
     def __enter__(self) -> ExchangeChecker:
-        self._exchange.observers.append(self._note)
+        for one in self._exchanges.values():
+            one.observers.append(self._note)
         training = self._relay._training
         run = training.run
 
         def noted(job: TrainJob) -> None:
-            chunks = (self._relay.chunks or 1) // self._exchange.size
+            chunks = (self._relay.chunks or 1) // self._size
             exchanges = Exchanges(self._relay.server, self._relay.config.precision.dtype, chunks=chunks)
+            if self._counts:
+                self._expected.append((job.number, exchanges.counts(self._counts)))
             messages = exchanges.of_step(job.plan, job.layers)
-            self._expected += [(job.number, message) for message in messages]
+            # those between ranks that share layers go another way
+            self._expected += [(job.number, message) for message in messages if not message.is_of_tensor]
             run(job)
 
         training.run = noted  # type: ignore[method-assign]
@@ -63,7 +70,8 @@ class ExchangeChecker:
     def __exit__(self, *_: object) -> None:
         del self._relay._training.run
         self._relay.drain()
-        self._exchange.observers.remove(self._note)
+        for one in self._exchanges.values():
+            one.observers.remove(self._note)
 
     def _note(self, done: Exchanged) -> None:
         self._seen.append(_Seen(work_of_thread(), done))

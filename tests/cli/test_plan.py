@@ -36,7 +36,7 @@ def test_it_tells_what_the_ends_and_the_middle_of_a_space_take(tmp_path, capsys,
     assert [row["name"] for row in found["rows"]] == ["smallest", "median", "largest"]
     assert small["parameters"] <= middle["parameters"] <= large["parameters"]
     assert all(row["fits"] and row["step_ms"] > 0 for row in found["rows"])
-    assert set(large["use"]) == {"compute", "up", "down", "host", "disk", "issue", "round"}
+    assert set(large["use"]) == {"compute", "up", "down", "host", "disk", "issue", "round", "net"}
     assert found["pool_bytes"] > 0
     assert (tmp_path / "out" / "timeline.png").read_bytes().startswith(b"\x89PNG")
     # its own profile can be named again
@@ -87,6 +87,24 @@ def test_several_devices_share_a_step_in_all_ways_the_fastest_first(tmp_path, ca
 
 
 @pytest.mark.slow
+def test_a_rank_of_a_mesh_is_predicted_without_any_other(tmp_path, capsys):
+    words = ["space=image_blocks", "data=digits", "train.batch_size=16", "train.micro_batch=2", "hardware=h100"]
+    assert main(["plan", *words, "parallel.data=8", "parallel.tensor=4", "folder=out"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "16 samples a step of 8 x 4 ranks, and of each" in shown
+    assert "between ranks: 50 GB/s each way" in shown
+    assert "not divided, so that each of 4 ranks has all of it: " in shown
+    assert main(["plan", *words, "folder=alone"]) == 0
+    mesh, alone = (json.loads((tmp_path / name / "plan.json").read_text()) for name in ("out", "alone"))
+    assert mesh["parallel"] == {"data": 8, "tensor": 4, "chunks": None}
+    for ours, single in zip(mesh["rows"], alone["rows"], strict=True):
+        assert ours["exchanged_bytes"] > single["exchanged_bytes"] == 0
+        assert 0 < ours["exposed_ms"] <= ours["step_ms"]
+        assert ours["parameters"] == single["parameters"]
+    assert mesh["pool_bytes"] < alone["pool_bytes"]
+
+
+@pytest.mark.slow
 def test_where_the_host_binds_states_on_the_device_are_proposed_as_far_as_they_fit():
     problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2)
     largest = extremes(problem)["largest"]
@@ -132,6 +150,10 @@ def test_where_launches_take_longer_than_their_work_no_faster_device_is_advised(
         (["hardware=h100", "train.batch_size=0"], "must be at least 1"),
         (["hardware=h100", "devices=0"], "devices must be at least 1, got 0"),
         (["hardware=h100", "relay.budget=1KB"], "too small"),
+        (["hardware=h100", "parallel.data=6"], "parallel.data=6: ranks add their sums in pairs"),
+        (["hardware=h100", "parallel.data=4", "parallel.chunks=2"], "parallel.chunks=2: 4 ranks cannot divide it"),
+        (["hardware=h100", "space=image_blocks", "parallel.tensor=7"], "to divide among 7 ranks"),
+        (["hardware=h100", "devices=4", "parallel.data=2"], "devices=4 shows all ways to share a step"),
         (["hardware=h100", "relay.update=never"], "relay.update"),
     ],
 )

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from l2l_nas.cost.chain import LANES, Chain, Read, RelayShape
-from l2l_nas.cost.simulator import LayerSeconds, PathSeconds, _Disk, _staged, lifted, simulate
+from l2l_nas.cost.simulator import LayerSeconds, PathSeconds, _SharedLane, lifted, simulate
+from l2l_nas.cost.staged import staged_bytes
 from l2l_nas.relay.path import PathLayer, Spill, numbered
 from l2l_nas.relay.plan import Op, Step, UpdateOrder
 from l2l_nas.relay.schedule import LANE
@@ -190,9 +191,11 @@ def test_a_block_is_taken_again_when_its_update_is_done_and_not_before():
         return 0, 3, Step(Op.UPDATE, state=layer), end - 1.0, end
 
     gradients = [{i: size} for i, size in enumerate((100, 100, 40))]
-    assert _staged([send(0, 0), update(0, 2), send(1, 3), update(1, 5)], gradients) == 100
-    assert _staged([send(0, 0), update(0, 2), send(1, 3), send(2, 4), update(1, 9), update(2, 9)], gradients) == 140
-    assert _staged([send(0, 0), send(1, 1), update(0, 9), update(1, 9)], gradients) == 200
+    assert staged_bytes([send(0, 0), update(0, 2), send(1, 3), update(1, 5)], gradients) == 100
+    assert (
+        staged_bytes([send(0, 0), update(0, 2), send(1, 3), send(2, 4), update(1, 9), update(2, 9)], gradients) == 140
+    )
+    assert staged_bytes([send(0, 0), send(1, 1), update(0, 9), update(1, 9)], gradients) == 200
 
 
 def test_weights_are_rounded_beside_the_copy_of_those_before_and_take_the_thread_of_loads():
@@ -251,9 +254,58 @@ def test_an_update_ends_when_its_state_is_written():
 
 
 def test_a_disk_does_one_thing_at_a_time_and_rests_only_when_nothing_is_ready():
-    disk = _Disk()
+    disk = _SharedLane()
     assert disk.occupy(0, 2) == 2
     assert disk.occupy(5, 2) == 7
     assert disk.occupy(1, 4) == 8  # from 2 to 5, and from 7 on
     assert disk.occupy(3, 1) == 9
     assert disk.occupy(20, 0) == 20
+
+
+def exchanging(**nets) -> PathSeconds:
+    depth = 3
+    return seconds_of(depth, LayerSeconds(load=1, forward=2, backward=4, send=1, **nets), update=0.5)
+
+
+@pytest.mark.parametrize("lanes", ["streams", "threads", "inline"])
+def test_what_ranks_exchange_takes_time_and_is_counted_once(lanes):
+    chain = Chain.of(path_of(3), RelayShape(slots=2))
+    without = simulate(chain, exchanging(), lanes=lanes)
+    loads = sum(isinstance(work := chain.work[piece.work], Step) and work.op is Op.LOAD for piece in chain.plans[-1])
+    found = simulate(chain, exchanging(gather=0.25, reduce=0.5), lanes=lanes)
+    assert found.busy_s["net"] == pytest.approx(0.25 * loads + 0.5 * 3)
+    assert {lane: busy for lane, busy in found.busy_s.items() if lane != "net"} == {
+        lane: pytest.approx(busy) for lane, busy in without.busy_s.items() if lane != "net"
+    }
+    assert without.exposed_s == 0
+    assert 0 <= found.exposed_s <= found.busy_s["net"]
+    if lanes == "inline":
+        assert found.step_s == pytest.approx(without.step_s + found.busy_s["net"])
+        assert found.exposed_s == pytest.approx(found.busy_s["net"])
+    else:
+        assert without.step_s <= found.step_s <= without.step_s + found.busy_s["net"]
+
+
+def test_sums_within_a_layer_are_exposed_and_run_again_with_its_forward():
+    chain = Chain.of(path_of(3), RelayShape(slots=2))
+    found = simulate(chain, exchanging(forward_sums=1, backward_sums=0.5))
+    sums = 3 * 1 + 3 * 0.5 + 2 * 1  # the last layer is not run again
+    assert found.busy_s["net"] == found.exposed_s == pytest.approx(sums)
+    assert found.step_s >= simulate(chain, exchanging()).step_s + sums - 1e-9
+
+
+def test_a_load_gathers_before_it_copies_and_a_send_copies_before_it_exchanges():
+    path = numbered([PathLayer(f"l{i}", (f"l{i}",), reads=(i,), writes=(i + 1,)) for i in range(3)], ())
+    chain = Chain.of(path.layers, RelayShape(slots=2))
+    spans = simulate(chain, exchanging(gather=0.25, reduce=0.5), path=path).spans
+    for op, other, is_before in (("load", "gather", True), ("send", "reduce", False)):
+        for one in (span for span in spans if span.op == op):
+            edge = one.start_s if is_before else one.end_s
+            own = [s for s in spans if s.op == other and s.layer == one.layer]
+            assert any((s.end_s <= edge if is_before else s.start_s >= edge) for s in own), (one, own)
+
+
+def test_loads_and_sends_share_one_network():
+    net = _SharedLane()
+    assert net.occupy(0.0, 2.0) == 2.0
+    assert net.occupy(1.0, 1.0) == 3.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from l2l_nas.errors import SettingError
-from l2l_nas.runs.mesh import check_mesh
-from l2l_nas.runs.section_settings import ParallelConf
+from l2l_nas.runs.mesh import check_mesh, check_planned, idle_ranks
+from l2l_nas.runs.section_settings import MeshConf, ParallelConf
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,22 @@ def test_a_mesh_of_other_ranks_is_refused(conf, ranks, said):
 @pytest.mark.parametrize("conf", [ParallelConf(), ParallelConf(data=4)])
 def test_a_mesh_of_all_ranks_is_taken(conf):
     check_mesh(conf, 4)
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        (MeshConf(data=6), "parallel.data=6: ranks add their sums in pairs, so take a power of two, such as 4 or 8"),
+        (MeshConf(data=4, chunks=2), "parallel.chunks=2: 4 ranks cannot divide it; take 4 or a multiple"),
+    ],
+)
+def test_a_mesh_that_no_ranks_could_be_is_refused(conf, said):
+    with pytest.raises(SettingError) as raised:
+        check_planned(conf)
+    assert str(raised.value) == said
+
+
+def test_ranks_without_a_micro_batch_are_told_of():
+    assert idle_ranks(4, batch_size=64, micro_batch=16) == ""
+    said = "a step has 1 micro-batch, so that 3 of 4 ranks have none: train.micro_batch=16 gives each one"
+    assert idle_ranks(4, batch_size=64, micro_batch=64) == said
