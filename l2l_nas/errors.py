@@ -115,11 +115,15 @@ class NonFiniteError(L2LError):
         layer: the key of the layer whose gradient it was; None for the loss.
         step: the training step, from 0.
         updated: the states that the step had updated by then.
+        is_own: of ranks that share a loss, whether it came from this one alone, or from another one alone; None where
+            that is not known, as of a gradient, which is the sum of all ranks' parts.
     """
 
     _advice = "the update was refused: lower the learning rate or search for NaN and inf in the inputs"
 
-    def __init__(self, what: str, *, layer: str | None, step: int, updated: Sequence[str] = ()) -> None:
+    def __init__(
+        self, what: str, *, layer: str | None, step: int, updated: Sequence[str] = (), is_own: bool | None = None
+    ) -> None:
         where = f" of layer '{layer}'" if layer else ""
         text = f"{what}{where} is not finite at step {step}; {self._advice}"
         if updated:
@@ -133,6 +137,7 @@ class NonFiniteError(L2LError):
         self.layer = layer
         self.step = step
         self.updated = tuple(updated)
+        self.is_own = is_own
 
 
 class MetricError(NonFiniteError):

@@ -44,6 +44,7 @@ class Process:
     folder: Path
     words: tuple[str, ...]
     started: float
+    name: str = ""  # among several that work in one folder
 
     def wait(self, seconds: float) -> int | None:
         """Its exit code, below 0 for a signal; None if it runs after so long. What it leaves stays: see `left_of`."""
@@ -68,12 +69,12 @@ class Process:
     @property
     def output(self) -> str:
         """What it printed."""
-        return _read(self.folder / "out.txt")
+        return _read(self.folder / f"out{self.name}.txt")
 
     @property
     def errors(self) -> str:
         """What it printed to stderr."""
-        return _read(self.folder / "err.txt")
+        return _read(self.folder / f"err{self.name}.txt")
 
 
 def kill_group(number: int) -> None:
@@ -106,18 +107,18 @@ def _read(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def start(folder: Path, work: Callable[[], int], words: tuple[str, ...] = ()) -> Process:
-    """Fork, and do something in a folder; what it prints goes to out.txt and err.txt there."""
+def start(folder: Path, work: Callable[[], int], words: tuple[str, ...] = (), *, name: str = "") -> Process:
+    """Fork, and do something in a folder; what it prints goes to out.txt and err.txt there, its name in theirs."""
     sys.stdout.flush()
     number = os.fork()
     if number:
-        return Process(number, folder, words, time.monotonic())
+        return Process(number, folder, words, time.monotonic(), name)
     code = 70
     try:
         os.setpgid(0, 0)
         os.chdir(folder)
-        for handle, name in ((1, "out.txt"), (2, "err.txt")):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), handle)
+        for handle, file in ((1, f"out{name}.txt"), (2, f"err{name}.txt")):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), handle)
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGINT, signal.default_int_handler)

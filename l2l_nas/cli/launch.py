@@ -111,11 +111,15 @@ def launch(command: str, words: list[str], *, is_program: bool = False, ranks: R
     return 0
 
 
+class _ExplainedError(L2LError):
+    """What the line says."""
+
+
 def _raise_for_ranks(error: Exception, said: str, again: str = "") -> NoReturn:
     """Where ranks report an error: all of them end, and one prints the line."""
-    if isinstance(error, RankError) or not (said or is_explained(error)):
-        raise error  # known to all, or a mistake of this program
-    raise L2LError(fill_in(said or explain(error), again)) from error
+    if isinstance(error, RankError | _ExplainedError) or not (said or is_explained(error)):
+        raise error  # known to all, explained already, or a mistake of this program
+    raise _ExplainedError(fill_in(said or explain(error), again)) from error
 
 
 @contextlib.contextmanager

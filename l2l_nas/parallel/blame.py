@@ -63,10 +63,11 @@ class Known:
     def _named(self, rank: int) -> str:
         return f"rank {rank} ({self.processes[rank].described()})"
 
-    def failed(self, text: str, *, goes_on: bool) -> Failure:
-        """This rank failed."""
-        line = f"{self._named(self.rank)} failed {self.own.doing}: {text}"
-        return Failure(line, by=self.rank, rank=self.rank, goes_on=goes_on)
+    def failed(self, text: str, *, is_of_all: bool, goes_on: bool) -> Failure:
+        """This rank failed, and perhaps all with the same; see `RankWatch.failed_here`."""
+        who = "all ranks" if is_of_all else self._named(self.rank)
+        line = f"{who} failed {self.own.doing}: {text}"
+        return Failure(line, by=self.rank, rank=None if is_of_all else self.rank, goes_on=goes_on)
 
     def gone(self, rank: int, *, by: int | None = None) -> Failure:
         """The process of a rank is gone."""

@@ -9,6 +9,7 @@ rank 0 made of it. All other keys carry that name.
 from __future__ import annotations
 
 import json
+import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from l2l_nas.parallel.waiting import in_thread
 
 _ADVICE = "start with torchrun --nproc-per-node 2 PROGRAM, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 _POLL_S = 0.02
+_ANSWER_S = 6.0  # for a store that takes connections; what is none may take them and say nothing
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,20 @@ def open_store(place: Place, wait_s: float, *, again: bool = False) -> Store:
 
     Raises:
         SettingError: the port is in use.
-        RankError: nothing answers there.
+        RankError: nothing answers there, or something else listens.
     """
+    accepted_s: list[float] = [] if place.holds_store or not again else [time.monotonic()]
+    said = "no answer"
 
     def connect() -> Store:
+        nonlocal said
+        while not accepted_s and not place.holds_store and time.monotonic() < end:
+            try:
+                socket.create_connection((place.host, place.port), timeout=wait_s).close()
+                accepted_s.append(time.monotonic())
+            except OSError as error:  # rank 0 may be late
+                said = str(error)
+                time.sleep(_POLL_S)
         return TCPStore(
             place.host,
             place.port,
@@ -120,7 +132,13 @@ def open_store(place: Place, wait_s: float, *, again: bool = False) -> Store:
 
     def check() -> None:
         if time.monotonic() > end:
-            raise _unreached(place, wait_s, "no answer")
+            raise _unreached(place, wait_s, said)
+        if accepted_s and time.monotonic() > accepted_s[0] + _ANSWER_S:
+            raise RankError(
+                f"rank {place.rank}: what listens at {where} is no store of ranks, or does not answer: see the output "
+                "of rank 0, or choose another port: torchrun --master-port, or MASTER_PORT",
+                rank=0,
+            )
 
     try:
         return in_thread(connect, check)

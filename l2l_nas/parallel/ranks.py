@@ -10,11 +10,14 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup, Work
 
 from l2l_nas.eps.exchange import Channel
-from l2l_nas.errors import L2LError, RankError, described, is_of_trial, raised_where
+from l2l_nas.errors import L2LError, NonFiniteError, RankError, described, is_of_trial, raised_where
 from l2l_nas.parallel.beats import Failure
 from l2l_nas.parallel.watch import RankWatch
 
 _RECORD_BYTES = 192
+_ORIGIN_S = 2.0
+# what a line calls the exchanges of a channel: "step 70" would be taken for a training step
+_CALLED = {Channel.LOAD: "load", Channel.SEND: "send", Channel.STEP: "agreement"}
 # from here on gloo gathers faster by a broadcast from each rank, two at a time: see docs/decisions.md
 _LARGE_BYTES = 1 << 20
 
@@ -48,7 +51,7 @@ class GroupExchange:
     def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         assert whole.shape == (self.size, *part.shape), f"{tuple(part.shape)} in {tuple(whole.shape)}"
         sent, received = _bytes(part), _bytes(whole)
-        with self._watch.inside(channel + self._suffix, of):
+        with self._watch.inside(_CALLED[channel] + self._suffix, of):
             self._compare("gathers", part, channel)
             if len(received) >= _LARGE_BYTES:
                 whole[self.rank].copy_(part)
@@ -61,7 +64,7 @@ class GroupExchange:
         assert parts.shape == received.shape
         assert len(parts) == self.size
         sent, got = _bytes(parts), _bytes(received)
-        with self._watch.inside(channel + self._suffix, of):
+        with self._watch.inside(_CALLED[channel] + self._suffix, of):
             self._compare("swaps", parts, channel)
             if len(sent):
                 self._watch.complete(lambda: self._groups[channel].alltoall_base(got, sent, [], []))
@@ -88,7 +91,11 @@ class GroupExchange:
         kind = type(error).__name__
         # our own errors are sentences that say where
         text = said if isinstance(error, L2LError) or said == kind else f"{kind}: {said}{raised_where(error)}"
-        return self._watch.failed_here(text, goes_on=is_of_trial(error))
+        number = _number_in(error)  # all ranks find the same one
+        if number is not None and number.is_own is False:
+            self._watch.wait_for_failure(_ORIGIN_S)  # of the rank that it came from
+        is_of_all = number is not None and not number.is_own
+        return self._watch.failed_here(text, is_of_all=is_of_all, goes_on=is_of_trial(error))
 
     def _compare(self, what: str, tensor: Tensor, channel: Channel) -> None:
         if not self._has_checks:
@@ -100,8 +107,15 @@ class GroupExchange:
         texts = [bytes(one.tolist()).decode().rstrip() for one in records.view(self.size, -1)]
         for rank, other in zip(self.members, texts, strict=True):
             if other != texts[0]:
-                line = f"in {channel.value}, rank {self.members[0]} {texts[0]}, and rank {rank} {other}"
+                line = f"in {_CALLED[channel]}, rank {self.members[0]} {texts[0]}, and rank {rank} {other}"
                 raise self._watch.report(Failure(line, by=self.rank)).as_error()
+
+
+def _number_in(error: BaseException | None) -> NonFiniteError | None:
+    """The number that is not finite which led to an error."""
+    while error is not None and not isinstance(error, NonFiniteError):
+        error = error.__cause__
+    return error
 
 
 def _bytes(tensor: Tensor) -> Tensor:

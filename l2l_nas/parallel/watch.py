@@ -137,14 +137,15 @@ class RankWatch:
         assert self._failure is not None
         return self._failure
 
-    def failed_here(self, text: str, *, goes_on: bool = False) -> Failure:
+    def failed_here(self, text: str, *, is_of_all: bool = False, goes_on: bool = False) -> Failure:
         """Report that this rank failed.
 
         Args:
             text: how.
+            is_of_all: whether all ranks fail with the same, and none is known to be at fault.
             goes_on: see `RankError`.
         """
-        return self.report(self._what_is_known().failed(text, goes_on=goes_on))
+        return self.report(self._what_is_known().failed(text, is_of_all=is_of_all, goes_on=goes_on))
 
     def _learn(self, failure: Failure) -> None:
         with self._lock:

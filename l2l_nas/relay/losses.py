@@ -22,11 +22,13 @@ class Losses:
     task: float
     auxiliary: float  # the sum of all others
     bad: tuple[str | None, ...]  # of those that are not finite, the layer that added it; None for the task's
+    is_own: bool | None = None  # whether these came from this rank alone, or from another one; see `NonFiniteError`
 
     def require_finite(self, step: int) -> None:
         """Refuse a step whose losses are not finite; of an auxiliary loss the error names the layer."""
         if self.bad:
-            raise NonFiniteError("auxiliary loss" if self.bad[0] else "loss", layer=self.bad[0], step=step)
+            what = "auxiliary loss" if self.bad[0] else "loss"
+            raise NonFiniteError(what, layer=self.bad[0], step=step, is_own=self.is_own)
 
 
 @dataclass
@@ -54,8 +56,10 @@ class LossSums:
 
     def read(self, layers: Sequence[Layer], exchange: Exchange | None = None) -> Losses:
         """Copy all of them to the host at once; with other ranks' losses, which all ranks read at the same time."""
+        is_own = None
         if exchange is not None and exchange.size > 1:
-            values = self._gathered(len(layers), exchange)
+            values, bad_ranks = self._gathered(len(layers), exchange)
+            is_own = bad_ranks == [exchange.rank] if len(bad_ranks) == 1 else None
         elif self.chunks == 1 and len(self.sums) == 1:
             values = {key[1]: loss.item() for key, loss in self.sums.items()}
         else:
@@ -64,7 +68,7 @@ class LossSums:
             None if place is None else layers[place].key for place, value in values.items() if not math.isfinite(value)
         )
         task = values.pop(None, 0.0)
-        return Losses(task, sum(values.values()), bad)
+        return Losses(task, sum(values.values()), bad, is_own)
 
     def _on_host(self) -> dict[tuple[int, int | None], Tensor]:
         if not self.sums:
@@ -79,20 +83,19 @@ class LossSums:
         places = dict.fromkeys((None, *(place for _, place in known)))
         return {place: tree_sum([known.get((n, place), zero) for n in range(chunks)]).item() for place in places}
 
-    def _gathered(self, depth: int, exchange: Exchange) -> dict[int | None, float]:
-        """The losses of all ranks' chunks: a table of places and chunks, the task's first."""
+    def _gathered(self, depth: int, exchange: Exchange) -> tuple[dict[int | None, float], list[int]]:
+        """The losses of all ranks' chunks, by place, and the ranks with some that are not finite."""
         own = torch.zeros(2, self.chunks, depth + 1, dtype=torch.float64)  # 1 or 2 where there is one, and the loss
         for (chunk, place), loss in self._on_host().items():
             kind = 2.0 if loss.dtype == torch.float64 else 1.0
             own[:, chunk, 0 if place is None else place + 1] = torch.tensor([kind, float(loss)], dtype=torch.float64)
         every = own.new_empty(exchange.size, *own.shape)
         exchange.gather(own, every, Channel.STEP)
-        there, losses = every.transpose(0, 1).flatten(1, 2)  # [all chunks, places]
+        bad_ranks = (~every.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
+        there, losses = every.transpose(0, 1).flatten(1, 2)  # [all chunks, places], the task's first
         dtype = torch.float64 if (there == 2).any() else torch.float32
-        return self._added(
-            {
-                (chunk, place - 1 if place else None): losses[chunk, place].to(dtype)
-                for chunk, place in there.nonzero().tolist()
-            },
-            exchange.size * self.chunks,
-        )
+        known = {
+            (chunk, place - 1 if place else None): losses[chunk, place].to(dtype)
+            for chunk, place in there.nonzero().tolist()
+        }
+        return self._added(known, exchange.size * self.chunks), bad_ranks

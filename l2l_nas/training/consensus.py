@@ -50,11 +50,22 @@ class Consensus:
         self.exchange: Exchange = Alone() if exchange is None else exchange
         self._peers = peers
         self._is_alone = False
+        self._doing = ""
 
     def note(self, what: str) -> None:
         """Have the other ranks know what this one does."""
+        self._doing = what
         if self._peers is not None:
             self._peers.note(what)
+
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Have the other ranks know what this one does meanwhile; an error within it leaves it at that."""
+        before = self._doing
+        self.note(what)
+        yield
+        if before:
+            self.note(before)
 
     def failure(self, error: Exception, settle: Callable[[], None]) -> tuple[L2LError, bool]:
         """What an architecture has failed with, in the same words on all ranks; and whether all failed alike.
@@ -143,16 +154,16 @@ class Consensus:
 
         def tell() -> None:
             while not done.wait(_NOTE_S):
-                self.note(what)
+                self.note(self._doing)
 
-        self.note(what)
-        thread = threading.Thread(target=tell, name="l2l_nas works", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+        with self.during(what):
+            thread = threading.Thread(target=tell, name="l2l_nas works", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                done.set()
+                thread.join()
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:

@@ -211,6 +211,7 @@ class Retraining:
             NonFiniteError: a loss, gradient or metric is not finite; the last save is whole.
             StorageError: something could not be saved.
         """
+        self.consensus.note(f"step {self.step}")
         if self._course.best < 0:
             self._validate()
             self._save()  # from here on, the weights it began with are not needed
@@ -247,13 +248,15 @@ class Retraining:
             raise
 
     def _save(self) -> None:
-        self.saves.last.save(self._server, extra={**asdict(self._course), "data": self.validating.data.digest})
+        with self.consensus.during(f"the save after {self._course.step} steps"):
+            self.saves.last.save(self._server, extra={**asdict(self._course), "data": self.validating.data.digest})
         self._saved_at = time.monotonic()
 
     def _validate(self) -> bool:
         """Score, and keep the weights if they are the best so far; whether they are."""
         course = self._course
-        server, values = self._score()
+        with self.consensus.during(f"the validation after {course.step} steps"):
+            server, values = self._score()
         for name, value in values.items():
             if not math.isfinite(value):
                 raise NonFiniteError(f"the {name} on the validation data", layer=None, step=course.step)
@@ -262,7 +265,8 @@ class Retraining:
         validation = Validation(course.step, values, train_loss, lr)
         is_best = course.best < 0 or self.validating.is_better(values, self.best.values)
         if is_best:
-            self.saves.best.save(server, extra=self.saves.identity(values))
+            with self.consensus.during(f"the save of the best weights after {course.step} steps"):
+                self.saves.best.save(server, extra=self.saves.identity(values))
             course.best = len(course.validations)
         course.validations.append(validation)
         course.losses, course.num_losses = 0.0, 0

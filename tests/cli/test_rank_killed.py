@@ -43,7 +43,7 @@ def test_a_rank_that_is_killed_is_named_with_what_it_did(rank, tmp_path, monkeyp
     assert time.monotonic() - begun < 20
     assert code != 0
     (line,) = errors
-    what = r"(load|send|step) \d+( of \w+/\w+)?"
+    what = r"(load|send|agreement) \d+( of \w+/\w+)?"
     assert re.fullmatch(
         rf"error: rank {rank} \([^ ]+, pid \d+\) ended in step \d+(, (in|after) {what})?: "
         "it was killed, or crashed; see its own output",

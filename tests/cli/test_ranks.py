@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from l2l_nas.cli.launch import reporting_errors
+from l2l_nas.errors import L2LError
+from l2l_nas.runs.ranks import RunRanks
 from tests.cli.runs import environment, write_pool
 from tests.parallel.ranked import end_torchrun, free_port
 
@@ -307,6 +310,16 @@ def test_what_ranks_cannot_do_is_refused_before_anything_is_written(words, said)
     assert codes == [2, 2]
     assert [said in line for line in lines] == [True], lines
     assert not Path("run").exists()
+
+
+def test_what_ranks_report_is_explained_once():
+    def run():
+        with reporting_errors(ranks=RunRanks()):
+            raise MemoryError
+
+    with pytest.raises(L2LError) as caught, reporting_errors(ranks=RunRanks()):
+        run()
+    assert str(caught.value).count("take a smaller train.batch_size") == 1
 
 
 def test_a_run_without_a_world_does_not_import_torch_distributed_of_its_own():

@@ -82,7 +82,7 @@ def do(world: World, how: str) -> None:
     if how == "memory":
         torch.empty(1 << 60)
     elif how == "nan":
-        raise NonFiniteError("loss", layer=None, step=7)
+        raise NonFiniteError("loss", layer=None, step=7, is_own=True)
     elif how == "exit":
         sys.exit(3)
     elif how == "crash":
@@ -121,7 +121,7 @@ def rejoins(world: World, count: str = "5") -> None:
                 if number == 5 and world.rank == failing:
                     begun = time.monotonic()
                     try:
-                        raise NonFiniteError("loss", layer=None, step=number)
+                        raise NonFiniteError("loss", layer=None, step=number, is_own=True)
                     except NonFiniteError as error:
                         world.exchange.refuse(error)
                 step(world, Channel.LOAD)
@@ -138,6 +138,13 @@ def rejoins(world: World, count: str = "5") -> None:
         # the watch opens a file at times
         descriptors.append(min(len(os.listdir("/proc/self/fd")) for _ in range(3) if not time.sleep(0.01)))
     print(f"slowest {slowest:.3f} descriptors {descriptors}", flush=True)
+
+
+def not_finite(world: World, origin: str) -> None:
+    """All ranks find the same number that is not finite, which came from one rank, or from any of them."""
+    step(world)
+    time.sleep(0.1 * world.rank)  # rank 0 is the first to find it
+    raise NonFiniteError("loss", layer=None, step=3, is_own=world.rank == int(origin) if origin else None)
 
 
 def restarts(world: World, failed: str, count: str) -> None:
@@ -169,7 +176,7 @@ def meshes(world: World, name: str, *words: str) -> None:
     getattr(mesh_runs, name)(world, *words)
 
 
-PROGRAMS = {one.__name__: one for one in (exchanges, steps, rejoins, restarts, lasts, meshes)}
+PROGRAMS = {one.__name__: one for one in (exchanges, steps, rejoins, not_finite, restarts, lasts, meshes)}
 
 
 def run(words: list[str]) -> None:

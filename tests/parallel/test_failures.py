@@ -39,7 +39,7 @@ def named(who):
 
 
 def doing(at):
-    return rf"in step {at // 3}(, (after|in) (load \d+ of b3/wide|(send|step) \d+))?"
+    return rf"in step {at // 3}(, (after|in) (load \d+ of b3/wide|(send|agreement) \d+))?"
 
 
 # one of each is quick; the others are proofs
@@ -74,6 +74,16 @@ def test_a_rank_that_cannot_go_on_says_why(how, said, at, who, tmp_path):
     assert re.fullmatch(rf"{named(who)} failed {doing(at)}: {said}", line), line
     assert seconds < 5
     assert 0 not in codes
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("origin", "who"), [("1", r"rank 1 \([^ ]+, pid \d+\)"), ("", "all ranks")])
+def test_what_all_ranks_find_is_said_once_of_the_rank_that_it_came_from(origin, who, tmp_path):
+    with Ranks(tmp_path, 2, "not_finite", origin) as ranks:
+        results = ranks.ended(30)
+    (line,) = errors_of(results)
+    assert re.fullmatch(rf"error: {who} failed .*: loss is not finite at step 3; .*", line), line
+    assert [one.code for one in results] == [2, 2]
 
 
 @pytest.mark.timeout(120)

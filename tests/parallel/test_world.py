@@ -68,6 +68,20 @@ def test_a_port_in_use_is_one_line(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+def test_what_is_no_store_is_said_by_a_rank_that_no_launcher_ends(tmp_path):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with Ranks(tmp_path, 2, "steps", MASTER_PORT=port) as ranks:
+            results = ranks.ended(10)
+    assert [one.code for one in results] == [2, 2]
+    assert [len(one.errors()) for one in results] == [1, 1]
+    assert f"rank 1: what listens at 127.0.0.1:{port} is no store of ranks" in results[1].err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_rank_that_never_comes_is_named(missing, tmp_path):
     with Ranks(tmp_path, 2, "steps", JOIN_S=2, LONELY=missing) as ranks:

@@ -99,10 +99,12 @@ class Evaluator:
         again = segment.done if is_own and segment.server is None else 0
         steps, first = 0, segment.start - segment.done
         rungs: dict[str, Mapping[str, float]] = {}
+        self._consensus.note(f"step 0 of {segment.name}")
 
         def count(_: int, loss: float) -> None:
             nonlocal steps
             steps += 1
+            self._consensus.note(f"step {steps} of {segment.name}")
             if after_step is not None:
                 after_step(loss)
             if poll is not None and is_own:

@@ -135,7 +135,8 @@ class SearchContext(SearchComponents):
         for phase in self.phases:
             with of_user(phase, "phase"):
                 extra |= phase.state(self)
-        self.checkpoint.save(self.server, extra={**extra, "coverage": self.coverage.to_json()})
+        with self.consensus.during("a save of the shared weights"):
+            self.checkpoint.save(self.server, extra={**extra, "coverage": self.coverage.to_json()})
         self._saved_at = time.monotonic()
 
     def save_when_due(self) -> None:
