@@ -123,27 +123,27 @@ class DividedServer(ShardedServer):
         storage: Storage | None = None,
         frozen: Iterable[str] = (),
     ) -> None:
-        self._divided, self.mesh = divided, mesh
+        self.divided, self.mesh = divided, mesh
         super().__init__(divided.parts, mesh.data, optimizer=optimizer, seed=seed, storage=storage, frozen=frozen)
         self.everyone = ObservedExchange.of(mesh.everyone)
         self._refuse_whole_rules()
         self.gradients = DividedInbox(divided, self.rules, self.cuts, self.exchange, mesh.tensor)
 
     def _frozen(self, pool: LayerPool) -> LayerPool:
-        whole = self._divided.whole
+        whole = self.divided.whole
         if freeze(whole, self.optimizer) is not whole:
             raise SettingError("optimizer: its groups freeze parameters; divide the pool that freeze() gives")
         return pool
 
     def _make_rules(self) -> PoolRules:
-        return PartRules(self._divided, self.optimizer)
+        return PartRules(self.divided, self.optimizer)
 
     @property
     def whole_pool(self) -> LayerPool:
-        return self._divided.whole
+        return self.divided.whole
 
     def whole_layout(self, key: str) -> Layout:
-        return rules_of(self._divided.whole, self.optimizer).of(key).layout
+        return rules_of(self.divided.whole, self.optimizer).of(key).layout
 
     def _refuse_whole_rules(self) -> None:
         """Refuse rules that do not treat each number by itself, of parameters that are divided."""
@@ -155,7 +155,7 @@ class DividedServer(ShardedServer):
                     entry = rules.layout.parameters[index]
                     shapes = [dict(zip(one.indices, one.entries, strict=True))[index].shape for one in kept]
                     is_elementwise = getattr(call.rule, "is_elementwise", True)
-                    if self._divided.is_whole(key, entry.name) or (is_elementwise and set(shapes) <= {entry.shape}):
+                    if self.divided.is_whole(key, entry.name) or (is_elementwise and set(shapes) <= {entry.shape}):
                         continue
                     raise SettingError(
                         f"optimizer {call.rule.name} updates whole weights, but '{entry.name}' of '{key}' is divided "
@@ -169,7 +169,7 @@ class DividedServer(ShardedServer):
         for name, tensor in own.tensors().items():
             if "." not in name:  # steps and visits
                 continue
-            part = self._divided.take(key, name.partition(".")[2], whole[name])
+            part = self.divided.take(key, name.partition(".")[2], whole[name])
             assert part is not None, name
             tensor.copy_(part)
         names = [entry.name for entry in state.layout.parameters]
@@ -200,11 +200,11 @@ class DividedServer(ShardedServer):
     def _join(self, key: str, name: str, own: Tensor | None, target: Tensor) -> None:
         """Have a tensor of the whole state be that of all ranks' parts."""
         tensor, ranks = name.partition(".")[2], range(self.mesh.tensor.size)
-        if self._divided.is_whole(key, tensor):
-            assert own is not None
-            target.copy_(own)
+        if self.divided.is_whole(key, tensor):
+            if own is not None:  # moments were not asked for
+                target.copy_(own)
             return
-        shapes = [self._divided.take(key, tensor, torch.empty_like(target, device="meta"), rank) for rank in ranks]
+        shapes = [self.divided.take(key, tensor, torch.empty_like(target, device="meta"), rank) for rank in ranks]
         row = target.new_zeros(max(one.numel() for one in shapes if one is not None))
         if own is not None:
             row[: own.numel()] = own.reshape(-1)
@@ -214,11 +214,11 @@ class DividedServer(ShardedServer):
             None if one is None else values[: one.numel()].view(one.shape)
             for one, values in zip(shapes, rows, strict=True)
         ]
-        target.copy_(self._divided.join(key, tensor, pieces))
+        target.copy_(self.divided.join(key, tensor, pieces))
 
     def build_module(self, layer: Layer, tied: dict[str, nn.Parameter]) -> nn.Module:
         """See `ParamServer.build_module`; all ranks call it."""
         return super().build_module(self.whole_pool.owner(layer.key), tied)
 
     def _empty(self) -> ParamServer:
-        return DividedServer(self._divided, self.mesh, optimizer=self.optimizer, seed=self.seed)
+        return DividedServer(self.divided, self.mesh, optimizer=self.optimizer, seed=self.seed)

@@ -27,6 +27,7 @@ class WorldMesh:
         has_checks: see `GroupExchange`.
 
     Attributes:
+        tensor: how many ranks share each layer.
         mesh: what the param-server and the relay know of it.
         ranks: those that share layers with this one, as modules keep them; once it is connected.
     """
@@ -37,7 +38,7 @@ class WorldMesh:
         size = everyone.size
         if size % tensor:
             raise SettingError(f"tensor={tensor}: there are {size} ranks, which it must divide; {advised([size])}")
-        self._watch = watch
+        self._watch, self.tensor = watch, tensor
         self._rows = [list(range(first, first + tensor)) for first in range(0, size, tensor)]
         self._columns = [list(range(first, size, tensor)) for first in range(tensor)]
         self._reducer: WatchedReducer | None = None

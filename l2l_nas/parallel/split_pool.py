@@ -15,7 +15,7 @@ from l2l_nas.parallel.collectives import Ranks
 from l2l_nas.parallel.split import split_factory, split_module
 from l2l_nas.space.candidate import Candidate, FirstWeights
 from l2l_nas.space.pool import Layer, LayerPool, tied_group
-from l2l_nas.space.split import HasSplits, SplitPlan, SplitRule, Splits
+from l2l_nas.space.split import HasSplits, SplitPlan, SplitRule, Splits, Vocabulary
 
 
 class SplitPool:
@@ -27,13 +27,16 @@ class SplitPool:
     Args:
         whole: the pool as one process has it. Its identity is the run's, however many ranks there are.
         ranks: that share its layers.
-        gather_logits, exact_random: see `split_module`.
+        gather_logits, exact_random: see `split_module`. With `gather_logits=None` scores are put together only where
+            a candidate of the last position does not divide them.
         is_lenient: whether a layer whose module says how it is divided, but not among so many ranks, is left whole.
             Else it is refused, as is any whose candidate says so.
 
     Attributes:
         parts: the pool of this rank's parts.
         plans: by key of a layer's state; a layer that is left whole has an empty one.
+        gathers_logits: whether scores are put together.
+        refused: by key, why a layer is left whole that says how it is divided, but not among so many ranks.
 
     Raises:
         SpaceError: a plan that does not fit its layer, sizes that the ranks do not divide, or shared parameters of
@@ -45,16 +48,18 @@ class SplitPool:
         whole: LayerPool,
         ranks: Ranks,
         *,
-        gather_logits: bool = True,
+        gather_logits: bool | None = True,
         exact_random: bool = True,
         is_lenient: bool = False,
     ) -> None:
         self.whole, self.ranks = whole, ranks
-        self._how = {"gather_logits": gather_logits, "exact_random": exact_random}
+        self.refused: dict[str, SpaceError] = {}
         layers = {layer.key: layer for layer in whole.layers if not layer.candidate.is_skip}
         splits = {key: self._splits_of(layer, is_lenient) for key, layer in layers.items()}
         _agree_on_shared(whole, layers, splits, ranks.size)
         self.plans: Mapping[str, SplitPlan] = {key: SplitPlan(rules, ranks.size) for key, rules in splits.items()}
+        self.gathers_logits = not self._all_divide_scores() if gather_logits is None else gather_logits
+        self._how = {"gather_logits": self.gathers_logits, "exact_random": exact_random}
         self.parts = self._parts() if ranks.size > 1 else whole
 
     @property
@@ -102,18 +107,33 @@ class SplitPool:
     def _module(self, layer: Layer) -> nn.Module:
         return self.whole.build_module(layer, device="meta")
 
+    def _all_divide_scores(self) -> bool:
+        """Whether what the pool gives are scores of tokens, of which each rank has some."""
+        last = [layer for layer in self.whole.layers if layer.position == len(self.whole.positions) - 1]
+        is_all = self.whole.wiring.outputs == self.whole.wiring.writes[-1]
+        return is_all and self.ranks.size > 1 and all(map(self._divides_scores, last))
+
+    def _divides_scores(self, layer: Layer) -> bool:
+        if layer.candidate.is_skip:
+            return False
+        parts = dict(self._module(layer).named_modules(remove_duplicate=False))
+        rules = self.plans[layer.key].splits.items()
+        return any(isinstance(rule, Vocabulary) and isinstance(parts.get(name), nn.Linear) for name, rule in rules)
+
     def _splits_of(self, layer: Layer, is_lenient: bool) -> Splits:
         split, module = layer.candidate.split, self._module(layer)
         is_own = split is None
         with self.whole.naming(layer):
             if split is None:
                 split = {} if _has_cells(layer) else _own_splits(module)
-            try:
+        try:
+            with self.whole.naming(layer):
                 split_module(module, split, self.ranks)
-            except SpaceError:
-                if not is_own or not is_lenient:
-                    raise
-                return {}
+        except SpaceError as error:
+            if not is_own or not is_lenient:
+                raise
+            self.refused[layer.key] = error
+            return {}
         return split
 
     def _parts(self) -> LayerPool:

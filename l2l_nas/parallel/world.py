@@ -123,12 +123,14 @@ class World:
     def mesh(self, *, tensor: int) -> WorldMesh:
         """These ranks as a grid, of which `tensor` after one another share each layer; it lasts through `rejoin`.
 
-        All ranks call it, once.
+        All ranks call it; once it was called, there is no other.
 
         Raises:
             SettingError: so many do not divide the number of ranks.
         """
-        assert self._mesh is None, "the groups of another mesh would stay"
+        if self._mesh is not None:
+            assert self._mesh.tensor == tensor, "the groups of another mesh would stay"
+            return self._mesh
         mesh = WorldMesh(self.watch, self.exchange, tensor, has_checks=self._config.has_checks)
         in_thread(mesh.connect, self.watch.check)
         self._mesh = mesh

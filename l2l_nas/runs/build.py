@@ -161,8 +161,8 @@ def at_work(
             for place, source in ((folder.weights, shared.weights), (folder.best, shared.best)):
                 place.symlink_to(source.absolute())
         if conf.storage == "file":
-            pool, size = (shared or folder).pool, server.exchange.size
-            wait_for_all(server.exchange)  # rank 0 has removed there what was left
+            pool, size = (shared or folder).pool, server.everyone.size
+            wait_for_all(server.everyone)  # rank 0 has removed there what was left
             left.callback(remove_if_empty, pool)
             server.move_to(left.enter_context(contextlib.closing(FileStorage(pool, sharers=size))))
         yield

@@ -16,12 +16,10 @@ from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.own import OwnCost, own_costs
 from l2l_nas.cost.profiles import PROFILES, find_hardware
 from l2l_nas.cost.table import PREDICTED, Cost, Costs, Limit, unmeasured
-from l2l_nas.eps.exchange import Alone, Exchange
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import server_of
 from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, did_you_mean, of_user
 from l2l_nas.nas.callback import Callback
@@ -41,7 +39,7 @@ from l2l_nas.runs.build import build_relay, build_scorer, check_memory, decide_m
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.learn_from import Learned, learned_by
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.mesh import check_mesh, ranks_of_worker
+from l2l_nas.runs.mesh import check_mesh, problem_on, ranks_of_worker, refuse_undivided, server_on
 from l2l_nas.runs.numbers import budget_of, decide_numbers
 from l2l_nas.runs.ranks import compare_problems, with_chunks
 from l2l_nas.runs.saved import read_enqueued
@@ -155,11 +153,17 @@ def build_components(
     """
     consensus = consensus or Consensus()
     ranks = max(consensus.size, ranks_of_worker(conf, objects.executor))
-    conf = with_chunks(conf, ranks)
     check_mesh(conf.parallel, ranks)
+    if conf.parallel.tensor > 1:
+        raise SettingError(
+            f"parallel.tensor={conf.parallel.tensor}: a search does not share layers among ranks yet; take 1, or train "
+            "one architecture"
+        )
+    conf = with_chunks(conf, ranks)
     schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
-    problem, server = _problem_and_server(conf, objects, consensus.exchange)
+    problem, server = _problem_and_server(conf, objects, consensus)
     compare_problems(consensus, problem)
+    refuse_undivided(server)
     pool, data = problem.pool, problem.data
     phases = _phases(conf, objects, server)
     sharers = conf.search.workers * ranks + 1 if conf.search.workers > 1 else 1
@@ -177,7 +181,7 @@ def build_components(
     costs.figures(paths.path_at(0))  # refuses costs that cannot be found
     if not conf.resume:  # what has run may go on: the figures are estimates
         check_memory(relay, step, largest(pool, constraints=constraints))
-    training = build_training(problem, relay, conf, task=problem.measured_task)
+    training = build_training(problem, relay, conf, task=problem_on(problem, server).measured_task)
     conf, division = decide_numbers(
         conf, problem, phases=phases, pace=lambda: _pace(conf, training, paths, consensus), said=given
     )
@@ -210,25 +214,27 @@ def build_components(
 def build_server(
     problem: Problem,
     optimizer: Optimizer,
+    conf: SearchConf | RetrainConf,
     *,
-    seed: int,
     storage: str | Storage,
     keys: frozenset[str] = frozenset(),
-    exchange: Exchange | None = None,
+    consensus: Consensus,
 ) -> tuple[Problem, ParamServer]:
     """The weights of a problem's pool; and the problem with what groups of the optimizer freeze not trainable.
 
     Args:
         keys: of the states that are frozen.
-        exchange: with the other ranks, if there are any.
+        consensus: with the other ranks, if there are any.
 
     Raises:
         SettingError: a group, or the storage, does not go with the pool.
+        SpaceError: layers that the ranks which share them do not divide.
     """
     pool = freeze(problem.pool, optimizer)
     opened = own_storage(storage, pool=pool, optimizer=optimizer)
-    server = server_of(pool, exchange or Alone(), optimizer=optimizer, seed=seed, storage=opened, frozen=keys)
-    return replace(problem, pool=pool), server
+    problem = replace(problem, pool=pool)
+    options = {"optimizer": optimizer, "seed": conf.seed, "storage": opened, "frozen": keys}
+    return problem, server_on(problem, consensus, conf.parallel.tensor, **options)
 
 
 def relay_of(
@@ -252,7 +258,7 @@ def relay_of(
         chunks=conf.parallel.chunks,
     )
     set_threads(conf.relay.threads, relay)
-    problem.check(relay.shapes)
+    problem_on(problem, server).check(relay.shapes)
     samples = min(conf.train.batch_size, len(problem.data.train))
     return relay, decide_memory(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
 
@@ -265,7 +271,7 @@ def build_training(problem: Problem, relay: Relay, conf: SearchConf | RetrainCon
     return TrainingComponents(problem, relay, trainer, scorer, relay.trace)
 
 
-def _problem_and_server(conf: SearchConf, objects: Objects, exchange: Exchange) -> tuple[Problem, ParamServer]:
+def _problem_and_server(conf: SearchConf, objects: Objects, consensus: Consensus) -> tuple[Problem, ParamServer]:
     """What is searched, without candidates that are retired; and the weights of its pool, some of them frozen."""
     optimizer = build_optimizer(conf.optimizer if objects.optimizer is None else objects.optimizer)
     problem = objects.problem or load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
@@ -274,7 +280,7 @@ def _problem_and_server(conf: SearchConf, objects: Objects, exchange: Exchange) 
     pool, keys = frozen(left, conf.search.freeze)
     storage = conf.relay.storage if objects.storage is None else objects.storage
     problem = replace(problem, pool=pool)
-    return build_server(problem, optimizer, seed=conf.seed, storage=storage, keys=keys, exchange=exchange)
+    return build_server(problem, optimizer, conf, storage=storage, keys=keys, consensus=consensus)
 
 
 def _phases(conf: SearchConf, objects: Objects, server: ParamServer) -> list[Phase]:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from l2l_nas.cost.closed_form import path_states
+from l2l_nas.eps.divided import DividedServer
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import SettingError
 from l2l_nas.runs.section_settings import MeshConf, ParallelConf
 from l2l_nas.runs.settings import SearchConf
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.shapes import check_shapes
+from l2l_nas.training.consensus import Consensus
+from l2l_nas.training.problem import Problem
+from l2l_nas.training.task import Tokens
+
+if TYPE_CHECKING:
+    from l2l_nas.parallel.split_pool import SplitPool
 
 
 def check_mesh(conf: ParallelConf, ranks: int) -> None:
-    """Refuse a mesh of another number of ranks than there are, or one that ranks do not train in.
+    """Refuse a mesh of another number of ranks than there are.
 
     Raises:
-        SettingError: it names the setting.
+        SettingError: it names the setting, and what would do.
     """
     there = "is 1 process" if ranks == 1 else f"are {ranks} ranks"
     if ranks % conf.tensor:
-        raise SettingError(f"parallel.tensor={conf.tensor}: there {there}, which it must divide")
-    if conf.tensor > 1:
-        raise SettingError(
-            f"parallel.tensor={conf.tensor}: ranks that share each layer are predicted by plan, and do not train yet; "
-            "leave it out"
-        )
+        *fitting, last = [str(number) for number in range(1, ranks + 1) if ranks % number == 0]
+        what = f"{', '.join(fitting)} or {last}" if ranks > 1 else f"1, or start {conf.tensor} with torchrun"
+        raise SettingError(f"parallel.tensor={conf.tensor}: there {there}, which it must divide; take {what}")
     if conf.data is not None and conf.data * conf.tensor != ranks:
         raise SettingError(
             f"parallel.data={conf.data}: there {there}; leave it out, or start {conf.data * conf.tensor} with torchrun"
@@ -63,3 +75,77 @@ def idle_ranks(ranks: int, *, batch_size: int, micro_batch: int) -> str:
         f"a step has {micro_batches} {word}, so that {ranks - micro_batches} of {ranks} ranks have none: "
         f"train.micro_batch={max(1, batch_size // ranks)} gives each one"
     )
+
+
+def server_on(problem: Problem, consensus: Consensus, tensor: int, **options: Any) -> ParamServer:
+    """The weights of a problem's pool, or this rank's part of them.
+
+    Args:
+        tensor: how many ranks share each layer.
+        options: of the server.
+
+    Raises:
+        SpaceError: a layer whose candidate says how it is divided, but not among so many ranks.
+        SettingError: as `ParamServer` and `DividedServer`.
+    """
+    if tensor == 1:
+        return server_of(problem.pool, consensus.exchange, **options)
+    from l2l_nas.parallel.split_pool import SplitPool  # which has torch.distributed imported
+
+    grid = consensus.mesh(tensor)
+    is_of_tokens = type(problem.task) is Tokens and not problem.metrics
+    split = SplitPool(problem.pool, grid.ranks, gather_logits=None if is_of_tokens else True, is_lenient=True)
+    return DividedServer(split, grid.mesh, **options)
+
+
+def refuse_undivided(server: ParamServer, architecture: Architecture | None = None) -> None:
+    """Refuse layers that say how they are divided, but not among so many ranks as share layers.
+
+    Args:
+        architecture: whose layers; None: all of the pool.
+
+    Raises:
+        SpaceError: the first one; it says which numbers of ranks would.
+    """
+    split = _split_of(server)
+    if split is not None:
+        for layer in split.whole.layers if architecture is None else split.whole.path(architecture):
+            if layer.key in split.refused:
+                raise split.refused[layer.key]
+
+
+def problem_on(problem: Problem, server: ParamServer) -> Problem:
+    """The problem as it is trained: where no rank has the scores of all tokens, by a task that takes a rank's own."""
+    split = _split_of(server)
+    if split is None or split.gathers_logits:
+        return problem
+    from l2l_nas.training.split_tokens import SplitTokens
+
+    vocabulary = check_shapes(problem.pool).outputs[0].shape[-1]
+    return replace(problem, task=SplitTokens(split.ranks, vocabulary))
+
+
+def left_whole(server: ParamServer, architecture: Architecture) -> tuple[str, ...]:
+    """Layers of an architecture of which every rank has all, although ranks share layers."""
+    split = _split_of(server)
+    if split is None:
+        return ()
+    states = set(path_states(split.whole, architecture))
+    return tuple(key for key in split.left_whole if key in states)
+
+
+def _split_of(server: ParamServer) -> SplitPool | None:
+    if not isinstance(server, DividedServer):
+        return None
+    from l2l_nas.parallel.split_pool import SplitPool
+
+    assert isinstance(server.divided, SplitPool)
+    return server.divided
+
+
+def mesh_of(server: ParamServer, architecture: Architecture) -> dict[str, Any]:
+    """What a result says of its mesh; nothing where no ranks share layers."""
+    if not isinstance(server, DividedServer):
+        return {}
+    sizes = {"data": server.mesh.data.size, "tensor": server.mesh.tensor.size}
+    return {"mesh": {**sizes, "whole": list(left_whole(server, architecture))}}

@@ -13,7 +13,6 @@ from rich.console import Console
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import L2LError, StorageError, one_line
 from l2l_nas.files import write_json
 from l2l_nas.nas.objectives import State, counts, distinct, num_evaluated, pareto_front
@@ -346,7 +345,7 @@ def finalist_cache(
     def weights(finalist: Finalist) -> ParamServer | None:
         if not checkpoint.exists():
             return None
-        read = server_of(problem.pool, server.exchange, optimizer=server.optimizer, seed=conf.seed)
+        read = server.fork(())
         try:
             found = checkpoint.load(read, needs=path_states(problem.pool, finalist.record.architecture))
         except StorageError as error:

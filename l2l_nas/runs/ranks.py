@@ -21,6 +21,7 @@ from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError
 from l2l_nas.runs.fields import changed, entries, value_of
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.mesh import idle_ranks
 from l2l_nas.runs.origin import describe_data, versions
 from l2l_nas.runs.settings import RetrainConf, SearchConf
 from l2l_nas.runs.terminal import warn
@@ -151,7 +152,7 @@ def with_chunks(conf: Any, ranks: int) -> Any:
     """Settings with the number of chunks decided: that of the ranks, unless it was said, or the run has one."""
     if ranks == 1 or conf.parallel.chunks is not None:
         return conf
-    return changed(conf, {"parallel.chunks": ranks})
+    return changed(conf, {"parallel.chunks": ranks // conf.parallel.tensor})
 
 
 def greet_ranks(console: Console, consensus: Consensus, conf: SearchConf | RetrainConf, *, samples: int) -> None:
@@ -162,13 +163,11 @@ def greet_ranks(console: Console, consensus: Consensus, conf: SearchConf | Retra
     """
     if consensus.size == 1:
         return
-    chunks, size = conf.parallel.chunks, consensus.size
-    console.print(f"{size} ranks share each step and all weights (data parallel, parallel.chunks={chunks})")
-    section = conf.train
-    micro_batches = -(-min(section.batch_size, samples) // section.micro_batch)
-    if micro_batches < size:
-        warn(
-            console,
-            f"a step has {micro_batches} micro-batches, so that {size - micro_batches} of {size} ranks have none: "
-            f"train.micro_batch={max(1, section.batch_size // size)} gives each one",
-        )
+    chunks, tensor, size = conf.parallel.chunks, conf.parallel.tensor, consensus.size // conf.parallel.tensor
+    layers = f"tensor parallel, {tensor} to each layer" if tensor > 1 else ""
+    samples_by = f"data parallel, parallel.chunks={chunks}" if size > 1 else ""
+    how = "; ".join(filter(None, (layers, samples_by)))
+    console.print(f"{consensus.size} ranks share each step and all weights ({how})", soft_wrap=True)
+    batch_size, micro_batch = min(conf.train.batch_size, samples), conf.train.micro_batch
+    if idle := idle_ranks(size, batch_size=batch_size, micro_batch=micro_batch):
+        warn(console, idle)

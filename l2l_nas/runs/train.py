@@ -13,10 +13,8 @@ from rich.console import Console
 
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.eps.exchange import Alone, Exchange
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, read_bytes, read_json, write_atomically, write_json, write_yaml
 from l2l_nas.nas.callback import Stopped
@@ -32,7 +30,7 @@ from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.mesh import check_mesh
+from l2l_nas.runs.mesh import check_mesh, left_whole, mesh_of, problem_on, refuse_undivided
 from l2l_nas.runs.origin import (
     NO_TEST,
     describe_data,
@@ -90,9 +88,10 @@ class TrainRun:
         self.folder = RunFolder(Path(conf.resume or conf.folder))
         self.is_new = not self.is_resumed or not self.folder.config.exists()
         start = training_start(conf, self.folder, given=given)
-        conf = with_chunks(completed(replace(start.conf, folder=str(self.folder.root), resume="")), consensus.size)
-        refuse_on_ranks(conf, consensus)
+        conf = completed(replace(start.conf, folder=str(self.folder.root), resume=""))
         check_mesh(conf.parallel, consensus.size)
+        conf = with_chunks(conf, consensus.size)
+        refuse_on_ranks(conf, consensus)
         check_bounds(conf)
         section = conf.train
         self.pace = Pace(section.steps, section.validation_steps, section.recalibrate, section.checkpoint_seconds)
@@ -107,20 +106,16 @@ class TrainRun:
         metric = conf.metric or next(iter(metrics))
         if metric not in metrics:
             raise SettingError(f"metric: no metric '{metric}'{did_you_mean(metric, metrics)}")
-        problem, server = build_server(
-            problem,
-            build_optimizer(conf.optimizer),
-            seed=conf.seed,
-            storage=conf.relay.storage,
-            exchange=consensus.exchange,
-        )
+        optimizer = build_optimizer(conf.optimizer)
+        problem, server = build_server(problem, optimizer, conf, storage=conf.relay.storage, consensus=consensus)
         compare_problems(consensus, problem)
+        refuse_undivided(server, self.architecture)
         relay, memory = relay_of(problem, server, conf)
         self.conf = conf = replace(conf, metric=metric, relay=memory)
         samples = min(section.batch_size, len(problem.data.train))
         if not self.is_resumed:  # what has run may go on: the figures are estimates
             check_memory(relay, cut_sizes(samples, section.micro_batch), self.architecture)
-        self.components = build_training(problem, relay, conf, task=problem.task)
+        self.components = build_training(problem, relay, conf, task=problem_on(problem, server).task)
         self.components.trainer.check(self.architecture, steps=section.steps)
 
     def go(self) -> float:
@@ -197,6 +192,9 @@ class TrainRun:
             f": {num_parameters(pool, self.architecture):,} parameters; {sizes(problem.data)} samples; {source}",
         )
         greet_ranks(console, self.consensus, conf, samples=len(problem.data.train))
+        whole = left_whole(self.components.relay.server, self.architecture)
+        if whole:
+            console.print(f"whole on every rank: {', '.join(whole)}", soft_wrap=True)
         if self.warning:
             warn(console, self.warning)
         if training.validations:
@@ -230,7 +228,10 @@ class TrainRun:
     ) -> None:
         """The result, the export, the pictures; then what was reached."""
         conf = self.conf
-        server, checkpoint = self._best_weights(Alone())
+        pool, optimizer = self.components.problem.pool, self.components.relay.server.optimizer
+        server = ParamServer(pool, optimizer=optimizer, seed=self.conf.seed)
+        checkpoint = Checkpoint(self.folder.best)
+        checkpoint.load(server)
         checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
         write_json(self.folder.result, self._result(best, validations, scores, seconds=seconds))
         rows = [("result", self.folder.result), ("weights", self.folder.best)]
@@ -261,17 +262,10 @@ class TrainRun:
         for label, path in rows:
             self.console.print(f"  {label:8} {path}", soft_wrap=True)
 
-    def _best_weights(self, exchange: Exchange) -> tuple[ParamServer, Checkpoint]:
-        """The best weights as they were saved, and where."""
-        pool, optimizer = self.components.problem.pool, self.components.relay.server.optimizer
-        server = server_of(pool, exchange, optimizer=optimizer, seed=self.conf.seed)
-        checkpoint = Checkpoint(self.folder.best)
-        checkpoint.load(server)
-        return server, checkpoint
-
     def _scores(self, best: Validation) -> dict[str, Score]:
         """What the best weights score on the part that chose them, and, this once, on the test part."""
-        server, _ = self._best_weights(self.consensus.exchange)
+        server = self.components.relay.server.fork(())
+        Checkpoint(self.folder.best).load(server)
         parts = {"validation": self.components.problem.data.validation, "test": self.components.problem.data.test}
         executor = self.components.scorer.executor
         before = executor.server
@@ -306,6 +300,7 @@ class TrainRun:
             "objectives": [{"name": conf.metric, "maximize": self.components.problem.task.metrics[conf.metric]}],
             "weights": conf.weights,
             "data": describe_data(self.components.problem.data),
+            **mesh_of(self.components.relay.server, self.architecture),
             "validations": [asdict(validation) for validation in validations],
             "seconds": round(seconds, 2),
             "versions": versions(),

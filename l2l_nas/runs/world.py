@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def consensus_of(world: World) -> Consensus:
     """What the ranks of a world decide by."""
-    return Consensus(world.exchange, Peers(world.exchange.note, world.exchange.tell, world.rejoin))
+    exchange = world.exchange
+    return Consensus(exchange, Peers(exchange.note, exchange.tell, world.rejoin, lambda size: world.mesh(tensor=size)))
 
 
 @contextlib.contextmanager

@@ -12,13 +12,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from l2l_nas.eps.exchange import Alone, Channel, Exchange
 from l2l_nas.errors import L2LError, RankError, TrialError, failure_of, is_of_trial, one_line
+
+if TYPE_CHECKING:
+    from l2l_nas.parallel.mesh import WorldMesh
 
 _NOTE_S = 2.0
 
@@ -31,11 +34,13 @@ class Peers:
         note: has them know what this one does, which they take for progress.
         tell: has them raise a `RankError`, as this one has failed.
         rejoin: begins anew after a failure that all ranks survived; all of them call it.
+        mesh: the ranks as a grid, of which so many share each layer; all of them call it.
     """
 
     note: Callable[[str], None]
     tell: Callable[[BaseException], object]
     rejoin: Callable[[], None]
+    mesh: Callable[[int], WorldMesh]
 
 
 class Consensus:
@@ -51,6 +56,11 @@ class Consensus:
         self._peers = peers
         self._is_alone = False
         self._doing = ""
+
+    def mesh(self, tensor: int) -> WorldMesh:
+        """The ranks as a grid, of which so many share each layer; all of them call it."""
+        assert self._peers is not None
+        return self._peers.mesh(tensor)
 
     def note(self, what: str) -> None:
         """Have the other ranks know what this one does."""

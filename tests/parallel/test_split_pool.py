@@ -260,6 +260,29 @@ def test_what_is_left_whole_is_told():
     assert SplitPool(space("gpt2"), ranks_of(0, 2)).left_whole == ("norm/layer",)
 
 
+@pytest.mark.parametrize(
+    ("name", "gathers"), [("gpt2", False), ("bert", False), ("llama", False), ("digits_conv", True)]
+)
+def test_scores_stay_apart_where_all_of_the_last_layers_divide_them(name, gathers):
+    pool = space(name)
+    split = SplitPool(pool, ranks_of(0, 2), gather_logits=None)
+    assert split.gathers_logits is gathers
+    (whole,), (part,) = check_shapes(pool).outputs, check_shapes(split.parts).outputs
+    assert (part == whole) is gathers
+    assert SplitPool(pool, ranks_of(0, 1), gather_logits=None).gathers_logits
+
+
+def test_scores_are_put_together_where_a_last_layer_is_whole():
+    heads = [
+        Candidate("divided", partial(nn.Linear, 4, 12), split={"": Vocabulary()}),
+        Candidate("whole", partial(nn.Linear, 4, 12)),
+    ]
+    pool = LayerPool([Position("head", heads)], inputs=TensorSpec((4,)))
+    split = SplitPool(pool, ranks_of(0, 2), gather_logits=None)
+    assert split.gathers_logits
+    assert check_shapes(split.parts).outputs == check_shapes(pool).outputs
+
+
 def test_layers_made_from_cells_of_a_larger_one_are_whole():
     pool = space("gpt2", elastic=True)
     split = SplitPool(pool, ranks_of(0, 2))
@@ -276,8 +299,10 @@ def test_sizes_that_do_not_divide_are_refused_by_layer_or_left_whole():
     with pytest.raises(SpaceError) as caught:
         SplitPool(pool, ranks_of(0, 4))
     assert str(caught.value) == said
-    left = SplitPool(pool, ranks_of(0, 4), is_lenient=True).left_whole
-    assert left == ("attention_0/heads_2", "attention_1/heads_2", "norm/layer")
+    split = SplitPool(pool, ranks_of(0, 4), is_lenient=True)
+    assert str(split.refused["attention_0/heads_2"]) == said
+    assert list(split.refused) == ["attention_0/heads_2", "attention_1/heads_2"]
+    assert split.left_whole == ("attention_0/heads_2", "attention_1/heads_2", "norm/layer")
 
 
 def test_a_candidate_says_how_it_is_divided_and_is_never_left_whole():

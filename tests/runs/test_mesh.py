@@ -14,8 +14,17 @@ from l2l_nas.runs.section_settings import MeshConf, ParallelConf
     [
         (ParallelConf(data=2), 1, "parallel.data=2: there is 1 process; leave it out, or start 2 with torchrun"),
         (ParallelConf(data=2), 4, "parallel.data=2: there are 4 ranks; leave it out, or start 2 with torchrun"),
-        (ParallelConf(tensor=3), 4, "parallel.tensor=3: there are 4 ranks, which it must divide"),
-        (ParallelConf(tensor=2), 1, "parallel.tensor=2: there is 1 process, which it must divide"),
+        (ParallelConf(tensor=3), 4, "parallel.tensor=3: there are 4 ranks, which it must divide; take 1, 2 or 4"),
+        (
+            ParallelConf(tensor=2),
+            1,
+            "parallel.tensor=2: there is 1 process, which it must divide; take 1, or start 2 with torchrun",
+        ),
+        (
+            ParallelConf(data=4, tensor=2),
+            4,
+            "parallel.data=4: there are 4 ranks; leave it out, or start 8 with torchrun",
+        ),
     ],
 )
 def test_a_mesh_of_other_ranks_is_refused(conf, ranks, said):
@@ -24,7 +33,9 @@ def test_a_mesh_of_other_ranks_is_refused(conf, ranks, said):
     assert str(raised.value) == said
 
 
-@pytest.mark.parametrize("conf", [ParallelConf(), ParallelConf(data=4)])
+@pytest.mark.parametrize(
+    "conf", [ParallelConf(), ParallelConf(data=4), ParallelConf(data=2, tensor=2), ParallelConf(tensor=4)]
+)
 def test_a_mesh_of_all_ranks_is_taken(conf):
     check_mesh(conf, 4)
 

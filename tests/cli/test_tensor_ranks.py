@@ -1,0 +1,71 @@
+"""`train` on ranks that share each layer: the numbers of one process, and one line where ranks cannot."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_ranks import alone, apart, result, together
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+TRAIN = (
+    "train", "space=gpt2", "data.source=small.txt", "data.tokenizer=bytes", "data.length=16", "space.args.hidden=16",
+    "space.args.depth=1", "space.args.heads=2", "architecture=network.json", "train.steps=4", "train.batch_size=16",
+    "train.micro_batch=4", "train.validation_steps=4", "relay.clip=0.5", "relay.update=exact", "relay.threads=1",
+    "schedule=constant",
+)  # fmt: skip
+NETWORK = ["learned", "heads_2", "width_32", "layer", "tied"]
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("small.txt").write_text("".join(f"{number} and {number + 1} are {2 * number + 1}.\n" for number in range(150)))
+    Path("network.json").write_text(json.dumps({"choices": NETWORK}))
+
+
+def values(folder):
+    return [one for validation in result(folder)["validations"] for one in validation["values"].values()]
+
+
+def test_a_mesh_trains_as_one_process_and_goes_on_as_one():
+    alone(*TRAIN, "parallel.chunks=2", "folder=one", "train.steps=8", "export=false")
+    out = together(*TRAIN, "parallel.tensor=2", "folder=four", size=4)
+    assert (
+        "4 ranks share each step and all weights (tensor parallel, 2 to each layer; data parallel, parallel.chunks=2)"
+        in out
+    )
+    assert out.count("whole on every rank: norm/layer\n") == 1
+    assert result("four")["mesh"] == {"data": 2, "tensor": 2, "whole": ["norm/layer"]}
+    assert Path("four/export/state_dict.safetensors").exists()
+    assert values("four") == pytest.approx(values("one")[:4], abs=1e-5)
+    alone("train", "resume=four", "parallel.tensor=1", "train.steps=8", "export=false")
+    assert values("four") == pytest.approx(values("one"), abs=1e-5)
+    assert "mesh" not in result("four")
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "said"),
+    [
+        (["parallel.tensor=3"], 2, "parallel.tensor=3: there are 2 ranks, which it must divide; take 1 or 2"),
+        pytest.param(
+            ["parallel.tensor=4"], 4, "'query.weight' has 2 units of 8 to divide among 4 ranks; 2 would divide it",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["parallel.tensor=2", "optimizer=muon"], 2, "or have parallel.tensor=1", marks=pytest.mark.long
+        ),
+    ],
+    ids=["ranks", "heads", "rule"],
+)  # fmt: skip
+def test_sizes_that_do_not_divide_are_one_line_on_all_ranks(words, size, said):
+    begun = time.monotonic()
+    codes, lines = apart([[*TRAIN, "folder=run", *words]] * size)
+    assert codes == [2] * size
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert time.monotonic() - begun < 60  # ten seconds where nobody else is at work
+    assert not Path("run").exists()
