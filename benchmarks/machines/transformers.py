@@ -16,8 +16,8 @@ from l2l_nas.relay.plan import UpdateOrder
 
 # bytes a token and unit of width that the operations of a layer between its products write in 16 bits: what they keep
 # for the backward (Korthikanti et al., arXiv 2205.05198, table 2, attention in one kernel); each is read again once
-_BETWEEN = 34
-_KERNELS = 20  # of a layer's forward
+BETWEEN = 34
+KERNELS = 20  # of a layer's forward
 WIRE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 GRADIENT_BYTES = 4
 
@@ -51,7 +51,7 @@ class Transformer:
     def forward(self, tokens: int, *, micro_batches: int = 1) -> Work:
         """Of one layer on these tokens: products of weights, and of attention."""
         flops = 24.0 * tokens * self.hidden**2 + 4.0 * tokens * self.sequence * self.hidden
-        return Work(flops, 2.0 * _BETWEEN * tokens * self.hidden, _KERNELS * micro_batches)
+        return Work(flops, 2.0 * BETWEEN * tokens * self.hidden, KERNELS * micro_batches)
 
     def output(self, tokens: int) -> Work:
         """Of the products with the vocabulary."""

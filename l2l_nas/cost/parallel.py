@@ -44,9 +44,11 @@ ALONE = Parallelism()
 class EqualVisits:
     """Equal visits of layers."""
 
-    work: Work  # of one, on one device
+    work: Work  # of one, on one device that has all of the layer
     summed_bytes: float = 0.0  # of values, or of their gradients, that devices which share the layer sum at its end
     count: int = 1
+    is_part: bool = False  # whether the work is that of one of the devices that share the layer
+    sums: int = 0  # how many exchanges these bytes are; 0: their latency is left out
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,11 @@ def summed_bytes(num_bytes: float, ranks: int) -> float:
 
 def visit_seconds(visit: EqualVisits, hardware: Hardware, ways: Parallelism, precision: str) -> tuple[float, float]:
     """Of one visit, a device's share of the work, and the sum of values at its end."""
-    work = Work(visit.work.flops / ways.tensor, visit.work.bytes / ways.tensor, visit.work.kernels)
+    share = 1 if visit.is_part else ways.tensor
+    work = Work(visit.work.flops / share, visit.work.bytes / share, visit.work.kernels)
     summed_s = all_reduce_s(visit.summed_bytes, ways.tensor, inside_bandwidth(hardware))
-    return hardware.seconds(work, precision), summed_s
+    begun_s = visit.sums * hardware.rank_latency_s if ways.tensor > 1 else 0.0
+    return hardware.seconds(work, precision), summed_s + begun_s
 
 
 def parallel_step(work: StepWork, hardware: Hardware, ways: Parallelism, *, precision: str) -> ParallelStep:
