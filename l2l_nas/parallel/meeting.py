@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from l2l_nas import __version__
 from l2l_nas.errors import RankError, SettingError, one_line
+from l2l_nas.parallel.beats import Beat
 from l2l_nas.parallel.processes import Life, Process
 from l2l_nas.parallel.waiting import in_thread
 
@@ -208,6 +209,7 @@ def meet(place: Place, store: Store, wait_s: float) -> Generation:
 def _call(place: Place, store: Store, own: dict[str, Any], wait_s: float) -> tuple[str, list[dict[str, Any]]]:
     """As rank 0: name a generation, and list who answers."""
     name = uuid.uuid4().hex
+    _begin(store, name, place.rank)
     store.set("l2l_nas/generation", name)
     came: dict[int, dict[str, Any]] = {}
     missing = set(range(1, place.size))
@@ -246,6 +248,7 @@ def _answer(place: Place, store: Store, own: dict[str, Any], wait_s: float) -> t
         newest = store.get("l2l_nas/generation").decode()
         if newest != name:
             name = newest
+            _begin(store, name, place.rank)
             store.set(f"l2l_nas/{name}/here/{place.rank}", json.dumps(own))
         if not store.check([f"l2l_nas/{name}/go"]):
             return False
@@ -255,6 +258,11 @@ def _answer(place: Place, store: Store, own: dict[str, Any], wait_s: float) -> t
     if not _within(wait_s, counts_me):
         raise RankError(f"rank 0 of {place.size} did not begin within {wait_s:g} s: see its output", rank=0)
     return name, listed
+
+
+def _begin(store: Store, name: str, rank: int) -> None:
+    """Write the first beat of a rank, so that each that has come has one."""
+    store.set(f"l2l_nas/{name}/beat/{rank}", Beat().written())
 
 
 def _within(wait_s: float, is_done: Callable[[], bool]) -> bool:

@@ -27,6 +27,18 @@ _ANSWER_S = 2.0  # for the store, to keep a failure
 _LAST_BEAT_S = 1.0
 
 
+class TimeHere:
+    """Seconds while this process ran: not those for which it was stopped."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def passed_s(self) -> float:
+        """Since the last call; often called."""
+        before, self.now = self.now, time.monotonic()
+        return min(self.now - before, 2 * _PERIOD_S)
+
+
 class RankWatch:
     """What this rank does, and what the others do.
 
@@ -55,13 +67,11 @@ class RankWatch:
         self._wake = threading.Event()
         self._pace_s = _PERIOD_S
         self._looks = 0
-        self._began: set[int] = set()  # ranks with a beat
         self._inside: list[str] = []
         self._thread = threading.Thread(target=self._run, name="l2l_nas watch", daemon=True)
 
     def start(self) -> None:
-        """Begin; all ranks must call it."""
-        self._store.set(f"beat/{self.rank}", self._own.written())
+        """Begin; all ranks must call it. `meet` has written their first beats: a store waits for keys that it lacks."""
         self._thread.start()
 
     # what this rank does
@@ -179,14 +189,13 @@ class RankWatch:
         Raises:
             RankError: one of them failed meanwhile, or made no progress.
         """
-        begun = now = time.monotonic()
+        begun, time_here = time.monotonic(), TimeHere()
         waited_s = unanswered_s = 0.0
         looks = self._looks
         while not is_done():
             self.check()
-            time.sleep(min(max(_LEAST_POLL_S, (now - begun) / 20), _MOST_POLL_S))
-            before, now = now, time.monotonic()
-            passed_s = min(now - before, 2 * _PERIOD_S)
+            time.sleep(min(max(_LEAST_POLL_S, (time_here.now - begun) / 20), _MOST_POLL_S))
+            passed_s = time_here.passed_s()
             waited_s += passed_s
             unanswered_s = unanswered_s + passed_s if self._looks == looks else 0.0
             looks = self._looks
@@ -257,7 +266,7 @@ class RankWatch:
     # the thread
 
     def _run(self) -> None:
-        last = time.monotonic()
+        time_here = TimeHere()
         while True:
             if self._store_rank in self._seen and self._ranks[self._store_rank].life() is Life.ENDED:
                 self._store_broke("")
@@ -266,9 +275,7 @@ class RankWatch:
                 beats = self._talk()
                 if beats is None:
                     return
-                now = time.monotonic()
-                self._look(beats, min(now - last, 2 * _PERIOD_S))
-                last = now
+                self._look(beats, time_here.passed_s())
             except RuntimeError as error:
                 self._store_broke(one_line(str(error), most=200))
                 return
@@ -294,20 +301,14 @@ class RankWatch:
         self._store.set(f"beat/{self.rank}", own.written())
         if own.has_left:
             return None  # the process that holds the store may end now
-        # a rank may end before its first beat, and a store waits for keys that it lacks
-        self._began.update(rank for rank in self._seen if rank not in self._began and self._has_beat(rank))
-        others = sorted(self._began)
-        beats = self._store.multi_get([f"beat/{rank}" for rank in others]) if others else []
-        return {rank: Beat.read(beat) for rank, beat in zip(others, beats, strict=True)}
-
-    def _has_beat(self, rank: int) -> bool:
-        return self._store.check([f"beat/{rank}"])
+        beats = self._store.multi_get([f"beat/{rank}" for rank in self._seen])
+        return {rank: Beat.read(beat) for rank, beat in zip(self._seen, beats, strict=True)}
 
     def _look(self, beats: dict[int, Beat], passed_s: float) -> None:
         """Compare beats with the last ones, and see which processes of this machine are gone."""
         with self._lock:
             for rank, seen in self._seen.items():
-                beat = beats.get(rank, seen.beat)
+                beat = beats[rank]
                 seen.silent_s = 0.0 if beat.count != seen.beat.count else seen.silent_s + passed_s
                 seen.still_s = 0.0 if beat.progress != seen.beat.progress else seen.still_s + passed_s
                 seen.beat = beat
@@ -316,7 +317,7 @@ class RankWatch:
             return
         for rank in living:
             if self._ranks[rank].life() is Life.ENDED:
-                last = Beat.read(self._store.get(f"beat/{rank}")) if self._has_beat(rank) else Beat()
+                last = Beat.read(self._store.get(f"beat/{rank}"))
                 with self._lock:
                     self._seen[rank].beat = last
                 if not last.has_left:  # it may have left since its last beat was read
@@ -343,13 +344,11 @@ class RankWatch:
 
     def _find_who_broke(self, said: str) -> None:
         """After a connection broke: find out whose, and report it."""
-        waited_s, last = 0.0, time.monotonic()
+        waited_s, time_here = 0.0, TimeHere()
         while waited_s < 2 * _GONE_S:
             if self._known.wait(_LEAST_POLL_S * 100):
                 return
-            now = time.monotonic()
-            waited_s += min(now - last, 2 * _PERIOD_S)
-            last = now
+            waited_s += time_here.passed_s()
             known = self._what_is_known()
             gone = known.most_silent(_GONE_S)
             if gone is not None and waited_s >= _GONE_S:
