@@ -256,6 +256,27 @@ def trials(place: Path, faults: Sequence[Fault], *, wanted: Sequence[Found] | No
     yield found
 
 
+def shared(place: Path, update: str, fault: Fault) -> Life:
+    """A search on shared weights whose trial fails on one rank: it goes on, or ends with one line and is resumed."""
+    words = (*SEARCH, "search.trial_weights=shared", "search.warmup_steps=20", f"relay.update={update}", "folder=run")
+    ranks = command(place, *words, faults=[fault])
+    yield from ranks.wait(300)
+    ranks.end()
+    found: Found = {"fault": fault.as_content(), "update": update, "wrong": [], "lines": ranks.lines}
+    found["went_on"] = set(ranks.codes.values()) == {0}
+    if not found["went_on"]:
+        named = re.match(_NAMED.format(rank=fault.rank) + "failed in step .*go on with: ", "".join(ranks.lines))
+        found["wrong"] += [] if named and len(ranks.lines) == 1 else [f"lines: {ranks.said()}"]
+        ranks = command(place, *words, "resume=run", is_counted=False)
+        yield from ranks.wait(300)
+        ranks.end()
+    failed = int(found["went_on"])
+    trials = json.loads((place / "run/result.json").read_text())["trials"]
+    if set(ranks.codes.values()) != {0} or (trials["complete"], trials["failed"]) != (12 - failed, failed):
+        found["wrong"].append(f"ended: {trials} {ranks.said()}")
+    yield found
+
+
 def clean_end(place: Path) -> Life:
     """A short training: every rank returns 0 and says nothing of errors."""
     few = [word.replace("train.steps=24", "train.steps=2") for word in TRAIN]

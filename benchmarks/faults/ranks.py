@@ -7,6 +7,7 @@
   code is 0; and every fourth run (of those in saves, each) is resumed, to the bits of one that was never stopped.
 - trials: trials of a search fail on one rank. All other trials are there, with the scores of a search in which none
   fails; the cost is the time from the fault until all ranks have joined anew.
+- shared: the same on shared weights; where one rank alone fails, the search ends with one line, and is resumed.
 - restarts, nodes: `torchrun --max-restarts 2` three ways, and `--nnodes 1:2` without one of its nodes.
 - ends: short trainings, of which each rank returns 0.
 - architectures: another architecture at every step, and what a rank holds meanwhile.
@@ -155,6 +156,18 @@ def trials(counting: Counting) -> Found:
     }
 
 
+def shared(counting: Counting) -> Found:
+    """The same on shared weights: five of each kind, for 20 moments."""
+    generator = random.Random(f"{counting.asked.seed} shared")
+    lives: list[Callable[[Path], Life]] = []
+    for number in range(-(-counting.asked.moments // 4) * len(OF_TRIALS) * 2):
+        fault = Fault(OF_TRIALS[number % 3], generator.randrange(SIZE), generator.randint(1, 60), trial=number % 12)
+        lives.append(partial(rank_lives.shared, update=("eager", "exact")[number // 3 % 2], fault=fault))
+    found = counting.all(lives)
+    ways = Counter(f"{one['update']} {one['fault']['kind']} {('resumed', 'went on')[one['went_on']]}" for one in found)
+    return {"searches": len(found), "ways": dict(ways), "wrong": [one for one in found if one["wrong"]]}
+
+
 def restarts(counting: Counting) -> Found:
     """Ten of each, for 20 moments."""
     kinds = [kind for kind in ("static", "c10d", "standalone") for _ in range(-(-counting.asked.moments // 2))]
@@ -225,7 +238,7 @@ def refusals(counting: Counting) -> Found:
 
 
 PARTS: dict[str, Callable[[Counting], Found]] = {
-    one.__name__: one for one in (failures, trials, restarts, nodes, ends, architectures, orders, refusals)
+    one.__name__: one for one in (failures, trials, shared, restarts, nodes, ends, architectures, orders, refusals)
 }
 
 

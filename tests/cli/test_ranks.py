@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -309,6 +310,9 @@ def test_a_trial_that_fails_on_one_rank_is_a_failed_trial_of_all():
     text = "import os\n" + pool.read_text().replace("\ndef pool(", BROKEN, 1)
     pool.write_text(text.replace(last, last + ' Candidate("broken", lambda: Broken(width)),'))
     words = (*SEARCH, "search.trials=10", "sampler=random", "search.failures=100")
+    code, _, (line,) = Launched(*words, "search.trial_weights=shared", "folder=shared").ended()
+    assert code != 0
+    assert re.match(r"error: rank 1 \(.*my layer is broken.*go on with: python -m l2l_nas search resume=shared", line)
     together(*words, "folder=two")
     found = result("two")["trials"]
     assert found["failed"] > 0

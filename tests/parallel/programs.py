@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from l2l_nas.eps.exchange import Channel
-from l2l_nas.errors import NonFiniteError, RankError
+from l2l_nas.errors import NonFiniteError, RankError, TrialError
 from l2l_nas.parallel import meeting, processes
 from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.world import World, WorldConfig
@@ -147,6 +147,15 @@ def not_finite(world: World, origin: str) -> None:
     raise NonFiniteError("loss", layer=None, step=3, is_own=world.rank == int(origin) if origin else None)
 
 
+def known_elsewhere(world: World) -> None:
+    """A rank ends with what another one has failed with, which that one says later."""
+    step(world)
+    if world.rank == 0:
+        raise RankError("rank 1 failed", rank=1)
+    time.sleep(0.2)
+    raise TrialError("my layer is broken")
+
+
 def restarts(world: World, failed: str, count: str) -> None:
     """Fail on some rank, in other ways, until there were so many failures; then end well."""
     before = len(list(Path(failed).parent.glob(Path(failed).name + "*")))
@@ -176,7 +185,9 @@ def meshes(world: World, name: str, *words: str) -> None:
     getattr(mesh_runs, name)(world, *words)
 
 
-PROGRAMS = {one.__name__: one for one in (exchanges, steps, rejoins, not_finite, restarts, lasts, meshes)}
+PROGRAMS = {
+    one.__name__: one for one in (exchanges, steps, rejoins, not_finite, known_elsewhere, restarts, lasts, meshes)
+}
 
 
 def run(words: list[str]) -> None:

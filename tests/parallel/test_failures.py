@@ -87,6 +87,15 @@ def test_what_all_ranks_find_is_said_once_of_the_rank_that_it_came_from(origin, 
 
 
 @pytest.mark.timeout(120)
+def test_what_a_rank_has_failed_with_is_said_by_that_rank_alone(tmp_path):
+    with Ranks(tmp_path, 2, "known_elsewhere") as ranks:
+        results = ranks.ended(30)
+    (line,) = errors_of(results)
+    assert re.fullmatch(rf"error: {named(1)} failed .*: my layer is broken", line), line
+    assert [one.code for one in results] == [2, 2]
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", ["kill", pytest.param("crash", marks=pytest.mark.slow)])
 @moments
 def test_a_process_that_is_gone_is_named_by_the_others(how, at, who, tmp_path):

@@ -19,7 +19,7 @@ import torch
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
-from l2l_nas.errors import L2LError, MetricError, RankError, failure_of
+from l2l_nas.errors import L2LError, MetricError, NonFiniteError, RankError, failure_of
 from l2l_nas.nas.evaluation.segment import START_WEIGHTS, AfterStep, ScoredOn, Segment, SegmentResult
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.relay.plan import UpdatePolicy
@@ -146,7 +146,10 @@ class Evaluator:
         found, is_alike = self._consensus.failure(error, self._use_pool)
         is_eager = self._consensus.size > 1 and self._relay.update is UpdatePolicy.EAGER
         if not is_own and (is_eager or not is_alike):
-            raise L2LError(f"{found}; shared weights are as they were saved last: go on with: resume=FOLDER")
+            text = f"{found}; shared weights are as they were saved last: go on with: resume=FOLDER"
+            if isinstance(error, RankError):  # the rank that it came from says so
+                raise RankError(text, rank=error.rank)
+            raise L2LError(text) from (error if isinstance(error, NonFiniteError) else None)
         return found
 
     def _on_the_way(self, server: ParamServer, architecture: Architecture, *, step: int) -> Mapping[str, float]:
