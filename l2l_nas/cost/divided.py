@@ -51,6 +51,7 @@ class PaperSplit:
     Args:
         whole: as one process has it.
         ranks: that share each layer.
+        gather_logits: see `SplitPool`.
 
     Attributes:
         ranks: how many share each layer.
@@ -61,7 +62,7 @@ class PaperSplit:
         SettingError: sizes that the ranks do not divide; it names the layer and the size.
     """
 
-    def __init__(self, whole: LayerPool, ranks: int) -> None:
+    def __init__(self, whole: LayerPool, ranks: int, *, gather_logits: bool | None = True) -> None:
         from l2l_nas.parallel.collectives import Ranks, Unjoined  # with torch.distributed, which others need not have
         from l2l_nas.parallel.split_pool import SplitPool
 
@@ -76,8 +77,8 @@ class PaperSplit:
         self.ranks = ranks
         self._counter = _Counter(ranks)
         try:
-            split = SplitPool(whole, Ranks(Unjoined(0, ranks)))
-            self._counted = SplitPool(whole, CountedRanks(self._counter)).parts
+            split = SplitPool(whole, Ranks(Unjoined(0, ranks)), gather_logits=gather_logits)
+            self._counted = SplitPool(whole, CountedRanks(self._counter), gather_logits=gather_logits).parts
         except SpaceError as error:
             raise SettingError(f"parallel.tensor={ranks}: {error}") from None
         self.pool: DividedPool = split
@@ -96,8 +97,13 @@ class PaperSplit:
                 for one in self._counted.layers
                 if (self._counted.positions[one.position].name, one.candidate.name) == place
             ]
+            from l2l_nas.parallel.divided import Gathered
+
             run = dry_run_in(self._counted, own, inputs, samples, dtype, needs_gradient=needs_gradient)
             self._counter.take()  # what building it may have summed
+            for part in run.module.modules():
+                if isinstance(part, Gathered):  # which sums nothing on meta
+                    part.register_forward_hook(lambda _, inputs, output: self._counter.sum(output))
             with torch.enable_grad():
                 run.forward()
                 forward = self._counter.take()

@@ -93,9 +93,13 @@ def server_on(problem: Problem, consensus: Consensus, tensor: int, **options: An
     from l2l_nas.parallel.split_pool import SplitPool  # which has torch.distributed imported
 
     grid = consensus.mesh(tensor)
-    is_of_tokens = type(problem.task) is Tokens and not problem.metrics
-    split = SplitPool(problem.pool, grid.ranks, gather_logits=None if is_of_tokens else True, is_lenient=True)
+    split = SplitPool(problem.pool, grid.ranks, gather_logits=gathers_logits(problem), is_lenient=True)
     return DividedServer(split, grid.mesh, **options)
+
+
+def gathers_logits(problem: Problem) -> bool | None:
+    """What `SplitPool` is to do with scores of tokens: its task, and no metric of the user's, can do without all."""
+    return None if type(problem.task) is Tokens and not problem.metrics else True
 
 
 def refuse_undivided(server: ParamServer, architecture: Architecture | None = None) -> None:

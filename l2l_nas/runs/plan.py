@@ -24,7 +24,7 @@ from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay
-from l2l_nas.runs.mesh import check_planned
+from l2l_nas.runs.mesh import check_planned, gathers_logits
 from l2l_nas.runs.section_settings import MeshConf, RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
@@ -179,7 +179,7 @@ class Planner:
         self.mesh = mesh or MeshConf()
         check_planned(self.mesh)
         self.data = self.mesh.data or 1
-        self._divided = PaperSplit(problem.pool, self.mesh.tensor) if self.mesh.tensor > 1 else None
+        self._divided = self._split(problem) if self.mesh.tensor > 1 else None
         self.left_whole = () if self._divided is None else self._divided.left_whole
         data: Exchange = PaperRanks(self.data) if self.data > 1 else Alone()
         if self._divided is None:
@@ -188,6 +188,9 @@ class Planner:
             tensor = PaperRanks(self.mesh.tensor)
             ranks = Mesh(PaperRanks(self.data * self.mesh.tensor), data, tensor)
             self._server = DividedServer(self._divided.pool, ranks, optimizer=optimizer, seed=0)
+
+    def _split(self, problem: Problem) -> PaperSplit:
+        return PaperSplit(problem.pool, self.mesh.tensor, gather_logits=gathers_logits(problem))
 
     @property
     def is_ranked(self) -> bool:

@@ -16,7 +16,7 @@ from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Mesh, PaperRanks
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.agreement import DIGEST_BYTES, FACTS
-from l2l_nas.space.split import Column, Row
+from l2l_nas.space.split import Column, Row, Vocabulary
 
 WIDTH, LENGTH, DEPTH = 32, 6, 3
 
@@ -84,3 +84,19 @@ def test_sizes_that_do_not_divide_are_one_line():
         "parallel.tensor=3: position 'p0': candidate 'feedforward': 'up.weight' has 128 "
     )
     assert "\n" not in str(raised.value)
+
+
+class Scores(nn.Linear):
+    def __init__(self):
+        super().__init__(WIDTH, 10 * WIDTH, bias=False)
+
+
+@pytest.mark.parametrize(("gathers", "sums"), [(True, (4 * 5 * LENGTH * 10 * WIDTH,)), (False, ())])
+def test_scores_are_summed_where_they_are_put_together(gathers, sums):
+    head = Candidate("head", Scores, split={"": Vocabulary()})
+    whole = LayerPool([Position("head", [head])], inputs=TensorSpec((LENGTH, WIDTH)))
+    divided = PaperSplit(whole, 2, gather_logits=gathers)
+    [layer] = divided.pool.parts.layers
+    found = divided.sums(layer, (TensorSpec((LENGTH, WIDTH)),), 5, dtype=torch.float32)
+    assert found.forward == sums
+    assert found.backward == (4 * 5 * LENGTH * WIDTH,)
