@@ -4,7 +4,7 @@ Each piece of work of the executor takes at least what it would on a made-up mac
 given the same rates. States are in memory, on the device, or in files on a disk of a known rate. Compared are the time
 of a step, the busiest lane, device, host and disk bytes.
 
-    python -m benchmarks simulator [--triples 30] [--seed 0] [--out benchmarks/results/simulator.json]
+    python -m benchmarks simulator [--triples 30] [--seed 0] [--ranks 1] [--out benchmarks/results/simulator.json]
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import random
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,26 +27,29 @@ import torch
 from torch import nn
 
 from benchmarks import RESULTS
+from benchmarks.machines.slow import Disk, SlowFiles, SlowRanks, exchanged_s, lasting
 from benchmarks.options import at_least
-from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas import AdamW, Candidate, LayerPool, Position, Relay, TensorSpec
 from l2l_nas.cost.chain import LANES
 from l2l_nas.cost.closed_form import pool_bytes
 from l2l_nas.cost.device import PaperDevice
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.simulator import SAVING
 from l2l_nas.cost.step_time import StepTime
-from l2l_nas.eps import scratch
-from l2l_nas.eps.file_storage import FileStorage
+from l2l_nas.eps import cut
+from l2l_nas.eps.exchange import Alone
+from l2l_nas.eps.sharded import server_of
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.stress import Stress
-from l2l_nas.relay.trace import Trace
+from l2l_nas.relay.trace import NET, Trace
 from l2l_nas.space.architecture import Architecture
 
 WIDTH = 32
 HIDDEN = (32, 128, 512)
 SAMPLES = 4
+EXCHANGED = {"gather": "up", "reduce": "down", "agree": "down"}  # the lane that an exchange is within
 STEPS = 10  # of which the first two begin with empty slots
 TIE = 0.02  # busy times that differ by less have no order
 TYPICAL_S = 0.03  # of a piece of work, so that what else this machine does hardly matters
@@ -73,9 +75,10 @@ class Triple:
     options: dict[str, Any]
     hardware: Hardware
     in_files: bool = False
+    ranks: int = 1  # that share each state
 
     @classmethod
-    def draw(cls, generator: random.Random) -> Triple:
+    def draw(cls, generator: random.Random, ranks: int = 1) -> Triple:
         """At random."""
         depth = generator.randint(3, 8)
         slots = generator.randint(2, 4)
@@ -85,8 +88,8 @@ class Triple:
             "update": generator.choice(list(UpdateOrder)),
             "stash": generator.choice(["device", "host"]),
         }
-        in_files = generator.random() < 0.3
-        if not in_files and options["update"] is not UpdateOrder.AHEAD and generator.random() < 0.4:
+        in_files = generator.random() < 0.3 and ranks == 1
+        if not in_files and options["update"] is not UpdateOrder.AHEAD and generator.random() < 0.4 and ranks == 1:
             options["resident"] = generator.choice(["all", 12 * 2 * num_weights(HIDDEN[1])])
         weights = num_weights(HIDDEN[1])
         flops = 2 * SAMPLES * 2 * WIDTH * HIDDEN[1]
@@ -110,8 +113,10 @@ class Triple:
             step_s=2e-4,
             copy_s=1e-4,
             lanes="threads",
+            rank_bandwidth=rate(4 * weights),
+            rank_latency_s=2e-3,
         )
-        return cls(tuple(generator.choice(HIDDEN) for _ in range(depth)), options, hardware, in_files)
+        return cls(tuple(generator.choice(HIDDEN) for _ in range(depth)), options, hardware, in_files, ranks)
 
     def pool(self) -> LayerPool:
         """All candidates at each position."""
@@ -130,7 +135,10 @@ class Triple:
 
     def relay(self, device: Any, **others: Any) -> Relay:
         """Of these policies."""
-        return Relay(ParamServer(self.pool(), optimizer=AdamW(), seed=0), device=device, **self.options, **others)
+        rates = self.hardware
+        exchange = SlowRanks(self.ranks, rates.rank_bandwidth, rates.rank_latency_s) if self.ranks > 1 else Alone()
+        server = server_of(self.pool(), exchange, optimizer=AdamW(), seed=0)
+        return Relay(server, device=device, **self.options, **others)
 
     def pace(self, op: str, name: str, *, residents: tuple[int, ...] = ()) -> float:
         """Seconds that a piece of work takes on the machine, by its rates and the sizes of blocks."""
@@ -143,7 +151,7 @@ class Triple:
         return {
             "load": 4 * weights / rates.link_up,
             "send": 4 * weights / rates.link_down,
-            "update": weights / rates.host_updates,
+            "update": weights / self.ranks / rates.host_updates,
             "forward": forward[index],
             "enter": forward[index],
             "leave": back[index],
@@ -163,100 +171,6 @@ class SquaredError:
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         """Of squares."""
         return (outputs[0] - targets).square().sum()
-
-
-class Disk:
-    """A disk of a known rate, beneath the files of one storage: one piece of work after the other.
-
-    Attributes:
-        work: when each piece was over, and how long it took.
-    """
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._lock = threading.Lock()
-        self._free = 0.0
-        self.work: list[tuple[float, float]] = []
-        self._spent = threading.local()
-
-    def take(self, num_bytes: int) -> float:
-        """Read or write so much; how long that takes alone."""
-        seconds = num_bytes / self._rate
-        with self._lock:
-            end = self._free = max(self._free, time.perf_counter()) + seconds
-            self.work.append((end, seconds))
-        time.sleep(max(0.0, end - time.perf_counter()))
-        return seconds
-
-    def spent(self) -> tuple[float, float]:
-        """How long this thread opened and closed states since it was asked last, and how long of that it wrote."""
-        own = self._own()
-        found = (own[0], own[1])
-        own[:] = [0.0, 0.0]
-        return found
-
-    def _own(self) -> list[float]:
-        if not hasattr(self._spent, "seconds"):
-            self._spent.seconds = [0.0, 0.0]
-        return self._spent.seconds
-
-    def timed(self, do: Callable[[], Any]) -> Any:
-        """Note how long this thread is at something."""
-        begun = time.perf_counter()
-        result = do()
-        self._own()[0] += time.perf_counter() - begun
-        return result
-
-    @contextlib.contextmanager
-    def beneath(self) -> Iterator[None]:
-        """Have all files of this process be on it."""
-        read, write = scratch.read_into, scratch.write_from
-
-        def read_into(path: Path, block: torch.Tensor, *others: Any, **named: Any) -> None:
-            self.take(block.numel())
-            read(path, block, *others, **named)
-
-        def write_from(path: Path, block: torch.Tensor, *others: Any, **named: Any) -> None:
-            self._own()[1] += self.take(block.numel())
-            write(path, block, *others, **named)
-
-        scratch.read_into, scratch.write_from = read_into, write_from
-        try:
-            yield
-        finally:
-            scratch.read_into, scratch.write_from = read, write
-
-
-class SlowFiles(FileStorage):
-    """Files on such a disk, whose frames are in use for as long as loads and updates take."""
-
-    disk: Disk
-    pace: Callable[[str, str], float]
-
-    @contextlib.contextmanager
-    def reading(self, key: str, part: Part = Part.WEIGHTS) -> Iterator[LayerState]:
-        """See `Storage`."""
-        opened = super().reading(key, part)
-        state = self.disk.timed(opened.__enter__)
-        with lasting(self.pace("load", key) if part is Part.WEIGHTS else 0.0):
-            yield state
-        opened.__exit__(None, None, None)
-
-    @contextlib.contextmanager
-    def writing(self, key: str, part: Part = Part.ALL) -> Iterator[LayerState]:
-        """See `Storage`."""
-        opened = super().writing(key, part)
-        state = self.disk.timed(opened.__enter__)
-        yield state
-        self.disk.timed(lambda: opened.__exit__(None, None, None))
-
-
-@contextlib.contextmanager
-def lasting(seconds: float) -> Iterator[None]:
-    """Take so long."""
-    begun = time.perf_counter()
-    yield
-    time.sleep(max(0.0, seconds - (time.perf_counter() - begun)))
 
 
 def slow_updates(relay: Relay, pace: Callable[[str, str], float]) -> None:
@@ -298,7 +212,11 @@ def busy_in(trace: Trace, first: int) -> dict[str, float]:
     busy = dict.fromkeys(LANES, 0.0)
     for span in trace.spans:
         if span.step in (first, first + 1):
-            busy[span.lane] += (span.end_s - span.start_s) / 2
+            if span.lane == NET:  # within another lane's work
+                lane, sign = EXCHANGED[span.op], -1
+            else:
+                lane, sign = span.lane, 1
+            busy[lane] += sign * (span.end_s - span.start_s) / 2
     return busy
 
 
@@ -337,6 +255,7 @@ def measured(triple: Triple) -> dict[str, Any]:
 
     def pace(op: str, name: str) -> float:
         spent, writing = disk.spent()
+        spent += exchanged_s()
         waits.append((time.perf_counter(), {"load": "up", "update": "host"}.get(op, ""), spent - writing))
         return spent + own_pace(op, name)
 
@@ -395,9 +314,10 @@ def compare(triple: Triple) -> dict[str, Any]:
         "predicted": ours,
         "measured": real,
         "step_error": abs(ours["step_s"] - real["step_s"]) / real["step_s"],
-        # how many states are copied before their update ahead of the check is a matter of time
+        # how many states are copied before their update ahead of the check is a matter of time; for ranks see
+        # `tests/parallel/test_predicted.py`
         "host_error": 0.0
-        if triple.options["update"] is UpdateOrder.AHEAD
+        if triple.options["update"] is UpdateOrder.AHEAD or triple.ranks > 1
         else abs(ours["host_bytes"] - real["host_bytes"]) / real["host_bytes"],
         "device_is_exact": ours["device_bytes"] == real["device_bytes"],
         # two lanes may have the same work
@@ -428,15 +348,18 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--triples", type=at_least(3), default=30)
     parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("--ranks", type=at_least(1), default=1, help="that share each state; the others are made up")
     parser.add_argument("--out", type=Path, default=RESULTS / "simulator.json")
 
 
 def main(given: argparse.Namespace) -> None:
     """Compare, print, write."""
     generator = random.Random(given.seed)
+    if given.ranks > 1:
+        cut.SMALL_BYTES = 0  # these layers are small
     rows = []
     for number in range(given.triples):
-        rows.append(compare(Triple.draw(generator)))
+        rows.append(compare(Triple.draw(generator, given.ranks)))
         row = rows[-1]
         print(
             f"{number:3} {row['options']['update']:6} {row['measured']['step_s']:.3f} s, predicted "
