@@ -24,6 +24,7 @@ from l2l_nas.errors import SettingError, user_code
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.shapes import check_shapes
 
 
 def parameters_cost(pool: LayerPool) -> Cost:
@@ -62,10 +63,11 @@ def build_costs(
     Raises:
         SettingError: a cost of the user's own whose name is taken, or no plain word.
     """
-    flops = Flops(relay.pool, relay.shapes)
+    pool = relay.server.whole_pool
+    flops = Flops(pool, check_shapes(pool))
     costs = [
-        parameters_cost(relay.pool),
-        Cost("flops", flops, flops.of_layer if relay.pool.is_separable else None),
+        parameters_cost(pool),
+        Cost("flops", flops, flops.of_layer if pool.is_separable else None),
         Cost("streamed_bytes", StreamedBytes(relay, sizes)),
         Cost("device_bytes", lambda a: float(device_bytes(RelayPath(relay, sizes, a)))),
         Cost("latency_ms", Latency(build, inputs, relay.device.torch_device), is_measured=True),

@@ -20,6 +20,7 @@ from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import server_of
 from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, did_you_mean, of_user
 from l2l_nas.nas.callback import Callback
@@ -39,7 +40,7 @@ from l2l_nas.runs.build import build_relay, build_scorer, check_memory, decide_m
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.learn_from import Learned, learned_by
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.mesh import check_mesh, problem_on, ranks_of_worker, refuse_undivided, server_on
+from l2l_nas.runs.mesh import check_mesh, divided_server, paper_relay, problem_on, ranks_of_worker, refuse_undivided
 from l2l_nas.runs.numbers import budget_of, decide_numbers
 from l2l_nas.runs.ranks import compare_problems, with_chunks
 from l2l_nas.runs.saved import read_enqueued
@@ -154,11 +155,6 @@ def build_components(
     consensus = consensus or Consensus()
     ranks = max(consensus.size, ranks_of_worker(conf, objects.executor))
     check_mesh(conf.parallel, ranks)
-    if conf.parallel.tensor > 1:
-        raise SettingError(
-            f"parallel.tensor={conf.parallel.tensor}: a search does not share layers among ranks yet; take 1, or train "
-            "one architecture"
-        )
     conf = with_chunks(conf, ranks)
     schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
     problem, server = _problem_and_server(conf, objects, consensus)
@@ -181,7 +177,8 @@ def build_components(
     costs.figures(paths.path_at(0))  # refuses costs that cannot be found
     if not conf.resume:  # what has run may go on: the figures are estimates
         check_memory(relay, step, largest(pool, constraints=constraints))
-    training = build_training(problem, relay, conf, task=problem_on(problem, server).measured_task)
+    trained = problem_on(problem, server) if conf.parallel.tensor > 1 else problem
+    training = build_training(problem, relay, conf, task=trained.measured_task)
     conf, division = decide_numbers(
         conf, problem, phases=phases, pace=lambda: _pace(conf, training, paths, consensus), said=given
     )
@@ -233,8 +230,10 @@ def build_server(
     pool = freeze(problem.pool, optimizer)
     opened = own_storage(storage, pool=pool, optimizer=optimizer)
     problem = replace(problem, pool=pool)
-    options = {"optimizer": optimizer, "seed": conf.seed, "storage": opened, "frozen": keys}
-    return problem, server_on(problem, consensus, conf.parallel.tensor, **options)
+    options: dict[str, Any] = {"optimizer": optimizer, "seed": conf.seed, "storage": opened, "frozen": keys}
+    if conf.parallel.tensor == 1:
+        return problem, server_of(pool, consensus.exchange, **options)
+    return problem, divided_server(problem, consensus, conf.parallel.tensor, **options)
 
 
 def relay_of(
@@ -258,7 +257,7 @@ def relay_of(
         chunks=conf.parallel.chunks,
     )
     set_threads(conf.relay.threads, relay)
-    problem_on(problem, server).check(relay.shapes)
+    (problem_on(problem, server) if conf.parallel.tensor > 1 else problem).check(relay.shapes)
     samples = min(conf.train.batch_size, len(problem.data.train))
     return relay, decide_memory(relay, conf.relay, samples=samples, micro_batch=conf.train.micro_batch)
 
@@ -323,8 +322,11 @@ def _costs(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, s
     section, train = conf.search, problem.data.train
     some = torch.arange(section.latency_batch) % len(train)
 
+    if conf.parallel.tensor > 1:
+        relay = paper_relay(relay, conf)
+
     def first_weights() -> ParamServer:  # of this process alone
-        return ParamServer(relay.pool, optimizer=relay.server.optimizer, seed=relay.server.seed)
+        return ParamServer(problem.pool, optimizer=relay.server.optimizer, seed=relay.server.seed)
 
     return build_costs(
         relay,

@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from l2l_nas.cost.closed_form import path_states
+from l2l_nas.cost.device import PaperDevice
 from l2l_nas.eps.divided import DividedServer
+from l2l_nas.eps.exchange import Alone, Mesh, PaperRanks
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import SettingError
+from l2l_nas.relay.relay import Relay
+from l2l_nas.runs.build import build_relay
 from l2l_nas.runs.section_settings import MeshConf, ParallelConf
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.architecture import Architecture
@@ -77,19 +80,17 @@ def idle_ranks(ranks: int, *, batch_size: int, micro_batch: int) -> str:
     )
 
 
-def server_on(problem: Problem, consensus: Consensus, tensor: int, **options: Any) -> ParamServer:
-    """The weights of a problem's pool, or this rank's part of them.
+def divided_server(problem: Problem, consensus: Consensus, tensor: int, **options: Any) -> ParamServer:
+    """This rank's part of the weights of a problem's pool.
 
     Args:
-        tensor: how many ranks share each layer.
+        tensor: how many ranks share each layer, more than one.
         options: of the server.
 
     Raises:
         SpaceError: a layer whose candidate says how it is divided, but not among so many ranks.
-        SettingError: as `ParamServer` and `DividedServer`.
+        SettingError: as `DividedServer`.
     """
-    if tensor == 1:
-        return server_of(problem.pool, consensus.exchange, **options)
     from l2l_nas.parallel.split_pool import SplitPool  # which has torch.distributed imported
 
     grid = consensus.mesh(tensor)
@@ -129,12 +130,39 @@ def problem_on(problem: Problem, server: ParamServer) -> Problem:
     return replace(problem, task=SplitTokens(split.ranks, vocabulary))
 
 
-def left_whole(server: ParamServer, architecture: Architecture) -> tuple[str, ...]:
-    """Layers of an architecture of which every rank has all, although ranks share layers."""
+def paper_relay(relay: Relay, conf: SearchConf) -> Relay:
+    """A relay as the first of the ranks that share layers has it: what costs are of, alike on all ranks.
+
+    Args:
+        relay: of this rank, whose part may be smaller.
+
+    Raises:
+        SettingError: settings that ask for what is not predicted of such ranks.
+    """
+    if conf.search.hardware:
+        raise SettingError(
+            f"search.hardware={conf.search.hardware}: times of ranks that share layers are predicted by plan alone; "
+            "leave it out, or take parallel.tensor=1"
+        )
+    from l2l_nas.parallel.collectives import Ranks, Unjoined
+    from l2l_nas.parallel.split_pool import SplitPool
+
+    split, tensor = _split_of(relay.server), conf.parallel.tensor
+    assert split is not None
+    first = SplitPool(split.whole, Ranks(Unjoined(0, tensor)), gather_logits=split.gathers_logits, is_lenient=True)
+    data = relay.server.exchange.size
+    ranks = Mesh(PaperRanks(data * tensor), PaperRanks(data) if data > 1 else Alone(), PaperRanks(tensor))
+    server = DividedServer(first, ranks, optimizer=relay.server.optimizer, seed=relay.server.seed)
+    device = PaperDevice(relay.device.free_bytes() + relay.device_bytes)
+    return build_relay(server, conf.relay, seed=relay.seed, device=device, chunks=conf.parallel.chunks)
+
+
+def left_whole(server: ParamServer, architecture: Architecture | None = None) -> tuple[str, ...]:
+    """Layers of an architecture, or of the pool, of which every rank has all, although ranks share layers."""
     split = _split_of(server)
     if split is None:
         return ()
-    states = set(path_states(split.whole, architecture))
+    states = split.whole.states if architecture is None else path_states(split.whole, architecture)
     return tuple(key for key in split.left_whole if key in states)
 
 
@@ -147,7 +175,7 @@ def _split_of(server: ParamServer) -> SplitPool | None:
     return server.divided
 
 
-def mesh_of(server: ParamServer, architecture: Architecture) -> dict[str, Any]:
+def mesh_of(server: ParamServer, architecture: Architecture | None = None) -> dict[str, Any]:
     """What a result says of its mesh; nothing where no ranks share layers."""
     if not isinstance(server, DividedServer):
         return {}

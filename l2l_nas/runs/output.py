@@ -41,13 +41,14 @@ from l2l_nas.runs.fields import declared, settings, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.locate import is_builtin, load_data
-from l2l_nas.runs.mesh import ranks_of_worker
+from l2l_nas.runs.mesh import mesh_of, ranks_of_worker
 from l2l_nas.runs.numbers import is_cold
 from l2l_nas.runs.origin import NO_TEST, describe_data, export_or_warn, identity, sizes, versions, write_architecture
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Log
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import say, warn
+from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import remove_export
 from l2l_nas.training.problem import Problem
 
@@ -206,6 +207,7 @@ class Output:
                 "data": describe_data(self.components.problem.data),
                 "seconds": round(seconds, 2),
                 "versions": versions(),
+                **mesh_of(self.components.server),
                 **({} if recalled is None else {"memory": recalled.to_json()}),
                 **search.results(),
             },
@@ -230,7 +232,7 @@ class Output:
         found = Network.from_json(best.entry())
         trained = [Network.from_json(one.entry()) for one in search.finalists]
         return Results(
-            card_of(self.components.problem.pool, self.components.training.relay.shapes),
+            card_of(self.components.problem.pool, check_shapes(self.components.problem.pool)),
             tuple(search.goals),
             only_finite(search.allowed(search.study.records), search.goals),
             tuple([found, *in_order(trained, search.goals)] if found.is_trained else trained),

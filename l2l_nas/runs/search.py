@@ -34,6 +34,7 @@ from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import at_work
 from l2l_nas.runs.components import Objects, build_components
 from l2l_nas.runs.learn_from import write_memory
+from l2l_nas.runs.mesh import left_whole
 from l2l_nas.runs.numbers import budget_of, check_total
 from l2l_nas.runs.origin import describe_data, hardware, versions, write_trace
 from l2l_nas.runs.output import Output, finalist_cache, greet
@@ -46,6 +47,7 @@ from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
 from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
 from l2l_nas.runs.terminal import explain, warn
 from l2l_nas.runs.workers import check_workers, engine_name, worker_executor
+from l2l_nas.space.shapes import check_shapes
 
 # phases that keep nothing when they are stopped
 _ANEW: Mapping[type[Phase], str] = {Finalists: "the finalists begin anew", RandomSearch: "random search begins anew"}
@@ -207,12 +209,14 @@ class SearchRun:
         about = {"versions": versions(), "device": hardware(training.relay.device.torch_device)}
         about["data"] = describe_data(training.problem.data)
         log.write("start", resume=resume, trials=len(study.records), **about)
-        log.write("space", **card_of(training.problem.pool, training.relay.shapes).to_json())
+        log.write("space", **card_of(training.problem.pool, check_shapes(training.problem.pool)).to_json())
         if components.learned is not None:
             log.write("memory", **components.learned.recalled.to_json())
         if self.part is None:
             greet(self.console, components, sampler=self.sampler, folder=self.folder.root, given=self.given)
         greet_ranks(self.console, self.consensus, self.conf, samples=len(training.problem.data.train))
+        if whole := left_whole(components.server):
+            self.console.print(f"whole on every rank: {', '.join(whole)}", soft_wrap=True)
         evaluated = study.num_evaluated
         if self.address:
             self.console.print(f"study in {self.place}: {evaluated} trials are evaluated", soft_wrap=True)

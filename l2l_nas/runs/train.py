@@ -192,8 +192,7 @@ class TrainRun:
             f": {num_parameters(pool, self.architecture):,} parameters; {sizes(problem.data)} samples; {source}",
         )
         greet_ranks(console, self.consensus, conf, samples=len(problem.data.train))
-        whole = left_whole(self.components.relay.server, self.architecture)
-        if whole:
+        if whole := left_whole(self.components.relay.server, self.architecture):
             console.print(f"whole on every rank: {', '.join(whole)}", soft_wrap=True)
         if self.warning:
             warn(console, self.warning)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -67,11 +66,9 @@ def together(*words: str, size: int = 2, **options) -> str:
     return out
 
 
-def apart(
-    words: list[list[str]], *, variables: list[dict[str, str]] | None = None, port: int | None = None
-) -> tuple[list[int], list[str]]:
+def apart(words: list[list[str]], *, variables: list[dict[str, str]] | None = None) -> tuple[list[int], list[str]]:
     """Exit codes and lines of errors of ranks that get words, and variables of their environment, of their own."""
-    place = {"WORLD_SIZE": str(len(words)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+    place = {"WORLD_SIZE": str(len(words)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "l2l_nas", *own],
@@ -190,29 +187,6 @@ def test_ranks_that_differ_are_told_in_what():
     assert len(lines) == 1
     assert "rank 1" in lines[0]
     assert "gone.npz" in lines[0]
-    write_pool(Path())
-    pool.write_text(
-        "import os\n" + pool.read_text().replace("depth=4, samples", "depth=4 + int(os.environ['RANK']), samples")
-    )
-    codes, lines = apart([[*TRAIN, "folder=run"]] * 2)
-    assert codes == [2, 2]
-    assert len(lines) == 1
-    assert "the search space's fingerprint is" in lines[0]
-    assert not Path("run").exists()
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(100)
-def test_a_port_that_is_in_use_is_told_on_every_rank():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        codes, lines = apart([[*TRAIN, "folder=run"]] * 2, port=other.getsockname()[1])
-    assert codes == [2, 2]
-    first, other = sorted(lines)
-    assert "of this machine is in use; choose another: torchrun --master-port" in first
-    assert "rank 1: what listens at" in other
     assert not Path("run").exists()
 
 

@@ -17,6 +17,11 @@ TRAIN = (
     "train.micro_batch=4", "train.validation_steps=4", "relay.clip=0.5", "relay.update=exact", "relay.threads=1",
     "schedule=constant",
 )  # fmt: skip
+SEARCH = (
+    "search", *TRAIN[1:7], "space.args.heads=4", "search.trials=3", "search.steps_per_trial=2", "search.finalists=1",
+    "search.finalist_steps=2", "search.warmup_steps=2", "search.trial_weights=shared", "train.batch_size=8",
+    "train.micro_batch=2", "relay.threads=1", "export=false", "objectives=[loss,parameters]",
+)  # fmt: skip
 NETWORK = ["learned", "heads_2", "width_32", "layer", "tied"]
 
 
@@ -45,6 +50,19 @@ def test_a_mesh_trains_as_one_process_and_goes_on_as_one():
     alone("train", "resume=four", "parallel.tensor=1", "train.steps=8", "export=false")
     assert values("four") == pytest.approx(values("one"), abs=1e-5)
     assert "mesh" not in result("four")
+
+
+@pytest.mark.long
+def test_a_search_on_ranks_that_share_layers_is_that_of_one_process():
+    alone(*SEARCH, "folder=one")
+    out = together(*SEARCH, "parallel.tensor=2", "folder=two")
+    assert "2 ranks share each step and all weights (tensor parallel, 2 to each layer)" in out
+    found, one = result("two"), result("one")
+    assert found["mesh"] == {"data": 1, "tensor": 2, "whole": ["norm/layer"]}
+    assert found["trials"] == one["trials"]
+    assert [row["architecture"] for row in found["pareto"]] == [row["architecture"] for row in one["pareto"]]
+    for name in ("loss", "parameters", "flops"):
+        assert found["best"]["values"][name] == pytest.approx(one["best"]["values"][name], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def do(world: World, how: str) -> None:
 def rejoins(world: World, count: str = "5") -> None:
     """A trial of one rank fails, again and again: all begin anew, and nothing is left behind."""
     descriptors, slowest = [], 0.0
+    grid = world.mesh(tensor=2)
     for trial in range(int(count)):
         failing = trial % world.size
         begun = time.monotonic()
@@ -134,6 +135,12 @@ def rejoins(world: World, count: str = "5") -> None:
             assert learned == (True, failing, True, True)
         world.rejoin()
         step(world, Channel.STEP)
+        total = torch.ones(3)
+        grid.ranks.reducer.sum(total)  # of the groups that the mesh has now
+        places = torch.empty(2, 1)
+        grid.mesh.tensor.gather(torch.tensor([float(world.rank)]), places, Channel.SEND)
+        first = world.rank // 2 * 2.0
+        assert (total.tolist(), places.flatten().tolist()) == ([2.0] * 3, [first, first + 1])
         slowest = max(slowest, time.monotonic() - begun)
         # the watch opens a file at times
         descriptors.append(min(len(os.listdir("/proc/self/fd")) for _ in range(3) if not time.sleep(0.01)))

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from l2l_nas import AdamW, ParamServer, Relay
+from l2l_nas.cost.catalogue import build_costs
+from l2l_nas.eps.divided import DividedServer
+from l2l_nas.eps.exchange import Mesh, PaperRanks
 from l2l_nas.errors import SettingError
-from l2l_nas.runs.mesh import check_mesh, check_planned, idle_ranks
+from l2l_nas.parallel.collectives import Ranks, Unjoined
+from l2l_nas.parallel.split_pool import SplitPool
+from l2l_nas.relay.device import Cpu
+from l2l_nas.runs.build import build_relay
+from l2l_nas.runs.mesh import check_mesh, check_planned, idle_ranks, paper_relay
 from l2l_nas.runs.section_settings import MeshConf, ParallelConf
+from l2l_nas.runs.settings import SearchConf
+from tests.parallel.test_split_pool import space
 
 
 @pytest.mark.parametrize(
@@ -57,3 +69,32 @@ def test_ranks_without_a_micro_batch_are_told_of():
     assert idle_ranks(4, batch_size=64, micro_batch=16) == ""
     said = "a step has 1 micro-batch, so that 3 of 4 ranks have none: train.micro_batch=16 gives each one"
     assert idle_ranks(4, batch_size=64, micro_batch=64) == said
+
+
+def costs_of(rank):
+    pool = space("gpt2", vocabulary=29)  # of which the first rank has one token more
+    split = SplitPool(pool, Ranks(Unjoined(rank, 2)), gather_logits=None, is_lenient=True)
+    mesh = Mesh(PaperRanks(2, rank), tensor=PaperRanks(2, rank))
+    conf = SearchConf(parallel=ParallelConf(tensor=2))
+    server = DividedServer(split, mesh, optimizer=AdamW(), seed=0)
+    paper = paper_relay(build_relay(server, conf.relay, seed=0, device=Cpu()), conf)
+    costs = build_costs(paper, (2, 2), build=lambda architecture: None, inputs=())
+    architecture = pool.architecture([position.candidates[0].name for position in pool.positions])
+    return [costs[name].compute(architecture) for name in ("parameters", "flops", "streamed_bytes", "device_bytes")]
+
+
+def test_costs_of_divided_layers_are_alike_on_all_ranks_and_count_whole_networks():
+    first = costs_of(0)
+    assert costs_of(1) == first
+    pool = space("gpt2", vocabulary=29)
+    whole = build_costs(Relay(ParamServer(pool, optimizer=AdamW(), seed=0)), (2, 2), build=lambda one: None, inputs=())
+    architecture = pool.architecture([position.candidates[0].name for position in pool.positions])
+    assert first[:2] == [whole[name].compute(architecture) for name in ("parameters", "flops")]
+    assert first[2] < 0.7 * whole["streamed_bytes"].compute(architecture)
+
+
+def test_times_of_ranks_that_share_layers_are_not_predicted_in_a_search():
+    conf = SearchConf(parallel=ParallelConf(tensor=2))
+    conf = replace(conf, search=replace(conf.search, hardware="h100"))
+    with pytest.raises(SettingError, match="predicted by plan alone"):
+        paper_relay(None, conf)

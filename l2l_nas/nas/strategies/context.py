@@ -123,7 +123,7 @@ class SearchContext(SearchComponents):
 
     @property
     def pool(self) -> LayerPool:
-        return self.relay.pool
+        return self.relay.server.whole_pool
 
     def save(self) -> None:
         """Save the shared weights, and how far the phases are.
