@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -81,7 +82,8 @@ def _begin(variables: dict[str, str], pipe: Connection, work: StackSizes, is_rec
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of torch, on its own ways
     if not variables:
-        _serve(pipe, Alone(), work, is_recomputed)
+        with contextlib.suppress(KeyboardInterrupt):  # ranks say that they were stopped
+            _serve(pipe, Alone(), work, is_recomputed)
         return
     from l2l_nas.parallel.entry import run_ranked
 

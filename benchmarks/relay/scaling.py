@@ -103,7 +103,10 @@ def measure(sides: Sequence[Side], worlds: Mapping[int, Any], options: argparse.
     for side in sides:
         side.take(worlds[side.size].ask("open", side.label, side.way))
     present = [side for side in sides if not side.left_out]
+    end = time.monotonic() + 60 * options.minutes
     for number in range(options.rounds):
+        if number and time.monotonic() > end:
+            break
         for side in draw.sample(present, len(present)):
             wait_for_quiet(options.patience)
             before, begun = busy_s(), time.perf_counter()
@@ -213,6 +216,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ways", nargs="+", choices=SHARED, default=list(SHARED))
     parser.add_argument("--keep", action="store_true", help="nothing is recomputed; the relay keeps everything")
     parser.add_argument("--rounds", type=at_least(1), default=12)
+    parser.add_argument("--minutes", type=at_least(1), default=60, help="after which no further round begins")
     parser.add_argument("--steps", type=at_least(1), default=1, help="of a turn")
     parser.add_argument("--patience", type=at_least(0), default=0, help="seconds a turn waits for a quiet machine")
     for name, default in {"depth": 6, "hidden": 256, "sequence": 128, "batch": 16, "micro-batch": 4}.items():
@@ -235,7 +239,12 @@ def main(options: argparse.Namespace) -> int:
     for row in rows:
         tell(row)
     about = {"benchmark": "scaling", "machine": {**machine(), "threads": 1, "processors": os.cpu_count()}}
-    told = {"is_recomputed": not options.keep, "rounds": options.rounds, "steps": options.steps, "quiet": QUIET}
+    told = {
+        "is_recomputed": not options.keep,
+        "rounds": max(len(side.turns) for side in sides),
+        "steps": options.steps,
+        "quiet": QUIET,
+    }
     write_json(options.out, {**about, "stack": sizes, **told, "rows": rows})
     return int(not all(row.get("losses", {}).get("agrees", True) for row in rows))
 

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from l2l_nas import SGD, AdamW, Clip, Relay
+from l2l_nas import SGD, AdamW, Clip, ParamServer, Relay
 from l2l_nas.eps import cut
-from l2l_nas.eps.exchange import Channel, PaperRanks
+from l2l_nas.eps.exchange import Alone, Channel, PaperRanks
 from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import PlanError
 from l2l_nas.relay import schedule
@@ -162,3 +162,12 @@ def test_exposed_is_what_no_layer_hides():
 @pytest.mark.parametrize("size", [1, 2])
 def test_what_ranks_exchange_runs_beside_the_layers_by_default(size):
     assert relay_of(size).lanes.is_beside == (size > 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"update": "exact", "clip": Clip(0.5)}, {"device_budget": "all"}])
+def test_one_process_exchanges_nothing(monkeypatch, options):
+    for name in ("gather", "swap"):
+        monkeypatch.setattr(Alone, name, None)
+    server = server_of(dense_pool(48), Alone(), optimizer=AdamW(), seed=5)
+    assert type(server) is ParamServer
+    train(Relay(server, device="cpu", seed=3, **options))
