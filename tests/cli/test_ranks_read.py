@@ -91,14 +91,20 @@ def test_two_ranks_evaluate_and_export_what_one_process_does():
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", [("large.py",), pytest.param(("-m", "l2l_nas"), marks=pytest.mark.long)])
-def test_two_ranks_write_on_and_measure_a_text_as_one_process_does(program):
+def test_two_ranks_write_on_as_one_process_does(program):
     words = ("run=small", "space.pool=small.py:build", "tokenizer=bytes")
-    generate = ("generate", *words, "prompt=the value", "tokens=20", "temperature=0")
+    generate = ("generate", *words, "prompt=the value", "tokens=8", "temperature=0")
     expected = alone(*generate)
-    assert len(expected) > 20
+    assert len(expected) > 12
     assert together(*generate, program=program) == expected
-    evaluate = ("evaluate", *words, "task=text", "file=text.txt", "stride=5")
-    assert together(*evaluate, program=program) == alone(*evaluate)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_two_ranks_measure_a_text_as_one_process_does():
+    evaluate = ("evaluate", "run=small", "space.pool=small.py:build", "tokenizer=bytes", "task=text", "file=text.txt")
+    assert together(*evaluate) == alone(*evaluate)
 
 
 @pytest.mark.long
