@@ -101,7 +101,8 @@ def test_fifty_clipped_steps_of_other_architectures_are_those_of_one_process(siz
     assert {counts[key] for key in counts if "head/" in key} == {(1, 0, 1)}
 
 
-@pytest.mark.parametrize(("size", "tensor"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.long)], ids=["2", "2x2"])
+@pytest.mark.long
+@pytest.mark.parametrize(("size", "tensor"), [(2, 2), (4, 2)], ids=["2", "2x2"])
 def test_all_settings_train_as_in_one_process(size, tensor, tmp_path):
     check(tmp_path, size, tensor, [name for name in CASES if name != "clipped"])
 
