@@ -108,7 +108,7 @@ def _end(error: BaseException, world: World) -> int:
         watch.wait_for_failure(_BLAME_S if isinstance(error, _Terminated) else _LOOK_S)
         failure = watch.failure or watch.report(Failure(_STOPPED, by=world.rank))
     elif isinstance(error, RankError):
-        watch.wait_for_failure(_LOOK_S)  # that rank says so itself
+        watch.wait_for_failure(watch.patience_s)  # that rank says so itself, or is gone
         failure = watch.failure or Failure(str(error), by=world.rank)
     else:
         failure = world.exchange.tell(error)

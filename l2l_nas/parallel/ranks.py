@@ -15,7 +15,6 @@ from l2l_nas.parallel.beats import Failure
 from l2l_nas.parallel.watch import RankWatch
 
 _RECORD_BYTES = 192
-_ORIGIN_S = 2.0
 # what a line calls the exchanges of a channel: "step 70" would be taken for a training step
 _CALLED = {Channel.LOAD: "load", Channel.SEND: "send", Channel.STEP: "agreement"}
 # from here on gloo gathers faster by a broadcast from each rank, two at a time: see docs/decisions.md
@@ -93,7 +92,7 @@ class GroupExchange:
         text = said if isinstance(error, L2LError) or said == kind else f"{kind}: {said}{raised_where(error)}"
         number = _number_in(error)  # all ranks find the same one
         if number is not None and number.is_own is False:
-            self._watch.wait_for_failure(_ORIGIN_S)  # of the rank that it came from
+            self._watch.wait_for_failure(self._watch.patience_s)  # the rank that it came from says so
         is_of_all = number is not None and not number.is_own
         return self._watch.failed_here(text, is_of_all=is_of_all, goes_on=is_of_trial(error))
 
