@@ -14,7 +14,7 @@ def notes():
 
 @pytest.fixture
 def consensus(notes):
-    return Consensus(peers=Peers(notes.append, lambda error: None, lambda: None))
+    return Consensus(peers=Peers(notes.append, tell=lambda error: None, rejoin=lambda: None, mesh=lambda tensor: None))
 
 
 def test_a_rank_says_what_it_does_meanwhile_and_then_what_it_did_before(consensus, notes):
