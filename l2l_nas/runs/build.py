@@ -235,11 +235,12 @@ def largest(pool: LayerPool, *, constraints: Sequence[Constraint] = ()) -> Archi
     return UniformPaths(pool, seed=0, constraints=allowed).path_at(0)
 
 
-def check_memory(relay: Relay, sizes: tuple[int, ...], architecture: Architecture) -> None:
+def check_memory(relay: Relay, sizes: tuple[int, ...], architecture: Architecture, *, storage: str) -> None:
     """Refuse an architecture that needs more memory than there is, before anything is trained.
 
     Args:
         sizes: samples of each micro-batch.
+        storage: `relay.storage`: states in files, which are opened when the run begins, need no host memory.
 
     Raises:
         SettingError: it does not fit; the message has the nearest one that does, if any was found.
@@ -253,7 +254,7 @@ def check_memory(relay: Relay, sizes: tuple[int, ...], architecture: Architectur
         what="device memory",
         advice=f"a smaller train.micro_batch, relay.stash=host, search.limits.device_bytes={there}",
     )
-    if relay.server.storage.is_lasting:
+    if storage != "file" and relay.server.storage.is_lasting:
         host_bytes = free_memory_bytes()
         _refuse(
             relay.pool,

@@ -176,7 +176,7 @@ def build_components(
     paths = build_paths(conf.search.warmup_paths, pool, seed=conf.seed, constraints=allowed)
     costs.figures(paths.path_at(0))  # refuses costs that cannot be found
     if not conf.resume:  # what has run may go on: the figures are estimates
-        check_memory(relay, step, largest(pool, constraints=constraints))
+        check_memory(relay, step, largest(pool, constraints=constraints), storage=conf.relay.storage)
     trained = problem_on(problem, server) if conf.parallel.tensor > 1 else problem
     training = build_training(problem, relay, conf, task=trained.measured_task)
     conf, division = decide_numbers(

@@ -114,7 +114,8 @@ class TrainRun:
         self.conf = conf = replace(conf, metric=metric, relay=memory)
         samples = min(section.batch_size, len(problem.data.train))
         if not self.is_resumed:  # what has run may go on: the figures are estimates
-            check_memory(relay, cut_sizes(samples, section.micro_batch), self.architecture)
+            sizes = cut_sizes(samples, section.micro_batch)
+            check_memory(relay, sizes, self.architecture, storage=conf.relay.storage)
         self.components = build_training(problem, relay, conf, task=problem_on(problem, server).task)
         self.components.trainer.check(self.architecture, steps=section.steps)
 
