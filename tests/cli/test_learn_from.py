@@ -260,6 +260,7 @@ def test_a_sweep_s_runs_learn_from_those_before(place, capsys):
         assert [task.name for task in memory_in(f"other/{number}").tasks] == ["runs/a", "runs/c"]
 
 
+@pytest.mark.slow
 def test_workers_search_with_memory(place):
     assert main([*SEARCH, "search.workers=2", "search.learn_from=[runs/a,runs/c]", "folder=run"]) == 0
     assert memory_in("run") == memory_in("new")
