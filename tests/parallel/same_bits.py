@@ -159,7 +159,7 @@ class Linear(nn.Linear):
         super().__init__(48, 2)
 
 
-def mini_batch(pool, step, *, is_image):
+def mini_batch(pool, step, *, is_image=False):
     """Inputs and targets; the last micro-batch is of one sample, and every fifth mini-batch is one micro-batch."""
     batch = 2 if step % 5 == 3 else BATCH
     data = torch.Generator().manual_seed(step)
