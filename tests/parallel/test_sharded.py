@@ -152,7 +152,7 @@ def test_a_checkpoint_of_some_ranks_goes_on_on_others(tmp_path, case):
         ("rate", "learning rate"),
         ("seed", "seed"),
         ("precision", "precision"),
-        ("slots", "plan"),
+        ("slots", "memory plan"),
         ("chunks", "number of chunks"),
     ],
 )
