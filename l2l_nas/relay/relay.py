@@ -298,11 +298,7 @@ class Relay:
     ) -> StepResult:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         refuse_modes(self.device)
-        share = (
-            None
-            if samples is None
-            else self._share(cut_sizes(check_count("samples", samples, most=_SAMPLES), micro_batch))
-        )
+        share = None if samples is None else self._share(_sizes(samples, micro_batch))
         about: dict[str, Any] = {"objective": objective, "micro_batch": micro_batch, "lr": lr, "step": step}
         batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, share=share)
         self.server.serve(self._training)

@@ -52,7 +52,7 @@ def ranks_of_worker(conf: SearchConf, executor: object = None) -> int:
     return conf.parallel.data or 1 if has_workers else 1
 
 
-def check_planned(conf: MeshConf) -> None:
+def check_possible_mesh(conf: MeshConf) -> None:
     """Refuse a mesh that no ranks could be.
 
     Raises:

@@ -24,7 +24,7 @@ from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay
-from l2l_nas.runs.mesh import check_planned, gathers_logits
+from l2l_nas.runs.mesh import check_possible_mesh, gathers_logits
 from l2l_nas.runs.section_settings import MeshConf, RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
@@ -177,7 +177,7 @@ class Planner:
         self.memory = memory
         self.batch_size = batch_size
         self.mesh = mesh or MeshConf()
-        check_planned(self.mesh)
+        check_possible_mesh(self.mesh)
         self.data = self.mesh.data or 1
         self._divided = self._split(problem) if self.mesh.tensor > 1 else None
         self.left_whole = () if self._divided is None else self._divided.left_whole

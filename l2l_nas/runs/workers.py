@@ -11,7 +11,6 @@ from functools import partial
 
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.shared_storage import SharedStorage, refuse_without_locks
-from l2l_nas.eps.sums import check_chunks
 from l2l_nas.errors import L2LError, SettingError, described
 from l2l_nas.nas.evaluation.engines import ENGINES, Engine, check_installed
 from l2l_nas.nas.evaluation.evaluator import population_size
@@ -21,7 +20,7 @@ from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.plugins import is_own, made
 from l2l_nas.runs.build import set_threads
 from l2l_nas.runs.components import Components, Objects, build_components
-from l2l_nas.runs.mesh import ranks_of_worker
+from l2l_nas.runs.mesh import check_possible_mesh, ranks_of_worker
 from l2l_nas.runs.rank_group import RankGroup
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.training.consensus import Consensus
@@ -77,12 +76,10 @@ def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] 
 
 def _check_groups(conf: SearchConf, name: str) -> None:
     """Refuse settings that do not go with workers that are groups of ranks; see `check_workers`."""
-    size = conf.parallel.data or 1
-    if size & (size - 1):
-        below = 1 << (size.bit_length() - 1)
-        raise SettingError(f"parallel.data={size}: a group has a power of two of ranks; take {below} or {2 * below}")
-    if conf.parallel.chunks is not None:
-        check_chunks(conf.parallel.chunks, size)
+    check_possible_mesh(conf.parallel)
+    size = conf.parallel.data
+    if conf.parallel.tensor > 1:
+        raise SettingError(f"parallel.tensor={conf.parallel.tensor}: a group shares steps, not layers; leave it out")
     if conf.search.trial_weights == "shared":
         raise SettingError(
             f"parallel.data={size}: workers that are groups of ranks share no weights with others; take "

@@ -68,8 +68,9 @@ def test_a_group_finds_what_a_worker_alone_does_and_a_lost_rank_costs_no_trial(p
             ["executor=own.py:threads", "search.workers=2"],
             "parallel.data=2: a group of ranks needs a worker process; take executor=process",
         ),
-        (["parallel.data=3"], "parallel.data=3: a group has a power of two of ranks; take 2 or 4"),
-        (["parallel.chunks=1"], "1 chunks cannot be divided among 2 ranks; take 2 or a multiple"),
+        (["parallel.data=3"], "parallel.data=3: ranks add their sums in pairs, so take a power of two, such as 2 or 4"),
+        (["parallel.chunks=1"], "parallel.chunks=1: 2 ranks cannot divide it; take 2 or a multiple"),
+        (["parallel.tensor=2"], "parallel.tensor=2: a group shares steps, not layers; leave it out"),
         (
             ["executor=inline", "search.workers=1"],
             "parallel.data=2: there is 1 process; leave it out, or start 2 with t",

@@ -15,7 +15,7 @@ from l2l_nas.parallel.collectives import Ranks, Unjoined
 from l2l_nas.parallel.split_pool import SplitPool
 from l2l_nas.relay.device import Cpu
 from l2l_nas.runs.build import build_relay
-from l2l_nas.runs.mesh import check_mesh, check_planned, idle_ranks, paper_relay
+from l2l_nas.runs.mesh import check_mesh, check_possible_mesh, idle_ranks, paper_relay
 from l2l_nas.runs.section_settings import MeshConf, ParallelConf
 from l2l_nas.runs.settings import SearchConf
 from tests.parallel.test_split_pool import space
@@ -61,7 +61,7 @@ def test_a_mesh_of_all_ranks_is_taken(conf):
 )
 def test_a_mesh_that_no_ranks_could_be_is_refused(conf, said):
     with pytest.raises(SettingError) as raised:
-        check_planned(conf)
+        check_possible_mesh(conf)
     assert str(raised.value) == said
 
 
