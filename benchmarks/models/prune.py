@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from l2l_nas import Architecture, Phase
-from l2l_nas.nas.strategies.blockwise import DistilBlocks, Teach
+from l2l_nas.nas.strategies.block_training import DistilBlocks, Teach
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.trials import Trials

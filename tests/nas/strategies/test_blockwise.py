@@ -17,7 +17,8 @@ from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.errors import ConstraintError, DataError, SettingError, SpaceError
 from l2l_nas.layers import Embedding, FeedForward
-from l2l_nas.nas.strategies.blockwise import best_paths, blockwise
+from l2l_nas.nas.strategies.block_solver import best_paths
+from l2l_nas.nas.strategies.blockwise import blockwise
 from tests.training.test_blockwise import WIDTH, Mlp
 
 

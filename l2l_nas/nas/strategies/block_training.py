@@ -1,0 +1,124 @@
+"""Blocks of a network that is taken apart imitate the original's, and networks learn from its outputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import SettingError, SpaceError
+from l2l_nas.nas.evaluation.evaluator import InlineExecutor
+from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.relay import Relay
+from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
+from l2l_nas.training.metrics import measured
+from l2l_nas.training.teach import TaughtBatches, TaughtTask
+
+
+class DistilBlocks(Phase):
+    """Trains each candidate to imitate the original of its position.
+
+    Args:
+        samples: how many of the training part.
+    """
+
+    def __init__(self, samples: int, settings: BlockSettings) -> None:
+        self._samples, self._settings = samples, settings
+        self.errors: dict[str, float] = {}
+
+    def check(self, server: ParamServer, budget: Budget) -> None:
+        """See `Phase`.
+
+        Raises:
+            SettingError: trials would not use these weights, or parameters are updated in groups.
+            SpaceError: a pool that cannot be taken apart.
+        """
+        if budget.trial_weights == "scratch":
+            raise SettingError(
+                "strategy=blockwise trains blocks, and with search.trial_weights=scratch no trial uses them; write "
+                "search.trial_weights=shared or fork"
+            )
+        BlockDistillation(server, server.pool.original, Relay)
+        if not server.pool.is_separable:
+            raise SpaceError("the blocks of this pool depend on each other, so that their scores do not add up")
+
+    def run(self, search: SearchContext) -> None:
+        total = sum(len(position.candidates) for position in search.pool.positions)
+        search.callback.phase("blocks", total=total, done=len(self.errors))
+        settings = replace(self._settings, micro_batch=min(self._settings.batch_size, search.trainer.micro_batch))
+        distillation = BlockDistillation(
+            search.server, search.pool.original, _relays(search), settings, seed=search.seed
+        )
+        for key, error in distillation.run(self._inputs(search), done=self.errors, poll=search.callback.poll):
+            self.errors[key] = error
+            search.callback.advance(len(self.errors))
+            search.save_when_due()
+
+    def _inputs(self, search: SearchContext) -> Batch:
+        batches = search.trainer.batches
+        parts = []
+        for step in itertools.count():
+            parts.append(batches.at(step)[0])
+            if sum(len(part[0]) for part in parts) >= self._samples:
+                return tuple(torch.cat(tensors)[: self._samples] for tensors in zip(*parts, strict=True))
+        raise AssertionError
+
+    def state(self, search: SearchContext) -> Mapping[str, Any]:
+        return {"block_errors": self.errors}
+
+    def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
+        self.errors = {str(key): float(value) for key, value in state.get("block_errors", {}).items()}
+
+
+class Teach(Phase):
+    """From here on networks learn from the original's outputs, too.
+
+    Args:
+        share: of these in the loss.
+    """
+
+    is_saved = False
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def run(self, search: SearchContext) -> None:
+        """See `Phase`.
+
+        Raises:
+            DataError: the task has no classes.
+            SettingError: a share outside of 0 to 1, or worker processes.
+        """
+        if not isinstance(search.executor, InlineExecutor):
+            raise SettingError("strategy.teacher: worker processes have no teacher; use search.workers=1, or teacher=0")
+        relay, original = _relays(search)(search.server), search.pool.original
+        trainer = search.trainer
+
+        def teacher(inputs: Batch) -> Batch:
+            return relay.predict(original, inputs, micro_batch=trainer.micro_batch)
+
+        task = TaughtTask(measured(trainer.task), share=self._share)
+        search.evaluator.learn_from(replace(trainer, task=task, batches=TaughtBatches(trainer.batches, teacher)))
+
+
+def _relays(search: SearchContext) -> Any:
+
+    def relay_of(server: ParamServer) -> Relay:
+        whole = search.relay
+        return Relay(
+            server,
+            slots=1 if len(server.pool) == 1 else 2,
+            update=whole.update,
+            precision=whole.precision,
+            device=str(whole.device.torch_device),
+            seed=whole.seed,
+        )
+
+    return relay_of
