@@ -39,7 +39,7 @@ class Callback:
 
         Args:
             name: "warm-up", "catch-up", "finalists", "baseline" (in steps), "search" (in trials), "blocks" or
-                "scores" (in blocks).
+                "scores" (in blocks), "networks" or "pairs" (in networks scored whole).
             total: steps or trials of the phase.
             done: of these, by an earlier session.
         """

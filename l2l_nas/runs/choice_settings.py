@@ -127,6 +127,8 @@ class BlockwiseConf:
     steps: int = setting(100, "training steps of each block", least=0)
     learning_rate: float = setting(0.001, "peak learning rate of the blocks")
     scores: str = setting("exchange", "exchange: score in the network; or error")
+    rounds: Optional[int] = setting(None, "rounds of scores; null: 3, or 1 with error", least=1)
+    pairs: int = setting(32, "pairs of blocks a round measures at most", least=0)
     teacher: float = setting(0.5, "share of the teacher's outputs in the loss", least=0.0)
 
 

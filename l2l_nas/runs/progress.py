@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from l2l_nas.runs.page import LivePage
 
 # what a phase counts, if not steps
-_NOUNS = {"search": "trial", "blocks": "block", "scores": "block"}
+_NOUNS = {"search": "trial", "blocks": "block", "scores": "block", "networks": "network", "pairs": "pair"}
 # how often a log file or a pipe gets a line
 _PLAIN_SECONDS = 5.0
 

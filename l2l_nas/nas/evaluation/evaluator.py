@@ -68,6 +68,8 @@ class Evaluator:
         self._sample = sample_of(validation, seed=self._server.seed)
         self._budget = budget
         self._provenance = WeightProvenance()
+        # what `score_all` gave, by architecture and checksums of its weights
+        self._known: dict[tuple[Architecture, str], Mapping[str, float]] = {}
 
     def learn_from(self, trainer: Trainer) -> None:
         """Train with another trainer of the same relay from now on."""
@@ -176,7 +178,8 @@ class Evaluator:
             case ScoredOn.VALIDATION:
                 scored = server.snapshot(path_states(self._pool, architecture))
                 provenance = self._provenance.entry(segment.weights, scored, architecture)
-                scores = {"validation": Score(self._score(scored, architecture, self._validation))}
+                known = self._known.get((architecture, str(provenance["crc32"])))
+                scores = {"validation": Score(known or self._score(scored, architecture, self._validation))}
             case _:
                 if self._scorer is not self._trainer:
                     self._scorer.executor.use(server)
@@ -195,11 +198,13 @@ class Evaluator:
         Where one of them fails, each is scored by itself.
         """
         started = time.monotonic()
-        architectures = [segment.architecture for segment in segments]
         try:
-            scores = self._trainer.evaluate_population(
-                architectures, self._validation, max_bytes=self._budget.population_bytes
-            )
+            entries = [self._provenance.entry(one.weights, self._server, one.architecture) for one in segments]
+            keys = [(one.architecture, str(entry["crc32"])) for one, entry in zip(segments, entries, strict=True)]
+            new = [key for key in keys if key not in self._known]
+            architectures, most = [architecture for architecture, _ in new], self._budget.population_bytes
+            scored = self._trainer.evaluate_population(architectures, self._validation, max_bytes=most) if new else []
+            scores = {**self._known, **dict(zip(new, scored, strict=True))}
             self._consensus.any(False)  # see `run`
         except Exception as error:
             failure, _ = self._consensus.failure(error, self._use_pool)
@@ -208,20 +213,27 @@ class Evaluator:
             return [SegmentResult(error=failure, seconds=time.monotonic() - started)]
         seconds = (time.monotonic() - started) / len(segments)
         results = []
-        for segment, metrics in zip(segments, scores, strict=True):
+        for key, entry in zip(keys, entries, strict=True):
             try:
-                _finite(metrics, step=self._budget.warmup_steps)
+                _finite(scores[key], step=self._budget.warmup_steps)
             except MetricError as error:
                 results.append(SegmentResult(error=error, seconds=seconds))
             else:
-                entry = self._provenance.entry(segment.weights, self._server, segment.architecture)
-                results.append(SegmentResult({"validation": Score(metrics)}, provenance=entry, seconds=seconds))
+                results.append(SegmentResult({"validation": Score(scores[key])}, provenance=entry, seconds=seconds))
         return results
 
     def score_all(self, architectures: Sequence[Architecture]) -> list[Mapping[str, float] | None]:
-        """Metrics of the validation part with the shared weights as they are, in one pass; None where it failed."""
+        """Metrics of the validation part with the shared weights as they are, in one pass; None where it failed.
+
+        A trial of the same weights that trains nothing is not scored again, unless a pass changes buffers.
+        """
         segments = [Segment("", one, "shared", 0, 0, 0.0) for one in architectures]
-        return [result.metrics if result.error is None else None for result in self.run_together(segments)]
+        results = self.run_together(segments)
+        has_buffers = any(self._server.layout(key).buffers for key in self._pool.states)
+        for one, result in zip(architectures, results, strict=True):
+            if result.error is None and not has_buffers:
+                self._known[one, str(result.provenance["crc32"])] = result.metrics
+        return [result.metrics if result.error is None else None for result in results]
 
     def score(self, architecture: Architecture) -> dict[str, float]:
         """Metrics of the validation part with the shared weights as they are; nothing is trained or recorded.

@@ -1,30 +1,92 @@
-"""Scores of the blocks of a network that is taken apart; the networks with the best sums become trials."""
+"""Scores of the blocks of a network that is taken apart, and a prediction from them: the best predicted become trials.
+
+[Note: rounds of scores] Blocks that stand alone in the original each cost little where together they may cost much. So
+before trials are proposed, the best predicted networks are scored whole, several rounds of them. Where a prediction was
+wrong, neighbouring changes of such networks are measured as pairs, and the next round goes by a prediction that knows
+them; see [Note: a prediction]. All that is measured are networks, known by their changes: a block is a network with one
+change, a pair one with two. What a round is about to measure is stored before, so that a search that was stopped goes
+on with the same networks.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from l2l_nas.cost.table import Limit
 from l2l_nas.errors import ConstraintError
-from l2l_nas.nas.strategies.block_solver import Block, best_paths, blocks_of, costs_of, key_of
+from l2l_nas.nas.strategies.block_prediction import Changes, SumPrediction, pairs_to_measure
+from l2l_nas.nas.strategies.block_solver import best_paths, blocks_of, changed, changes_of, costs_of, key_of
 from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
 
 # networks that a constraint refuses before it is given up
 _MOST_REFUSED = 1000
-_ORIGINAL = ""  # the key of the network as it is
+_NETWORKS = 8  # scored whole in a round
+_WRONG = 0.05  # of what a network is worse by: an error above it is looked into
+
+
+@dataclass
+class ScoreRound:
+    """What a round measures: networks by what they were predicted to be worse by, then pairs."""
+
+    networks: dict[Changes, float]
+    pairs: list[Changes] | None = None  # None: not known yet
+
+
+@dataclass
+class BlockValues:
+    """What was measured: the first metric of networks by their changes; None where it is not finite."""
+
+    maximize: bool
+    found: dict[Changes, float | None] = field(default_factory=dict)
+
+    def worse(self, changes: Changes) -> float | None:
+        """What a network is worse by than the original; None where that is not known."""
+        first, value = self.found.get(()), self.found.get(changes)
+        if first is None or value is None:
+            return None
+        return first - value if self.maximize else value - first
+
+    def prediction(self, pool: LayerPool) -> SumPrediction:
+        """From all that was measured; what is not finite is bad."""
+        singles = {block: 0.0 if block in _own(pool) else self.worse((block,)) for block in blocks_of(pool)}
+        bad = 10 * max((abs(worse) for worse in singles.values() if worse is not None), default=0.0) + 1
+        known = {block: bad if worse is None else worse for block, worse in singles.items()}
+        pairs = {}
+        for changes in self.found:
+            if len(changes) == 2:
+                one, other = changes
+                worse = self.worse(changes)
+                pairs[one, other] = bad if worse is None else worse - known[one] - known[other]
+        return SumPrediction(known, pairs).fitted(self.networks())
+
+    def networks(self) -> dict[Changes, float]:
+        """Those of more changes than a pair has, by what they are worse by."""
+        found = {changes: self.worse(changes) for changes in self.found if len(changes) > 2}
+        return {changes: worse for changes, worse in found.items() if worse is not None}
 
 
 class ScoreBlocks(Phase):
-    """Scores each block, and proposes the networks with the best sums within the limits as the trials."""
+    """Scores each block, and proposes the best networks within the limits as the trials.
 
-    def __init__(self, scores: str) -> None:
-        self._kind = scores
-        self.values: dict[str, float | None] = {}
+    Args:
+        scores: "exchange" or "error"; see `blockwise`.
+        rounds: see [Note: rounds of scores]; the last one proposes.
+        pairs: to be measured in a round at most.
+    """
+
+    def __init__(self, scores: str, *, rounds: int = 1, pairs: int = 0) -> None:
+        self._kind, self._num_rounds, self._most_pairs = scores, rounds, pairs
+        self._found: dict[Changes, float | None] = {}
+        self._rounds: list[ScoreRound] = []
 
     def run(self, search: SearchContext) -> None:
         """See `Phase`.
@@ -35,87 +97,181 @@ class ScoreBlocks(Phase):
         left = search.budget.trials - search.study.num_evaluated
         if left <= 0:
             return
-        blocks = blocks_of(search.pool)
         if self._kind == "exchange":
-            self._measure(search, blocks)
-        scores = self._scores(search)
-        sums = search.costs.sums(search.pool)
+            singles = [(block,) for block in blocks_of(search.pool) if block not in _own(search.pool)]
+            self._measure(search, [(), *singles], "scores")
+            for number in range(self._num_rounds - 1):
+                if not self._round(search, number):
+                    break
+        known = {record.architecture for record in search.study.records}
+        for network in itertools.islice(self._best(search, known), left):
+            search.study.propose(network)
+
+    def _round(self, search: SearchContext, number: int) -> bool:
+        """Score the best predicted networks; returns whether any was new."""
+        if len(self._rounds) == number:
+            predicted = self._prediction(search)
+            networks = itertools.islice(self._predicted(search, predicted), _NETWORKS)
+            changes = [changes_of(search.pool, network) for network in networks]
+            self._rounds.append(ScoreRound({one: predicted.of(one) for one in changes if one not in self._found}))
+        this, values = self._rounds[number], self._values(search)
+        self._measure(search, list(this.networks), "networks")
+        if this.pairs is None:
+            measured = {changes: values.worse(changes) for changes in this.networks}
+            errors = {one: worse - this.networks[one] for one, worse in measured.items() if worse is not None}
+            wrong = {one: error for one, error in errors.items() if abs(error) > _WRONG * abs(measured[one] or 0.0)}
+            known = values.prediction(search.pool).pairs
+            this.pairs = list(pairs_to_measure(wrong, known, self._most_pairs))
+        self._measure(search, this.pairs, "pairs")
+        return bool(this.networks)
+
+    def _measure(self, search: SearchContext, networks: Sequence[Changes], phase: str) -> None:
+        """The first metric of networks that are not measured yet; so many share the layers in which they agree."""
+        left = [changes for changes in networks if changes not in self._found]
+        search.callback.phase(phase, total=len(networks), done=len(networks) - len(left))
+        name = search.goals[0].name
+        for start in range(0, len(left), search.budget.population):
+            search.callback.poll()
+            some = left[start : start + search.budget.population]
+            scores = search.evaluator.score_all([changed(search.pool, changes) for changes in some])
+            for changes, one in zip(some, scores, strict=True):
+                value = math.nan if one is None else one[name]
+                self._found[changes] = value if math.isfinite(value) else None
+            search.callback.advance(sum(changes in self._found for changes in networks))
+            search.save_when_due()
+
+    def _values(self, search: SearchContext) -> BlockValues:
+        return BlockValues(search.goals[0].maximize, self._found)
+
+    def _prediction(self, search: SearchContext) -> SumPrediction:
+        pool = search.pool
+        if self._kind == "exchange":
+            return self._values(search).prediction(pool)
+        errors = _errors(search)
+        return SumPrediction({block: errors[key_of(pool, [block])] for block in blocks_of(pool)}, {})
+
+    def _predicted(self, search: SearchContext, predicted: SumPrediction) -> Iterator[Architecture]:
+        """Allowed networks, the best predicted first.
+
+        Raises:
+            ConstraintError: no network is within the limits.
+        """
+        pool = search.pool
+        sums = search.costs.sums(pool)
         limits = [
-            (costs_of(search.pool, blocks, sums.get(one.cost.name, one.value)), one.most)
+            (costs_of(pool, blocks_of(pool), sums.get(one.cost.name, one.value)), one.most)
             for one in search.constraints
             if isinstance(one, Limit)
         ]
-        named = {(index, name): scores[key_of(search.pool, (index, name))] for index, name in blocks}
-        known = {record.architecture for record in search.study.records}
-        found = (one for one in best_paths(search.pool, named, limits=limits) if one not in known)
-        refused = 0
-        for network in found:
+        scores = {block: predicted.factor * score for block, score in predicted.singles.items()}
+        refused = found = 0
+        for network in best_paths(pool, scores, limits=limits, pairs=predicted.pairs):
             search.callback.poll()
             if search.is_allowed(network):
-                search.study.propose(network)
-                left -= 1
+                yield network
+                found += 1
             else:  # a limit that is no sum over blocks, or a constraint of the user's own
                 refused += 1
-            if not left:
-                return
             if refused > _MOST_REFUSED:
-                if left < search.budget.trials:
-                    return  # fewer than asked for
+                if found:
+                    return
                 raise ConstraintError(
                     f"none of the {refused} networks with the best sums of scores is within the limits; raise them, or "
                     "add smaller candidates"
                 )
 
-    def _scores(self, search: SearchContext) -> dict[str, float]:
-        """Of each block, what it is worse by than the original's; a bad one where it is not known."""
-        if self._kind == "error":
-            return _errors(search)
-        goal, first = search.goals[0], self.values[_ORIGINAL]
-        worse: dict[str, float] = {}
-        for index, name in blocks_of(search.pool):
-            key = key_of(search.pool, (index, name))
-            value = first if name == search.pool.original.choices[index] else self.values[key]
-            if value is not None and first is not None:
-                worse[key] = first - value if goal.maximize else value - first
-        most = max(worse.values(), default=0.0)
-        keys = [key_of(search.pool, block) for block in blocks_of(search.pool)]
-        return {key: worse.get(key, 10 * abs(most) + 1) for key in keys}
+    def _best(self, search: SearchContext, known: set[Architecture]) -> Iterator[Architecture]:
+        """Allowed networks but those known, the best first: by what was measured, else by what is predicted.
 
-    def _measure(self, search: SearchContext, blocks: list[Block]) -> None:
-        """The first metric of the original, and of each network with one other block; None where it is not finite."""
-        original, name = search.pool.original, search.goals[0].name
-        networks = {_ORIGINAL: original} | {
-            key_of(search.pool, (index, other)): Architecture(
-                (*original.choices[:index], other, *original.choices[index + 1 :])
-            )
-            for index, other in blocks
-            if other != original.choices[index]
-        }
-        left = [key for key in networks if key not in self.values]
-        search.callback.phase("scores", total=len(networks), done=len(self.values))
-        for start in range(0, len(left), search.budget.population):
-            search.callback.poll()
-            some = left[start : start + search.budget.population]
-            found = search.evaluator.score_all([networks[key] for key in some])
-            for key, one in zip(some, found, strict=True):
-                value = math.nan if one is None else one[name]
-                self.values[key] = value if math.isfinite(value) else None
-            search.callback.advance(len(self.values))
-            search.save_when_due()
+        Of rounds, the best measured is the first in any case, as those that are predicted to be better may not be.
+        """
+        pool, values, predicted = search.pool, self._values(search), self._prediction(search)
+        worse = {changed(pool, changes): values.worse(changes) for changes in self._found}
+        scored = sorted(((value, one) for one, value in worse.items() if value is not None), key=_first)
+        measured = (pair for pair in scored if pair[1] not in known and search.is_allowed(pair[1]))
+        others = (
+            (predicted.of(changes_of(pool, network)), network)
+            for network in self._predicted(search, predicted)
+            if network not in worse and network not in known
+        )
+        if self._rounds:
+            yield from (network for _, network in itertools.islice(measured, 1))
+        yield from (network for _, network in heapq.merge(measured, others, key=_first))
 
     def results(self, search: SearchContext) -> Mapping[str, Any]:
-        """See `Phase`: of each block its score, and its error of imitation."""
-        if self._kind == "exchange" and not self.values:
+        """See `Phase`: of each block its score, and its error of imitation; of networks what was predicted."""
+        if self._kind == "exchange" and not self._found:
             return {}
-        scores, errors = self._scores(search), _errors(search)
-        return {"blocks": {key: {"score": score, "error": errors.get(key)} for key, score in scores.items()}}
+        pool, errors, predicted = search.pool, _errors(search), self._prediction(search)
+        scores = {key_of(pool, [block]): score for block, score in predicted.singles.items()}
+        blocks = {key: {"score": score, "error": errors.get(key)} for key, score in scores.items()}
+        more = {"prediction": self._figures(search, predicted)} if self._rounds else {}
+        return {"blocks": blocks, **more}
+
+    def _figures(self, search: SearchContext, predicted: SumPrediction) -> dict[str, Any]:
+        """How far the prediction is off: errors of networks that it did not know, and what it told of each before."""
+        pool, values, goal = search.pool, self._values(search), search.goals[0]
+        sign, first = -1 if goal.maximize else 1, self._found[()] or 0.0
+        networks = {one: predicted for this in self._rounds for one, predicted in this.networks.items()}
+        scored = {one: worse for one in networks if (worse := values.worse(one)) is not None and len(one) > 1}
+        left_out = predicted.left_out(scored)
+        errors = [left_out[one] - worse for one, worse in scored.items()]
+        return {
+            "metric": goal.name,
+            "factor": predicted.factor,
+            "error": math.sqrt(sum(error**2 for error in errors) / len(errors)) if errors else None,
+            "pairs": {key_of(pool, pair): worse for pair, worse in predicted.pairs.items()},
+            "networks": [
+                {
+                    "architecture": list(changed(pool, one).choices),
+                    "round": number,
+                    "predicted": first + sign * worse,
+                    "measured": self._found.get(one),
+                }
+                for number, this in enumerate(self._rounds, 1)
+                for one, worse in this.networks.items()
+            ],
+        }
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
-        return {"block_values": self.values}
+        def key(changes: Changes) -> str:
+            return key_of(search.pool, changes)
+
+        rounds = [
+            {
+                "networks": {key(one): predicted for one, predicted in this.networks.items()},
+                "pairs": None if this.pairs is None else list(map(key, this.pairs)),
+            }
+            for this in self._rounds
+        ]
+        return {"block_values": {key(one): value for one, value in self._found.items()}, "block_rounds": rounds}
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
-        found = state.get("block_values", {}).items()
-        self.values = {str(key): None if value is None else float(value) for key, value in found}
+        blocks = {key_of(search.pool, [block]): block for block in blocks_of(search.pool)}
+
+        def known(content: Mapping[str, Any]) -> dict[Changes, Any]:  # without candidates that are gone
+            split = {key: key.split() for key in content}
+            keys = [key for key, names in split.items() if blocks.keys() >= set(names)]
+            return {tuple(blocks[name] for name in split[key]): content[key] for key in keys}
+
+        found = known(state.get("block_values", {}))
+        self._found = {changes: None if value is None else float(value) for changes, value in found.items()}
+        self._rounds = [
+            ScoreRound(
+                {changes: float(predicted) for changes, predicted in known(this["networks"]).items()},
+                None if this["pairs"] is None else list(known(dict.fromkeys(this["pairs"]))),
+            )
+            for this in state.get("block_rounds", ())
+        ]
+
+
+def _own(pool: LayerPool) -> set[tuple[int, str]]:
+    """The original's blocks."""
+    return set(enumerate(pool.original.choices))
+
+
+def _first(pair: tuple[float, Architecture]) -> float:
+    return pair[0]
 
 
 def _errors(search: SearchContext) -> dict[str, float]:

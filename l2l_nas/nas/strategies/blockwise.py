@@ -18,6 +18,7 @@ from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.training.blockwise import BlockSettings
 
 SCORES = ("exchange", "error")
+_ROUNDS = 3
 
 
 def blockwise(
@@ -25,6 +26,8 @@ def blockwise(
     steps: int = 100,
     learning_rate: float = 1e-3,
     scores: str = "exchange",
+    rounds: int | None = None,
+    pairs: int = 32,
     teacher: float = 0.5,
 ) -> list[Phase]:
     """The phases of a blockwise search.
@@ -35,6 +38,9 @@ def blockwise(
         learning_rate: peak, of these.
         scores: what a block's score is: "exchange", by how much the original's first metric is worse on the validation
             part with this block in place of its own; "error", how well it imitates.
+        rounds: of scores: before trials are proposed, so many less one score the best predicted networks whole, and
+            pairs of blocks where the prediction was wrong. None: 3; with "error" there is one.
+        pairs: that a round measures at most.
         teacher: share of the original's outputs in the loss of trials and finalists; 0 for tasks without classes.
 
     Raises:
@@ -44,6 +50,13 @@ def blockwise(
         raise SettingError(f"strategy.scores: expected {' or '.join(SCORES)}, got '{scores}'")
     if samples < 2:
         raise SettingError(f"strategy.samples must be at least 2, got {samples}")
+    if scores == "error" and (rounds or 1) > 1:
+        raise SettingError(f"strategy.rounds={rounds} score networks whole, and strategy.scores=error scores none")
+    rounds = (1 if scores == "error" else _ROUNDS) if rounds is None else rounds
+    for name, value, least in (("rounds", rounds, 1), ("pairs", pairs, 0)):
+        if value < least:
+            raise SettingError(f"strategy.{name} must be at least {least}, got {value}")
     settings = BlockSettings(steps=steps, learning_rate=learning_rate)
     taught = [Teach(teacher)] if teacher else []
-    return [*taught, DistilBlocks(samples, settings), ScoreBlocks(scores), Trials(), Finalists(), RandomSearch()]
+    scored = ScoreBlocks(scores, rounds=rounds, pairs=pairs)
+    return [*taught, DistilBlocks(samples, settings), scored, Trials(), Finalists(), RandomSearch()]

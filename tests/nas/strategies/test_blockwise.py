@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from functools import partial
 
 import pytest
@@ -15,9 +13,8 @@ import l2l_nas
 from l2l_nas import Callback, Candidate, Data, LayerPool, Position, Problem, Regression, TensorSpec, Tokens, skip
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.errors import ConstraintError, DataError, SettingError, SpaceError
+from l2l_nas.errors import DataError, SettingError, SpaceError
 from l2l_nas.layers import Embedding, FeedForward
-from l2l_nas.nas.strategies.block_solver import best_paths
 from l2l_nas.nas.strategies.blockwise import blockwise
 from tests.training.test_blockwise import WIDTH, Mlp
 
@@ -49,7 +46,7 @@ def search(folder, **more):
 def test_the_trials_are_the_best_sums_of_scores_within_the_limits(tmp_path):
     calls = []
     found = search(tmp_path / "run", callbacks=[Phases(calls)])
-    assert calls[:3] == ["blocks", "scores", "search"]
+    assert [name for name in calls if isinstance(name, str)][:2] == ["blocks", "scores"]
     trials = [trial for trial in found.study.trials if trial.state.name == "COMPLETE"]
     assert len(trials) == 4
     pool = problem().pool
@@ -85,28 +82,6 @@ class Phases(Callback):
         self.calls += [name, (name, done)] if done else [name]
 
 
-def enumerated(pool, scores, limits):
-    found = []
-    for names in itertools.product(*([c.name for c in position.candidates] for position in pool.positions)):
-        blocks = list(enumerate(names))
-        if all(sum(costs[block] for block in blocks) <= most for costs, most in limits):
-            found.append((sum(scores[block] for block in blocks), names))
-    return sorted(found)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_solver_finds_what_trying_all_of_them_finds(seed):
-    pool, generator = problem().pool, random.Random(seed)
-    blocks = [(index, c.name) for index, position in enumerate(pool.positions) for c in position.candidates]
-    scores = {block: generator.uniform(-1, 1) for block in blocks}
-    limits = [({block: generator.uniform(0, 1e6) for block in blocks}, 2.2e6), (dict.fromkeys(blocks, 1.0), 5.0)]
-    expected = enumerated(pool, scores, limits)
-    found = list(best_paths(pool, scores, limits=limits))
-    assert [network.choices for network in found] == [names for _, names in expected]
-    with pytest.raises(ConstraintError, match="no architecture is within the limits"):
-        next(best_paths(pool, scores, limits=[(limits[1][0], 4.0)]))
-
-
 def test_trials_that_would_not_use_the_blocks_are_refused(tmp_path):
     with pytest.raises(SettingError, match=r"write search.trial_weights=shared or fork"):
         search(tmp_path / "run", trial_weights="scratch", steps_per_trial=2)
@@ -118,6 +93,12 @@ def test_settings_out_of_range_are_refused():
         blockwise(scores="best")
     with pytest.raises(SettingError, match=r"strategy.samples must be at least 2"):
         blockwise(samples=1)
+    with pytest.raises(SettingError, match=r"strategy.rounds must be at least 1, got 0"):
+        blockwise(rounds=0)
+    with pytest.raises(SettingError, match=r"strategy.pairs must be at least 0, got -1"):
+        blockwise(pairs=-1)
+    with pytest.raises(SettingError, match=r"strategy.rounds=2 score networks whole, and strategy.scores=error scores"):
+        blockwise(scores="error", rounds=2)
     with pytest.raises(SpaceError, match="this pool shares them"):
         l2l_nas.search(problem(shared=True), trials=1, strategy="blockwise", trial_weights="shared")
 
