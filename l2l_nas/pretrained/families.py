@@ -161,7 +161,7 @@ class _FamilyBuilder:
                 shapes[source.name] = shape[::-1] if source.is_transposed else shape
         tied_to = {name: {key: "embedding"} for name, key in ties.items()} if self._is_tied else {}
         originals = [
-            Position(name, Candidate(ORIGINAL, factory, tied_to.get(name, {}), split=_split_of(factory)))
+            Position(name, Candidate(ORIGINAL, factory, tied_to.get(name, {}), split=split_of(factory)))
             for name, factory in positions
         ]
         copies = dict(row.copies)
@@ -282,7 +282,7 @@ class _FamilyBuilder:
             yield key, TensorSource(f"{block}{name}.{leaf}", is_turned, rows, groups, begin, count)
 
 
-def _split_of(factory: Factory) -> Splits | None:
+def split_of(factory: Factory) -> Splits | None:
     """A plan for a head of scores that is a linear layer; others know theirs."""
     return {"": Vocabulary()} if isinstance(factory, partial) and factory.func is nn.Linear else None
 

@@ -6,15 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from l2l_nas.layers import FeedForward, MixtureOfExperts, ParallelBlock, SelfAttention
 from l2l_nas.pretrained.config import FULL, SLIDING
 from l2l_nas.pretrained.families import Family, TensorSource, family_of, row_of
 from l2l_nas.space.candidate import Candidate
-from l2l_nas.training.formats import ExportError
+from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
 
 
 @dataclass(frozen=True)
@@ -32,17 +35,20 @@ class FoundModel:
             parts.setdefault(source.name, []).append((source, parameters[f"{self.names[position]}.{name}"]))
         return {name: TensorSource.give(*zip(*pairs, strict=True)) for name, pairs in parts.items()}
 
-    def take(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def read(self, path: Path, source: ExportSource) -> Call:
         """See `HuggingFaceFiles`."""
-        return {
+        published, network = load_file(path), source.empty()
+        taken = {
             f"{self.names[position]}.{name}": source.take(published[source.name])
             for (position, name), source in self.family.sources.items()
         }
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                parameter.copy_(taken[name])
+        return module_call(network)
 
 
-def found_model(
-    config: Mapping[str, Any], layers: Sequence[tuple[str, Candidate]], files: Mapping[str, bytes]
-) -> FoundModel:
+def found_model(config: Mapping[str, Any], layers: Sequence[tuple[str, Candidate]]) -> FoundModel:
     """The model that a network is.
 
     The config of the model that it was found in gets the network's depth, width and heads; then the family of that
@@ -50,7 +56,6 @@ def found_model(
 
     Args:
         layers: the network's positions and candidates, in order, without those that are skipped.
-        files: to write beside the config, by name.
 
     Raises:
         ExportError: the family has no such network.
@@ -78,7 +83,7 @@ def found_model(
         if original != chosen:
             raise _not_expressed(f"'{name}' is another layer than its others or than the family's", config)
         names[position.name] = name
-    return FoundModel(family, names, {**files, "config.json": json.dumps(fields, indent=2).encode()})
+    return FoundModel(family, names, {"config.json": json.dumps(fields, indent=2).encode()})
 
 
 def _as_data(factory: Any) -> tuple[Any, ...]:
@@ -91,6 +96,4 @@ def _as_data(factory: Any) -> tuple[Any, ...]:
 
 
 def _not_expressed(why: str, config: Mapping[str, Any]) -> ExportError:
-    return ExportError(
-        f"hugging_face: a {config['model_type']} model cannot be this network: {why}; export it as source"
-    )
+    return ExportError(f"a {config['model_type']} model cannot be this network: {why}")

@@ -16,15 +16,17 @@ from torch import Tensor
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.layers import FeedForward, MixtureOfExperts, ParallelBlock, SelfAttention
-from l2l_nas.pretrained.families import Family, TensorSource, family_of
+from l2l_nas.pretrained.coded import CodedModel
+from l2l_nas.pretrained.coded_family import model_of
+from l2l_nas.pretrained.families import Family, TensorSource
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.found import FoundModel, found_model
 from l2l_nas.pretrained.gguf import GGUF
 from l2l_nas.pretrained.tensors import Published
-from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, FirstWeights, Position, skip
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.text.tokenizer import Tokenizer
+from l2l_nas.training.formats import ExportError, ExportSource
 
 _KINDS: Mapping[str, Callable[[Path], Published]] = {"hf": Folder, "gguf": GGUF}
 _MULTIPLE = 8  # widths of smaller layers are multiples of it
@@ -41,15 +43,18 @@ class PublishedPool(LayerPool):
         self.published = published
         self.family = family
 
-    def hugging_face(self, architecture: Architecture) -> FoundModel:
-        """See `training.formats.Publishable`."""
-        layers = [(self.positions[layer.position].name, layer.candidate) for layer in self.path(architecture)]
+    def hugging_face(self, source: ExportSource) -> FoundModel | CodedModel:
+        """See `training.formats.Publishable`; a network that no family has comes with its own code."""
+        layers = [(self.positions[layer.position].name, layer.candidate) for layer in self.path(source.architecture)]
         config, tokenizer = self.published.config, self.tokenizer
         if tokenizer is not None:
             ends = tokenizer.end if len(tokenizer.ends) < 2 else sorted(tokenizer.ends)
             own = {"bos_token_id": tokenizer.begin, "eos_token_id": ends, "pad_token_id": tokenizer.padding}
             config = {**config, **own}
-        return found_model(config, layers, self.beside)
+        try:
+            return found_model(config, layers)
+        except (ExportError, SpaceError):
+            return CodedModel(source, config, self.family)
 
     @property
     def beside(self) -> Mapping[str, bytes]:
@@ -102,7 +107,7 @@ def published_pool(
         SpaceError: an unknown family; a candidate that cannot be made.
     """
     published = open_published(name)
-    family = family_of(published.config)
+    family = model_of(published.config)
     published.check(family)
     chosen = min(family.length, 1024) if length is None else length
     family.inputs(chosen)

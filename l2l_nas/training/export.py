@@ -48,7 +48,6 @@ from l2l_nas.training.formats import (
     ExportError,
     ExportSource,
     Format,
-    HuggingFace,
     Onnx,
     Program,
     StateDict,
@@ -56,6 +55,7 @@ from l2l_nas.training.formats import (
     module_call,
 )
 from l2l_nas.training.problem import Problem
+from l2l_nas.training.published_format import HuggingFace
 from l2l_nas.training.samples import own_generators
 from l2l_nas.training.source_format import SourceCode
 from l2l_nas.training.tally import Tally

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -48,7 +48,7 @@ class ExportSource:
         """The network as a `torch.export` program. Raises ExportError: it cannot be traced."""
         free = torch.export.Dim.DYNAMIC
         try:
-            with torch.no_grad(), _silence():
+            with torch.no_grad(), silence():
                 return torch.export.export(
                     self.network, self.example, dynamic_shapes={"inputs": tuple({0: free} for _ in self.example)}
                 )
@@ -151,7 +151,7 @@ class Onnx(Format):
         program = source.program
         outputs = module_call(source.network)(source.example)
         try:
-            with _silence():
+            with silence():
                 written = torch.onnx.export(
                     program,
                     input_names=_names("input", len(source.example)),
@@ -189,70 +189,6 @@ def _runs_onnx() -> Iterator[None]:
         yield
     except Exception as error:
         raise ExportError(f"ONNX Runtime cannot run this network: {_innermost(error)}") from error
-
-
-@runtime_checkable
-class Publishable(Protocol):
-    """A pool whose networks may be models that others know."""
-
-    @property
-    def beside(self) -> Mapping[str, bytes]:
-        """Files that go along with each network, by name, such as those of its tokenizer."""
-
-    def hugging_face(self, architecture: Architecture) -> HuggingFaceFiles:
-        """What to write for a network. Raises ExportError: its family cannot express it."""
-
-
-class HuggingFaceFiles(Protocol):
-    """What is written for a network."""
-
-    @property
-    def files(self) -> Mapping[str, bytes]:
-        """Small ones by name, config.json among them."""
-
-    def give(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Published tensors, of the network's parameters by name."""
-
-    def take(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The network's parameters, of published tensors."""
-
-
-class HuggingFace(Format):
-    """A folder that `transformers` loads: `config.json`, `model.safetensors`, the tokenizer, and the like.
-
-    The pool knows how (`PublishedPool.hugging_face`, in `l2l_nas.pretrained`): which config the found network has, and
-    which published tensor each of its parameters is.
-    """
-
-    files = ("config.json", "model.safetensors")
-
-    def beside(self, pool: LayerPool) -> Mapping[str, bytes]:
-        return pool.beside if isinstance(pool, Publishable) else {}
-
-    def write(self, source: ExportSource, path: Path) -> None:
-        files = _files(source)
-        with torch.no_grad():
-            tensors = files.give(dict(source.network.named_parameters(remove_duplicate=False)))
-        for name, content in files.files.items():
-            path.with_name(name).write_bytes(content)
-        write_tensors(path, tensors, format="pt")
-
-    def read(self, path: Path, source: ExportSource) -> Call:
-        network = source.empty()
-        taken = _files(source).take(load_file(path))
-        with torch.no_grad():
-            for name, parameter in network.named_parameters():
-                parameter.copy_(taken[name])
-        return module_call(network)
-
-
-def _files(source: ExportSource) -> HuggingFaceFiles:
-    if not isinstance(source.pool, Publishable):
-        raise ExportError(
-            "hugging_face: the pool is not of a published model (space.pool=hf:FOLDER or gguf:FILE); export the "
-            "network as source"
-        )
-    return source.pool.hugging_face(source.architecture)
 
 
 def module_call(network: nn.Module) -> Call:
@@ -295,7 +231,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Exporters print a graph that they give up on, log packages that are missing, and use what torch deprecates."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -10,8 +10,9 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -41,18 +42,19 @@ from torch import nn
 
 {imports}
 
-def build() -> nn.Sequential:
-    """The layers, with weights that are drawn."""
-    network = nn.Sequential()
-{layers}
-    return network
-
+{build}
 
 def load() -> nn.Sequential:
     """The network, in evaluation mode."""
     network = build()
     network.load_state_dict(load_file(Path(__file__).with_name("network.safetensors")))
     return network.eval()
+'''
+_BUILD = '''def build() -> nn.Sequential:
+    """The layers, with weights that are drawn."""
+    network = nn.Sequential()
+{layers}
+    return network
 '''
 _GENERATE = '''
 
@@ -65,28 +67,55 @@ def generate(network: nn.Module, tokens: list[int], count: int) -> list[int]:
 '''
 
 
-def _layer_files() -> list[str]:
+def layer_files() -> list[str]:
+    """The names that files of layers may have."""
     folder = Path(importlib.import_module(_LAYERS).__path__[0])
     return sorted(f"layers_{path.stem}.py" for path in folder.glob("[a-z]*.py")) + [f"{n}.py" for n in _SHARED.values()]
+
+
+@dataclass(frozen=True)
+class NetworkSource:
+    """A network as Python."""
+
+    imports: str  # of its layers; `torch.nn` is imported as `nn` beside them
+    build: str  # the function that makes the network
+    layers: Mapping[str, str]  # each layer as the expression that makes it, by its name in the network
+    files: Mapping[str, str]  # with the code of its layers, by name
+
+
+def source_of(source: ExportSource, *, lead: str = "") -> NetworkSource:
+    """A network as Python.
+
+    Args:
+        lead: what names of files begin with where they are imported, such as ".modeling_" for those of a package.
+
+    Raises:
+        ExportError: a network that is no chain, or a layer that is of another library.
+    """
+    if not source.pool.wiring.is_chain:
+        raise ExportError("source: the network is no chain of layers; export it as state_dict or program")
+    modules: dict[str, set[str]] = {}
+    layers: dict[str, str] = {}
+    lines = "\n".join(f"    {line}" for line in _statements(source, modules, layers))
+    imports = (f"from {_flat(one, lead)} import {', '.join(sorted(used))}" for one, used in sorted(modules.items()))
+    needed = _with_imported({name for name in modules if name.startswith(_LAYERS)})
+    files = {f"{_flat(module, lead).lstrip('.')}.py": _freed(module, lead) for module in needed}
+    return NetworkSource("\n".join(imports), _BUILD.format(layers=lines), layers, files)
 
 
 class SourceCode(Format):
     """`network.py` with its weights and the files of its layers; runs with PyTorch and safetensors alone."""
 
-    files = (*_layer_files(), "network.safetensors", "network.py")
+    files = (*layer_files(), "network.safetensors", "network.py")
 
     def write(self, source: ExportSource, path: Path) -> None:
-        if not source.pool.wiring.is_chain:
-            raise ExportError("source: the network is no chain of layers; export it as state_dict or program")
-        modules: dict[str, set[str]] = {}
-        lines = list(_statements(source, modules))
-        imports = [f"from {_flat(module)} import {', '.join(sorted(used))}" for module, used in sorted(modules.items())]
-        text = _HEAD.format(imports="\n".join(imports), layers="\n".join(f"    {line}" for line in lines))
+        written = source_of(source)
+        text = _HEAD.format(imports=written.imports, build=written.build)
         inputs = source.pool.inputs
         if len(inputs) == 1 and inputs[0].dtype == torch.int64 and len(inputs[0].shape) == 1:
             text += _GENERATE
-        for module in _with_imported({name for name in modules if name.startswith(_LAYERS)}):
-            path.with_name(f"{_flat(module)}.py").write_text(_freed(module))
+        for name, content in written.files.items():
+            path.with_name(name).write_text(content)
         write_tensors(path.with_name("network.safetensors"), source.network.state_dict())
         path.write_text(text)
 
@@ -95,8 +124,11 @@ class SourceCode(Format):
             return module_call(importlib.import_module("network").load())
 
 
-def _statements(source: ExportSource, imports: dict[str, set[str]]) -> Iterator[str]:
-    """The body of `build`: a layer used twice is one module, a tied weight one parameter. Adds to names by module."""
+def _statements(source: ExportSource, imports: dict[str, set[str]], made: dict[str, str]) -> Iterator[str]:
+    """The body of `build`: a layer used twice is one module, a tied weight one parameter.
+
+    Adds to names by module, and to expressions by name in the network.
+    """
     first, owners = dict[str, str](), dict[str, str]()
     layers = source.pool.path(source.architecture)
     for name, layer in zip(source.network._modules, layers, strict=True):  # `named_children` has each layer once
@@ -104,7 +136,8 @@ def _statements(source: ExportSource, imports: dict[str, set[str]]) -> Iterator[
             yield f'network.add_module("{name}", network.get_submodule("{first[layer.key]}"))'
             continue
         first[layer.key] = name
-        yield f'network.add_module("{name}", {_call_of(layer.candidate, imports)})'
+        made[name] = _call_of(layer.candidate, imports)
+        yield f'network.add_module("{name}", {made[name]})'
         for parameter, group in sorted(layer.candidate.tied.items()):
             place, _, own = f"{name}.{parameter}".rpartition(".")
             if (owner := owners.setdefault(group, f"{name}.{parameter}")) != f"{name}.{parameter}":
@@ -137,15 +170,22 @@ def _named(kind: type, imports: dict[str, set[str]]) -> str:
 
 def _text(value: Any, imports: dict[str, set[str]]) -> str:
     if hasattr(value, "__dataclass_fields__"):
-        given = [f"{name}={_text(getattr(value, name), imports)}" for name in value.__dataclass_fields__]
+        given = [
+            f"{one.name}={_text(getattr(value, one.name), imports)}"
+            for one in fields(value)
+            if one.default is MISSING or getattr(value, one.name) != one.default
+        ]
         return f"{_named(type(value), imports)}({', '.join(given)})"
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     raise ExportError(f"source: an argument {value!r} is neither plain nor a dataclass of {_LAYERS}")
 
 
-def _flat(module: str) -> str:
-    return _SHARED.get(module) or module.replace(f"{_LAYERS}.", "layers_")
+def _flat(module: str, lead: str = "") -> str:
+    """The name by which a module is imported beside the network."""
+    if not module.startswith(f"{_LAYERS}.") and module not in _SHARED:
+        return module
+    return lead + (_SHARED.get(module) or module.replace(f"{_LAYERS}.", "layers_"))
 
 
 def _imports(module: str) -> Iterator[str]:
@@ -170,7 +210,7 @@ def _with_imported(modules: set[str]) -> list[str]:
     return sorted(found)
 
 
-def _freed(module: str) -> str:
+def _freed(module: str, lead: str = "") -> str:
     """The source of a module without plans of division; it imports of `l2l_nas.layers` from the files beside it."""
     text = inspect.getsource(importlib.import_module(module))
     lines = text.splitlines(keepends=True)
@@ -184,14 +224,14 @@ def _freed(module: str) -> str:
             lines[start:end] = [""] * (end - start)
     text = "".join(lines)
     for other in _imports(module):
-        text = text.replace(f"from {other} import", f"from {_flat(other)} import")
+        text = text.replace(f"from {other} import", f"from {_flat(other, lead)} import")
     return text
 
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
     """The files of a folder can be imported, and are forgotten afterwards."""
-    names = {"network", *(name.removesuffix(".py") for name in _layer_files())}
+    names = {"network", *(name.removesuffix(".py") for name in layer_files())}
     before: dict[str, ModuleType] = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.path.insert(0, str(folder))

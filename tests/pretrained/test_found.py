@@ -1,4 +1,4 @@
-"""A found network goes out as a folder of its family, or as a Python file of its own; both give the same logits."""
+"""A found network goes out as a folder of its family, and as a Python file of its own; both give the same logits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from l2l_nas import AdamW, Data, ParamServer, Problem, Tokens, plain_module
 from l2l_nas.pretrained.folder import Folder
+from l2l_nas.pretrained.found import found_model
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.relay.relay import Relay
 from l2l_nas.training.export import ExportError, export_network, remove_export
@@ -29,7 +30,7 @@ FOUND = {  # of three blocks: whole, without a block, with half as wide a feed-f
 }
 SMALLER = ["original", "skip", "skip", "width_24", "original", "width_24"]
 CASES = [*(("llama", choices) for choices in FOUND.values()), *((name, SMALLER) for name in MODELS)]
-OTHERS = {
+OTHERS = {  # networks that no llama is, and why
     "one is narrower": (["original", "original"] * 2 + ["original", "width_24"], "'feedforward_"),
     "an attention less": (["original", "original"] * 2 + ["skip", "original"], "it has 2 attention and 3 feed-forward"),
     "attention beside attention": (
@@ -96,14 +97,17 @@ def test_a_qwen_whose_windows_begin_at_a_layer_may_lose_one_before(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("found", OTHERS)
-def test_what_the_family_has_not_is_refused_and_goes_out_as_source(tmp_path, found):
+def test_what_the_family_has_not_comes_with_its_own_code_and_goes_out_as_source_beside_it(tmp_path, found):
     choices, why = OTHERS[found]
     formats = ["hugging_face", "source"]
     export, expected = exported(tmp_path / "model", "llama, tied", choices, tmp_path / "out", formats)
-    assert why in str(export.refused["hugging_face"])
-    assert str(export.refused["hugging_face"]).endswith("export it as source")
-    assert not (tmp_path / "out" / "config.json").exists()
-    assert export.formats["source"].difference == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "l2l_nas"
+    pool = published_pool(f"hf:{tmp_path / 'model'}", widths=[0.5])
+    path = pool.path(pool.architecture(["original", *choices, "original", "original"]))
+    layers = [(pool.positions[layer.position].name, layer.candidate) for layer in path]
+    with pytest.raises(ExportError, match=why):
+        found_model(pool.published.config, layers)
+    assert {name: one.difference for name, one in export.formats.items()} == {"module": 0, **dict.fromkeys(formats, 0)}
     save_file({"tokens": TOKENS, "expected": expected}, tmp_path / "case.safetensors")
     script = """
 import sys
@@ -161,7 +165,9 @@ def test_a_config_that_speaks_of_quantised_weights_does_not_do_so_of_what_is_wri
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
     pool = published_pool(f"hf:{tmp_path}", length=17)
-    assert "quantization_config" not in json.loads(pool.hugging_face(pool.original).files["config.json"])
+    layers = [(place.name, place.candidates[0]) for place in pool.positions]
+    written = found_model(pool.published.config, layers).files["config.json"]
+    assert "quantization_config" not in json.loads(written)
 
 
 def test_weights_are_those_of_the_plain_network(tmp_path):

@@ -1,0 +1,75 @@
+"""A network as a model that others know: a folder that `transformers` loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.formats import Call, ExportError, ExportSource, Format, write_tensors
+from l2l_nas.training.source_format import layer_files
+
+MODELING = "modeling_l2l_nas"  # the module of a network that comes with its own code
+LEAD = ".modeling_"  # of its files of layers: those of `source` may lie in the same folder
+
+
+@runtime_checkable
+class Publishable(Protocol):
+    """A pool whose networks may be models that others know."""
+
+    @property
+    def beside(self) -> Mapping[str, bytes]:
+        """Files that go along with each network, by name, such as those of its tokenizer."""
+
+    def hugging_face(self, source: ExportSource) -> HuggingFaceFiles:
+        """What to write for a network. Raises ExportError: it cannot be expressed."""
+
+
+class HuggingFaceFiles(Protocol):
+    """What is written for a network."""
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """Small ones by name, config.json among them."""
+
+    def give(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Published tensors, of the network's parameters by name."""
+
+    def read(self, path: Path, source: ExportSource) -> Call:
+        """What was written, with published tensors at a path, as a function; see `Format.read`."""
+
+
+class HuggingFace(Format):
+    """A folder that `transformers` loads: `config.json`, `model.safetensors`, the tokenizer, and the like.
+
+    The pool knows how (`PublishedPool.hugging_face`, in `l2l_nas.pretrained`): which config the found network has, and
+    which published tensor each of its parameters is. A network that no family has comes with its own code.
+    """
+
+    files = (f"{MODELING}.py", *(f"{LEAD[1:]}{name}" for name in layer_files()), "config.json", "model.safetensors")
+
+    def beside(self, pool: LayerPool) -> Mapping[str, bytes]:
+        return pool.beside if isinstance(pool, Publishable) else {}
+
+    def write(self, source: ExportSource, path: Path) -> None:
+        files = _published(source).hugging_face(source)
+        with torch.no_grad():
+            tensors = files.give(dict(source.network.named_parameters(remove_duplicate=False)))
+        for name, content in {**self.beside(source.pool), **files.files}.items():
+            path.with_name(name).write_bytes(content)
+        write_tensors(path, tensors, format="pt")
+
+    def read(self, path: Path, source: ExportSource) -> Call:
+        return _published(source).hugging_face(source).read(path, source)
+
+
+def _published(source: ExportSource) -> Publishable:
+    if not isinstance(source.pool, Publishable):
+        raise ExportError(
+            "the pool is not of a published model (space.pool=hf:FOLDER or gguf:FILE); export the network as source"
+        )
+    return source.pool
