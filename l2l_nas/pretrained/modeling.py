@@ -41,7 +41,7 @@ class Past(DynamicCache):
             self.caches[number] = tuple(rows)
 
 
-class FoundModel(PreTrainedModel):
+class FoundNetwork(PreTrainedModel):
     """The layers, in order."""
 
     config_class = FoundConfig
@@ -63,7 +63,7 @@ class FoundModel(PreTrainedModel):
         return next(part for part in self.network.modules() if isinstance(part, nn.Embedding))
 
 
-class FoundForCausalLM(FoundModel, GenerationMixin):
+class FoundForCausalLM(FoundNetwork, GenerationMixin):
     """A network that says of each token which one comes next."""
 
     def forward(
@@ -142,7 +142,7 @@ class FoundForCausalLM(FoundModel, GenerationMixin):
         return x
 
 
-class FoundForMaskedLM(FoundModel):
+class FoundForMaskedLM(FoundNetwork):
     """A network that says which tokens are masked."""
 
     def forward(
