@@ -9,9 +9,10 @@ from numbers import Real
 
 from torch import Tensor, nn
 
-from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.cost.device import device_bytes
 from l2l_nas.cost.flops import Flops
+from l2l_nas.cost.generation import WritingCosts, text_length
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.latency import Latency
 from l2l_nas.cost.own import OwnCost
@@ -19,7 +20,7 @@ from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.cost.table import LABELS, Cost, Costs
 from l2l_nas.cost.traffic import StreamedBytes
-from l2l_nas.eps.layout import layout_of
+from l2l_nas.eps.layout import Layout, layout_of
 from l2l_nas.errors import SettingError, user_code
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
@@ -29,18 +30,57 @@ from l2l_nas.space.shapes import check_shapes
 
 def parameters_cost(pool: LayerPool) -> Cost:
     """The number of weights: the sum over the layers, unless an architecture's choices decide which are shared."""
+    of_layer = _of_states(pool, lambda layout: layout.num_parameters)
+    return Cost("parameters", lambda a: float(num_parameters(pool, a)), of_layer)
+
+
+def file_cost(pool: LayerPool) -> Cost:
+    """Bytes of the weights and buffers as exports write them, without a file's head; a sum as parameters are."""
+
+    def num_bytes(layout: Layout) -> int:
+        return sum(entry.numel * entry.dtype.itemsize for entry in (*layout.parameters, *layout.buffers))
+
+    def of_architecture(architecture: Architecture) -> float:
+        return float(sum(num_bytes(layout_of(pool, state)) for state in path_states(pool, architecture)))
+
+    return Cost("file_bytes", of_architecture, _of_states(pool, num_bytes))
+
+
+def _of_states(pool: LayerPool, of: Callable[[Layout], int]) -> Callable[[Layer], float] | None:
+    """What a layer adds to a sum over states that count once; None where an architecture decides which are shared."""
     first: dict[str, int] = {}  # position that each state is counted at
     for layer in pool.layers:
         for state in layer.states:
             first.setdefault(state, layer.position)
     tied = [pool.positions[layer.position] for layer in pool.layers if layer.candidate.tied]
-    is_sum = not pool.shared and pool.is_separable and all(len(position.candidates) == 1 for position in tied)
+    if pool.shared or not pool.is_separable or any(len(position.candidates) > 1 for position in tied):
+        return None
 
     def of_layer(layer: Layer) -> float:
         counted = [state for state in layer.states if first[state] == layer.position]
-        return sum(layout_of(pool, state).num_parameters for state in counted)
+        return sum(of(layout_of(pool, state)) for state in counted)
 
-    return Cost("parameters", lambda a: float(num_parameters(pool, a)), of_layer if is_sum else None)
+    return of_layer
+
+
+def _sum(pool: LayerPool, name: str, of_layer: Callable[[Layer], float]) -> Cost:
+    """A cost that is the sum over the layers of a path."""
+    total = lambda architecture: float(sum(map(of_layer, pool.path(architecture))))  # noqa: E731
+    return Cost(name, total, of_layer if pool.is_separable else None)
+
+
+def _generation_costs(relay: Relay, flops: Flops, hardware: Hardware | None) -> list[Cost]:
+    """Those of writing, where the pool's networks take text."""
+    pool = relay.server.whole_pool
+    length = text_length(pool)
+    if length is None:
+        return []
+    writing = WritingCosts(relay, flops, length)
+    costs = [_sum(pool, "cache_bytes", writing.cache_bytes)]
+    if hardware is not None:
+        costs.append(_sum(pool, "first_token_ms", partial(writing.first_token_ms, hardware=hardware)))
+        costs.append(_sum(pool, "token_ms", partial(writing.token_ms, hardware=hardware)))
+    return costs
 
 
 def build_costs(
@@ -67,6 +107,7 @@ def build_costs(
     flops = Flops(pool, check_shapes(pool))
     costs = [
         parameters_cost(pool),
+        file_cost(pool),
         Cost("flops", flops, flops.of_layer if pool.is_separable else None),
         Cost("streamed_bytes", StreamedBytes(relay, sizes)),
         Cost("device_bytes", lambda a: float(device_bytes(RelayPath(relay, sizes, a)))),
@@ -75,6 +116,7 @@ def build_costs(
     if hardware is not None:
         step_time = StepTime(relay, sizes, hardware)
         costs += [Cost("step_ms", step_time), Cost("forward_ms", step_time.latency_ms)]
+    costs += _generation_costs(relay, flops, hardware)
     for name, function in (own or {}).items():
         if name in LABELS:
             raise SettingError(f"cost '{name}': this library has one of this name; rename yours")

@@ -14,16 +14,20 @@ from l2l_nas.space.pool import Layer, LayerPool
 _UNITS_AND_LABELS = {
     "parameters": ("parameters", "number of parameters"),  # a repeated or tied one counts once
     "flops": ("FLOPs", "FLOPs of a forward pass"),  # of one sample
+    "file_bytes": ("bytes in a file", "bytes of the weights in a file"),  # each in the dtype of the layers
+    "cache_bytes": ("bytes a token", "bytes kept of a token"),  # mean of a text as long as the input
     "streamed_bytes": ("streamed bytes", "bytes streamed in a training step"),
     "device_bytes": ("device bytes", "device bytes of a training step"),
     "latency_ms": ("ms", "latency in ms"),
     "step_ms": ("ms", "predicted ms of a training step"),
     "forward_ms": ("ms", "predicted ms of a forward pass"),  # of the plain network, on as many samples
+    "first_token_ms": ("ms", "predicted ms to the first token"),  # of a text as long as the input
+    "token_ms": ("ms", "predicted ms of a token"),  # behind such a text
 }
 UNITS = {name: unit for name, (unit, _) in _UNITS_AND_LABELS.items()}
 LABELS = {name: label for name, (_, label) in _UNITS_AND_LABELS.items()}
-PREDICTED = ("step_ms", "forward_ms")  # found for a hardware profile, where one is named
-BYTES = ("streamed_bytes", "device_bytes")
+PREDICTED = ("step_ms", "forward_ms", "first_token_ms", "token_ms")  # found for a hardware profile, where one is named
+BYTES = ("file_bytes", "cache_bytes", "streamed_bytes", "device_bytes")
 COUNTS = ("parameters", "flops", *BYTES)
 
 

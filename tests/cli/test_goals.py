@@ -62,7 +62,7 @@ def test_three_objectives_and_limits_end_up_in_the_result_the_study_and_the_tabl
     said = capsys.readouterr().out
     result = result_of(tmp_path / "run")
     assert [goal["name"] for goal in result["objectives"]] == ["accuracy", "flops", "latency_ms"]
-    names = {"accuracy", "loss", "parameters", "flops", "streamed_bytes", "device_bytes", "latency_ms"}
+    names = {"accuracy", "loss", "parameters", "file_bytes", "flops", "streamed_bytes", "device_bytes", "latency_ms"}
     for entry in (result["best"], *result["pareto"]):
         assert entry["values"].keys() == names
         assert entry["values"]["flops"] <= 400

@@ -51,7 +51,7 @@ def test_a_folder_s_files_say_the_same(finished):
     result, architecture = read(finished / "result.json"), read(finished / "architecture.json")
     assert architecture["choices"] == result["best"]["architecture"]
     assert architecture["positions"][0] == "stem"
-    costs = {"parameters", "flops", "streamed_bytes", "device_bytes"}
+    costs = {"parameters", "file_bytes", "flops", "streamed_bytes", "device_bytes"}
     assert {"accuracy", "loss", *costs} == result["best"]["values"].keys()
     assert result["pareto"]
     assert result["seconds"] > 0

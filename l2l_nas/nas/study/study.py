@@ -11,7 +11,7 @@ parameters, the goals' values), in a run's folder and in a database. Of a trial,
     cached         bool          its values are those of an earlier trial of the same architecture; not counted
     seconds        float, s      what its training and scoring took
     metric_NAME    float         each metric of the validation part with the weights that the trial had, and each cost:
-                                 parameters, flops, streamed_bytes and device_bytes (bytes), latency_ms (ms)
+                                 parameters, flops, file_bytes, streamed_bytes, device_bytes (bytes), latency_ms (ms)
     reason         str           why it was pruned, stopped or failed
     stopped        bool          it was stopped early; a constraint pruned the others that are pruned
     rungs          dict          metrics on its way, by "steps done/steps"; with one goal its values at these steps are
