@@ -91,6 +91,8 @@ class MaskedHead(nn.Module):
 class ClassHead(nn.Module):
     """BERT's head for whole sequences: what the first token has come to, then a score for each class."""
 
+    takes_any_length = True
+
     def __init__(self, hidden: int, classes: int, *, style: Style | None = None) -> None:
         super().__init__()
         style = style or Style()

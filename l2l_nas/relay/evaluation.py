@@ -66,15 +66,18 @@ class Evaluation:
         self,
         states: StateAccess,
         tree: PopulationPass,
-        inputs: Batch,
-        sizes: Sequence[int],
+        inputs: Iterable[Batch],
         *,
         caches: Caches | None = None,
         reduce: Reduce | None = None,
     ) -> list[Batch]:
-        """Outputs of each architecture of a prefix tree, on the host; with caches, at the next places of the one."""
-        values = self._moved(cut_batch(inputs, sizes))
-        on_host: list[dict[str, Batch]] = [{} for _ in tree.ends]
+        """Outputs of each architecture of a prefix tree, on the host; with caches, at the next places of the one.
+
+        Args:
+            inputs: by micro-batch; with `reduce`, texts of one may be longer than those of another.
+        """
+        values = self._moved(inputs)
+        on_host: list[dict[str, Sequence[Batch]]] = [{} for _ in tree.ends]
         reduced_ends: set[tuple[str, ...]] = set()
 
         def visit(place: int, template: Template) -> None:
@@ -92,21 +95,24 @@ class Evaluation:
                 keep(name, values.pop(name))
 
         def keep(name: str, batches: Sequence[Batch]) -> None:
+            is_whole = reduce is None or any(name in names for names in reduced_ends)
             for own, names in zip(on_host, tree.ends, strict=True):
                 if name in names:
-                    own[name] = _on_host(batches)
+                    own[name] = [_on_host(batches)] if is_whole else [_on_host([batch]) for batch in batches]
 
         self._forward(states, tree.layers, visit, tree=tree)
         for name, batches in values.items():  # inputs that nothing reads, and that are outputs
             keep(name, batches)
         found = []
         for own, names in zip(on_host, tree.ends, strict=True):
-            outputs = tuple(tensor for name in names for tensor in own[name])
+            parts = [
+                tuple(tensor for batch in pieces for tensor in batch)
+                for pieces in zip(*(own[name] for name in names), strict=True)
+            ]
             if reduce is not None and names not in reduced_ends:
                 with torch.no_grad():
-                    parts = [reduced(reduce, number, batch) for number, batch in enumerate(cut_batch(outputs, sizes))]
-                outputs = _on_host(parts)
-            found.append(outputs)
+                    parts = [_on_host([reduced(reduce, number, batch) for number, batch in enumerate(parts)])]
+            found.append(parts[0])
         return found
 
     def recalibrate(

@@ -1,8 +1,14 @@
-"""Sequences that go on token by token, so that nothing is computed twice.
+"""Sequences that go on token by token, so that nothing is computed twice, and that are as long as they are.
 
 A layer whose outputs depend on earlier places has a method `extend(x, cache)`. It takes the next places of its input
 [batch, new, ...] and what it returned for those before, None at the start; it returns what its forward gives at the new
-places, and a tuple of tensors for the next call. All other layers treat every place alike.
+places, and a tuple of tensors for the next call. All other layers treat every place alike: `is_placewise = True` in a
+class says so, and of torch's own layers some are known.
+
+[Note: any length] The length of a pool's inputs is a maximum where all layers of a path say that they take any length
+up to it, and give at the places that there are what they give there in a longer text, whatever is padding behind. Those
+say so that go on token by token, that treat every place alike, or that have `takes_any_length = True`. What they say is
+tried out before it is relied on (`l2l_nas.training.lengths`).
 """
 
 from __future__ import annotations
@@ -14,6 +20,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from l2l_nas.relay.device import Device
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool, PerPool
+
+_PLACEWISE = (nn.Linear, nn.RMSNorm, nn.Embedding, nn.Dropout, nn.Identity)
+_TAKES_ANY: PerPool[dict[object, bool]] = PerPool()
 
 
 def extend_of(module: nn.Module) -> Callable[..., Any] | None:
@@ -21,6 +32,30 @@ def extend_of(module: nn.Module) -> Callable[..., Any] | None:
     found = getattr(module, "extend", None)
     is_torch_s = str(getattr(found, "__module__", "")).partition(".")[0] == "torch"
     return found if callable(found) and not is_torch_s else None
+
+
+def is_placewise(module: nn.Module) -> bool:
+    """Whether a layer is known to treat every place [batch, place, ...] alike."""
+    if isinstance(module, nn.Sequential):
+        return all(map(is_placewise, module))
+    if isinstance(module, nn.LayerNorm):
+        return len(module.normalized_shape) == 1
+    is_activation = type(module).__module__ == "torch.nn.modules.activation" and not list(module.children())
+    return getattr(module, "is_placewise", False) is True or type(module) in _PLACEWISE or is_activation
+
+
+def fixed_at(pool: LayerPool, architecture: Architecture) -> str | None:
+    """The position whose layer does not say that it takes texts of any length; see [Note: any length]."""
+    known = _TAKES_ANY.setdefault(pool, {})
+    for layer in pool.path(architecture):
+        kind = layer.candidate.kind
+        if kind not in known:
+            module = pool.build_module(layer, device="meta")
+            says_so = getattr(module, "takes_any_length", False) is True
+            known[kind] = says_so or extend_of(module) is not None or is_placewise(module)
+        if not known[kind]:
+            return pool.positions[layer.position].name
+    return None
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Protocol
@@ -27,6 +27,8 @@ from l2l_nas.space.shapes import refuse_lone_sample
 Batch = tuple[Tensor, ...]
 # makes of the outputs of a micro-batch, by its number, what is wanted of them
 Reduce = Callable[[int, Batch], Batch]
+# of each micro-batch, how many samples it has, and how many of their first places are computed
+Cuts = Sequence[tuple[int, int]]
 # a tensor, or a tuple of them where a batch has several; a task's own methods say which of the two it takes
 Targets = Any
 
@@ -118,13 +120,20 @@ class Executor(Protocol):
         micro_batch: int,
         max_bytes: int | None = None,
         reduce: Reduce | None = None,
+        cuts: Cuts | None = None,
     ) -> list[Batch]:
         """What `predict` gives for each of these, to the bit, but with less work where they begin alike.
 
         Args:
             max_bytes: of activations that wait on the device.
             reduce: what is given in place of outputs. They are not gathered, where nothing else reads them.
+            cuts: micro-batches of texts that are shorter than the inputs are long. Their layers must take any length;
+                see `l2l_nas.training.lengths`.
         """
+
+    @property
+    def takes_cuts(self) -> bool:
+        """Whether micro-batches may differ in length."""
 
     def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
         """What `predict` gives at the next places of sequences, on the host, by what `caches` has of those before.
@@ -229,6 +238,18 @@ def checked_sizes(wanted: Specs, inputs: Batch, micro_batch: int, *others: Tenso
     if len(set(lengths)) > 1:
         raise DataError(f"inputs and targets differ in their number of samples: {lengths}")
     return cut_sizes(lengths[0], micro_batch)
+
+
+def cut_up(wanted: Specs, inputs: Batch, micro_batch: int, cuts: Cuts | None) -> Iterator[Batch]:
+    """Micro-batches of inputs that are what is wanted, each as long as its cut says."""
+    sizes = checked_sizes(wanted, inputs, micro_batch)
+    if cuts is None:
+        return zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)
+    most = min((*spec.shape, 0)[0] for spec in wanted)
+    if sum(size for size, _ in cuts) != sum(sizes) or not all(size > 0 and 0 < n <= most for size, n in cuts):
+        raise DataError(f"cuts {list(cuts)[:4]} do not cut {sum(sizes)} samples of at most {most} places")
+    parts = zip(*(tensor.split([size for size, _ in cuts]) for tensor in inputs), strict=True)
+    return (tuple(tensor[:, :n] for tensor in part) for part, (_, n) in zip(parts, cuts, strict=True))
 
 
 def shares(sizes: Sequence[int]) -> tuple[float, ...]:

@@ -20,10 +20,11 @@ from l2l_nas.eps.optimizers.plain import add_to, in_torch, moments_in
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import DataError, NonFiniteError
 from l2l_nas.relay.device import open_device, stream_seed
-from l2l_nas.relay.evaluation import measured_norms
+from l2l_nas.relay.evaluation import cut_batch, measured_norms
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.interface import (
     Batch,
+    Cuts,
     MiniBatch,
     Objective,
     Reduce,
@@ -32,6 +33,7 @@ from l2l_nas.relay.interface import (
     as_batch,
     bytes_of,
     cut_sizes,
+    cut_up,
     each,
     reduced,
     shares,
@@ -196,12 +198,16 @@ class ReferenceTrainer:
         *,
         caches: Caches | None = None,
         reduce: Reduce | None = None,
+        cuts: Cuts | None = None,
     ) -> Batch:
         layers = self.pool.path(architecture)
         modules, flow = [self.module(layer).eval() for layer in layers], self.pool.flow(layers)
         inputs = as_batch(inputs)
         outputs = []
-        for number, values in enumerate(self._cut(inputs, cut_sizes(len(inputs[0]), micro_batch))):
+        cut = cut_batch(inputs, cut_sizes(len(inputs[0]), micro_batch))
+        cut = cut if cuts is None else cut_up(self.pool.inputs, inputs, micro_batch, cuts)
+        for number, parts in enumerate(cut):
+            values = tuple(map(self.device.put, parts))
             calls: list[Callable[..., object]] = list(modules)
             if caches is not None:
                 calls = [caches.caller(p, m, iter((number,)), self.device) for p, m in enumerate(modules)]
@@ -217,13 +223,19 @@ class ReferenceTrainer:
         micro_batch: int,
         max_bytes: int | None = None,
         reduce: Reduce | None = None,
+        cuts: Cuts | None = None,
     ) -> list[Batch]:
         """See `Executor.predict_population`; one by one."""
         if reduce is not None:
             check_function("reduce", reduce)
         kinds = (Architecture, tuple, list)
         architectures = check_list("architectures", architectures, of=kinds, wanted="architectures")
-        return [self._predicted(one, inputs, micro_batch, reduce=reduce) for one in architectures]
+        return [self._predicted(one, inputs, micro_batch, reduce=reduce, cuts=cuts) for one in architectures]
+
+    @property
+    def takes_cuts(self) -> bool:
+        """See `Executor.takes_cuts`."""
+        return True
 
     @property
     def sample_bytes(self) -> int:

@@ -26,12 +26,13 @@ from l2l_nas.relay.calls import alone, calls_of, refuse_modes
 from l2l_nas.relay.config import ExecutionConfig, MemoryConfig, PrecisionConfig, RelayConfig, UpdateConfig
 from l2l_nas.relay.device import Device, open_device
 from l2l_nas.relay.device_states import DeviceStates, fitting
-from l2l_nas.relay.evaluation import Evaluation, about
+from l2l_nas.relay.evaluation import Evaluation, about, cut_batch
 from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.extend import Caches
 from l2l_nas.relay.held import HeldSteps
 from l2l_nas.relay.interface import (
     Batch,
+    Cuts,
     MiniBatch,
     Objective,
     Reduce,
@@ -40,8 +41,8 @@ from l2l_nas.relay.interface import (
     Targets,
     as_batch,
     bytes_of,
-    checked_sizes,
     cut_sizes,
+    cut_up,
 )
 from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.memory import MemoryPlan, decide
@@ -112,6 +113,7 @@ class Relay:
     def _build(self, server: ParamServer) -> None:
         config, device, dtype = self.config, self.device, self.config.precision.dtype
         calls = calls_of(config.execution.layers, device, is_chain=self.pool.wiring.is_chain)
+        self._takes_cuts = calls is None
         # of the longest path; behind it comes the first layer of the next one
         slots = min(self._memory.slots, len(self.pool.positions) + 1)
         ranks = server.exchange.size
@@ -342,25 +344,26 @@ class Relay:
         micro_batch: int,
         max_bytes: int | None = None,
         reduce: Reduce | None = None,
+        cuts: Cuts | None = None,
     ) -> list[Batch]:
         """Outputs of many architectures in evaluation mode, on the host; each equals `predict`'s, bit for bit.
 
         One pass over a prefix tree of their paths: each distinct layer is loaded once, what architectures begin alike
         is computed once. What needs more than `max_bytes` goes in several passes.
         """
-        inputs = as_batch(inputs)
-        sizes = checked_sizes(self.pool.inputs, inputs, micro_batch)
+        cut = list(cut_up(self.pool.inputs, as_batch(inputs), micro_batch, cuts))
         kinds = (Architecture, tuple, list)
         architectures = check_list("architectures", architectures, of=kinds, wanted="architectures")
         most = None
         if max_bytes is not None:
+            sizes = tuple(len(batch[0]) for batch in cut)
             largest = max(self.stash.size_bytes(name, sizes) for name in self.stash.places)
             # ranks may have micro-batches of other sizes, and make the same passes
             most = least(self.server.exchange, check_count("max_bytes", max_bytes) // largest)
         self._pause()
         results: list[Batch] = [()] * len(architectures)
         for members, tree in self._evaluation.groups(architectures, most=most):
-            outputs = self._evaluation.predict(self._training.states, tree, inputs, sizes, reduce=reduce)
+            outputs = self._evaluation.predict(self._training.states, tree, cut, reduce=reduce)
             for member, batches in zip(members, outputs, strict=True):
                 results[member] = batches
         return results
@@ -372,7 +375,12 @@ class Relay:
         caches.on_host = self._memory.stash == "host"
         tree = prefixes(self.pool, [self.pool.path(architecture)])
         sizes = cut_sizes(len(inputs[0]), micro_batch)
-        return self._evaluation.predict(self._training.states, tree, inputs, sizes, caches=caches)[0]
+        return self._evaluation.predict(self._training.states, tree, cut_batch(inputs, sizes), caches=caches)[0]
+
+    @property
+    def takes_cuts(self) -> bool:
+        """See `Executor.takes_cuts`; what is compiled or captured is for one length."""
+        return self._takes_cuts
 
     @property
     def sample_bytes(self) -> int:

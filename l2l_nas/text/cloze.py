@@ -19,6 +19,12 @@ from l2l_nas.training.samples import Split
 from l2l_nas.training.task import Tokens
 
 
+class Continuations(Split):
+    """Texts, each padded to the network's length."""
+
+    is_padded = True
+
+
 @dataclass(frozen=True)
 class Passage:
     """A text without its last word, and that word."""
@@ -41,6 +47,7 @@ class Cloze(Tokens):
     metrics = {"accuracy": True, "last_token_accuracy": True, "target_perplexity": False}
 
     names = ("samples", "hits", "last", "loss")
+    reads_what_counts = True
 
     def figures(self, outputs: Batch, targets: Tensor) -> Tensor:
         """1; whether the word is predicted in either sense; its negative log likelihood."""
@@ -105,7 +112,7 @@ def lambada(
     return Cloze(), continuations(pairs, length)
 
 
-def continuations(pairs: Sequence[tuple[Sequence[int], Sequence[int], str]], length: int) -> Split:
+def continuations(pairs: Sequence[tuple[Sequence[int], Sequence[int], str]], length: int) -> Continuations:
     """Samples of a context's tokens and those that go on with it, which are to be predicted, and what these are called.
 
     Raises:
@@ -120,4 +127,4 @@ def continuations(pairs: Sequence[tuple[Sequence[int], Sequence[int], str]], len
         tokens = torch.tensor([*context, *continuation])[-length - 1 :]
         inputs[row, : len(tokens) - 1] = tokens[:-1]
         targets[row, len(tokens) - 1 - count : len(tokens) - 1] = tokens[-count:]
-    return Split((inputs,), targets)
+    return Continuations((inputs,), targets)

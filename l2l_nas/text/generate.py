@@ -1,8 +1,8 @@
 """A language model writes on: the next token, again and again.
 
 With layers that go on token by token (`l2l_nas.relay.extend`), each token is computed once. They are those with a
-method `extend`, and those that treat every place alike: `is_placewise = True` in a class says so, and of torch's own
-layers some are known. Where a path has others, the whole text is computed again for each token.
+method `extend`, and those that treat every place alike. Where a path has others, the whole text is computed again for
+each token.
 
 A network sees as many tokens as its input is long. Where a text is longer, its context begins anew with the later half
 of that: at places that follow from the length of the input alone, whatever the prompts.
@@ -15,17 +15,23 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from l2l_nas.eps.exchange import of_first
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.device import stream_seed
-from l2l_nas.relay.extend import Caches, extend_of
+from l2l_nas.relay.extend import Caches, extend_of, is_placewise
 from l2l_nas.relay.interface import Executor
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.text.network import has_documents, inputs_of, length_of, refuse_foresight, refuse_no_numbers
-
-_PLACEWISE = (nn.Linear, nn.RMSNorm, nn.Embedding, nn.Dropout, nn.Identity)
+from l2l_nas.text.network import (
+    has_documents,
+    inputs_of,
+    length_of,
+    predict_first,
+    refuse_foresight,
+    refuse_no_numbers,
+)
+from l2l_nas.training.lengths import Texts
 
 
 @dataclass(frozen=True)
@@ -118,16 +124,6 @@ def recomputed(executor: Executor, architecture: Architecture) -> str | None:
     return None
 
 
-def is_placewise(module: nn.Module) -> bool:
-    """Whether a layer is known to treat every place [batch, place, ...] alike."""
-    if isinstance(module, nn.Sequential):
-        return all(map(is_placewise, module))
-    if isinstance(module, nn.LayerNorm):
-        return len(module.normalized_shape) == 1
-    is_activation = type(module).__module__ == "torch.nn.modules.activation" and not list(module.children())
-    return getattr(module, "is_placewise", False) is True or type(module) in _PLACEWISE or is_activation
-
-
 class _Context:
     """What the network sees of texts, and says of their next tokens."""
 
@@ -138,6 +134,7 @@ class _Context:
         self._extends = recomputed(executor, architecture) is None
         self._start = self._seen = 0
         self._caches = self._fresh()
+        self._texts = None if self._extends else Texts.taken_by(executor, [architecture])
         if not self._extends:
             refuse_foresight(executor, architecture, length)
 
@@ -185,8 +182,11 @@ class _Context:
         else:
             seen = torch.zeros(len(rows), self._length, dtype=torch.int64)
             seen[:, : place - self._start] = torch.tensor([row[self._start :] for row in rows])
-            inputs = inputs_of(self._executor.server.pool, seen)
-            (outputs,) = self._executor.predict(self._architecture, inputs, micro_batch=len(rows))
+            places = None
+            if self._texts is not None:
+                row = inputs_of(self._executor.server.pool, seen[:1])
+                places = self._texts.length_for(row, place - self._start)
+            outputs = predict_first(self._executor, self._architecture, seen, places)
             logits = outputs[:, place - self._start - 1].float()
         # ranks choose the same tokens, whatever their processors make of the same sums
         logits = of_first(self._executor.server.exchange, logits)

@@ -13,7 +13,11 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import TensorSpec, describe
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
+from l2l_nas.training.lengths import Texts
 from l2l_nas.training.samples import SCORING, Key, Loaded, Samples
+
+# places that show whether a network sees what it predicts
+_FEW = 16
 
 
 def length_of(pool: LayerPool, vocabulary: int) -> int:
@@ -55,7 +59,7 @@ class OfOneDocument(Samples):
     """Samples of tokens as a network takes them that is given documents; each sample is one."""
 
     tokens: Samples
-    is_by_row = True  # of windows of a text, and of passages
+    is_by_row = is_padded = True  # of windows of a text, and of passages
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -63,6 +67,15 @@ class OfOneDocument(Samples):
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         (tokens,), targets = self.tokens.batch(rows, key=key)
         return (tokens, torch.zeros_like(tokens)), targets
+
+
+def predict_first(executor: Executor, architecture: Architecture, tokens: Tensor, places: int | None) -> Tensor:
+    """Logits of tokens [batch, length], of their first places alone if it is said how many."""
+    inputs, batch = inputs_of(executor.server.pool, tokens), len(tokens)
+    if places is None:
+        return executor.predict(architecture, inputs, micro_batch=batch)[0]
+    cuts = [(batch, places)]
+    return executor.predict_population([architecture], inputs, micro_batch=batch, cuts=cuts)[0][0]
 
 
 def refuse_no_numbers(logits: Tensor) -> None:
@@ -77,8 +90,10 @@ def refuse_no_numbers(logits: Tensor) -> None:
 def refuse_foresight(executor: Executor, architecture: Architecture, length: int) -> None:
     """Refuse a network that sees the tokens that it predicts, as a masked language model does, with a DataError."""
     tokens = torch.zeros(2, length, dtype=torch.int64)
-    tokens[1, -1] = 1
-    one, other = executor.predict(architecture, inputs_of(executor.server.pool, tokens), micro_batch=2)[0][:, :-1]
+    texts = Texts.taken_by(executor, [architecture])
+    places = length if texts is None else texts.length_for(inputs_of(executor.server.pool, tokens[:1]), _FEW)
+    tokens[1, places - 1] = 1
+    one, other = predict_first(executor, architecture, tokens, None if texts is None else places)[:, :-1]
     refuse_no_numbers(one)
     if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(one[one.isfinite()].abs().max())):
         raise DataError(

@@ -28,7 +28,7 @@ class Windows(Samples):
         SettingError: a stride below 0 or beyond the length.
     """
 
-    is_by_row = True
+    is_by_row = is_padded = True
 
     def __init__(self, tokens: Tensor, length: int, stride: int = 0) -> None:
         if len(tokens) < 2:
@@ -62,6 +62,7 @@ class Perplexity(Tokens):
     tokens: int  # of the text, without the first
     words: int  # of the text, however they are counted
     num_bytes: int  # of the text in UTF-8, without the first token's
+    reads_what_counts = True
     metrics = dict.fromkeys(("word_perplexity", "token_perplexity", "bits_per_byte"), False)
 
     def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:

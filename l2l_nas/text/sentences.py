@@ -94,7 +94,7 @@ class Sentences(Samples):
     `rows` are the texts of each row; the classes of the form are named.
     """
 
-    is_by_row = True
+    is_by_row = is_padded = True
 
     def __init__(self, rows: Sequence[Sequence[str]], classes: Sequence[str], form: SentenceForm) -> None:
         self.form = form

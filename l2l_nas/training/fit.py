@@ -12,18 +12,20 @@ import torch
 
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_methods
 from l2l_nas.errors import DataError
-from l2l_nas.relay.interface import Batch, Executor, Targets, bytes_of, cut_sizes, cut_targets, each
+from l2l_nas.relay.interface import Batch, Executor, Reduce, Targets, bytes_of, cut_sizes, cut_targets, each, samples_of
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.objective import learned_by, objective_layer
 from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
+from l2l_nas.space.values import as_tuple
 from l2l_nas.training.data import Batches
+from l2l_nas.training.lengths import Texts
 from l2l_nas.training.metrics import MeasuredTask, of_samples
 from l2l_nas.training.samples import SCORING, Loaded, Samples
 from l2l_nas.training.schedule import Schedule
 from l2l_nas.training.score import Score
-from l2l_nas.training.shares import EvaluationShare, TrainingShare
+from l2l_nas.training.shares import EvaluationShare, TrainingShare, rows_of
 from l2l_nas.training.tally import Tally
 from l2l_nas.training.task import SampleMetrics, Task
 
@@ -185,7 +187,7 @@ def score(executor: Executor, architecture: Architecture, split: Samples, *, tas
     reduced = of_samples(task)
     exchange = executor.server.everyone
     tally = Tally(task, len(split), with_errors=True, reduced=reduced, exchange=exchange)
-    for targets, (outputs,) in _predicted(executor, [architecture], split, reduced=reduced, micro_batch=micro_batch):
+    for targets, (outputs,) in _predicted(executor, [architecture], split, task=task, micro_batch=micro_batch):
         tally.add(outputs, targets)
     return tally.score()
 
@@ -206,10 +208,10 @@ def tested(trainer: Trainer, architecture: Architecture, test: Samples) -> Score
 
 
 def sample_figures(
-    executor: Executor, architecture: Architecture, split: Samples, *, task: SampleMetrics, micro_batch: int
+    executor: Executor, architecture: Architecture, split: Samples, *, task: Task, micro_batch: int
 ) -> torch.Tensor:
-    """Each sample's figures, [samples, figures], in evaluation mode."""
-    chunks = _predicted(executor, [architecture], split, reduced=task, micro_batch=micro_batch)
+    """Each sample's figures, [samples, figures], in evaluation mode; the task's metrics follow from them."""
+    chunks = _predicted(executor, [architecture], split, task=task, micro_batch=micro_batch)
     return torch.cat([outputs[0] for _, (outputs,) in chunks])
 
 
@@ -240,7 +242,7 @@ def evaluate_population(
     exchange = executor.server.everyone
     tallies = [Tally(task, len(split), reduced=reduced, exchange=exchange) for _ in architectures]
     for targets, outputs in _predicted(
-        executor, architectures, split, reduced=reduced, micro_batch=micro_batch, max_bytes=max_bytes
+        executor, architectures, split, task=task, micro_batch=micro_batch, max_bytes=max_bytes
     ):
         for tally, batch in zip(tallies, outputs, strict=True):
             tally.add(batch, targets)
@@ -265,14 +267,18 @@ def _predicted(
     architectures: Sequence[Architecture],
     split: Samples,
     *,
-    reduced: SampleMetrics | None,
+    task: Task,
     micro_batch: int,
     max_bytes: int | None = None,
 ) -> Iterator[tuple[Targets, list[Batch]]]:
     """Chunk after chunk of the samples: targets, and the outputs of each of these architectures on the host.
 
-    With `reduced`, its figures of each sample come in the place of outputs. See [Note: outputs].
+    Where figures of each sample are enough for the task, they come in the place of outputs. See [Note: outputs].
     """
+    reduced = of_samples(task)
+    if (texts := Texts.of(executor, architectures, split, task)) is not None:
+        yield from _predicted_texts(texts, split, reduced=reduced, micro_batch=micro_batch, max_bytes=max_bytes)
+        return
     size = chunk_size(executor, micro_batch)
     if reduced is not None:
         size, micro_batch = _reduced_sizes(executor, micro_batch)
@@ -288,7 +294,45 @@ def _predicted(
             yield targets, predict(architectures, inputs, reduce=reduce)
             continue
         own = predict(architectures, inputs, reduce=None if reduce is None else share.guarded(reduce))
-        yield share.whole(min(size, len(split) - start), targets, own)
+        sizes = cut_sizes(min(size, len(split) - start), micro_batch)
+        (whole,) = share.joined(sizes, [as_tuple(targets)])
+        yield whole[0] if isinstance(targets, torch.Tensor) else whole, share.joined(sizes, own)
+
+
+def _predicted_texts(
+    texts: Texts, split: Samples, *, reduced: SampleMetrics | None, micro_batch: int, max_bytes: int | None
+) -> Iterator[tuple[Targets, list[Batch]]]:
+    """`_predicted` of texts that end before their tensors do, at their own lengths; all ranks read all of a chunk."""
+    executor = texts.executor
+    predict = partial(executor.predict_population, texts.architectures, micro_batch=micro_batch, max_bytes=max_bytes)
+    most = _most_bytes(executor)
+    places = waiting = most * texts.length // max(1, executor.sample_bytes)
+    if reduced is not None:
+        places = most // 2 * texts.length // _output_bytes(executor)
+        waiting = most // 2 * texts.length // max(1, executor.reduced_bytes)
+    exchange = executor.server.exchange
+    share = EvaluationShare(exchange, split, micro_batch) if exchange.size > 1 else None
+    size = max(micro_batch, min(_CHUNK, _CHUNK_BYTES // (64 * texts.length)))  # tokens are few bytes
+    for inputs, targets in chunks(split, size) if share is None else share.chunks(size, is_whole=True):
+        lengths = texts.own_lengths(inputs, targets)
+        chunk = texts.cut(lengths, micro_batch, places=places, waiting=waiting)
+        done: list[list[Batch]] = [[] for _ in texts.architectures]
+        start = 0
+        for cuts in chunk.passes:
+            sizes = [size for size, _ in cuts]
+            own = range(len(cuts)) if share is None else share.own(sizes)
+            rows = chunk.order[start:][samples_of(sizes, own)]
+            start += sum(sizes)
+            own_cuts = cuts[own.start : own.stop]
+            own_inputs, own_targets = rows_of((inputs, targets), rows)
+            reduce: Reduce | None = None
+            if reduced is not None:
+                reduce = partial(_figures, reduced, texts.targets(own_targets, own_cuts))
+                reduce = reduce if share is None else share.guarded(reduce)
+            outputs = predict(own_inputs, reduce=reduce, cuts=own_cuts)
+            for batches, batch in zip(done, outputs if share is None else share.joined(sizes, outputs), strict=True):
+                batches.append(batch)
+        yield targets, [tuple(map(chunk.restored, zip(*batches, strict=True))) for batches in done]
 
 
 def _figures(task: SampleMetrics, parts: Sequence[Targets], number: int, outputs: Batch) -> Batch:
@@ -298,9 +342,13 @@ def _figures(task: SampleMetrics, parts: Sequence[Targets], number: int, outputs
 def _reduced_sizes(executor: Executor, micro_batch: int) -> tuple[int, int]:
     """Samples of a chunk, and of a micro-batch, whose outputs are reduced: half of the memory for each."""
     most = _most_bytes(executor) // 2
-    outputs = 2 * bytes_of(check_shapes(executor.server.whole_pool).outputs)  # and their log likelihoods
-    micro_batch = max(1, min(micro_batch, most // outputs))
+    micro_batch = max(1, min(micro_batch, most // _output_bytes(executor)))
     return _fitting(most, executor.reduced_bytes, micro_batch), micro_batch
+
+
+def _output_bytes(executor: Executor) -> int:
+    """Of one sample, and of log likelihoods of it."""
+    return 2 * bytes_of(check_shapes(executor.server.whole_pool).outputs)
 
 
 def chunks(split: Samples, size: int) -> Iterator[Loaded]:

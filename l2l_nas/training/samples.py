@@ -78,6 +78,9 @@ class Samples(ABC):
 
     is_sequential = False  # whether rows can only be read in rising order, and a lower one begins anew
     drops_last = True  # whether what does not fill a mini-batch at the end of a pass is left for other passes
+    is_padded = (
+        False  # whether texts end before their tensors do: with targets that do not count, or an input `padding`
+    )
     is_by_row = False  # whether a sample is the same whatever is read with it, so that ranks may each read a part
 
     @abstractmethod
@@ -214,7 +217,7 @@ class Split(Samples):
         return tuple(tensor[rows] for tensor in self.inputs), each(self.targets, lambda tensor: tensor[rows])
 
     def some(self, rows: Tensor) -> Split:
-        return Split(*self.batch(rows))
+        return type(self)(*self.batch(rows))
 
     def preview(self) -> Loaded:
         return self.inputs, self.targets
@@ -270,7 +273,7 @@ class _Some(Samples):
         self._whole = whole
         self._rows = rows
         self.is_sequential, self.drops_last = whole.is_sequential, whole.drops_last
-        self.is_by_row = whole.is_by_row
+        self.is_by_row, self.is_padded = whole.is_by_row, whole.is_padded
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -16,7 +16,7 @@ from torch import Tensor
 from l2l_nas.eps.exchange import Channel, Exchange
 from l2l_nas.eps.sums import cut_chunks
 from l2l_nas.errors import DataError
-from l2l_nas.relay.interface import Batch, Reduce, Targets, cut_sizes, each, samples_of
+from l2l_nas.relay.interface import Batch, Reduce, cut_sizes, each, samples_of
 from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Batches
 from l2l_nas.training.samples import SCORING, Loaded, Samples
@@ -59,16 +59,20 @@ class EvaluationShare:
         self._problem = ""
         self._figures: tuple[tuple[int, ...], ...] = ((1,),)  # shapes of what was made of a sample
 
-    def chunks(self, size: int) -> Iterator[Loaded]:
+    def chunks(self, size: int, *, is_whole: bool = False) -> Iterator[Loaded]:
         """This rank's samples of each chunk of so many; where it has none, those of the first micro-batch.
+
+        Args:
+            is_whole: all samples on each rank.
 
         Raises:
             DataError: on all ranks, where samples of one could not be read.
         """
         count = len(self._split)
         chunks = [torch.arange(start, min(start + size, count)) for start in range(0, count, size)]
-        own = [self._computed(len(chunk)) for chunk in chunks]
-        is_apart = self._split.is_by_row
+        sizes = [cut_sizes(len(chunk), self._micro_batch) for chunk in chunks]
+        own = [slice(None) if is_whole else samples_of(one, self.own(one)) for one in sizes]
+        is_apart = self._split.is_by_row and not is_whole
         wanted = (chunk[rows] if is_apart else chunk for chunk, rows in zip(chunks, own, strict=True))
         loading = self._split.batches((rows, SCORING) for rows in wanted)
         for rows in own:
@@ -81,7 +85,7 @@ class EvaluationShare:
             yield loaded if is_apart else rows_of(loaded, rows)
 
     def guarded(self, reduce: Reduce) -> Reduce:
-        """What a task makes of outputs; where it raises on one rank, `whole` raises on all."""
+        """What a task makes of outputs; where it raises on one rank, `joined` raises on all."""
 
         def call(number: int, outputs: Batch) -> Batch:
             if not self._problem:
@@ -95,19 +99,22 @@ class EvaluationShare:
 
         return call
 
-    def whole(self, samples: int, targets: Targets, outputs: Sequence[Batch]) -> tuple[Targets, list[Batch]]:
-        """Targets and outputs of a whole chunk, in the order of its samples.
+    def own(self, sizes: Sequence[int]) -> range:
+        """Which of these micro-batches this rank computes: its own, or the first one to keep others company."""
+        return micro_batches_of(sizes, self._exchange.rank, self._exchange.size) or range(1)
+
+    def joined(self, sizes: Sequence[int], batches: Sequence[Batch]) -> list[Batch]:
+        """What all ranks have of samples, in the order of these.
 
         Args:
-            samples: of the chunk.
-            targets, outputs: of this rank's samples.
+            sizes: of all micro-batches.
+            batches: of this rank's samples, tensors of each.
 
         Raises:
             DataError: on all ranks, where the task raised on one.
         """
         self._refuse()
         size, rank = self._exchange.size, self._exchange.rank
-        sizes = cut_sizes(samples, self._micro_batch)
         lengths = [sum(sizes[number] for number in micro_batches_of(sizes, other, size)) for other in range(size)]
 
         def join(own: Tensor) -> Tensor:
@@ -117,11 +124,7 @@ class EvaluationShare:
             self._exchange.gather(row, every, Channel.STEP)
             return torch.cat([rows[:length] for rows, length in zip(every, lengths, strict=True)])
 
-        return each(targets, join), [tuple(map(join, batch)) for batch in outputs]
-
-    def _computed(self, samples: int) -> slice:
-        sizes = cut_sizes(samples, self._micro_batch)
-        return samples_of(sizes, micro_batches_of(sizes, self._exchange.rank, self._exchange.size) or range(1))
+        return [tuple(map(join, batch)) for batch in batches]
 
     def _refuse(self) -> None:
         problems = self._consensus.every(self._problem)
@@ -136,7 +139,7 @@ def micro_batches_of(sizes: Sequence[int], rank: int, size: int) -> range:
     return cut_chunks(len(sizes), size, rank=rank, size=size).micro_batches
 
 
-def rows_of(loaded: Loaded, rows: slice) -> Loaded:
+def rows_of(loaded: Loaded, rows: slice | Tensor) -> Loaded:
     """Some samples of a batch."""
     inputs, targets = loaded
     return tuple(tensor[rows] for tensor in inputs), each(targets, lambda tensor: tensor[rows])

@@ -171,6 +171,8 @@ class Tokens(SampleMetrics, Classification):
     """
 
     names: tuple[str, ...] = ("samples", "hits", "loss")
+    # texts need no outputs behind their last target that counts; a subclass of which that is true says so again
+    reads_what_counts = True
 
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
         wanted = targets.masked_fill(targets == -1, IGNORED).flatten()

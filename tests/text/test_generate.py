@@ -13,11 +13,12 @@ from l2l_nas.layers import Embedding, Heads, SelfAttention
 from l2l_nas.pretrained.families import family_of
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.device import Cpu
+from l2l_nas.relay.extend import is_placewise
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.stress import Stress
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.text.generate import Sampling, generate, is_placewise, recomputed
+from l2l_nas.text.generate import Sampling, generate, recomputed
 from l2l_nas.text.network import OfOneDocument, has_documents, refuse_foresight
 from l2l_nas.text.perplexity import perplexity_of
 from l2l_nas.text.tokenizer import Bytes

@@ -1,0 +1,209 @@
+"""Texts at their own length: no layer computes what is padding in all of a micro-batch.
+
+The rows of a chunk are ordered by their length, and cut into micro-batches that are as long as their longest row,
+rounded up. What is computed of a row is what is computed of it with all its padding, but for rounding; see [Note: any
+length]. It is tried out before it is relied on: once for each kind of layer, one row of the data goes through the
+network with more padding and with less, and where outputs differ, or a layer does not say that it takes any length, all
+are as long as the pool's inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from l2l_nas.eps.exchange import least
+from l2l_nas.errors import L2LError, SpaceError
+from l2l_nas.relay.extend import fixed_at
+from l2l_nas.relay.interface import Batch, Cuts, Executor, Targets, cut_targets, each
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.candidate import TensorSpec
+from l2l_nas.space.pool import PerPool
+from l2l_nas.space.shapes import check_shapes
+from l2l_nas.training.metrics import of_samples
+from l2l_nas.training.samples import Samples
+from l2l_nas.training.task import Task, counting
+
+_DOCUMENTS = "documents"  # the name of a pool's input that is another number where a text has ended
+# lengths are multiples of it
+_STEP = 8
+# how much longer a row is made to see whether that changes anything
+_MORE = 32
+# of the largest output: what may come of sums in another order, in float32 and in low precision
+_ROUNDING, _LOW_ROUNDING = 1e-4, 3e-2
+
+_FOUND: PerPool[dict[frozenset[object], bool]] = PerPool()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples in the order of their lengths.
+
+    Args:
+        order: which of the chunk's samples comes where.
+        passes: the micro-batches that go through the network at once.
+    """
+
+    order: Tensor
+    passes: Sequence[Cuts]
+
+    def restored(self, parts: Sequence[Tensor]) -> Tensor:
+        """What is in this order, in the order that the samples had."""
+        whole = torch.cat(list(parts))
+        return torch.empty_like(whole).index_copy_(0, self.order, whole)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How samples of a network are cut.
+
+    Args:
+        executor, architectures: what runs which networks.
+        length: of the pool's inputs.
+        has_places: whether outputs and targets are of each place, and not of the whole text: targets that count say
+            how long it is.
+        documents: which of the inputs says so where outputs are of the whole text: places of the first one's document.
+    """
+
+    executor: Executor
+    architectures: Sequence[Architecture]
+    length: int
+    has_places: bool
+    documents: int
+
+    @classmethod
+    def of(
+        cls, executor: Executor, architectures: Sequence[Architecture], samples: Samples, task: Task
+    ) -> Texts | None:
+        """How samples are cut for a task; None where each must be as long as the pool's inputs."""
+        found = cls.taken_by(executor, architectures) if samples.is_padded else None
+        return found if found is None or not found.has_places or _reads_what_counts(task) else None
+
+    @classmethod
+    def taken_by(cls, executor: Executor, architectures: Sequence[Architecture]) -> Texts | None:
+        """How texts are cut for networks whose layers say that they take any length; None for others."""
+        pool = executor.server.whole_pool
+        specs, names = pool.inputs, tuple(pool.sources)
+        is_of_texts = bool(specs) and set(specs) == {TensorSpec(specs[0].shape[:1], torch.int64)}
+        if not is_of_texts or len(names) != len(specs) or not getattr(executor, "takes_cuts", False):
+            return None
+        (length,), outputs = specs[0].shape, check_shapes(pool).outputs
+        documents = names.index(_DOCUMENTS) if _DOCUMENTS in names else 0
+        has_places = len(outputs) == 1 and len(outputs[0].shape) == 2 and outputs[0].shape[0] == length
+        if not (has_places or documents) or any(fixed_at(pool, one) for one in architectures):
+            return None
+        return cls(executor, architectures, length, has_places, documents)
+
+    def lengths(self, inputs: Batch, targets: Targets) -> Tensor:
+        """How many places of each sample are to be computed, int64 [batch]."""
+        documents = inputs[self.documents]
+        is_there = counting(targets) if self.has_places else documents == documents[:, :1]
+        ends = (is_there * torch.arange(1, is_there.shape[1] + 1)).amax(dim=1)
+        return self._rounded(ends.clamp(min=1)).clamp(max=self.length)
+
+    def cut(self, lengths: Tensor, micro_batch: int, *, places: int, waiting: int) -> Chunk:
+        """Put samples of these lengths in order, and cut them.
+
+        Args:
+            micro_batch: samples at most.
+            places: of a micro-batch at most.
+            waiting: places of a pass at most.
+        """
+        order = lengths.argsort(stable=True)
+        cuts: list[tuple[int, int]] = []
+        for length in lengths[order].tolist():
+            size = cuts[-1][0] + 1 if cuts else 0
+            if cuts and size <= micro_batch and size * length <= places:
+                cuts[-1] = (size, length)
+            else:
+                cuts.append((1, length))
+        passes: list[list[tuple[int, int]]] = []
+        used = 0
+        for size, length in cuts:
+            used += size * length
+            if passes and used <= waiting:
+                passes[-1].append((size, length))
+            else:
+                passes.append([(size, length)])
+                used = size * length
+        return Chunk(order, passes)
+
+    def targets(self, targets: Targets, cuts: Cuts) -> list[Targets]:
+        """Targets of each micro-batch, as long as its outputs."""
+        parts = cut_targets(targets, [size for size, _ in cuts])
+        if not self.has_places:
+            return parts
+        return [
+            each(part, itemgetter((slice(None), slice(length)))) for part, (_, length) in zip(parts, cuts, strict=True)
+        ]
+
+    def own_lengths(self, inputs: Batch, targets: Targets) -> Tensor:
+        """`lengths`, or the pool's, where a network does not give the same at them."""
+        lengths = self.lengths(inputs, targets)
+        shortest = int(lengths.argmin())
+        row = tuple(tensor[shortest, None] for tensor in inputs)
+        return lengths if self.are_same(row, int(lengths[shortest])) else torch.full_like(lengths, self.length)
+
+    def length_for(self, row: Batch, places: int) -> int:
+        """As how long a text [1, length] is computed of which so many places are wanted."""
+        length = min(self.length, self._rounded(places))
+        return length if self.are_same(row, length) else self.length
+
+    def are_same(self, row: Batch, length: int) -> bool:
+        """Whether each network gives the same for a text [1, ...] of this length with more padding and with less.
+
+        What was found is remembered by the kinds of their layers.
+        """
+        pool = self.executor.server.whole_pool
+        known = _FOUND.setdefault(pool, {})
+        for architecture in self.architectures if length < self.length else ():  # else nothing is cut
+            kinds = frozenset(layer.candidate.kind for layer in pool.path(architecture))
+            if not any(kinds <= others for others, is_same in known.items() if is_same):
+                if kinds not in known:
+                    known[kinds] = self._is_same(architecture, row, length)
+                if not known[kinds]:
+                    return False
+        return True
+
+    @staticmethod
+    def _rounded(places: Any) -> Any:
+        return -(-places // _STEP) * _STEP
+
+    def _is_same(self, architecture: Architecture, row: Batch, length: int) -> bool:
+        longer = min(self.length, 2 * length + _MORE)
+        # other tokens behind, among them two that there surely are: what sees them shows it
+        behind = torch.cat((torch.arange(2), row[0][0, :length])).repeat(longer)[: longer - length]
+        row = (torch.cat((row[0][:, :length], behind[None], row[0][:, longer:]), dim=1), *row[1:])
+
+        def kept(number: int, outputs: Batch) -> Batch:
+            return tuple(tensor[:, :length] if self.has_places else tensor for tensor in outputs)
+
+        def at(places: int) -> Batch:
+            return self.executor.predict_population(
+                [architecture], row, micro_batch=1, reduce=kept, cuts=[(1, places)]
+            )[0]
+
+        rounding = _ROUNDING if getattr(self.executor, "precision", "fp32") == "fp32" else _LOW_ROUNDING
+        try:
+            is_same = all(_are_near(*pair, rounding) for pair in zip(at(length), at(longer), strict=True))
+        except Exception as error:
+            if isinstance(error, L2LError) and not isinstance(error, SpaceError):
+                raise
+            is_same = False  # a layer raised
+        return bool(least(self.executor.server.everyone, int(is_same)))
+
+
+def _are_near(one: Tensor, other: Tensor, rounding: float) -> bool:
+    is_alike = one.shape == other.shape and bool(other.isfinite().any())
+    return is_alike and torch.allclose(one, other, rtol=0, atol=rounding * float(other[other.isfinite()].abs().max()))
+
+
+def _reads_what_counts(task: Task) -> bool:
+    """Whether of outputs only those are measured whose targets count; a class says so of itself alone."""
+    figures = of_samples(task)
+    return figures is not None and "reads_what_counts" in vars(type(figures))

@@ -1,0 +1,265 @@
+"""Texts are computed at their own lengths, and what is measured of them is what is measured with all their padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas.errors import DataError
+from l2l_nas.layers import ClassHead, Embedding, Heads, MixtureOfExperts, Routing, SelfAttention
+from l2l_nas.relay.device import Cpu
+from l2l_nas.relay.reference import ReferenceTrainer
+from l2l_nas.relay.relay import Relay
+from l2l_nas.relay.stress import Stress
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.text.cloze import Cloze, continuations
+from l2l_nas.text.network import OfOneDocument
+from l2l_nas.text.perplexity import Perplexity, Windows
+from l2l_nas.text.sentences import SentenceForm, Sentences
+from l2l_nas.training.fit import evaluate, evaluate_population, sample_figures, score
+from l2l_nas.training.lengths import Texts
+from l2l_nas.training.samples import Samples, Split
+from l2l_nas.training.task import BalancedClassification, Tokens
+from search_spaces import bert, hybrid
+from tests.text.networks import CONFIGS, WHOLE, pool_of, server_of
+
+L = 48
+EXECUTORS = {
+    "held": lambda server: Relay(server, device="cpu"),
+    "threads": lambda server: Relay(server, device="cpu", lanes="threads", slots=2),
+    "accelerator": lambda server: Relay(server, device=Cpu(copies=True), slots=2, stash="host"),
+    "poisoned": lambda server: Relay(server, device="cpu", slots=2, stress=Stress(seed=0)),
+    "resident": lambda server: ReferenceTrainer(server, device="cpu"),
+}
+
+
+class Padded(Samples):
+    """Samples that do not say that they end before their tensors do."""
+
+    def __init__(self, whole):
+        self.whole = whole
+
+    def __len__(self):
+        return len(self.whole)
+
+    def batch(self, rows, *, key=(0, 0)):
+        return self.whole.batch(rows, key=key)
+
+
+def passages(lengths=(20, 2, 47, 5, 9, 33, 12, 48, 3, 7), *, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(0, 250, (n + 1,), generator=draw).tolist() for n in lengths]
+    return continuations([(row[: -1 - n % 2], row[-1 - n % 2 :], "") for n, row in enumerate(rows)], L)
+
+
+def watched(executor, monkeypatch):
+    """The lengths of all micro-batches that an executor is given."""
+    seen = []
+    whole = executor.predict_population
+
+    def watching(architectures, inputs, *, cuts=None, **others):
+        seen.extend([(len(inputs[0]), L)] if cuts is None else cuts)
+        return whole(architectures, inputs, cuts=cuts, **others)
+
+    monkeypatch.setattr(executor, "predict_population", watching)
+    return seen
+
+
+@pytest.mark.parametrize("kind", EXECUTORS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "bert"])
+def test_figures_are_those_of_padded_texts(name, kind, monkeypatch):
+    executor = EXECUTORS[kind](server_of(pool_of(name, length=L)))
+    samples, task = passages(), Cloze()
+    expected = sample_figures(executor, WHOLE, Padded(samples), task=task, micro_batch=3)
+    seen = watched(executor, monkeypatch)
+    found = sample_figures(executor, WHOLE, samples, task=task, micro_batch=3)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # first one text with more and with less padding; then each at its own length, rounded up, and no row twice
+    assert seen == [(1, 8), (1, 48), (3, 8), (3, 16), (3, 48), (1, 48)]
+    seen.clear()
+    assert score(executor, WHOLE, samples, task=task, micro_batch=8).values == pytest.approx(
+        evaluate(executor, WHOLE, Padded(samples), task=task, micro_batch=8), rel=1e-5
+    )
+    assert [one for one in seen if one[1] < L] == [(8, 40)]
+
+
+def test_a_text_that_is_shorter_than_a_window_is_not_padded_to_it(monkeypatch):
+    executor = Relay(server_of(pool_of(length=L)), device="cpu")
+    tokens = torch.randint(0, 250, (11,), generator=torch.Generator().manual_seed(0))
+    task = Perplexity(tokens=10, words=3, num_bytes=10)
+    expected = evaluate(executor, WHOLE, Padded(Windows(tokens, L)), task=task, micro_batch=4)
+    seen = watched(executor, monkeypatch)
+    assert evaluate(executor, WHOLE, Windows(tokens, L), task=task, micro_batch=4) == pytest.approx(expected, rel=1e-5)
+    assert seen[-1] == (1, 16)
+
+
+def test_what_is_kept_of_texts_in_order_is_that_of_each_text(monkeypatch):
+    """A budget that has room for few texts at a time: passes are many, and rows come back where they were."""
+    executor = Relay(server_of(pool_of(length=L)), device="cpu")
+    samples, task = passages(), Cloze()
+    expected = sample_figures(executor, WHOLE, Padded(samples), task=task, micro_batch=3)
+    monkeypatch.setattr("l2l_nas.training.fit._CHUNK_BYTES", 4 * 257 * 2 * 2 * 60)  # 60 places of logits
+    seen = watched(executor, monkeypatch)
+    found = sample_figures(executor, WHOLE, samples, task=task, micro_batch=3)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert max(size * length for size, length in seen[2:]) <= 60
+
+
+def test_a_population_is_scored_at_the_texts_own_lengths():
+    executor = Relay(server_of(pool_of(length=L)), device="cpu", slots=2)
+    architectures = [WHOLE, Architecture(("original", "skip", *WHOLE.choices[2:]))]
+    found = evaluate_population(executor, architectures, passages(), task=Cloze(), micro_batch=4)
+    for architecture, figures in zip(architectures, found, strict=True):
+        padded = evaluate(executor, architecture, Padded(passages()), task=Cloze(), micro_batch=4)
+        assert figures == pytest.approx(padded, rel=1e-5)
+    assert found[0] != found[1]
+
+
+def test_a_network_with_documents_is_cut_too(monkeypatch):
+    executor = Relay(server_of(hybrid.build(257, L, depth=2, documents=True)), device="cpu")
+    chosen = Architecture(("plain", "attention", "width_88", "window_6", "skip", "rms", "tied"))
+    expected = evaluate(executor, chosen, OfOneDocument(Padded(passages())), task=Cloze(), micro_batch=4)
+    seen = watched(executor, monkeypatch)
+    found = evaluate(executor, chosen, OfOneDocument(passages()), task=Cloze(), micro_batch=4)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert (4, 8) in seen
+
+
+class _Fixed(nn.Module):
+    """Mixes all places, by weights of each; says of itself what is not true."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(L, L)
+
+    def forward(self, x):
+        return x + self.mix(x.transpose(1, 2)).transpose(1, 2)
+
+
+class _SaysSo(_Fixed):
+    takes_any_length = True
+
+
+class _FromTheEnd(nn.Module):
+    """Places are counted from the end."""
+
+    takes_any_length = True
+
+    def __init__(self):
+        super().__init__()
+        self.place = nn.Embedding(L, 16)
+
+    def forward(self, x):
+        return x + self.place(torch.arange(L - x.shape[1], L))
+
+
+class _Mean(nn.Module):
+    is_placewise = True
+
+    def forward(self, x):
+        return x - x.mean(dim=1, keepdim=True)
+
+
+class _Blind(SelfAttention):
+    def __init__(self):
+        super().__init__(16, Heads(2, is_causal=False))
+
+
+@pytest.mark.parametrize(("layer", "tries"), [(_Fixed, 0), (_SaysSo, 1), (_FromTheEnd, 2), (_Mean, 2), (_Blind, 2)])
+def test_a_layer_for_which_the_length_matters_gets_all_of_it(layer, tries, monkeypatch):
+    candidates = [Candidate("a", lambda: Embedding(257, 16)), Candidate("a", layer)]
+    candidates.append(Candidate("a", lambda: nn.Linear(16, 257)))
+    positions = [Position(f"p{n}", one) for n, one in enumerate(candidates)]
+    executor = Relay(server_of(LayerPool(positions, inputs={"x": TensorSpec((L,), torch.int64)})), device="cpu")
+    chosen = Architecture(("a",) * 3)
+    expected = evaluate(executor, chosen, Padded(passages()), task=Cloze(), micro_batch=4)
+    seen = watched(executor, monkeypatch)
+    for _ in range(2):  # what was found is remembered
+        found = evaluate(executor, chosen, passages(), task=Cloze(), micro_batch=4)
+        assert found == pytest.approx(expected, rel=1e-5)
+    assert {length for _, length in seen[tries:]} == {L}
+    assert [size for size, _ in seen[:tries]] == [1] * tries
+
+
+class _AllPlaces(Tokens):
+    """A task of the user's own, which measures all outputs."""
+
+    def figures(self, outputs, targets):
+        entropy = -(outputs[0].log_softmax(-1).exp() * outputs[0].log_softmax(-1)).sum((1, 2), dtype=torch.float64)
+        return torch.stack((torch.ones_like(entropy), torch.zeros_like(entropy), entropy), dim=1)
+
+
+def test_a_task_of_one_s_own_sees_all_places():
+    executor = Relay(server_of(pool_of(length=L)), device="cpu")
+    found, expected = (
+        evaluate(executor, WHOLE, samples, task=_AllPlaces(), micro_batch=4)
+        for samples in (passages(), Padded(passages()))
+    )
+    assert found == expected
+    assert Texts.of(executor, [WHOLE], Split(*passages().batch(torch.arange(3))), Tokens()) is None
+    assert Texts.of(executor, [WHOLE], passages(), Tokens()) is not None
+
+
+def sentences(count=20, *, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    rows = [("x" * int(torch.randint(1, 30, (), generator=draw)), "yz" * (n % 5)) for n in range(count)]
+    return Sentences(rows, [str(n % 3) for n in range(count)], SentenceForm(length=L, classes=("0", "1", "2")))
+
+
+@pytest.mark.parametrize("kind", EXECUTORS)
+def test_sentences_are_told_apart_at_their_own_lengths(kind, monkeypatch):
+    pool = bert.build(vocabulary=257, length=L, hidden=16, depth=2, heads=2, classes=3)
+    executor = EXECUTORS[kind](server_of(pool))
+    chosen = Architecture(tuple(position.candidates[0].name for position in pool.positions))
+    task = BalancedClassification()
+    expected = score(executor, chosen, Padded(sentences()), task=task, micro_batch=4)
+    seen = watched(executor, monkeypatch)
+    found = score(executor, chosen, sentences(), task=task, micro_batch=4)
+    assert found.values == pytest.approx(expected.values, rel=1e-4)
+    assert found.errors == pytest.approx(expected.errors, rel=1e-3)
+    assert sum(size for size, length in seen[2:] if length < L) == 20
+
+
+def test_a_network_that_sees_padding_gets_all_of_it(monkeypatch):
+    """Attention is not told where a sentence ends."""
+    inputs = {name: TensorSpec((L,), torch.int64) for name in ("tokens", "kinds", "documents")}
+    positions = [
+        Position("embed", Candidate("a", lambda: Embedding(257, 16, kinds=2)), reads=("tokens", "kinds"), writes="x"),
+        Position("layer", Candidate("a", _Blind), reads="x", writes="y"),
+        Position(
+            "other", Candidate("a", lambda: SelfAttention(16, Heads(2, is_causal=False))), reads=("y", "documents")
+        ),
+        Position("head", Candidate("a", lambda: ClassHead(16, 3))),
+    ]
+    executor = Relay(server_of(LayerPool(positions, inputs=inputs)), device="cpu")
+    seen = watched(executor, monkeypatch)
+    evaluate(executor, Architecture(("a",) * 4), sentences(), task=BalancedClassification(), micro_batch=4)
+    assert [length for _, length in seen[2:]] == [L] * 5
+
+
+def test_experts_are_placewise():
+    candidates = [Candidate("a", lambda: Embedding(257, 16)), Candidate("a", lambda: nn.Linear(16, 257))]
+    candidates.insert(1, Candidate("a", lambda: MixtureOfExperts(16, 24, routing=Routing(experts=4))))
+    positions = [Position(f"p{n}", one) for n, one in enumerate(candidates)]
+    executor = Relay(server_of(LayerPool(positions, inputs={"x": TensorSpec((L,), torch.int64)})), device="cpu")
+    chosen = Architecture(("a",) * 3)
+    found, expected = (
+        sample_figures(executor, chosen, samples, task=Cloze(), micro_batch=4)
+        for samples in (passages(), Padded(passages()))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cuts", [[(2, 8)], [(3, 0)], [(3, L + 1)], [(3, 8), (0, 8)], []])
+@pytest.mark.parametrize("kind", ["held", "resident"])
+def test_cuts_that_do_not_fit_are_refused(cuts, kind):
+    executor = EXECUTORS[kind](server_of(pool_of(length=L)))
+    with pytest.raises(DataError, match="do not cut 3 samples of at most 48 places"):
+        executor.predict_population([WHOLE], (torch.zeros(3, L, dtype=torch.int64),), micro_batch=3, cuts=cuts)
+
+
+def test_rows_that_are_chosen_stay_texts():
+    assert passages().some(torch.arange(2)).is_padded
+    assert sentences().some(torch.arange(2)).is_padded
