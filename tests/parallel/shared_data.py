@@ -22,11 +22,13 @@ from l2l_nas.eps.exchange import Alone
 from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import DataError
 from l2l_nas.parallel.entry import run_ranked
+from l2l_nas.text.cloze import Cloze, continuations
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer, sample_figures, score, tested
 from l2l_nas.training.metrics import MeasuredTask, Metric
 from l2l_nas.training.schedule import Constant
 from l2l_nas.training.task import Classification, SampleMetrics
+from tests.text.networks import WHOLE, pool_of
 
 WIDTH, SAMPLES = 12, 1300  # of the first training samples; two chunks of validation
 
@@ -118,8 +120,19 @@ def run(exchange) -> dict:
     return {
         "losses": losses, "values": values, "score": [scored.values, scored.errors, scored.problem],
         "together": together, "few": few, "figures": [figures.values, figures.errors], "problems": problems,
-        "trained": trained, "evaluated": evaluated,
+        "trained": trained, "evaluated": evaluated, "texts": texts(exchange),
     }  # fmt: skip
+
+
+def texts(exchange) -> list:
+    """Figures of texts of many lengths, fewer passes' micro-batches than ranks among them."""
+    relay = Relay(server_of(pool_of(length=48), exchange, optimizer=AdamW(), seed=1), chunks=4)
+    found = []
+    for count in (1, 3, 21):
+        rows = [(list(range(1 + row * 11 % 40)), [3, row], "") for row in range(count)]
+        samples = continuations(rows, 48)
+        found.append(sample_figures(relay, WHOLE, samples, task=Cloze(), micro_batch=4).tolist())
+    return found
 
 
 def main(exchange) -> None:

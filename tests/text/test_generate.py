@@ -116,6 +116,25 @@ def test_a_layer_that_cannot_go_on_has_the_whole_text_computed_again():
     assert recomputed(Relay(server_of(pool_of()), device="cpu"), WHOLE) is None
 
 
+class _SlowAtAnyLength(Slow):
+    takes_any_length = True
+
+
+def test_what_is_computed_again_is_as_long_as_the_text(monkeypatch):
+    server = server_of(one_layer(_SlowAtAnyLength))
+    architecture = Architecture(("embed", "layer", "head"))
+    relay = Relay(server, device="cpu")
+    expected = [looped(plain(server, architecture), prompt, tokens=8, length=12) for prompt in PROMPTS]
+    lengths = []
+    whole = relay.predict_population
+    monkeypatch.setattr(
+        relay, "predict_population", lambda *a, cuts, **k: lengths.extend(cuts) or whole(*a, cuts=cuts, **k)
+    )
+    assert generated(relay, architecture=architecture, tokens=8, sampling=GREEDY) == expected
+    assert {length for _, length in lengths} == {8, 12}
+    assert len([1 for _, length in lengths if length == 8]) > 4
+
+
 class _Overflowing(nn.Linear):
     """What is beyond all numbers."""
 
