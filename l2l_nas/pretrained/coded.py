@@ -25,9 +25,8 @@ from l2l_nas.errors import one_line
 from l2l_nas.layers import MaskedHead, ParallelBlock, SelfAttention
 from l2l_nas.pretrained.coded_family import CODED, PREFIX
 from l2l_nas.pretrained.families import Family
-from l2l_nas.relay.extend import extend_of
+from l2l_nas.relay.extend import extend_of, is_placewise
 from l2l_nas.relay.interface import Batch
-from l2l_nas.text.generate import is_placewise
 from l2l_nas.training.formats import Call, ExportError, ExportSource, silence
 from l2l_nas.training.published_format import LEAD, MODELING
 from l2l_nas.training.source_format import NetworkSource, source_of
