@@ -1,23 +1,30 @@
-"""A published language model made smaller by a search, beside three ways to prune it.
+"""A published language model made smaller by a search, beside other ways to prune it.
 
     python -m benchmarks pruning corpus --text FILE ... --out FILE.jsonl       pieces of texts, one behind the other
-    python -m benchmarks pruning run --model gguf:FILE --corpus FILE.jsonl --folder FOLDER [--arms search ...]
-    python -m benchmarks pruning figures --model gguf:FILE --folder FOLDER --lambada FILE --text FILE [--out FILE.json]
+    python -m benchmarks pruning run --model gguf:FILE --corpus FILE.jsonl --text FILE --lambada FILE --folder FOLDER
+        --out FILE.json [--arms search flap ...] [--shares 15 25 40] [--steps 60] [--precision bf16]
+    python -m benchmarks pruning table --out FILE.json
 
-`run` prints and runs a command for each arm, each a search of the command line that ends with the same fine-tuning
-towards the original's probabilities:
+`run` makes the model smaller by each arm and share of the layers' parameters in per cent, gives all the same
+fine-tuning towards the original's probabilities, and measures all by the same plain loop. A row is written when it is
+done: called again, it goes on with those that are left. The arms:
 
-    search     `strategy=blockwise`
-    random     whole blocks dropped at random: 20 draws are scored, the best two are fine-tuned
-    effect     the blocks dropped whose loss, each dropped alone, is least
-    uniform    feed-forward networks of one width, whose units do most
+    original    the model as it is
+    search      `strategy=blockwise`, a search of the command line that ends with this fine-tuning
+    shortgpt, flap, wanda_sp, slicegpt, llm_pruner
+                from their papers, see `benchmarks/models/pruners`
+    uniform     feed-forward networks of one width, whose units do most
+    effect      the blocks dropped whose loss, each dropped alone, is least
+    random      whole blocks dropped at random: the best of 20 draws
 
-`figures` measures what each arm found, as plain PyTorch: perplexity and last words, as `published` does.
+Perplexity is that of windows of 512 tokens from a place of the text on; last words are those of passages behind the
+first ones. What each window and passage gives is kept, so that rows are compared pair by pair.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 import resource
@@ -26,38 +33,42 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from benchmarks.models.published import by_loop
+from benchmarks.models.passages import last_words, window_losses
+from benchmarks.models.pruners import PRUNERS
+from benchmarks.models.pruners.llama import num_layer_parameters, plain_llama
+from benchmarks.models.pruning_table import figures, name_of, table
+from benchmarks.models.recovery import PRECISIONS, fine_tune
 from benchmarks.options import at_least, need
 from benchmarks.timing import machine
-from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.errors import SettingError
 from l2l_nas.files import read_json, write_json
 from l2l_nas.pretrained.pool import open_published
+from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.saved import load_found
-from l2l_nas.text.cloze import Passage, read_passages
+from l2l_nas.runs.section_settings import DataConf
+from l2l_nas.text.cloze import lambada, read_passages
+from l2l_nas.training.data import Batches
 from l2l_nas.training.export import build_network
+from l2l_nas.training.samples import Split
 
 PIECE = 2_000  # characters
-
-
-# what is fine-tuned, how long, and the data are the same for all
-COMMON = (
-    "data=text data.length=256 data.splits=[99.4,0.3,0.3] objectives.names=[loss] search.trial_weights=fork "
-    "search.steps_per_trial=0 search.finalist_steps=60 train.batch_size=4 train.micro_batch=4 "
-    "train.learning_rate=0.0001 relay.precision=bf16 relay.budget=none relay.threads=1"
+LENGTH, BATCH, RATE = 256, 4, 1e-4  # of fine-tuning
+WINDOW = 512  # tokens
+WORDS = 224  # tokens of the longest passage, about
+SPLITS = (99.4, 0.3, 0.3)
+WHOLE = "original"
+SEARCH = (
+    "strategy=blockwise strategy.samples=32 strategy.steps=20 strategy.learning_rate=0.0003 "
+    "space.args.widths=[0.85,0.7,0.5,0.3] search.trials=6 search.finalists=1"
 )
-ARMS = {
-    "search": "strategy=blockwise strategy.samples=32 strategy.steps=20 strategy.learning_rate=0.0003 "
-    "space.args.widths=[0.85,0.7,0.5] search.trials=6 search.finalists=1 search.limits.parameters=116680000",
-    "random": "strategy=benchmarks/models/prune.py:random_blocks search.trials=20 search.finalists=2",
-    "effect": "strategy=benchmarks/models/prune.py:least_effect search.trials=1 search.finalists=1",
-    "uniform": "strategy=benchmarks/models/prune.py:uniform space.args.widths=[0.776] search.trials=1 "
-    "search.finalists=1",
-}
+ARMS = (WHOLE, "search", *PRUNERS)
 
 
 def corpus(texts: Sequence[Path], out: Path) -> None:
@@ -70,53 +81,174 @@ def corpus(texts: Sequence[Path], out: Path) -> None:
     out.write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
 
 
-def run(model: str, texts: Path, folder: Path, arms: Sequence[str]) -> None:
-    """The arms, one after the other; an arm that is done is left."""
-    for arm in arms:
-        seconds = folder / f"{arm}.json"
-        if seconds.exists():
-            continue
-        words = f"search space.pool={model} data.source={texts} folder={folder / arm} {COMMON} {ARMS[arm]}"
-        print(f"python -m l2l_nas {words}", flush=True)
-        begun, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "l2l_nas", *shlex.split(words)], check=True)
-        now = resource.getrusage(resource.RUSAGE_CHILDREN)
-        processor = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-        write_json(seconds, {"seconds": round(time.monotonic() - begun), "processor_seconds": round(processor)})
+class Comparison:
+    """What all arms have in common: the original, its data, and what is measured."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.original = plain_llama(options.model)
+        self.layers = num_layer_parameters(self.original)
+        problem = load_problem(options.model, {}, **asdict(self._data()))
+        self.batches = Batches(problem.data.train, batch_size=BATCH, seed=0)
+        self.windows, self.words = self._measured()
+
+    def _data(self) -> DataConf:
+        splits = [float(one) for one in SPLITS]
+        return replace(DataConf(), source=str(self.options.corpus), length=LENGTH, splits=splits)
+
+    def _measured(self) -> tuple[Tensor, Split]:
+        options = self.options
+        tokenizer = open_published(options.model).tokenizer()
+        text = options.text[0].read_bytes()[options.text_from :].decode(errors="ignore")
+        numbers = tokenizer.encode(text[: 8 * WINDOW * options.windows])[: WINDOW * options.windows]
+        passages = read_passages(options.lambada)[options.items_from :][: options.items]
+        windows = torch.tensor(numbers[: len(numbers) // WINDOW * WINDOW]).view(-1, WINDOW)
+        return windows, lambada(passages, tokenizer, length=WORDS)[1]
+
+    def calibration(self) -> Tensor:
+        """Tokens that networks are judged by: the first sequences of the fine-tuning."""
+        count = self.options.samples
+        parts = [self.batches.at(step)[0][0] for step in range(-(-count // BATCH))]
+        return torch.cat(parts)[:count]
+
+    def row(self, arm: str, share: int) -> dict[str, Any]:
+        """What an arm makes of the original, and its figures."""
+        if arm == "search":
+            network, row = self._searched(share)
+        elif arm == WHOLE:
+            network, row = self.original, {}
+        else:
+            network, row = self._pruned(arm, share)
+        begun = time.process_time()
+        losses = window_losses(network, self.windows)
+        words = last_words(network, self.words)
+        return {
+            **row,
+            "layer_parameters": num_layer_parameters(network),
+            "parameters": sum(one.numel() for one in network.parameters()),
+            "measure_processor_seconds": round(time.process_time() - begun),
+            "losses": [round(loss, 5) for loss in losses],
+            "hits": "".join(str(int(hit)) for hit, _ in words),
+            "word_losses": [round(loss, 4) for _, loss in words],
+        }
+
+    def _pruned(self, arm: str, share: int) -> tuple[nn.Module, dict[str, Any]]:
+        times, network = [time.process_time()], copy.deepcopy(self.original)
+        network = PRUNERS[arm](network, self.calibration(), share / 100)
+        times.append(time.process_time())
+        before = window_losses(network, self.windows)
+        times.append(time.process_time())
+        options = self.options
+        losses = fine_tune(
+            network, self.original, self.batches, steps=options.steps, rate=RATE, precision=options.precision
+        )
+        times.append(time.process_time())
+        return network, {
+            "prune_processor_seconds": round(times[1] - times[0]),
+            "tune_processor_seconds": round(times[3] - times[2]),
+            "losses_before": [round(loss, 5) for loss in before],
+            "tuning_losses": [round(loss, 4) for loss in losses],
+        }
+
+    def _searched(self, share: int) -> tuple[nn.Module, dict[str, Any]]:
+        """Run the search where its folder has no result yet, and load what it found."""
+        options, folder = self.options, self.options.folder / f"search_{share}"
+        seconds = folder.with_suffix(".json")
+        if not seconds.exists():
+            words = f"search {self._words(share)} folder={folder}"
+            print(f"python -m l2l_nas {words}", flush=True)
+            used = _children()
+            subprocess.run([sys.executable, "-m", "l2l_nas", *shlex.split(words)], check=True)
+            write_json(seconds, {"search_processor_seconds": round(_children() - used)})
+        run = load_found(str(folder), pool=options.model)
+        names = zip(run.problem.pool.positions, run.architecture.choices, strict=True)
+        changed = {position.name: name for position, name in names if name != "original"}
+        network = build_network(run.server, run.architecture).eval()
+        return network, {**read_json(seconds), "search": options.search, "changed": changed}
+
+    def _words(self, share: int) -> str:
+        """A search that is limited to what is left, with this fine-tuning."""
+        options = self.options
+        whole = sum(one.numel() for one in self.original.parameters())
+        return (
+            f"space.pool={options.model} data=text data.source={options.corpus} data.length={LENGTH} "
+            f"data.splits=[{','.join(map(str, SPLITS))}] objectives.names=[loss] search.trial_weights=fork "
+            f"search.steps_per_trial=0 search.finalist_steps={options.steps} train.batch_size={BATCH} "
+            f"train.micro_batch={BATCH} train.learning_rate={RATE} relay.precision={options.precision} "
+            f"relay.budget=none relay.threads=1 search.limits.parameters={whole - share * self.layers // 100} "
+            f"{options.search}"
+        )
 
 
-def measured(model: str, folder: Path, arm: str, text: str, passages: list[Passage]) -> dict[str, Any]:
-    """What an arm found, and its figures."""
-    run = load_found(str(folder / arm), pool=model)
-    pool = run.problem.pool
-    network = build_network(run.server, run.architecture).eval()
-    names = zip(pool.positions, run.architecture.choices, strict=True)
-    return {
-        **by_loop(network, open_published(model).tokenizer(), text, passages, length=512),
-        "parameters": num_parameters(pool, run.architecture),
-        "changed": {position.name: name for position, name in names if name != "original"},
-        **read_json(folder / f"{arm}.json"),
-    }
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+# what rows must have in common
+_COMMON = ("model", "corpus", "text", "lambada", "samples", "steps", "precision", "windows", "text_from", "items")
+
+
+def run(options: argparse.Namespace) -> None:
+    """All rows that are not there yet.
+
+    Raises:
+        SettingError: those that are there were measured in another way.
+    """
+    torch.set_num_threads(1)
+    common = {name: _plain(getattr(options, name)) for name in (*_COMMON, "items_from")}
+    result: dict[str, Any] = {"machine": machine(), "common": common, "rows": {}}
+    if options.out.exists():
+        result = read_json(options.out)
+        other = [name for name, value in common.items() if result["common"].get(name) != value]
+        if other:
+            raise SettingError(
+                f"{options.out}: its rows have another --{other[0].replace('_', '-')}; name another file"
+            )
+    wanted = [(WHOLE, 0)] * (WHOLE in options.arms)
+    wanted += [(arm, share) for share in options.shares for arm in options.arms if arm != WHOLE]
+    left = [one for one in wanted if name_of(*one) not in result["rows"]]
+    comparison = Comparison(options) if left else None
+    for arm, share in left:
+        assert comparison is not None
+        row = comparison.row(arm, share)
+        result["rows"][name_of(arm, share)] = row
+        write_json(options.out, result)
+        print(f"{name_of(arm, share)}: {', '.join(figures(row))}", flush=True)
+
+
+def _plain(value: Any) -> Any:
+    """As it stands in the results: of a file its name."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value.name if isinstance(value, Path) else Path(value).name if isinstance(value, str) else value
 
 
 _NEEDED = {
     "corpus": ("text", "out"),
-    "run": ("model", "corpus", "folder"),
-    "figures": ("model", "folder", "lambada", "text"),
+    "run": ("model", "corpus", "folder", "text", "lambada", "out"),
+    "table": ("out",),
 }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("corpus", "run", "figures"))
+    parser.add_argument("what", choices=tuple(_NEEDED))
     parser.add_argument("--model", default="")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--text", type=Path, nargs="+", default=[])
-    parser.add_argument("--lambada", type=Path)
-    parser.add_argument("--bytes", type=at_least(1), default=24_000)
-    parser.add_argument("--items", type=at_least(1), default=300)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--shares", nargs="+", type=at_least(1), default=[15, 25, 40], help="per cent")
+    parser.add_argument("--search", default=SEARCH, help="settings of the search but those that all arms share")
+    parser.add_argument("--samples", type=at_least(1), default=128, help="sequences of 256 tokens that others judge by")
+    parser.add_argument("--steps", type=at_least(0), default=60, help="of fine-tuning")
+    parser.add_argument("--precision", choices=tuple(PRECISIONS), default="bf16", help="of fine-tuning")
+    parser.add_argument("--text", type=Path, nargs="+", default=[])
+    parser.add_argument("--text-from", type=at_least(0), default=600_000, help="byte of the first window")
+    parser.add_argument("--windows", type=at_least(2), default=96)
+    parser.add_argument("--lambada", type=Path)
+    parser.add_argument("--items-from", type=at_least(0), default=1_000)
+    parser.add_argument("--items", type=at_least(2), default=1_000)
 
 
 def main(options: argparse.Namespace) -> None:
@@ -124,18 +256,7 @@ def main(options: argparse.Namespace) -> None:
     need(options, options.what, *_NEEDED[options.what])
     if options.what == "corpus":
         corpus(options.text, options.out)
-        return
-    if options.what == "run":
-        run(options.model, options.corpus, options.folder, options.arms)
-        return
-    torch.set_num_threads(1)
-    text = options.text[0].read_bytes()[: options.bytes].decode(errors="ignore")
-    passages = read_passages(options.lambada)[: options.items]
-    result: dict[str, Any] = {"machine": machine(), "common": COMMON, "arms": ARMS}
-    if options.out is not None and options.out.exists():
-        result = read_json(options.out)
-    for arm in options.arms:
-        result[arm] = measured(options.model, options.folder, arm, text, passages)
-        print(arm, {name: value for name, value in result[arm].items() if name != "changed"}, flush=True)
-        if options.out is not None:
-            write_json(options.out, result)
+    elif options.what == "run":
+        run(options)
+    else:
+        print("\n".join(table(read_json(options.out))))
