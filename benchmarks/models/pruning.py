@@ -88,6 +88,7 @@ class Comparison:
         self.options = options
         self.original = plain_llama(options.model)
         self.layers = num_layer_parameters(self.original)
+        self.whole = sum(one.numel() for one in self.original.parameters())
         problem = load_problem(options.model, {}, **asdict(self._data()))
         self.batches = Batches(problem.data.train, batch_size=BATCH, seed=0)
         self.windows, self.words = self._measured()
@@ -169,13 +170,12 @@ class Comparison:
     def _words(self, share: int) -> str:
         """A search that is limited to what is left, with this fine-tuning."""
         options = self.options
-        whole = sum(one.numel() for one in self.original.parameters())
         return (
             f"space.pool={options.model} data=text data.source={options.corpus} data.length={LENGTH} "
             f"data.splits=[{','.join(map(str, SPLITS))}] objectives.names=[loss] search.trial_weights=fork "
             f"search.steps_per_trial=0 search.finalist_steps={options.steps} train.batch_size={BATCH} "
             f"train.micro_batch={BATCH} train.learning_rate={RATE} relay.precision={options.precision} "
-            f"relay.budget=none relay.threads=1 search.limits.parameters={whole - share * self.layers // 100} "
+            f"relay.budget=none relay.threads=1 export=false search.limits.parameters={self.whole - share * self.layers // 100} "
             f"{options.search}"
         )
 

@@ -54,7 +54,7 @@ def fine_tune(
         for group in optimizer.param_groups:
             group["lr"] = schedule.at(step)
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     optimizer.zero_grad()
     return losses
 

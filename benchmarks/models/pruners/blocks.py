@@ -1,4 +1,4 @@
-"""Networks without some whole blocks: ShortGPT, the least loss of each alone, and draws.
+"""Networks without some whole blocks, as ShortGPT drops them, or by the least loss of each alone, or by draws.
 
 Whole blocks come to no exact share: as many go as are within it, so that these keep rather more than others.
 """

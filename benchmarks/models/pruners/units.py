@@ -1,4 +1,4 @@
-"""Networks with fewer groups of heads and fewer feed-forward units: FLAP, Wanda-sp, LLM-Pruner's criterion, one width.
+"""Networks with fewer groups of heads and feed-forward units, by FLAP, Wanda-sp, LLM-Pruner's criterion, or one width.
 
 Each query head shares its keys and values with others where the model has grouped-query attention, which the papers'
 models had not: what is removed is a whole group, a head of keys and values with its heads of queries, so that all that
