@@ -175,8 +175,8 @@ class Comparison:
             f"data.splits=[{','.join(map(str, SPLITS))}] objectives.names=[loss] search.trial_weights=fork "
             f"search.steps_per_trial=0 search.finalist_steps={options.steps} train.batch_size={BATCH} "
             f"train.micro_batch={BATCH} train.learning_rate={RATE} relay.precision={options.precision} "
-            f"relay.budget=none relay.threads=1 export=false search.limits.parameters={self.whole - share * self.layers // 100} "
-            f"{options.search}"
+            f"relay.budget=none relay.threads=1 export=false "
+            f"search.limits.parameters={self.whole - share * self.layers // 100} {options.search}"
         )
 
 

@@ -2,8 +2,10 @@
 
 Weights of RMS norms go into the linear layers behind them, so that a rotation passes through a norm (section 3.2). Each
 sub-layer has a rotation of its own, by the second moments of the normed stream (section 3.3); between two, the residual
-connection has the product of both as a matrix (section 3.4), which is counted among the parameters. Signals come from
-the sliced sub-layers before. The table of tokens is that of the head and stays as it is: a matrix leads from it to the
+connection has the product of both as a matrix (section 3.4), which is counted among the parameters. These matrices are
+not fine-tuned, as they are not in the authors' program: the stream is hundreds of times larger in its first components
+than in others, and a step of Adam that moves all numbers alike would change it most. Signals come from the sliced
+sub-layers before. The table of tokens is that of the head and stays as it is: a matrix leads from it to the
 stream and one back, which has fewer parameters than two sliced tables. Grouped-query attention changes nothing: what is
 inside a sub-layer stays whole.
 """
@@ -47,7 +49,7 @@ def sliced(network: PlainLlama, tokens: Tensor, width: int) -> PlainLlama:
     """The network with a stream of this width; of the whole width, it computes what it did."""
     states = batched(network.token, tokens)
     basis = _components(states, width)
-    network.into = linear_of(basis.T)
+    network.into = linear_of(basis.T).requires_grad_(False)
     for layer in sublayers(network):
         states = states @ basis @ basis.T
         _fold(layer)
@@ -56,7 +58,7 @@ def sliced(network: PlainLlama, tokens: Tensor, width: int) -> PlainLlama:
         _turn(layer, basis, after)
         basis = after
     assert network.norm.weight is not None
-    network.back = linear_of(network.norm.weight[:, None] * basis)
+    network.back = linear_of(network.norm.weight[:, None] * basis).requires_grad_(False)
     network.norm.weight = None
     return network
 
@@ -92,4 +94,4 @@ def _turn(layer: Sublayer, before: Tensor, after: Tensor) -> None:
     last.out_features = after.shape[1]
     if last.bias is not None:
         last.bias = torch.nn.Parameter(after.T @ last.bias)
-    layer.carry = linear_of(after.T @ before)
+    layer.carry = linear_of(after.T @ before).requires_grad_(False)

@@ -115,6 +115,12 @@ def test_a_stream_that_is_turned_and_not_sliced_computes_the_same(network, whole
     assert (turned.into.weight - torch.eye(HIDDEN)).abs().max() > 0.1
 
 
+def test_rotations_are_not_trained(network, tokens):
+    fixed = {name for name, one in sliced(network, tokens, 20).named_parameters() if not one.requires_grad}
+    assert len(fixed) == 2 * BLOCKS + 2
+    assert all(name.startswith(("into", "back")) or ".carry." in name for name in fixed)
+
+
 def test_a_sliced_stream_has_the_parameters_that_were_reckoned(network, whole, tokens):
     before, width = num_layer_parameters(whole), width_within(whole, 0.3)
 
