@@ -23,7 +23,7 @@ from l2l_nas.files import is_temporary, make_folder, named_failures, remove_left
 # all that `search` and `train` write
 RUN_NAMES = (
     *("config.yaml", ".hydra", "study.log", "study.db", "log.jsonl", "memory.json"),
-    *("weights", "best", "pool", "export"),
+    *("weights", "best", "pool", "export", "sizes"),
     *("result.json", "architecture.json", "report.html", "trace.json"),
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
     *("coverage.png", "plan.json", "plan.png", "repeats"),
@@ -69,11 +69,16 @@ class RunFolder:
     plan_picture = _Place("plan.png")  # what each lane was predicted to do
     pool = _Place("pool")  # the states of the whole pool while a run goes on that keeps them in files
     export = _Place("export")  # the best network as plain PyTorch
+    sizes = _Place("sizes")  # of strategy.sizes: the network of each, in a folder that is read as a run's
     repeats = _Place("repeats")  # of search.repeats: a run in each folder, by its number
 
     def repeat(self, number: int) -> RunFolder:
         """The folder of a repeat."""
         return RunFolder(self.repeats / str(number))
+
+    def size(self, name: str) -> RunFolder:
+        """The folder of a size's network."""
+        return RunFolder(self.sizes / name)
 
     @property
     def of_all_repeats(self) -> Path:
@@ -122,8 +127,10 @@ def refuse_taken(root: Path, names: Collection[str] = RUN_NAMES, *, but: Collect
 
 def tidy(folder: RunFolder) -> None:
     """Remove what killed processes left in a run's folder. Whoever calls holds its lock."""
-    for place in (folder.root, folder.weights, folder.best, folder.export):
-        remove_leftovers(place)
+    sizes = [RunFolder(path) for path in folder.sizes.iterdir()] if folder.sizes.is_dir() else []
+    for one in (folder, *sizes):
+        for place in (one.root, one.weights, one.best, one.export):
+            remove_leftovers(place)
     remove_scratch(folder.pool)
 
 

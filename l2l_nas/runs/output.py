@@ -14,7 +14,7 @@ from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, StorageError, one_line
-from l2l_nas.files import write_json
+from l2l_nas.files import read_yaml, write_json, write_yaml
 from l2l_nas.nas.objectives import State, counts, distinct, num_evaluated, pareto_front
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.division import described
@@ -167,12 +167,29 @@ class Output:
         finalists, changed = finalists_by_memory(search)
         return learned.recalled.compared(found[0], finalists=finalists, changed=changed)
 
-    def write_weights(self, best: Finalist) -> None:
-        """The weights of the best; all ranks call it."""
-        if best.server is not None:
-            Checkpoint(self.folder.best).save(best.server, extra=_identity(best))
-        else:
-            Checkpoint(self.folder.best).remove()  # of a run that went on: another network's
+    def write_weights(self, search: SearchContext, best: Finalist) -> None:
+        """The weights of the best, and of the best of each size; all ranks call it."""
+        for folder, one in ((self.folder, best), *self._of_sizes(search)):
+            if one is not None and one.server is not None:
+                Checkpoint(folder.best).save(one.server, extra=_identity(one))
+            elif folder.best.exists():
+                Checkpoint(folder.best).remove()  # of a run that went on: another network's
+
+    def _of_sizes(self, search: SearchContext) -> list[tuple[RunFolder, Finalist | None]]:
+        """The folder of each size, and what it is to hold; None where an earlier session had found what is gone."""
+        return [(self.folder.size(size.name), search.of_sizes.get(size.name)) for size in search.sizes]
+
+    def _write_sizes(self, search: SearchContext) -> None:
+        """Of each size a folder that `export`, `evaluate` and `train` read as that of a run."""
+        config = read_yaml(self.folder.config) if search.sizes else {}
+        for folder, one in self._of_sizes(search):
+            self._export(folder, one)
+            if one is None:
+                continue
+            write_yaml(folder.config, config)
+            write_architecture(folder, self.components.problem.pool, one.architecture)
+            data = describe_data(self.components.problem.data)
+            write_json(folder.result, {"best": one.entry(), "data": data, "versions": versions()})
 
     def write(
         self, search: SearchContext, best: Finalist, log: Log, *, recalled: Recalled | None, seconds: float
@@ -181,7 +198,8 @@ class Output:
         log.write("phase", name="export", total=0, done=0)
         records, coverage = search.allowed(search.study.records), search.coverage
         write_architecture(self.folder, self.components.problem.pool, best.record.architecture)
-        exported = self._export(best)
+        exported = self._export(self.folder, best)
+        self._write_sizes(search)
         trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, search.goals)]
         entries = {one.record.number: one.entry() for one in search.finalists}
         trained_front = [entries[one.trial] for one in front(map(Network.from_json, entries.values()), search.goals)]
@@ -223,6 +241,7 @@ class Output:
         rows.append(("study", self.place))
         if exported:
             rows.append(("network", str(self.folder.export / "model.pt2")))
+        rows += [("size", str(folder.root)) for folder, one in self._of_sizes(search) if one is not None]
         return rows + [("picture", str(picture)) for picture in pictures]
 
     def _resolved(self, results: Results) -> dict[str, Resolved | None]:
@@ -313,20 +332,20 @@ class Output:
                 why = "the space has no other allowed architectures"
             console.print(f"fewer than the {asked} trials asked for: {why}")
 
-    def _export(self, best: Finalist) -> bool:
-        """Export the best network; one that cannot be traced costs a warning, not the run."""
-        remove_export(self.folder.export)  # of a run that went on, it would be another network
-        if not self.components.conf.export or best.server is None:
+    def _export(self, folder: RunFolder, best: Finalist | None) -> bool:
+        """Export a network; one that cannot be traced costs a warning, not the run."""
+        remove_export(folder.export)  # of a run that went on, it would be another network
+        if not self.components.conf.export or best is None or best.server is None:
             return False
         server = best.server
         if server.everyone.size > 1:  # it has a part of them
             server = ParamServer(server.whole_pool, optimizer=server.optimizer, seed=server.seed)
-            Checkpoint(self.folder.best).load(server)
+            Checkpoint(folder.best).load(server)
         return export_or_warn(
             self.console,
             server,
             best.record.architecture,
-            self.folder.export,
+            folder.export,
             problem=self.components.problem,
             micro_batch=self.components.conf.train.micro_batch,
             reported=best.values,
@@ -342,9 +361,9 @@ def finalist_cache(
         server: the search's own, as `best/` is read into one like it.
         console: where it is told that the weights cannot be read.
     """
-    checkpoint = Checkpoint(folder.best)
 
-    def weights(finalist: Finalist) -> ParamServer | None:
+    def weights(finalist: Finalist, size: str) -> ParamServer | None:
+        checkpoint = Checkpoint((folder.size(size) if size else folder).best)
         if not checkpoint.exists():
             return None
         read = server.fork(())
@@ -358,7 +377,7 @@ def finalist_cache(
 
     def save(finalist: Finalist) -> None:
         if finalist.server is not None:
-            checkpoint.save(finalist.server, extra=_identity(finalist))
+            Checkpoint(folder.best).save(finalist.server, extra=_identity(finalist))
 
     return FinalistCache(_settings(conf, problem, server), weights, save)
 

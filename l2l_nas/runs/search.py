@@ -232,7 +232,7 @@ class SearchRun:
             before: seconds of earlier sessions.
             seconds: of this one.
         """
-        self.output.write_weights(best)
+        self.output.write_weights(search, best)
         if not self.consensus.is_first:
             return
         with self.consensus.alone("the writing of the result"):
@@ -257,7 +257,7 @@ class SearchRun:
         if search is not None and by:
             best = search.context.best_so_far()
             if best is not None:
-                self.output.write_weights(best)
+                self.output.write_weights(search.context, best)
             if best is not None and self.consensus.is_first:
                 with self.consensus.alone("the writing of the result"):
                     recalled = self.output.recalled(search.context)

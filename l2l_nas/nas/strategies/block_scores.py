@@ -13,17 +13,22 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from l2l_nas.cost.table import Limit
-from l2l_nas.errors import ConstraintError
+from l2l_nas.eps.server import ParamServer
+from l2l_nas.errors import ConstraintError, SettingError
+from l2l_nas.nas.objectives import is_evaluated, ranked
 from l2l_nas.nas.strategies.block_prediction import Changes, SumPrediction, pairs_to_measure
 from l2l_nas.nas.strategies.block_solver import best_paths, blocks_of, changed, changes_of, costs_of, key_of
 from l2l_nas.nas.strategies.block_training import DistilBlocks
+from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.sizes import Size, by_size, sizes_of
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -81,12 +86,29 @@ class ScoreBlocks(Phase):
         scores: "exchange" or "error"; see `blockwise`.
         rounds: see [Note: rounds of scores]; the last one proposes.
         pairs: to be measured in a round at most.
+        sizes: among which rounds, trials and finalists are divided, as shares; see [Note: sizes] in `sizes.py`.
     """
 
-    def __init__(self, scores: str, *, rounds: int = 1, pairs: int = 0) -> None:
-        self._kind, self._num_rounds, self._most_pairs = scores, rounds, pairs
+    def __init__(self, scores: str, *, rounds: int = 1, pairs: int = 0, sizes: Sequence[float] = ()) -> None:
+        self._kind, self._num_rounds, self._most_pairs, self._shares = scores, rounds, pairs, tuple(sizes)
         self._found: dict[Changes, float | None] = {}
         self._rounds: list[ScoreRound] = []
+
+    def check(self, server: ParamServer, budget: Budget) -> None:
+        """See `Phase`.
+
+        Raises:
+            SettingError: sizes that cannot be had, or not with so few finalists and goals.
+        """
+        sizes = sizes_of(server.pool, self._shares)
+        if sizes and budget.num_goals < 2:
+            raise SettingError("strategy.sizes asks for a front: name two objectives, objectives=[loss,parameters]")
+        last = budget.rounds[-1].finalists if budget.rounds else 0
+        if budget.finalists and last < len(sizes):
+            raise SettingError(
+                f"strategy.sizes are {len(sizes)}, and {last} of search.finalists={budget.finalists} are trained to "
+                "the end; ask for more, or for search.finalist_rounds=1"
+            )
 
     def run(self, search: SearchContext) -> None:
         """See `Phase`.
@@ -94,6 +116,7 @@ class ScoreBlocks(Phase):
         Raises:
             ConstraintError: no network is within the limits.
         """
+        search.sizes = sizes_of(search.pool, self._shares)
         left = search.budget.trials - search.study.num_evaluated
         if left <= 0:
             return
@@ -103,16 +126,37 @@ class ScoreBlocks(Phase):
             for number in range(self._num_rounds - 1):
                 if not self._round(search, number):
                     break
-        known = {record.architecture for record in search.study.records}
-        for network in itertools.islice(self._best(search, known), left):
+        for network in itertools.islice(self._trials(search), left):
             search.study.propose(network)
+
+    def _trials(self, search: SearchContext) -> Iterator[Architecture]:
+        """Networks to propose, the best first; of sizes, that one's next of which there are fewest."""
+        known = {record.architecture for record in search.study.records}
+        if not search.sizes:
+            yield from self._best(search, known)
+            return
+        evaluated = [record for record in search.study.records if is_evaluated(record) and record.in_space]
+        found = by_size(search.sizes, evaluated, lambda record: record.architecture)
+        counts = {name: len(records) for name, records in found.items()}
+        streams = {size.name: self._best(search, known, size) for size in search.sizes}
+        while streams:
+            name = min(streams, key=counts.__getitem__)
+            network = next((one for one in streams[name] if one not in known), None)
+            if network is None:
+                del streams[name]
+                continue
+            known.add(network)
+            counts[name] += 1
+            yield network
 
     def _round(self, search: SearchContext, number: int) -> bool:
         """Score the best predicted networks; returns whether any was new."""
         if len(self._rounds) == number:
             predicted = self._prediction(search)
-            networks = itertools.islice(self._predicted(search, predicted), _NETWORKS)
-            changes = [changes_of(search.pool, network) for network in networks]
+            sizes: Sequence[Size | None] = search.sizes or [None]
+            each = max(2, _NETWORKS // len(sizes))
+            best = [itertools.islice(self._predicted(search, predicted, size), each) for size in sizes]
+            changes = [changes_of(search.pool, network) for network in itertools.chain(*best)]
             self._rounds.append(ScoreRound({one: predicted.of(one) for one in changes if one not in self._found}))
         this, values = self._rounds[number], self._values(search)
         self._measure(search, list(this.networks), "networks")
@@ -150,24 +194,25 @@ class ScoreBlocks(Phase):
         errors = _errors(search)
         return SumPrediction({block: errors[key_of(pool, [block])] for block in blocks_of(pool)}, {})
 
-    def _predicted(self, search: SearchContext, predicted: SumPrediction) -> Iterator[Architecture]:
-        """Allowed networks, the best predicted first.
+    def _predicted(self, search: SearchContext, predicted: SumPrediction, size: Size | None) -> Iterator[Architecture]:
+        """Allowed networks, of a size if one is named, the best predicted first.
 
         Raises:
             ConstraintError: no network is within the limits.
         """
         pool = search.pool
         sums = search.costs.sums(pool)
+        constraints = [*search.constraints, *([] if size is None else [size.limit])]
         limits = [
             (costs_of(pool, blocks_of(pool), sums.get(one.cost.name, one.value)), one.most)
-            for one in search.constraints
+            for one in constraints
             if isinstance(one, Limit)
         ]
         scores = {block: predicted.factor * score for block, score in predicted.singles.items()}
         refused = found = 0
         for network in best_paths(pool, scores, limits=limits, pairs=predicted.pairs):
             search.callback.poll()
-            if search.is_allowed(network):
+            if search.is_allowed(network) and (size is None or size.holds(network)):
                 yield network
                 found += 1
             else:  # a limit that is no sum over blocks, or a constraint of the user's own
@@ -180,18 +225,21 @@ class ScoreBlocks(Phase):
                     "add smaller candidates"
                 )
 
-    def _best(self, search: SearchContext, known: set[Architecture]) -> Iterator[Architecture]:
-        """Allowed networks but those known, the best first: by what was measured, else by what is predicted.
+    def _best(
+        self, search: SearchContext, known: Collection[Architecture], size: Size | None = None
+    ) -> Iterator[Architecture]:
+        """Allowed networks of a size but those known, the best first: by what was measured, else as is predicted.
 
         Of rounds, the best measured is the first in any case, as those that are predicted to be better may not be.
         """
         pool, values, predicted = search.pool, self._values(search), self._prediction(search)
         worse = {changed(pool, changes): values.worse(changes) for changes in self._found}
         scored = sorted(((value, one) for one, value in worse.items() if value is not None), key=_first)
-        measured = (pair for pair in scored if pair[1] not in known and search.is_allowed(pair[1]))
+        small = [(value, one) for value, one in scored if one not in known and (size is None or size.holds(one))]
+        measured = (pair for pair in small if search.is_allowed(pair[1]))
         others = (
             (predicted.of(changes_of(pool, network)), network)
-            for network in self._predicted(search, predicted)
+            for network in self._predicted(search, predicted, size)
             if network not in worse and network not in known
         )
         if self._rounds:
@@ -200,13 +248,14 @@ class ScoreBlocks(Phase):
 
     def results(self, search: SearchContext) -> Mapping[str, Any]:
         """See `Phase`: of each block its score, and its error of imitation; of networks what was predicted."""
+        sizes = {"sizes": [_entry(search, size) for size in search.sizes]} if search.sizes else {}
         if self._kind == "exchange" and not self._found:
-            return {}
+            return sizes
         pool, errors, predicted = search.pool, _errors(search), self._prediction(search)
         scores = {key_of(pool, [block]): score for block, score in predicted.singles.items()}
         blocks = {key: {"score": score, "error": errors.get(key)} for key, score in scores.items()}
         more = {"prediction": self._figures(search, predicted)} if self._rounds else {}
-        return {"blocks": blocks, **more}
+        return {"blocks": blocks, **more, **sizes}
 
     def _figures(self, search: SearchContext, predicted: SumPrediction) -> dict[str, Any]:
         """How far the prediction is off: errors of networks that it did not know, and what it told of each before."""
@@ -263,6 +312,16 @@ class ScoreBlocks(Phase):
             )
             for this in state.get("block_rounds", ())
         ]
+
+
+def _entry(search: SearchContext, size: Size) -> dict[str, Any]:
+    """What was found for a size: a finalist, or the best trial where none were trained; None where there is none."""
+    found = search.of_sizes.get(size.name)
+    if found is None:
+        records = [record for record in search.allowed(search.study.records) if record.in_space]
+        best = [record for record in ranked(records, search.goals) if size.holds(record.architecture)]
+        found = Finalist(best[0], search.figures(best[0].architecture)) if best else None
+    return {"removed": size.share, "most": size.limit.most, "best": found and found.entry()}
 
 
 def _own(pool: LayerPool) -> set[tuple[int, str]]:

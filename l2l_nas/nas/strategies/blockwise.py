@@ -8,6 +8,8 @@ The original is the first candidate of each position.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.strategies.block_scores import ScoreBlocks
 from l2l_nas.nas.strategies.block_training import DistilBlocks, Teach
@@ -28,6 +30,7 @@ def blockwise(
     scores: str = "exchange",
     rounds: int | None = None,
     pairs: int = 32,
+    sizes: Sequence[float] = (),
     teacher: float = 0.5,
 ) -> list[Phase]:
     """The phases of a blockwise search.
@@ -41,6 +44,7 @@ def blockwise(
         rounds: of scores: before trials are proposed, so many less one score the best predicted networks whole, and
             pairs of blocks where the prediction was wrong. None: 3; with "error" there is one.
         pairs: that a round measures at most.
+        sizes: shares of the original's parameters, where there is a choice, each of which a network is found without.
         teacher: share of the original's outputs in the loss of trials and finalists; 0 for tasks without classes.
 
     Raises:
@@ -58,5 +62,5 @@ def blockwise(
             raise SettingError(f"strategy.{name} must be at least {least}, got {value}")
     settings = BlockSettings(steps=steps, learning_rate=learning_rate)
     taught = [Teach(teacher)] if teacher else []
-    scored = ScoreBlocks(scores, rounds=rounds, pairs=pairs)
+    scored = ScoreBlocks(scores, rounds=rounds, pairs=pairs, sizes=sizes)
     return [*taught, DistilBlocks(samples, settings), scored, Trials(), Finalists(), RandomSearch()]

@@ -21,6 +21,7 @@ from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache
 from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.sizes import Size
 from l2l_nas.nas.study.study import Study
 from l2l_nas.nas.suspects import Suspect, suspects
 from l2l_nas.relay.relay import Relay
@@ -88,6 +89,8 @@ class SearchContext(SearchComponents):
         finalists: those trained further, in the order in which they were chosen; without weights.
         abandoned: why others were not trained further, or not to the end, by the numbers of their trials.
         baseline: what random search came to; None if it did not follow, or could not train any network.
+        sizes: of networks that are asked for; see [Note: sizes] in `sizes.py`.
+        of_sizes: the best of each size by its name, with its weights, once finalists are trained.
         phases: all of the search; what they are at is saved beside the weights.
         over: those that are done in this session.
     """
@@ -108,6 +111,8 @@ class SearchContext(SearchComponents):
     finalists: tuple[Finalist, ...] = field(default=(), init=False)
     abandoned: Mapping[int, str] = field(default_factory=dict, init=False)
     baseline: Baseline | None = field(default=None, init=False)
+    sizes: tuple[Size, ...] = field(default=(), init=False)
+    of_sizes: Mapping[str, Finalist] = field(default_factory=dict, init=False)
     phases: tuple[Phase, ...] = field(default=(), init=False)
     over: list[Phase] = field(default_factory=list, init=False)
 

@@ -21,8 +21,9 @@ from l2l_nas.nas.evaluation.segment import Segment, SegmentResult, run_all
 from l2l_nas.nas.objectives import TrialRecord, counts, ranked
 from l2l_nas.nas.strategies.budget import Budget, Round
 from l2l_nas.nas.strategies.context import SearchContext
-from l2l_nas.nas.strategies.finalists import Finalist, choose, going_on, key_of, order
+from l2l_nas.nas.strategies.finalists import Finalist, choose, choose_each, going_on, key_of, order
 from l2l_nas.nas.strategies.phase import Phase
+from l2l_nas.nas.strategies.sizes import by_size
 from l2l_nas.nas.suspects import in_words
 
 _ATTEMPTS = 3  # at choosing finalists, where all that were chosen before have failed
@@ -78,9 +79,12 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
         best = order(found, search.goals)[0]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         return None  # of another version, or by another program: they are trained again, and stored as they should be
-    server = search.cache.weights(best)
-    if server is None:
+    weights = search.cache.weights
+    server = weights(best, "")
+    of_sizes = {name: replace(one, server=weights(one, name)) for name, one in best_of_sizes(search, found)}
+    if server is None or any(one.server is None for one in of_sizes.values()):
         return None
+    search.of_sizes = of_sizes
     for one in found:
         search.callback.finalist(one)
     for record, reason in lost:
@@ -91,7 +95,11 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
 
 def _chosen(search: SearchContext, allowed: Sequence[TrialRecord]) -> list[TrialRecord]:
     def numbers() -> list[int]:
-        found = choose(allowed, search.goals, count=search.budget.finalists, posterior=search.study.posterior())
+        if search.sizes:
+            groups = by_size(search.sizes, allowed, lambda record: record.architecture)
+            found = choose_each(list(groups.values()), search.goals, count=search.budget.finalists)
+        else:
+            found = choose(allowed, search.goals, count=search.budget.finalists, posterior=search.study.posterior())
         return [record.number for record in found]
 
     records = {record.number: record for record in allowed}
@@ -121,7 +129,7 @@ def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) ->
             assert rounds.failure is not None
             raise rounds.failure
     assert best is not None
-    search.finalists, search.abandoned = rounds.finalists, failed
+    search.finalists, search.abandoned, search.of_sizes = rounds.finalists, failed, rounds.of_sizes
     kept = [one.to_json() for one in search.finalists]
     kept += [{"trial": number, "given_up": reason} for number, reason in search.abandoned.items()]
     search.study.keep_finalists(key, kept)
@@ -140,12 +148,24 @@ def _nothing_found(search: SearchContext) -> str:
     )
 
 
+def best_of_sizes(search: SearchContext, trained: Sequence[Finalist]) -> list[tuple[str, Finalist]]:
+    """The best finalist of each size that there is one of, by its name; see [Note: sizes] in `sizes.py`.
+
+    Args:
+        trained: in any order.
+    """
+    ordered = order(trained, search.goals)
+    best = {size.name: [one for one in ordered if size.holds(one.architecture)][:1] for size in search.sizes}
+    return [(name, one) for name, found in best.items() for one in found]
+
+
 class Rounds:
     """Trains finalists; see [Note: rounds].
 
     Attributes:
         finalists: those that could be trained, in the order in which they were chosen; without weights.
         abandoned: why others were not trained, or not to the end, by the numbers of their trials.
+        of_sizes: the best of each size by its name, with its weights.
         failure: what is to be said where none was trained to the end.
     """
 
@@ -154,6 +174,7 @@ class Rounds:
         self._budget = search.budget
         self.finalists: tuple[Finalist, ...] = ()
         self.abandoned: dict[int, str] = {}
+        self.of_sizes: dict[str, Finalist] = {}
         self.failure: L2LError | None = None
 
     def train(self, chosen: Sequence[Finalist], weights: dict[int, ParamServer]) -> Finalist | None:
@@ -175,6 +196,8 @@ class Rounds:
             going = self._going_on(trained, weights, one)
         counted.at_least(total)  # fewer may have been chosen, or left
         self.finalists = tuple(found[one.record.number] for one in chosen if one.record.number in found)
+        last = [found[number] for number in weights]
+        self.of_sizes = {n: replace(f, server=weights[f.record.number]) for n, f in best_of_sizes(self._search, last)}
         return replace(going[0], server=weights[going[0].record.number])
 
     def _round(
@@ -206,8 +229,10 @@ class Rounds:
                 weights[done.record.number] = result.server
                 trained = order([*trained, done], self._search.goals)
                 if len(self._search.goals) == 1 or spend.is_last:  # else who goes on is known when all are there
+                    kept = {one.record.number for _, one in best_of_sizes(self._search, trained)}
                     for behind in trained[spend.going_on :]:
-                        weights.pop(behind.record.number, None)
+                        if behind.record.number not in kept:
+                            weights.pop(behind.record.number, None)
             del result  # a copy of weights and moments
             counted.at_least(begun + (len(trained) + len(reasons)) * max(1, spend.steps))
         if not trained:
@@ -226,6 +251,10 @@ class Rounds:
         if spend.is_last:
             return list(trained[: spend.going_on])
         found = going_on(trained, self._search.goals, spend.going_on)
+        groups = by_size(self._search.sizes, trained, lambda one: one.architecture)
+        first = [group[0] for group in groups.values() if group]  # of each size one goes on
+        kept = [*first, *(one for one in found if one not in first)][: spend.going_on]
+        found = order(kept, self._search.goals) if first else found
         numbers = {one.record.number for one in found}
         for behind in trained:
             if behind.record.number not in numbers:

@@ -7,6 +7,7 @@ reported beside it, and nothing depends on it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,12 +125,13 @@ class FinalistCache:
 
     Args:
         settings: that decide what comes of their training and are not in the budget, as JSON.
-        weights: the weights that were saved of a finalist; None if they are not there.
+        weights: the weights that were saved of a finalist, as the best ("") or as that of a size, by its name;
+            None if they are not there.
         save: saves those of the best, where more follows that may be interrupted.
     """
 
     settings: Mapping[str, Any]
-    weights: Callable[[Finalist], ParamServer | None]
+    weights: Callable[[Finalist, str], ParamServer | None]
     save: Callable[[Finalist], None] = lambda finalist: None
 
 
@@ -158,6 +160,18 @@ def choose(
     shown = [_with_posterior_mean(record, goals, posterior) if record.state.has_score else record for record in records]
     own = {record.number: record for record in records}
     return [own[record.number] for record in _chosen(shown, goals, count, posterior)]
+
+
+def choose_each(groups: Sequence[Sequence[TrialRecord]], goals: Sequence[Goal], *, count: int) -> list[TrialRecord]:
+    """The best trials of each group by the first goal, as many of each; where one has fewer, others have more.
+
+    Args:
+        groups: of which no trial is in two.
+        count: how many there are to be in all.
+    """
+    queues = [ranked(group, goals) for group in groups]
+    turns = [record for turn in itertools.zip_longest(*queues) for record in turn if record is not None]
+    return ranked(turns[:count], goals)
 
 
 def _with_posterior_mean(

@@ -204,7 +204,7 @@ def test_a_test_part_that_cannot_be_measured_is_told_and_refuses_nothing(tmp_pat
 
 def resumed(folder, weights, **changes):
     """A finished search gone on with; the finalists that were trained this time, and those it has."""
-    cache = FinalistCache({"batch": 16}, weights)
+    cache = FinalistCache({"batch": 16}, lambda finalist, _: weights(finalist))
     steps = []
     spend = budget(**{"trials": 6, "finalists": 2, **changes})
     pool = pool_of("tanh", "relu", "skip", depth=3)

@@ -1,0 +1,105 @@
+"""Several sizes in one search: what belongs to each, and a network, weights and files of each."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from torch import nn
+
+import l2l_nas
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.errors import SettingError
+from l2l_nas.nas.objectives import Goal, State, TrialRecord
+from l2l_nas.nas.strategies.finalists import choose_each
+from l2l_nas.nas.strategies.sizes import by_size, sizes_of
+from l2l_nas.runs.saved import load_found
+from tests.nas.strategies.test_blockwise import problem
+
+SHARES = [0.6, 0.25]
+
+
+def pool_of():
+    blocks = [Candidate("whole", lambda: nn.Linear(4, 4)), skip()]  # 20 parameters
+    head = Position("head", Candidate("linear", lambda: nn.Linear(4, 4)))
+    return LayerPool([*(Position(f"block_{i}", blocks) for i in range(5)), head], inputs=TensorSpec((4,)))
+
+
+def test_a_size_is_a_share_of_what_has_a_choice_and_a_network_belongs_to_the_smallest_it_keeps():
+    pool = pool_of()
+    sizes = sizes_of(pool, SHARES)
+    assert [(size.name, size.limit.most) for size in sizes] == [("0.25", 95), ("0.6", 60)]
+    networks = [pool.architecture(["skip"] * gone + ["whole"] * (5 - gone) + ["linear"]) for gone in range(6)]
+    found = by_size(sizes, networks, lambda one: one)
+    assert found == {"0.25": networks[2:3], "0.6": networks[3:]}
+    assert sizes_of(pool, []) == ()
+    for shares, says in (([1.5], "above 0 and below 1"), ([0.1, 0.1], "different"), ([0.0], "above 0")):
+        with pytest.raises(SettingError, match=says):
+            sizes_of(pool, shares)
+
+
+def test_a_share_that_no_network_removes_is_refused():
+    small = Candidate("small", lambda: nn.Linear(4, 4, bias=False))
+    positions = [position.with_candidates([position.candidates[0], small]) for position in pool_of().positions[:5]]
+    pool = pool_of().like([*positions, pool_of().positions[5]])
+    assert len(sizes_of(pool, [0.2])) == 1
+    with pytest.raises(SettingError, match=r"candidates remove 20.0% of the layers' parameters at most, got 0.3"):
+        sizes_of(pool, [0.1, 0.3])
+
+
+def test_finalists_are_divided_among_sizes_and_what_one_lacks_others_have():
+    def record(number, loss):
+        values = {"loss": loss, "parameters": 1.0}
+        return TrialRecord(number, pool_of().original, State.COMPLETE, values)
+
+    records = [record(number, loss) for number, loss in enumerate([5.0, 1.0, 3.0, 2.0, 9.0])]
+    goals = [Goal("loss", False), Goal("parameters", False)]
+    groups = [records[:1], records[1:4], records[4:]]
+    assert [one.number for one in choose_each(groups, goals, count=3)] == [1, 0, 4]
+    assert [one.number for one in choose_each(groups, goals, count=4)] == [1, 3, 0, 4]
+    assert [one.number for one in choose_each(groups, goals, count=9)] == [1, 3, 2, 0, 4]
+
+
+def search(folder, **more):
+    given = {
+        "trials": 8, "trial_weights": "fork", "steps_per_trial": 0, "finalists": 4, "finalist_steps": 8,
+        "strategy": {"name": "blockwise", "samples": 24, "steps": 5, "sizes": SHARES, "rounds": 2},
+        "objectives": ["loss", "parameters"], "folder": folder, **more,
+    }  # fmt: skip
+    return l2l_nas.search(problem(), **given)
+
+
+def test_sizes_are_refused_without_a_front_or_with_too_few_finalists(tmp_path):
+    with pytest.raises(SettingError, match=r"name two objectives, objectives=\[loss,parameters\]"):
+        search(tmp_path / "run", objectives=["loss"])
+    with pytest.raises(SettingError, match=r"strategy.sizes are 2, and 1 of search.finalists=1 are trained to the end"):
+        search(tmp_path / "run", finalists=1)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_network_of_each_size_is_found_trained_and_exported(tmp_path):
+    found = search(tmp_path / "run")
+    pool = problem().pool
+    sizes = found.content["sizes"]
+    assert [one["removed"] for one in sizes] == [0.25, 0.6]
+    kinds = sizes_of(pool, SHARES)
+    networks = [pool.architecture([t.params.get(p.name, "linear") for p in pool.positions]) for t in found.study.trials]
+    counts = {name: len(ones) for name, ones in by_size(kinds, networks, lambda one: one).items()}
+    assert sum(counts.values()) == 8
+    assert min(counts.values()) >= 3  # one that is smaller than it must be belongs to the smaller ones
+    last = [one for one in found.content["finalists"] if one["steps"] == 8]
+    for size, entry in zip(kinds, sizes, strict=True):
+        assert entry["best"]["steps"] == 8
+        assert num_parameters(pool, entry["best"]["architecture"]) <= entry["most"] == size.limit.most
+        small = [one for one in last if size.holds(pool.architecture(one["architecture"]))]
+        assert entry["best"]["trial"] in [one["trial"] for one in small]
+        folder = tmp_path / "run" / "sizes" / size.name
+        loaded = load_found(str(folder), problem=problem())
+        assert list(loaded.architecture.choices) == entry["best"]["architecture"]
+        exported = json.loads((folder / "export" / "export.json").read_text())
+        assert exported["reported"]["loss"] == entry["best"]["values"]["loss"]
+    (tmp_path / "run" / "result.json").unlink()
+    again = l2l_nas.search(problem(), resume=tmp_path / "run")
+    assert again.content["sizes"] == sizes
