@@ -21,7 +21,9 @@ _USE = {
     "program": 'torch.export.load("{path}").module()',
     "state_dict": 'plain_module(...).load_state_dict(safetensors.torch.load_file("{path}"))',
     "source": 'cd {path.parent}; python -c "import network; print(network.load())"',
-    "hugging_face": 'transformers.AutoModelForCausalLM.from_pretrained("{path.parent}")',
+    "hugging_face": 'transformers.AutoModelForCausalLM.from_pretrained("{path.parent}", trust_remote_code=True)',
+    "gguf": "llama-cli -m {path}; python -m l2l_nas generate space.pool=gguf:{path}",
+    "gguf_f16": "llama-cli -m {path}; python -m l2l_nas generate space.pool=gguf:{path}",
     "onnx": 'onnxruntime.InferenceSession("{path}")',
 }
 

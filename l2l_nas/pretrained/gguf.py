@@ -1,5 +1,7 @@
 """GGUF files of the llama family: their metadata as a config, their tensors by the names of `transformers`.
 
+Files of the architecture `deci` have blocks that differ; the config of such a model names each layer.
+
 Quantised tensors are dequantised by the `gguf` library when they are read. Rows of queries and keys are stored so that
 the two numbers that a rotary position turns lie side by side; `transformers` has them half a head apart, and so do we.
 """
@@ -19,11 +21,14 @@ from l2l_nas.contents.fields import Fields
 from l2l_nas.contents.tensors import refuse_misplaced
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import open_file, parsing
+from l2l_nas.pretrained.coded_family import CODED
 from l2l_nas.pretrained.gguf_header import Header, Stored, read_header
+from l2l_nas.pretrained.gguf_out import ATTENTION, NETWORK
 from l2l_nas.pretrained.gguf_tokenizer import tokenizer_of
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.text.tokenizer import Library, Tokenizer, texts_of
 
+_MOST_BLOCKS, _MOST_WIDTH = 10_000, 1 << 24  # damaged files name more
 _SAMPLED = 64  # bytes at each of three places
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -40,6 +45,13 @@ _IN_BLOCK = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_OURS = {  # the same in models whose config names each layer
+    "token_embd.weight": "network.embedding.token.weight",
+    "output_norm.weight": "network.norm.weight",
+    "output.weight": "network.head.weight",
+    **{theirs: f"attention_{{}}.{ours}" for ours, theirs in ATTENTION.items()},
+    **{theirs: f"feedforward_{{}}.{ours}" for ours, theirs in NETWORK.items()},
 }
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -59,18 +71,21 @@ class GGUF(Published):
         header = read_header(path)
         self.metadata = header.metadata
         self._fields = Fields(header.metadata, path, advice="is it a whole llama model?")
-        family = self._fields.text("general.architecture")
-        if family != "llama":
-            raise StorageError(f"{path} is a model of architecture {family!r}; GGUF files of llama are read")
-        if "llama.expert_count" in self.metadata:
-            raise StorageError(f"{path} has experts (llama.expert_count); use the model's Hugging Face folder")
-        scaling = self.metadata.get("llama.rope.scaling.type", "none")
+        self._family = family = self._fields.text("general.architecture")
+        if family not in ("llama", "deci"):
+            raise StorageError(f"{path} is a model of architecture {family!r}; GGUF files of llama and deci are read")
+        if f"{family}.expert_count" in self.metadata:
+            raise StorageError(f"{path} has experts ({family}.expert_count); use the model's Hugging Face folder")
+        scaling = self.metadata.get(f"{family}.rope.scaling.type", "none")
         if scaling != "none" or "rope_freqs.weight" in header.tensors:
             raise StorageError(f"{path} scales its rotary positions, which is not supported")
-        self._stored = {_published(name): stored for name, stored in header.tensors.items()}
+        published = _published if family == "llama" else _coded
+        self._stored = {published(name): stored for name, stored in header.tensors.items()}
         self.shapes = {name: stored.shape for name, stored in self._stored.items()}
         self._refuse_damage(header)
-        self.config: dict[str, Any] = self._config()
+        # of the tensors whose rows lie otherwise
+        self._heads: dict[str, int] = {}
+        self.config: dict[str, Any] = self._config() if family == "llama" else self._config_of_blocks()
 
     def _read(self, name: str) -> Tensor:
         from gguf.quants import dequantize
@@ -85,10 +100,7 @@ class GGUF(Published):
         rows = raw.reshape(*stored.shape[:-1], stored.shape[-1] // block * width)
         with parsing(self.path, f"a file with {name} in it"), np.errstate(all="ignore"):
             tensor = torch.from_numpy(np.ascontiguousarray(dequantize(rows, _type(stored.kind)), np.float32))
-        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-            if f".{part}." in name:
-                return _halves(tensor, self.config[heads])
-        return tensor
+        return _halves(tensor, self._heads[name]) if name in self._heads else tensor
 
     def tokenizer(self) -> Tokenizer:
         """See `Published.tokenizer`."""
@@ -144,35 +156,83 @@ class GGUF(Published):
             refuse_misplaced(spans, begin=header.begin, end=end, alignment=header.alignment)
 
     def _config(self) -> dict[str, Any]:
-        fields = self._fields
+        fields, blocks = self._fields, self._fields.whole("llama.block_count", least=1, most=_MOST_BLOCKS)
         heads = fields.whole("llama.attention.head_count", least=1)
-        hidden = fields.whole("llama.embedding_length", least=1)
-        if hidden % heads:
-            raise StorageError(f"{self.path} has {heads} attention heads for an embedding_length of {hidden}")
-        size = hidden // heads
-        rotary = fields.whole("llama.rope.dimension_count", default=size)
-        if rotary != size or fields.whole("llama.attention.key_length", default=size) != size:
-            raise StorageError(f"{self.path} has heads of {size} of which {rotary} turn; all must")
-        embedding = self.shapes.get("model.embed_tokens.weight")
-        if embedding is None or len(embedding) != 2:
-            raise StorageError(f"{self.path} lacks token_embd.weight; is it a whole llama model?")
-        config = {
+        shared = fields.whole("llama.attention.head_count_kv", least=1, default=heads)
+        outer = self._outer(heads)
+        if outer["head_dim"] * heads == outer["hidden_size"]:
+            del outer["head_dim"]  # which configs need not say
+        for index in range(blocks):
+            for part, count in (("q_proj", heads), ("k_proj", shared)):
+                for leaf in ("weight", "bias"):
+                    self._heads[f"model.layers.{index}.self_attn.{part}.{leaf}"] = count
+        return {
+            **outer,
             "model_type": "llama",
             "architectures": ["LlamaForCausalLM"],
-            "vocab_size": embedding[0],
-            "hidden_size": hidden,
-            "num_hidden_layers": fields.whole("llama.block_count", least=1),
+            "num_hidden_layers": blocks,
             "num_attention_heads": heads,
-            "num_key_value_heads": fields.whole("llama.attention.head_count_kv", least=1, default=heads),
+            "num_key_value_heads": shared,
             "intermediate_size": fields.whole("llama.feed_forward_length", least=1),
-            "max_position_embeddings": fields.whole("llama.context_length", least=1),
-            # saved in single precision; the shortest number that gives it is the one that was meant
-            "rms_norm_eps": _shortest(fields.number("llama.attention.layer_norm_rms_epsilon")),
-            "rope_theta": _shortest(fields.number("llama.rope.freq_base", default=10000.0)),
             "hidden_act": "silu",
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self.shapes,
             "mlp_bias": "model.layers.0.mlp.up_proj.bias" in self.shapes,
-            "tie_word_embeddings": "lm_head.weight" not in self.shapes,
+        }
+
+    def _config_of_blocks(self) -> dict[str, Any]:
+        """The config of a model whose blocks differ: each layer, as an expression."""
+        fields, blocks = self._fields, self._fields.whole("deci.block_count", least=1, most=_MOST_BLOCKS)
+        names = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+        counts = [fields.wholes(f"deci.{name}", most=_MOST_WIDTH) for name in names]
+        counts = [found * blocks if len(found) == 1 else found for found in counts]
+        for name, found in zip(names, counts, strict=True):
+            if len(found) != blocks:
+                fields.refuse(f"deci.{name}", f"a whole number of each of {blocks} blocks")
+        outer = self._outer(counts[0][0])
+        hidden, size, rows = outer["hidden_size"], outer.pop("head_dim"), outer["vocab_size"]
+        base, eps = outer.pop("rope_theta"), outer.pop("rms_norm_eps")
+        style = f"Style(norm='rms', eps={eps}, bias=False)"
+        layers = [("embedding", f"Embedding({rows}, {hidden})")]
+        for index, (heads, shared, width) in enumerate(zip(*counts, strict=True)):
+            if bool(heads) != bool(shared):
+                raise StorageError(f"{self.path} has {heads} heads and {shared} of keys in block {index}; get it again")
+            if heads:
+                how = f"Heads(count={heads}, key_value={shared}, size={size}, rotary=Rotary(base={base}))"
+                layers.append((f"attention_{index}", f"SelfAttention({hidden}, {how}, {style})"))
+                for part, count in (("query", heads), ("key", shared)):
+                    self._heads[f"network.attention_{index}.{part}.weight"] = count
+            if width:
+                how = f"FeedForward({hidden}, {width}, activation='silu', style={style}, is_gated=True)"
+                layers.append((f"feedforward_{index}", how))
+        layers += [("norm", f"RMSNorm({hidden}, eps={eps})"), ("head", f"Linear({hidden}, {rows}, bias=False)")]
+        tied = ("embedding.token.weight", "head.weight") if outer["tie_word_embeddings"] else ()
+        own = {"layers": [*map(list, layers)], "tied": dict.fromkeys(tied, "embedding")}
+        return {**outer, "model_type": CODED, "found_in": "deci", **own}
+
+    def _outer(self, heads: int) -> dict[str, Any]:
+        """What all kinds of models have, of which the first block has so many heads."""
+        fields, family = self._fields, self._family
+        hidden = fields.whole(f"{family}.embedding_length", least=1, most=_MOST_WIDTH)
+        given = f"{family}.attention.key_length"
+        if given not in self.metadata and (not heads or hidden % heads):
+            raise StorageError(f"{self.path} has {heads} attention heads for an embedding_length of {hidden}")
+        size = fields.whole(given, least=1, most=_MOST_WIDTH, default=None) or hidden // heads
+        rotary = fields.whole(f"{family}.rope.dimension_count", default=size)
+        if rotary != size or size % 2 or fields.whole(f"{family}.attention.value_length", default=size) != size:
+            raise StorageError(f"{self.path} has heads of {size} of which {rotary} turn; all must")
+        name = "model.embed_tokens.weight" if family == "llama" else _OURS["token_embd.weight"]
+        embedding = self.shapes.get(name)
+        if embedding is None or len(embedding) != 2:
+            raise StorageError(f"{self.path} lacks token_embd.weight; is it a whole llama model?")
+        config = {
+            "vocab_size": embedding[0],
+            "hidden_size": hidden,
+            "head_dim": size,
+            "max_position_embeddings": fields.whole(f"{family}.context_length", least=1),
+            # saved in single precision; the shortest number that gives it is the one that was meant
+            "rms_norm_eps": _shortest(fields.number(f"{family}.attention.layer_norm_rms_epsilon")),
+            "rope_theta": _shortest(fields.number(f"{family}.rope.freq_base", default=10000.0)),
+            "tie_word_embeddings": not {"lm_head.weight", _OURS["output.weight"]} & self.shapes.keys(),
         }
         for ours, theirs in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
             number = fields.whole(f"tokenizer.ggml.{theirs}_token_id", most=embedding[0] - 1, default=None)
@@ -187,6 +247,14 @@ def _published(name: str) -> str:
     if block and block[2] in _IN_BLOCK:
         return f"model.layers.{int(block[1])}.{_IN_BLOCK[block[2]]}.{block[3]}"
     return _TOP.get(name, name)  # an unknown one is refused as a tensor too many
+
+
+def _coded(name: str) -> str:
+    """The name that we give a tensor of a model whose config names each layer."""
+    block = _BLOCK.fullmatch(name)
+    if block and block[2] in _OURS:
+        return f"network.{_OURS[block[2]].format(int(block[1]))}.{block[3]}"
+    return _OURS.get(name, name)
 
 
 def _type(kind: int) -> Any:

@@ -22,11 +22,14 @@ from l2l_nas.pretrained.families import Family, TensorSource
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.found import FoundModel, found_model
 from l2l_nas.pretrained.gguf import GGUF
+from l2l_nas.pretrained.gguf_out import GGUFModel
+from l2l_nas.pretrained.gguf_tokenizer import add_tokenizer
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.space.candidate import Candidate, FirstWeights, Position, skip
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.text.tokenizer import Tokenizer
-from l2l_nas.training.formats import ExportError, ExportSource
+from l2l_nas.training.export import plain_module
+from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
 
 _KINDS: Mapping[str, Callable[[Path], Published]] = {"hf": Folder, "gguf": GGUF}
 _MULTIPLE = 8  # widths of smaller layers are multiples of it
@@ -44,21 +47,39 @@ class PublishedPool(LayerPool):
         self.family = family
 
     def hugging_face(self, source: ExportSource) -> FoundModel | CodedModel:
-        """See `training.formats.Publishable`; a network that no family has comes with its own code."""
-        layers = [(self.positions[layer.position].name, layer.candidate) for layer in self.path(source.architecture)]
-        config, tokenizer = self.published.config, self.tokenizer
-        if tokenizer is not None:
-            ends = tokenizer.end if len(tokenizer.ends) < 2 else sorted(tokenizer.ends)
-            own = {"bos_token_id": tokenizer.begin, "eos_token_id": ends, "pad_token_id": tokenizer.padding}
-            config = {**config, **own}
+        """See `training.published_format.Publishable`; a network that no family has comes with its own code."""
         try:
-            return found_model(config, layers)
+            return found_model(self._config, self._chosen(source))
         except (ExportError, SpaceError):
-            return CodedModel(source, config, self.family)
+            return CodedModel(source, self._config, self.family)
+
+    def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
+        """See `training.published_format.Publishable`."""
+        model = GGUFModel(self._chosen(source), length=self.family.length)
+        parameters = dict(source.network.named_parameters())
+        tokenizer = partial(add_tokenizer, files=self.beside, config=self._config)
+        model.write(path, parameters, tokenizer, is_half=is_half)
+
+    def read_gguf(self, path: Path) -> Call:
+        """See `training.published_format.Publishable`."""
+        pool = published_pool(f"gguf:{path}", skips=False)
+        return module_call(plain_module(pool, pool.original))
+
+    def _chosen(self, source: ExportSource) -> list[tuple[str, Candidate]]:
+        return [(self.positions[layer.position].name, layer.candidate) for layer in self.path(source.architecture)]
+
+    @property
+    def _config(self) -> Mapping[str, Any]:
+        config, tokenizer = self.published.config, self.tokenizer
+        if tokenizer is None:
+            return config
+        ends = tokenizer.end if len(tokenizer.ends) < 2 else sorted(tokenizer.ends)
+        own = {"bos_token_id": tokenizer.begin, "eos_token_id": ends, "pad_token_id": tokenizer.padding}
+        return {**config, **own}
 
     @property
     def beside(self) -> Mapping[str, bytes]:
-        """See `training.formats.Publishable`."""
+        """See `training.published_format.Publishable`."""
         if self.tokenizer is None:
             return self.published.beside
         return {name: text.encode() for name, text in self.tokenizer.texts.items()}

@@ -359,7 +359,7 @@ class ExportConf(FoundConf):
     """Write the best network of a run as a plain PyTorch program."""
 
     out: str = setting("", "folder to write; '': export/ of the run")
-    formats: list[str] = setting(["state_dict", "program"], "also onnx, source, hugging_face")
+    formats: list[str] = setting(["state_dict", "program"], "also onnx, source, hugging_face, gguf, gguf_f16")
 
 
 @dataclass(frozen=True)

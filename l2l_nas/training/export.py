@@ -55,7 +55,7 @@ from l2l_nas.training.formats import (
     module_call,
 )
 from l2l_nas.training.problem import Problem
-from l2l_nas.training.published_format import HuggingFace
+from l2l_nas.training.published_format import GGUFFile, HalfGGUFFile, HuggingFace
 from l2l_nas.training.samples import own_generators
 from l2l_nas.training.source_format import SourceCode
 from l2l_nas.training.tally import Tally
@@ -68,11 +68,11 @@ FORMATS: dict[str, Format] = {
     "onnx": Onnx(),
     "source": SourceCode(),
     "hugging_face": HuggingFace(),
+    "gguf": GGUFFile(),
+    "gguf_f16": HalfGGUFFile(),
 }
 DEFAULT_FORMATS = ("state_dict", "program")
 MANIFEST = "export.json"
-# of the largest output: what other kernels may differ by, after sums of many terms
-_TOLERANCE = 1e-4
 
 
 def check_formats(names: Sequence[str]) -> None:
@@ -206,7 +206,7 @@ def export_network(
     check = _Check(problem, Relay(server, device="cpu"), architecture, micro_batch)
     network = build_network(server, architecture)
     try:
-        module = check.measure(module_call(network), None, is_exact=True)
+        module = check.measure(module_call(network), None, tolerance=0.0)
     except ExportError as error:
         raise ExportError(f"the network as a plain module: {error}; are its layers the same in every call?") from None
     export = Export(module.values, {"module": module})  # its outputs are the relay's bit for bit
@@ -245,9 +245,9 @@ class _Check:
         main = how.files[-1]
         with named_failures(folder / main):
             how.write(source, workshop / main)
-        return self.measure(how.read(workshop / main, source), folder / main, is_exact=how.is_exact)
+        return self.measure(how.read(workshop / main, source), folder / main, tolerance=how.tolerance)
 
-    def measure(self, call: Call, path: Path | None, *, is_exact: bool) -> Exported:
+    def measure(self, call: Call, path: Path | None, *, tolerance: float) -> Exported:
         """Metrics and the largest difference; raises ExportError where the outputs are others."""
         split, size = self.problem.data.validation, chunk_size(self.relay, self.micro_batch)
         micro_batch = min(self.micro_batch, size)
@@ -260,7 +260,7 @@ class _Check:
             if difference == math.inf:
                 break  # nothing that could be measured
             tally.add(got, targets)
-        if difference > (0.0 if is_exact else _TOLERANCE * scale):
+        if difference > tolerance * scale:
             raise ExportError(f"its outputs differ from the relay's by {difference:.3g}")
         return Exported(path, tally.metrics(), difference)
 

@@ -27,6 +27,7 @@ from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.values import as_tuple
 
 Call = Callable[[Batch], Batch]
+ROUNDED = 1e-4  # of the largest output: what other kernels may differ by, after sums of many terms
 
 
 class ExportError(L2LError):
@@ -63,11 +64,11 @@ class Format(ABC):
 
     Attributes:
         files: all that it may consist of, but for what is `beside`; the last one is what is run.
-        is_exact: whether its outputs must be the network's bit for bit; if not, they may differ by rounding.
+        tolerance: how far its outputs may be from the network's, as a share of the largest; 0: equal bit for bit.
     """
 
     files: tuple[str, ...]
-    is_exact = True
+    tolerance = 0.0
 
     def require(self) -> None:  # noqa: B027
         """Raises SettingError: a package is missing."""
@@ -109,7 +110,7 @@ class Program(Format):
     """A `torch.export` program: runs with PyTorch alone."""
 
     files = ("model.pt2",)
-    is_exact = False  # layers with a fused path in evaluation, such as torch's own encoder, are traced without it
+    tolerance = ROUNDED  # layers with a fused path in evaluation, such as torch's own encoder, are traced without it
 
     def write(self, source: ExportSource, path: Path) -> None:
         buffer = io.BytesIO()  # of a full disk, torch's own writer says nothing that a user could read
@@ -138,7 +139,7 @@ class Onnx(Format):
     """
 
     files = ("model.onnx.data", "model.onnx")
-    is_exact = False  # other kernels sum in another order
+    tolerance = ROUNDED  # other kernels sum in another order
 
     def require(self) -> None:
         missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]

@@ -1,7 +1,8 @@
-"""A network as a model that others know: a folder that `transformers` loads."""
+"""A network as a model that others know: a folder that `transformers` loads, a GGUF file for llama.cpp."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -9,8 +10,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from l2l_nas.errors import SettingError
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.formats import Call, ExportError, ExportSource, Format, write_tensors
+from l2l_nas.training.formats import ROUNDED, Call, ExportError, ExportSource, Format, write_tensors
 from l2l_nas.training.source_format import layer_files
 
 MODELING = "modeling_l2l_nas"  # the module of a network that comes with its own code
@@ -27,6 +29,12 @@ class Publishable(Protocol):
 
     def hugging_face(self, source: ExportSource) -> HuggingFaceFiles:
         """What to write for a network. Raises ExportError: it cannot be expressed."""
+
+    def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
+        """Write a network as GGUF. Raises ExportError: llama.cpp has no such model."""
+
+    def read_gguf(self, path: Path) -> Call:
+        """What a file holds, as a function; see `Format.read`."""
 
 
 class HuggingFaceFiles(Protocol):
@@ -65,6 +73,32 @@ class HuggingFace(Format):
 
     def read(self, path: Path, source: ExportSource) -> Call:
         return _published(source).hugging_face(source).read(path, source)
+
+
+class GGUFFile(Format):
+    """A file for llama.cpp, of a network of the llama family."""
+
+    files = ("model.gguf",)
+    is_half = False  # whether matrices are float16
+    tolerance = ROUNDED  # of numbers that the file has in float32
+
+    def require(self) -> None:
+        if importlib.util.find_spec("gguf") is None:
+            raise SettingError("formats: gguf needs the package gguf, not installed: pip install 'l2l-nas[gguf]'")
+
+    def write(self, source: ExportSource, path: Path) -> None:
+        _published(source).write_gguf(source, path, is_half=self.is_half)
+
+    def read(self, path: Path, source: ExportSource) -> Call:
+        return _published(source).read_gguf(path)
+
+
+class HalfGGUFFile(GGUFFile):
+    """The same with matrices in float16."""
+
+    files = ("model-f16.gguf",)
+    is_half = True
+    tolerance = 1e-2
 
 
 def _published(source: ExportSource) -> Publishable:
