@@ -15,6 +15,7 @@ from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords, 
 from l2l_nas.files import read_bytes, read_json, write_atomically, yaml_text
 from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.study.reading import read_study
+from l2l_nas.report.blocks import TakenApart
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import RunHistory, read_events, read_history
 from l2l_nas.report.html.view import render_page
@@ -87,6 +88,7 @@ def gather(
     return Summary(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
         config=yaml_text(config), timeline=_read_picture(folder.timeline),
+        apart=None if found is None else _read(folder.result, TakenApart.from_json),
         planned=_read(folder.plan, Planned.from_json), planned_picture=_read_picture(folder.plan_picture),
     )  # fmt: skip
 

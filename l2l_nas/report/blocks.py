@@ -1,0 +1,113 @@
+"""What a network that was taken apart is made of, as `result.json` has it: scores of blocks, a prediction, sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from l2l_nas.report.charts.grid import DASH, Cell, Grid
+from l2l_nas.report.charts.tables import Table, TableColumn, TableRow
+from l2l_nas.report.network import TEST, VALIDATION, Network, finite
+from l2l_nas.report.text import counted, format_value
+
+_MAX_CELLS = 6000
+_TAKEN = "\N{BLACK STAR}"
+
+
+@dataclass(frozen=True)
+class TakenApart:
+    """Of a search with `strategy=blockwise`."""
+
+    scores: Grid  # of each candidate by position; which networks took it
+    prediction: str  # how far it was off, in words; empty where no network was scored whole
+    sizes: Table | None  # what was found of each size; None where none were asked for
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> TakenApart | None:
+        """As `result.json` has it; None where no network was taken apart.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is something else.
+        """
+        if not content.get("blocks"):
+            return None
+        first, *_ = content["objectives"]
+        goal = str(first["name"])
+        sizes = content.get("sizes", [])
+        prediction = content.get("prediction")
+        return cls(
+            _scores(content, sizes, goal),
+            _words(prediction) if prediction else "",
+            _sizes(sizes, goal) if sizes else None,
+        )
+
+
+def _scores(content: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], goal: str) -> Grid:
+    rows: dict[str, dict[str, float]] = {}
+    for key, block in content["blocks"].items():
+        position, candidate = str(key).split("/")
+        rows.setdefault(position, {})[candidate] = finite(block["score"])
+    title = "What each block costs"
+    is_error = all(block["score"] == block["error"] for block in content["blocks"].values())
+    taken = {f"{one['removed']:g}": one["best"]["architecture"] for one in sizes if one["best"]}
+    networks = taken or {_TAKEN: content["best"]["architecture"]}
+    if any(len(choices) != len(rows) for choices in networks.values()):
+        raise ValueError("an architecture of another space")
+    columns = tuple(dict.fromkeys(name for row in rows.values() if len(row) > 1 for name in row))
+    if len(rows) * len(columns) > _MAX_CELLS:
+        return Grid(title, message="This space is too large for such a table.")
+    widest = max((abs(score) for row in rows.values() for score in row.values()), default=0.0) or 1.0
+    cells = {}
+    for index, (position, row) in enumerate(rows.items()):
+        marks = {name: [mark for mark, choices in networks.items() if choices[index] == name] for name in row}
+        own = next(iter(row))
+        if len(row) > 1:
+            cells[position] = tuple(
+                None if name not in row else _cell(row[name], marks[name], widest, is_own=name == own)
+                for name in columns
+            )
+    what = (
+        "how far a candidate's outputs are from those of the original's layer"
+        if is_error
+        else f"how much worse {goal} is if this candidate alone replaces the original's layer"
+    )
+    behind = "the sizes whose networks took it" if taken else f"{_TAKEN} where the best network took it"
+    caption = (
+        f"Each cell has {what}, then {behind}. Orange is worse, blue better than the original; colours go by the root."
+    )
+    return Grid(title, columns, cells, caption)
+
+
+def _cell(score: float, marks: Sequence[str], widest: float, *, is_own: bool) -> Cell:
+    heat = math.copysign(math.sqrt(abs(score) / widest), -score) if score else 0.0
+    return Cell(DASH if is_own else f"{score:+.3g}", ", ".join(marks), None if is_own and not marks else heat)
+
+
+def _words(prediction: Mapping[str, Any]) -> str:
+    networks, pairs, name = prediction["networks"], prediction["pairs"], str(prediction["metric"])
+    error, factor = prediction["error"], finite(prediction["factor"])
+    off = "" if error is None else f" What is predicted without a network is off by {finite(error):.3g} {name} of it."
+    return (
+        f"{counted(len(networks), 'network')} and {counted(len(pairs), 'pair')} of blocks were measured before the "
+        f"trials. By these, a network is worse by {factor:.3g} times the sum of its blocks' scores, and by what its "
+        f"pairs cost beyond their sums.{off}"
+    )
+
+
+def _sizes(sizes: Sequence[Mapping[str, Any]], goal: str) -> Table:
+    parts = {VALIDATION: f"{goal}, validation", TEST: f"{goal}, test"}
+    columns = (TableColumn("removed", "n"), TableColumn("parameters"), *map(TableColumn, parts.values()))
+    rows = []
+    for one in sizes:
+        removed = f"{finite(one['removed']):.3g}"
+        if not one["best"]:
+            rows.append(TableRow((removed, DASH, DASH, DASH)))
+            continue
+        network = Network.from_json(one["best"])
+        scores = [network.scored(part, goal) if goal in network.part(part) else DASH for part in parts]
+        count = network.costs.get("parameters")
+        shown = DASH if count is None else format_value("parameters", count)
+        rows.append(TableRow((removed, shown, *scores), network.trial))
+    return Table(columns, tuple(rows), is_whole=True)
