@@ -16,6 +16,7 @@ from l2l_nas.runs.language import (
     relay_of,
 )
 from l2l_nas.runs.locate import CLASSIFY
+from l2l_nas.runs.mesh import NetworkRanks
 from l2l_nas.runs.ranks import compare_files
 from l2l_nas.runs.saved import LoadedRun, data_warning, load_found
 from l2l_nas.runs.settings import EvaluateConf
@@ -28,9 +29,9 @@ from l2l_nas.training.score import Score
 
 def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
     """Print the metrics, and whether they are those that the search reported; ranks share the samples."""
-    consensus = consensus or Consensus()
+    ranks = NetworkRanks.of(conf.parallel, consensus)
     if conf.task:
-        _evaluate_text(conf, consensus)
+        _evaluate_text(conf, ranks)
         return
     for name in ("file", "stride", "tokenizer"):
         if getattr(conf, name):
@@ -38,8 +39,8 @@ def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
     splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
-    with consensus.working("the reading of the run"):
-        found = load_found(conf.run, pool=conf.space.pool, consensus=consensus)
+    with ranks.consensus.working("the reading of the run"):
+        found = load_found(conf.run, pool=conf.space.pool, ranks=ranks)
     data = found.problem.data
     split = {"validation": data.validation, "test": data.test, "train": data.train}[conf.split]
     if split is None:
@@ -82,7 +83,8 @@ def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
         console.print(f"  {conf.split} {name:10} {_shown(score, name)}")
 
 
-def _evaluate_text(conf: EvaluateConf, consensus: Consensus) -> None:
+def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
+    consensus = ranks.consensus
     for name, value in (("split", "validation"), ("recalibrate", 0)):
         if getattr(conf, name) != value:
             raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
@@ -94,13 +96,13 @@ def _evaluate_text(conf: EvaluateConf, consensus: Consensus) -> None:
             if getattr(conf, name):
                 raise SettingError(f"{name} has no effect with task={conf.task}; leave it out")
         with consensus.working("the reading of the run"):
-            network = found = load_found(conf.run, pool=conf.space.pool, consensus=consensus)
+            network = found = load_found(conf.run, pool=conf.space.pool, ranks=ranks)
         compare_files(consensus, Path(conf.file))
         (score, count), noun = evaluate_sentences(found, Path(conf.file)), "rows"
     else:
         check_task(conf.task, Path(conf.file), stride=conf.stride)
         with consensus.working("the reading of the weights"):
-            network = model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, consensus=consensus)
+            network = model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, ranks=ranks)
         compare_files(consensus, Path(conf.file))
         score, count = evaluate_text(model, conf.task, Path(conf.file), stride=conf.stride)
         noun = "passages" if conf.task == "lambada" else "windows"

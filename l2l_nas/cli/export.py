@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from l2l_nas.errors import SettingError
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.mesh import check_mesh
 from l2l_nas.runs.origin import doubts, versions
 from l2l_nas.runs.saved import data_warning, load_found
 from l2l_nas.runs.settings import ExportConf
@@ -30,7 +32,13 @@ _USE = {
 
 def main(conf: ExportConf, consensus: Consensus | None = None) -> None:
     """Write the files, say what was measured through each and how to load them; of several ranks, the first one."""
+    if conf.parallel.tensor > 1:
+        raise SettingError(
+            f"parallel.tensor={conf.parallel.tensor}: an export is of one process, which has the whole network; "
+            "leave it out"
+        )
     consensus = consensus or Consensus()
+    check_mesh(conf.parallel, consensus.size)
     if consensus.is_first:
         with consensus.alone("the export"):
             _export(conf)

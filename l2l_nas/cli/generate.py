@@ -8,6 +8,7 @@ import sys
 from itertools import chain
 
 from l2l_nas.runs.language import LanguageModel, executor_of, is_small, open_model, whole, write_on
+from l2l_nas.runs.mesh import NetworkRanks
 from l2l_nas.runs.settings import GenerateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.text.generate import Sampling, recomputed
@@ -19,10 +20,11 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def main(conf: GenerateConf, consensus: Consensus | None = None) -> None:
     """Print the prompt and what follows it, as it comes."""
-    consensus = consensus or Consensus()
+    ranks = NetworkRanks.of(conf.parallel, consensus)
+    consensus = ranks.consensus
     sampling = Sampling(conf.temperature, conf.top_k, conf.top_p, conf.seed)
     with consensus.working("the reading of the weights"):
-        model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, consensus=consensus)
+        model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, ranks=ranks)
     if consensus.size == 1 or not consensus.first(lambda: is_small(model)):
         _write(conf, model, sampling)
         return

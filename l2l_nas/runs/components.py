@@ -20,7 +20,6 @@ from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import server_of
 from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, did_you_mean, of_user
 from l2l_nas.nas.callback import Callback
@@ -40,7 +39,15 @@ from l2l_nas.runs.build import build_relay, build_scorer, check_memory, decide_m
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.learn_from import Learned, learned_by
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.mesh import check_mesh, divided_server, paper_relay, problem_on, ranks_of_worker, refuse_undivided
+from l2l_nas.runs.mesh import (
+    NetworkRanks,
+    check_mesh,
+    gathers_logits,
+    paper_relay,
+    problem_on,
+    ranks_of_worker,
+    refuse_undivided,
+)
 from l2l_nas.runs.numbers import budget_of, decide_numbers
 from l2l_nas.runs.ranks import compare_problems, with_chunks
 from l2l_nas.runs.saved import read_enqueued
@@ -231,9 +238,8 @@ def build_server(
     opened = own_storage(storage, pool=pool, optimizer=optimizer)
     problem = replace(problem, pool=pool)
     options: dict[str, Any] = {"optimizer": optimizer, "seed": conf.seed, "storage": opened, "frozen": keys}
-    if conf.parallel.tensor == 1:
-        return problem, server_of(pool, consensus.exchange, **options)
-    return problem, divided_server(problem, consensus, conf.parallel.tensor, **options)
+    ranks = NetworkRanks(consensus, conf.parallel.tensor)
+    return problem, ranks.server(pool, gather_logits=gathers_logits(problem), **options)
 
 
 def relay_of(

@@ -10,7 +10,6 @@ from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.pretrained.pool import is_published, published_pool
 from l2l_nas.relay.device import open_device
@@ -21,6 +20,7 @@ from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import AUTO, CLASSIFY, is_text, tokenizer_of
+from l2l_nas.runs.mesh import NetworkRanks, refuse_undivided
 from l2l_nas.runs.ranks import compare
 from l2l_nas.runs.saved import LoadedRun, load_found, read_config
 from l2l_nas.runs.section_settings import RelayConf
@@ -32,7 +32,6 @@ from l2l_nas.text.network import OfOneDocument, has_documents, length_of, refuse
 from l2l_nas.text.perplexity import perplexity_of, wikitext
 from l2l_nas.text.sentences import Sentences, sentences_of
 from l2l_nas.text.tokenizer import Tokenizer
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.fit import score
 from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
@@ -67,15 +66,15 @@ class LanguageModel:
     begin: int | None = None
 
     def __post_init__(self) -> None:
-        length_of(self.server.pool, self.tokenizer.size)
+        length_of(self.server.whole_pool, self.tokenizer.size)
 
     @property
     def length(self) -> int:
         """Of the network's input."""
-        return length_of(self.server.pool, self.tokenizer.size)
+        return length_of(self.server.whole_pool, self.tokenizer.size)
 
 
-def open_model(run: str, *, pool: str = "", tokenizer: str = "", consensus: Consensus | None = None) -> LanguageModel:
+def open_model(run: str, *, pool: str = "", tokenizer: str = "", ranks: NetworkRanks | None = None) -> LanguageModel:
     """The best network of a run, or a published model.
 
     Args:
@@ -83,7 +82,7 @@ def open_model(run: str, *, pool: str = "", tokenizer: str = "", consensus: Cons
         pool: the pool again, if it is the user's own; of a published model, `hf:FOLDER` or `gguf:FILE`.
         tokenizer: what it was trained with, as `load_tokenizer` takes it; empty: what the run's settings say, or the
             model's own.
-        consensus: see `load_found`.
+        ranks: see `load_found`; each has the scores of all tokens.
 
     Raises:
         SettingError, StorageError: as `load_found` and `published_pool`; or no tokenizer is known.
@@ -91,13 +90,14 @@ def open_model(run: str, *, pool: str = "", tokenizer: str = "", consensus: Cons
     """
     if not run and is_published(pool):
         made = published_pool(pool)
-        consensus = consensus or Consensus()
-        if consensus.size > 1:
-            compare(consensus, {"the search space's fingerprint": fingerprint(made)})
-        server = server_of(made, consensus.exchange, optimizer=SGD(momentum=0.0), seed=0)
+        ranks = ranks or NetworkRanks()
+        if ranks.consensus.size > 1:
+            compare(ranks.consensus, {"the search space's fingerprint": fingerprint(made)})
+        server = ranks.server(made, optimizer=SGD(momentum=0.0), seed=0)
+        refuse_undivided(server, made.original)
         chosen = tokenizer_of(pool, tokenizer or AUTO)
         return LanguageModel(server, made.original, chosen, RelayConf(), begin=chosen.begin)
-    found = load_found(run, pool=pool, consensus=consensus)
+    found = load_found(run, pool=pool, ranks=ranks, gather_logits=True)
     config = read_config(RunFolder(Path(run)).config)
     is_of_text = is_text(str(value_of(config, "data.source")))
     named = tokenizer or (value_of(config, "data.tokenizer") if is_of_text else None)
@@ -127,7 +127,7 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     """
     check_task(task, file, stride=stride)
     measured, samples = _task(model, task, file, stride)
-    if has_documents(model.server.pool):
+    if has_documents(model.server.whole_pool):
         samples = OfOneDocument(samples)
     relay = relay_of(model)
     refuse_foresight(relay, model.architecture, model.length)
@@ -190,22 +190,22 @@ def _task(model: LanguageModel, task: str, file: Path, stride: int) -> tuple[Tas
 def is_small(model: LanguageModel) -> bool:
     """Whether the weights of a model take at most half of the device's free memory."""
     free = open_device(model.relay.device).free_bytes()
-    return 4 * num_parameters(model.server.pool, model.architecture) <= _SHARE * free
+    return 4 * num_parameters(model.server.whole_pool, model.architecture) <= _SHARE * free
 
 
 def executor_of(model: LanguageModel) -> Executor:
     """What runs a model token by token: resident where it is small, or a relay, as with several ranks."""
-    if model.server.exchange.size == 1 and is_small(model):
+    if model.server.everyone.size == 1 and is_small(model):
         return ReferenceTrainer(model.server, device=model.relay.device)
     return build_relay(model.server, model.relay, seed=0)
 
 
 def whole(model: LanguageModel) -> LanguageModel:
     """A model of several ranks with all its weights on rank 0, and none elsewhere; all ranks call it."""
-    server = ParamServer(model.server.pool, optimizer=model.server.optimizer, seed=model.server.seed)
+    server = ParamServer(model.server.whole_pool, optimizer=model.server.optimizer, seed=model.server.seed)
     for key in path_states(server.pool, model.architecture):
         state = model.server.state(key)
-        if model.server.exchange.rank == 0:
+        if model.server.everyone.rank == 0:
             server.put(key, state)
     return replace(model, server=server)
 

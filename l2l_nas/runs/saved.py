@@ -12,7 +12,6 @@ from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import MANIFEST, Checkpoint
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.sharded import server_of
 from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
 from l2l_nas.files import read_json, read_yaml
 from l2l_nas.plugins import is_own
@@ -21,6 +20,7 @@ from l2l_nas.runs.command_line import name_again, resume_command
 from l2l_nas.runs.fields import declared, typed, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.mesh import NetworkRanks, gathers_logits, problem_on, refuse_undivided
 from l2l_nas.runs.origin import identity
 from l2l_nas.runs.ranks import compare_files, compare_problems
 from l2l_nas.runs.renamed import with_names_of_today
@@ -28,7 +28,6 @@ from l2l_nas.runs.section_settings import DataConf, RelayConf
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.problem import Problem
 
@@ -135,7 +134,7 @@ class SavedRun:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The best network of a run, read back."""
+    """The best network of a run, read back; the task is one that its ranks can do, see `problem_on`."""
 
     root: Path  # of a folder of repeats, that of the best one
     problem: Problem
@@ -160,7 +159,12 @@ def data_warning(data: Data, result: object, run: Path) -> str:
 
 
 def load_found(
-    run: str, *, pool: str = "", problem: Problem | None = None, consensus: Consensus | None = None
+    run: str,
+    *,
+    pool: str = "",
+    problem: Problem | None = None,
+    ranks: NetworkRanks | None = None,
+    gather_logits: bool = False,
 ) -> LoadedRun:
     """Read the best network of a run; of repeats, that of the best one.
 
@@ -168,11 +172,13 @@ def load_found(
         run: the run's folder.
         pool: the pool again if it is the user's own: what stands in a folder is never imported.
         problem: what was searched, instead of its name.
-        consensus: with other ranks, each of which has a part of the weights; all of them call it.
+        ranks: each has a part of the weights; all of them call it.
+        gather_logits: whether each rank is to have the scores of all tokens, although its task can do without.
 
     Raises:
         SettingError: no run given, or the pool must be named.
         StorageError: something is missing or damaged.
+        SpaceError: layers that the ranks which share them do not divide.
     """
     if not run:
         raise SettingError("name the run's folder: run=runs/...")
@@ -183,7 +189,8 @@ def load_found(
     result, config = saved.result(), saved.config
     entry = result.get("best") if isinstance(result, dict) else None
     if isinstance(entry, dict) and isinstance(entry.get("repeat"), int):
-        return load_found(str(folder.repeat(entry["repeat"]).root), pool=pool, problem=problem, consensus=consensus)
+        best_repeat = str(folder.repeat(entry["repeat"]).root)
+        return load_found(best_repeat, pool=pool, problem=problem, ranks=ranks, gather_logits=gather_logits)
     if isinstance(entry, dict) and entry.get("trained") is False:
         was_stopped = bool(value_of(config, "search.finalists"))  # a callback did, before there was a trained one
         why = "stopped before its finalists were trained" if was_stopped else "this run trained no finalists"
@@ -206,17 +213,20 @@ def load_found(
         raise SettingError(f"{run}: {name_again('pool', 'space.pool', chosen)}")
     problem = problem or load_problem(chosen, args, **asdict(samples))
     # nothing is trained: what the run's optimizer stored is left, and an optimizer of the user's own is not imported
-    consensus = consensus or Consensus()
-    compare_problems(consensus, problem)
-    compare_files(consensus, folder.best / MANIFEST)
-    server = server_of(problem.pool, consensus.exchange, optimizer=SGD(momentum=0.0), seed=seed)
+    ranks = ranks or NetworkRanks()
+    compare_problems(ranks.consensus, problem)
+    compare_files(ranks.consensus, folder.best / MANIFEST)
+    gathers = gather_logits or gathers_logits(problem)
+    server = ranks.server(problem.pool, gather_logits=gathers, optimizer=SGD(momentum=0.0), seed=seed)
     architecture = problem.pool.architecture(choices)
+    refuse_undivided(server, architecture)
     needs = path_states(problem.pool, architecture)
     if Checkpoint(folder.best).load(server, needs=needs, weights_only=True) != identity(choices, values):
         raise StorageError(
             f"{folder.best}: not the weights that {folder.result.name} tells of: a {saved.noun} was cut off "
             f"while it wrote them; let it finish with: {saved.again()}"
         )
+    problem = problem_on(problem, server)
     return LoadedRun(folder.root, problem, architecture, server, result, batch_size, micro_batch, relay)
 
 

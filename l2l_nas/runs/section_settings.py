@@ -83,13 +83,19 @@ class ObjectivesConf:
 
 
 @dataclass(frozen=True)
-class MeshConf:
-    """Ranks that share each step."""
+class RanksConf:
+    """Ranks that share a network."""
 
     data: Optional[int] = setting(
         None, "ranks that share the samples; null: all others", least=1, most=65536, is_inherited=False, resume=FREE
     )
     tensor: int = setting(1, "ranks that share each layer", least=1, most=65536, is_inherited=False, resume=FREE)
+
+
+@dataclass(frozen=True)
+class MeshConf(RanksConf):
+    """Ranks that share each step."""
+
     chunks: Optional[int] = setting(
         None, "parts of a step, summed in pairs; null: ranks", least=1, is_inherited=False, resume=stays(TRAINED)
     )

@@ -22,6 +22,7 @@ from l2l_nas.runs.section_settings import (
     NamedPoolConf,
     ObjectivesConf,
     ParallelConf,
+    RanksConf,
     RelayConf,
     SpaceConf,
     TrainConf,
@@ -327,6 +328,7 @@ class FoundConf:
 
     run: str = setting("", "the run's folder")
     space: NamedPoolConf = section(NamedPoolConf)
+    parallel: RanksConf = section(RanksConf)
 
 
 @dataclass(frozen=True)

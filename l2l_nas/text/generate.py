@@ -100,7 +100,7 @@ def generate(
         SettingError: fewer than 1 token.
     """
     sampling = sampling or Sampling()
-    length = length_of(executor.server.pool, vocabulary)
+    length = length_of(executor.server.whole_pool, vocabulary)
     if tokens < 1:
         raise SettingError(f"tokens must be at least 1, got {tokens}")
     for prompt in prompts:
@@ -112,7 +112,7 @@ def generate(
 
 def recomputed(executor: Executor, architecture: Architecture) -> str | None:
     """The position that makes every token recompute the whole text; None where there is none."""
-    pool = executor.server.pool
+    pool = executor.server.whole_pool
     path = pool.path(architecture)
     for layer, reads in zip(path, pool.flow(path).reads, strict=True):
         module = pool.build_module(layer, device="meta")
@@ -159,7 +159,7 @@ class _Context:
                 return
 
     def _fresh(self) -> Caches:
-        pool = self._executor.server.pool
+        pool = self._executor.server.whole_pool
         path = pool.path(self._architecture)
         last = [place for place, layer in enumerate(path) if extend_of(pool.build_module(layer, device="meta"))]
         is_chain = all(len(set(reads) - {"documents"}) == 1 for reads in pool.flow(path).reads)
@@ -176,7 +176,7 @@ class _Context:
         if self._extends:
             new = torch.tensor([row[self._seen :] for row in rows])
             self._seen = place
-            inputs = inputs_of(self._executor.server.pool, new)
+            inputs = inputs_of(self._executor.server.whole_pool, new)
             (outputs,) = self._executor.extend(self._architecture, inputs, self._caches, micro_batch=len(rows))
             logits = outputs[:, -1].float()
         else:
@@ -184,11 +184,11 @@ class _Context:
             seen[:, : place - self._start] = torch.tensor([row[self._start :] for row in rows])
             places = None
             if self._texts is not None:
-                row = inputs_of(self._executor.server.pool, seen[:1])
+                row = inputs_of(self._executor.server.whole_pool, seen[:1])
                 places = self._texts.length_for(row, place - self._start)
             outputs = predict_first(self._executor, self._architecture, seen, places)
             logits = outputs[:, place - self._start - 1].float()
         # ranks choose the same tokens, whatever their processors make of the same sums
-        logits = of_first(self._executor.server.exchange, logits)
+        logits = of_first(self._executor.server.everyone, logits)
         refuse_no_numbers(logits)
         return logits

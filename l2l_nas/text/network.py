@@ -71,7 +71,7 @@ class OfOneDocument(Samples):
 
 def predict_first(executor: Executor, architecture: Architecture, tokens: Tensor, places: int | None) -> Tensor:
     """Logits of tokens [batch, length], of their first places alone if it is said how many."""
-    inputs, batch = inputs_of(executor.server.pool, tokens), len(tokens)
+    inputs, batch = inputs_of(executor.server.whole_pool, tokens), len(tokens)
     if places is None:
         return executor.predict(architecture, inputs, micro_batch=batch)[0]
     cuts = [(batch, places)]
@@ -91,7 +91,7 @@ def refuse_foresight(executor: Executor, architecture: Architecture, length: int
     """Refuse a network that sees the tokens that it predicts, as a masked language model does, with a DataError."""
     tokens = torch.zeros(2, length, dtype=torch.int64)
     texts = Texts.taken_by(executor, [architecture])
-    places = length if texts is None else texts.length_for(inputs_of(executor.server.pool, tokens[:1]), _FEW)
+    places = length if texts is None else texts.length_for(inputs_of(executor.server.whole_pool, tokens[:1]), _FEW)
     tokens[1, places - 1] = 1
     one, other = predict_first(executor, architecture, tokens, None if texts is None else places)[:, :-1]
     refuse_no_numbers(one)

@@ -1,14 +1,17 @@
-"""`train` on ranks that share each layer: the numbers of one process, and one line where ranks cannot."""
+"""Commands on ranks that share each layer: the numbers of one process, and one line where ranks cannot."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from l2l_nas.__main__ import main
 from tests.cli.test_ranks import alone, apart, result, together
+from tests.cli.test_ranks_read import LARGE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 TRAIN = (
@@ -50,6 +53,32 @@ def test_a_mesh_trains_as_one_process_and_goes_on_as_one():
     alone("train", "resume=four", "parallel.tensor=1", "train.steps=8", "export=false")
     assert values("four") == pytest.approx(values("one"), abs=1e-5)
     assert "mesh" not in result("four")
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        (["evaluate"], 2),
+        pytest.param(["evaluate", "split=test"], 4, marks=pytest.mark.long),
+        pytest.param(["evaluate", "task=text", "file=small.txt"], 2, marks=pytest.mark.long),
+        (["generate", "prompt=12 and", "tokens=12", "temperature=0"], 2),
+        pytest.param(["generate", "prompt=12 and", "tokens=12", "temperature=0"], 4, marks=pytest.mark.long),
+    ],
+    ids=lambda value: "_".join(value[:2]) if isinstance(value, list) else str(value),
+)
+def test_what_is_read_on_ranks_that_share_layers_is_what_one_process_has(words, size, capsys):
+    assert main([*TRAIN, "folder=run", "train.steps=20", "export=false"]) == 0
+    capsys.readouterr()
+    words = [*words, "run=run"]
+    assert main(words) == 0
+    expected = capsys.readouterr().out
+    Path("large.py").write_text(LARGE)
+    out = together(*words, "parallel.tensor=2", size=size, program=("large.py",))
+    out, expected = (re.sub(" (as )?reported.*", "", text) for text in (out, expected))
+    numbers = r"\d+\.\d{4}"  # whose last digit may be rounded otherwise
+    assert re.sub(numbers, "#", out) == re.sub(numbers, "#", expected)
+    found, wanted = ([float(one) for one in re.findall(numbers, text)] for text in (out, expected))
+    assert found == pytest.approx(wanted, rel=1e-5, abs=2e-4)
 
 
 @pytest.mark.long
