@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.__main__ import main
+from l2l_nas.runs.saved import load_found
 from tests.cli.test_ranks import alone, apart, result, together
 from tests.cli.test_ranks_read import LARGE
 
@@ -79,6 +80,20 @@ def test_what_is_read_on_ranks_that_share_layers_is_what_one_process_has(words, 
     assert re.sub(numbers, "#", out) == re.sub(numbers, "#", expected)
     found, wanted = ([float(one) for one in re.findall(numbers, text)] for text in (out, expected))
     assert found == pytest.approx(wanted, rel=1e-5, abs=2e-4)
+
+
+def test_experts_are_divided_and_trained_as_in_one_process():
+    words = ("space=hybrid", "architecture=original", "space.args.depth=1", "space.args.heads=4", "export=false")
+    assert main([*TRAIN, *words, "folder=one"]) == 0
+    together(*TRAIN, *words, "parallel.tensor=2", "folder=two")
+    assert result("two")["mesh"] == {"data": 1, "tensor": 2, "whole": ["norm/rms"]}
+    assert "experts" in result("two")["best"]["architecture"]
+    assert values("two") == pytest.approx(values("one"), abs=1e-6)
+    one, two = (load_found(name).server for name in ("one", "two"))
+    states = [(one.state(key).parameters(), two.state(key).parameters()) for key in sorted(one.visited)]
+    assert any("experts.3.down.weight" in names for names, _ in states)
+    gaps = [float((a[name] - b[name]).abs().max()) for a, b in states for name in a if a[name].numel()]
+    assert max(gaps) < 1e-5
 
 
 @pytest.mark.long

@@ -28,7 +28,9 @@ CASES = {
     "by layer": {"update": "eager", "scope": "layer"},
     "ahead": {"update": "ahead", "clip": 1.4, "lanes": "threads"},
     "kept": {"keep": 9, "gathers": False},
-    "fp16": {"precision": "fp16", "update": "ahead"},
+    "overflowing": {"precision": "fp16", "update": "ahead", "loss_scale": 2.0**20},
+    "fp16": {"precision": "fp16", "loss_scale": 64.0},
+    "bf16": {"precision": "bf16"},
 }
 
 
@@ -75,7 +77,7 @@ def batch_of(step):
 
 def trained(
     grid=None, *, first=0, steps=8, update="exact", clip=0.5, scope="global", precision="fp32", chunks=None, keep=1,
-    gathers=True, lanes="inline", lr=1e-3, folder=None
+    gathers=True, lanes="inline", lr=1e-3, folder=None, loss_scale=None
 ):  # fmt: skip
     """Losses, norms, and all tensors of whole states; of a rank also those that all ranks of its layers have.
 
@@ -97,8 +99,8 @@ def trained(
         server, device="cpu", seed=3, update=ORDERS[update], clip=Clip(clip, scope) if clip else None, keep=keep,
         precision=precision, chunks=chunks, lanes=lanes, resident=None,
     )  # fmt: skip
-    if precision == "fp16":
-        server.gradients.loss_scale.scale = 2.0**20  # so that some steps overflow
+    if loss_scale is not None:
+        server.gradients.loss_scale.scale = loss_scale
     checkpoint = None if folder is None else Checkpoint(Path(folder))
     if first:
         assert checkpoint.load(server) == {"step": first}
