@@ -115,8 +115,8 @@ class NonFiniteError(L2LError):
         layer: the key of the layer whose gradient it was; None for the loss.
         step: the training step, from 0.
         updated: the states that the step had updated by then.
-        is_own: of ranks that share a loss, whether it came from this one alone, or from another one alone; None where
-            that is not known, as of a gradient, which is the sum of all ranks' parts.
+        is_own: of ranks that share a step, whether it came from this one alone, or from another one alone; None where
+            it came from several, or from none, as where a sum of finite parts is not.
     """
 
     _advice = "the update was refused: lower the learning rate or search for NaN and inf in the inputs"

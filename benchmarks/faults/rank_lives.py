@@ -200,8 +200,7 @@ def failure(place: Path, words: Sequence[str], fault: Fault, *, wanted: Found | 
 def _wrong_line(fault: Fault, ranks: Ranks, found: Found) -> list[str]:
     if len(ranks.lines) != 1:
         return [f"{len(ranks.lines)} lines: {ranks.said()}"]
-    named = "error: all ranks " if fault.kind == "nan_gradient" else _NAMED.format(rank=fault.rank)
-    said = re.fullmatch(named + _SAID[fault.kind], ranks.lines[0])
+    said = re.fullmatch(_NAMED.format(rank=fault.rank) + _SAID[fault.kind], ranks.lines[0])
     if said is None:
         return [f"another line: {ranks.lines[0]}"]
     found["said"] = said.group(1)

@@ -67,7 +67,7 @@ class DividedInbox(ShardedInbox):
 
     [Note: norms of divided layers] A parameter that every rank has is counted by the first one alone. A rank adds the
     squares of a state that it counts, and all ranks get the sums of all: so they clip, skip and refuse alike, and what
-    every rank has stays the same to the bit.
+    every rank has stays the same to the bit. Beside the sum stands whose gradient it was if that is not finite.
     """
 
     def __init__(
@@ -77,15 +77,20 @@ class DividedInbox(ShardedInbox):
         self._divided, self._tensor = divided, tensor
         self._counted: dict[str, Tensor] = {}  # by state, which of its sums of squares this rank counts
 
-    def _exchange_notes(self, key: str, queued: QueuedGradient, has_grad: Sequence[bool]) -> None:
-        super()._exchange_notes(key, queued, has_grad)
+    def _exchange_notes(self, key: str, queued: QueuedGradient, has_grad: Sequence[bool], received: Tensor) -> int:
+        origin = super()._exchange_notes(key, queued, has_grad, received)
         assert queued.norms is not None
         if key not in self._counted:
             self._counted[key] = self._counts(key)
         own = math.fsum(queued.norms[self._counted[key]].tolist())  # rounded once, whoever has which of the squares
-        every = torch.empty(self._tensor.size, 1, dtype=torch.float64)
-        self._tensor.gather(torch.tensor([own], dtype=torch.float64), every, Channel.SEND, of=key)
-        queued.norms = every.view(-1)
+        every = torch.empty(self._tensor.size, 2, dtype=torch.float64)
+        self._tensor.gather(torch.tensor([own, origin], dtype=torch.float64), every, Channel.SEND, of=key)
+        queued.norms = every[:, 0]
+        found = [(rank, number) for rank, number in enumerate(every[:, 1].tolist()) if number]
+        if found:
+            is_one = len(found) == 1 and found[0][1] > 0
+            queued.is_own = found == [(self._tensor.rank, self._exchange.rank + 1)] if is_one else None
+        return origin
 
     def _counts(self, key: str) -> Tensor:
         cut = self._cuts.of(key)

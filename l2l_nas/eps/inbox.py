@@ -35,6 +35,7 @@ class QueuedGradient:
     coefficient: float = 1.0  # what the gradients are multiplied by when they are applied
     saved: SavedState | None = None  # the state before they were applied ahead of the check, if they were
     is_checked: bool = False
+    is_own: bool | None = None  # where it is not finite; see `NonFiniteError`
 
     def scaled_norms(self, factor: float) -> dict[int, Tensor]:
         """By parameter, the norms of the gradients there are."""
@@ -184,7 +185,8 @@ class GradientInbox:
                 self.discard(states, new)
                 return GradientCheck(float("inf"), is_refused=True)
         if bad:
-            raise NonFiniteError("gradient", layer=bad[0], step=new[bad[0]].step)
+            first = new[bad[0]]
+            raise NonFiniteError("gradient", layer=bad[0], step=first.step, is_own=first.is_own)
         norm = self._norm(new, order, inverse)
         factor = clip.coefficient(norm) if clip is not None and clip.scope == "global" else 1.0
         is_clipped = False
@@ -250,7 +252,7 @@ class GradientInbox:
         try:
             if not checked:
                 if self._not_finite({key: queued}):
-                    raise NonFiniteError("gradient", layer=key, step=queued.step)
+                    raise NonFiniteError("gradient", layer=key, step=queued.step, is_own=queued.is_own)
                 if clip is not None:
                     queued.coefficient = clip.coefficient(self._state_norm(key, queued))
             gradients = self._scaled(key, queued, queued.coefficient)

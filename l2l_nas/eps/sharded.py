@@ -56,7 +56,8 @@ class ShardedInbox(GradientInbox):
     """Gradients that all ranks form, summed over them as they arrive: a rank gets those of its part.
 
     Every rank adds the same states in the same order. With a sum go notes, on the same channel: which parameters got a
-    gradient on any rank, and the sums of squares of all parts. So no update and no check waits for another rank.
+    gradient on any rank, the sums of squares of all parts, and whose gradient it was if a sum is not finite. So no
+    update and no check waits for another rank.
     """
 
     def __init__(self, pool: LayerPool, rules: PoolRules, cuts: Cuts, exchange: Exchange) -> None:
@@ -86,7 +87,9 @@ class ShardedInbox(GradientInbox):
         """See `GradientInbox.add`; all ranks call it for the same state. `block` is of the whole state."""
         cut, layout = self._cuts.of(key), self._layout(key)
         own = self.allocate(gradient_bytes(layout), allocate)
-        own.views(layout).values.copy_(self._summed(key, cut, block)[: layout.parameter_bytes // 4])
+        received = self._swapped(key, cut, block)
+        summed = tree_sum(list(received.view(torch.float32)))  # the upper part of the tree of chunks
+        own.views(layout).values.copy_(summed[: layout.parameter_bytes // 4])
         if stays:
             self.give_back([block])
         queued = self.waiting.setdefault(key, QueuedGradient(lr, step))
@@ -95,10 +98,10 @@ class ShardedInbox(GradientInbox):
             self.give_back([own])
         else:
             queued.parts.append(own)
-        self._exchange_notes(key, queued, has_grad)
+        self._exchange_notes(key, queued, has_grad, received)
 
-    def _summed(self, key: str, cut: Cut, block: GradientBlock) -> Tensor:
-        """The sum over all ranks of this rank's part of a block, float32, by the upper part of the tree of chunks."""
+    def _swapped(self, key: str, cut: Cut, block: GradientBlock) -> Tensor:
+        """What all ranks have of this rank's part of a state's gradients: bytes [rank, part_bytes]."""
         size = self._exchange.size
         whole = block.memory[: cut.rules.layout.parameter_bytes]
         received = self._received.of(size, cut.part_bytes)
@@ -110,14 +113,22 @@ class ShardedInbox(GradientInbox):
             rows = self._sent.of(size, cut.part_bytes)
             cut.take_apart(whole, rows)
             self._exchange.swap(rows, received, Channel.SEND, of=key)
-        return tree_sum(list(received.view(torch.float32)))
+        return received
 
-    def _exchange_notes(self, key: str, queued: QueuedGradient, has_grad: Sequence[bool]) -> None:
+    def _exchange_notes(self, key: str, queued: QueuedGradient, has_grad: Sequence[bool], received: Tensor) -> int:
+        """Have what ranks tell each other of a sum, of these rows.
+
+        Returns:
+            Whose row it was, if the sum is not finite: 1 + a rank; -1 for several; 0 where that is not known.
+        """
         cut, rank = self._cuts.of(key), self._exchange.rank
         counts = [part.num_blocks for part in cut.parts]
-        notes = torch.zeros(len(has_grad) + max(counts), dtype=torch.float64)
+        squares = squares_of(self._views(key, queued).gradients)
+        notes = torch.zeros(len(has_grad) + max(counts) + 1, dtype=torch.float64)
         notes[: len(has_grad)] = torch.tensor(has_grad)
-        notes[len(has_grad) :][: counts[rank]] = squares_of(self._views(key, queued).gradients)
+        notes[len(has_grad) :][: counts[rank]] = squares
+        if not squares.isfinite().all():
+            notes[-1] = _only([row + 1 for row in self._not_finite_rows(key, received)])
         everyone = notes.new_empty(self._exchange.size, len(notes))
         self._exchange.gather(notes, everyone, Channel.SEND, of=key)
         touched = everyone[:, : len(has_grad)].any(dim=0).tolist()
@@ -125,6 +136,21 @@ class ShardedInbox(GradientInbox):
         queued.has_grad = [old or touched[index] for old, index in zip(before, cut.parts[rank].indices, strict=True)]
         rows = [everyone[rank]] if cut.is_whole else list(everyone)
         queued.norms = torch.cat([row[len(has_grad) :][:count] for row, count in zip(rows, counts, strict=False)])
+        origin = _only(map(int, everyone[:, -1].tolist()))
+        if origin > 0:
+            queued.is_own = origin == rank + 1
+        return origin
+
+    def _not_finite_rows(self, key: str, received: Tensor) -> list[int]:
+        parameters = self._layout(key).parameters
+        are_finite = [all(entry.view(row).isfinite().all() for entry in parameters) for row in received]
+        return [rank for rank, is_finite in enumerate(are_finite) if not is_finite]
+
+
+def _only(found: Iterable[int]) -> int:
+    """The number that all have that are not 0; -1 where these differ, 0 where there are none."""
+    numbers = set(found) - {0}
+    return -1 if len(numbers) > 1 else next(iter(numbers), 0)
 
 
 class ShardedServer(ParamServer):

@@ -105,14 +105,14 @@ class Exchanges:
             yield layer.key, self._chunks * wire.buffer_bytes, False
 
     def _sent(self, layer: Layer, cuts: Cuts) -> Iterator[tuple[str, int, bool]]:
-        """Gradients; notes of them; and what a rank's part adds to the norm."""
+        """Gradients; notes of them; and what a rank's part adds to the norm, with a note of it."""
         for key in layer.states:
             layout = self._server.layout(key)
             if layout.is_trainable:
                 cut = cuts.of(key)
                 yield key, cut.part_bytes, False
-                yield key, 8 * (len(layout.parameters) + max(part.num_blocks for part in cut.parts)), False
-                yield key, 8, True
+                yield key, 8 * (len(layout.parameters) + max(part.num_blocks for part in cut.parts) + 1), False
+                yield key, 2 * 8, True
 
     def memory_bytes(self, layers: Sequence[Layer]) -> int:
         """Host memory that exchanges of these layers pass through, which every one of a kind uses again."""

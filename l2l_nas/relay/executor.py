@@ -328,7 +328,9 @@ class PlanExecutor:
         try:
             inbox.update(state, states, checked=job.update is not UpdateOrder.EAGER, clip=job.clip)
         except NonFiniteError as error:
-            raise NonFiniteError(error.what, layer=error.layer, step=error.step, updated=job.updated) from None
+            raise NonFiniteError(
+                error.what, layer=error.layer, step=error.step, updated=job.updated, is_own=error.is_own
+            ) from None
         job.updated.append(state)
 
     def _visit(self, step: Step, job: PlanJob) -> None:

@@ -36,9 +36,15 @@ class Threads:
 
     def gather(self, part, whole, channel, of=""):
         self._rows[self.rank] = part.clone()
-        self._barrier.wait(10)
+        self._barrier.wait(60)
         whole.copy_(torch.stack(self._rows))
-        self._barrier.wait(10)
+        self._barrier.wait(60)
+
+    def swap(self, parts, received, channel, of=""):
+        self._rows[self.rank] = parts.clone()
+        self._barrier.wait(60)
+        received.copy_(torch.stack([parts[self.rank] for parts in self._rows]))
+        self._barrier.wait(60)
 
 
 def on_threads(size, pool, work, optimizer=None):
@@ -153,7 +159,7 @@ class Told:
 
     def gather(self, part, whole, channel, of=""):
         whole[self.rank].copy_(part)
-        whole[1 - self.rank].fill_(self._number)
+        whole[1 - self.rank] = torch.tensor([self._number, 0.0])
 
 
 def added(rank, number, value=1.0, **clip):
@@ -162,12 +168,17 @@ def added(rank, number, value=1.0, **clip):
     server = DividedServer(split, Mesh(tensor=Told(rank, number)), optimizer=SGD(momentum=0.0), seed=5)
     server.gradients.has_block_norms = True
     server.prepare([KEY])
+    add(server, value)
+    return server
+
+
+def add(server, value):
+    """Have a server's gradients of a state all be a value."""
     layout = server.layout(KEY)
     block = GradientBlock(torch.zeros(gradient_bytes(layout), dtype=torch.uint8))
     for gradient in block.views(layout).gradients:
         gradient.fill_(value)
     server.gradients.add(KEY, block, [True] * len(layout.parameters), lr=1.0, step=0)
-    return server
 
 
 def test_a_norm_counts_parts_of_all_ranks_and_once_what_all_have():
@@ -195,6 +206,18 @@ def test_a_number_that_is_not_finite_on_another_rank_refuses_the_step_here(rank)
         assert torch.equal(server.storage.open(KEY).weights, before)
         with pytest.raises(NonFiniteError):
             added(rank, number).gradients.check([], RamStorage(), clip=None)
+
+
+@pytest.mark.parametrize(("bad", "is_own"), [([1], [False, True]), ([0, 1], [None, None])])
+def test_a_gradient_that_is_not_finite_is_known_to_be_of_the_one_rank_whose_part_it_was(bad, is_own):
+    def work(server):
+        rank = server.mesh.tensor.rank
+        add(server, float("nan") if rank in bad else 1.0)
+        with pytest.raises(NonFiniteError) as caught:
+            server.gradients.check([], server.storage, clip=None)
+        return caught.value.is_own
+
+    assert on_threads(2, space("gpt2"), work) == is_own
 
 
 def test_an_overflow_on_another_rank_skips_the_step_and_lowers_the_scale():
