@@ -47,6 +47,7 @@ from l2l_nas.runs.mesh import (
     problem_on,
     ranks_of_worker,
     refuse_undivided,
+    sharers_of,
 )
 from l2l_nas.runs.numbers import budget_of, decide_numbers
 from l2l_nas.runs.ranks import compare_problems, with_chunks
@@ -169,8 +170,7 @@ def build_components(
     refuse_undivided(server)
     pool, data = problem.pool, problem.data
     phases = _phases(conf, objects, server)
-    sharers = conf.search.workers * ranks + 1 if conf.search.workers > 1 else 1
-    relay, memory = relay_of(problem, server, conf, sharers=sharers)
+    relay, memory = relay_of(problem, server, conf, sharers=sharers_of(conf, objects.executor))
     conf = replace(conf, relay=memory)
     step = cut_sizes(min(conf.train.batch_size, len(data.train)), conf.train.micro_batch)
     costs = _agreed(_costs(conf, objects, problem, relay, step), consensus)

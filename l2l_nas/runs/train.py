@@ -146,11 +146,13 @@ class TrainRun:
                 self._begin(training, log, has_best=has_best)
                 display.phase("training", total=self.conf.train.steps, done=training.step)
                 best = self._run(training, log)
-            scores = self._scores(best)
+            server = self.components.relay.server.fork(())
+            Checkpoint(self.folder.best).load(server)
+            scores = self._scores(server, best)
             if self.consensus.is_first:
                 with self.consensus.alone("the writing of the result"):
                     seconds = before + time.monotonic() - started
-                    self._write(best, training.validations, scores, seconds=seconds)
+                    self._write(server, best, training.validations, scores, seconds=seconds)
             log.write("done", step=best.step, values=dict(best.values))
             return best
         finally:
@@ -224,14 +226,20 @@ class TrainRun:
         return {**values, "parameters": float(parameters)}
 
     def _write(
-        self, best: Validation, validations: Sequence[Validation], scores: Mapping[str, Score], *, seconds: float
+        self,
+        server: ParamServer,
+        best: Validation,
+        validations: Sequence[Validation],
+        scores: Mapping[str, Score],
+        *,
+        seconds: float,
     ) -> None:
         """The result, the export, the pictures; then what was reached."""
         conf = self.conf
-        pool, optimizer = self.components.problem.pool, self.components.relay.server.optimizer
-        server = ParamServer(pool, optimizer=optimizer, seed=self.conf.seed)
-        checkpoint = Checkpoint(self.folder.best)
-        checkpoint.load(server)
+        pool, checkpoint = self.components.problem.pool, Checkpoint(self.folder.best)
+        if server.everyone.size > 1:  # it has a part of the weights
+            server = ParamServer(pool, optimizer=server.optimizer, seed=conf.seed)
+            checkpoint.load(server)
         checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
         write_json(self.folder.result, self._result(best, validations, scores, seconds=seconds))
         rows = [("result", self.folder.result), ("weights", self.folder.best)]
@@ -262,10 +270,8 @@ class TrainRun:
         for label, path in rows:
             self.console.print(f"  {label:8} {path}", soft_wrap=True)
 
-    def _scores(self, best: Validation) -> dict[str, Score]:
+    def _scores(self, server: ParamServer, best: Validation) -> dict[str, Score]:
         """What the best weights score on the part that chose them, and, this once, on the test part."""
-        server = self.components.relay.server.fork(())
-        Checkpoint(self.folder.best).load(server)
         parts = {"validation": self.components.problem.data.validation, "test": self.components.problem.data.test}
         executor = self.components.scorer.executor
         before = executor.server

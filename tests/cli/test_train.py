@@ -15,7 +15,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.report.text import with_error
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.training.fit import evaluate, in_micro_batches
-from tests.cli.runs import TINY, contents, events
+from tests.cli.runs import TINY, contents, events, write_pool
 
 OWN = "space.pool=tiny.py:build"
 SHORT = ("train", OWN, "train.steps=20", "train.validation_steps=5", "folder=out")
@@ -122,6 +122,20 @@ def test_a_training_begins_with_the_weights_named(finished):
     )
     assert read("pool")["validations"][0]["values"] == expected
     assert read("pool")["weights"] == "run/weights"
+
+
+def test_the_best_weights_are_read_once(tmp_path, monkeypatch):
+    write_pool(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    load, read_folders = Checkpoint.load, []
+
+    def noted(checkpoint, *args, **options):
+        read_folders.append(checkpoint.folder.name)
+        return load(checkpoint, *args, **options)
+
+    monkeypatch.setattr(Checkpoint, "load", noted)
+    assert main(["train", OWN, "architecture=original", "train.steps=2", "folder=out", "export=false"]) == 0
+    assert read_folders.count("best") == 1
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from l2l_nas.parallel.collectives import Ranks, Unjoined
 from l2l_nas.parallel.split_pool import SplitPool
 from l2l_nas.relay.device import Cpu
 from l2l_nas.runs.build import build_relay
-from l2l_nas.runs.mesh import check_mesh, check_possible_mesh, idle_ranks, paper_relay
+from l2l_nas.runs.mesh import check_mesh, check_possible_mesh, idle_ranks, paper_relay, sharers_of
 from l2l_nas.runs.section_settings import MeshConf, ParallelConf
 from l2l_nas.runs.settings import SearchConf
 from tests.parallel.test_split_pool import space
@@ -69,6 +69,21 @@ def test_ranks_without_a_micro_batch_are_told_of():
     assert idle_ranks(4, batch_size=64, micro_batch=16) == ""
     said = "a step has 1 micro-batch, so that 3 of 4 ranks have none: train.micro_batch=16 gives each one"
     assert idle_ranks(4, batch_size=64, micro_batch=64) == said
+
+
+@pytest.mark.parametrize(
+    ("workers", "executor", "ranks", "sharers"),
+    [
+        (1, "inline", 2, 1),
+        (1, "processes", None, 2),
+        (1, "processes", 2, 3),
+        (2, "processes", 2, 5),
+        (2, "inline", None, 3),
+    ],
+)
+def test_device_memory_is_shared_by_all_ranks_of_all_workers_and_the_search(workers, executor, ranks, sharers):
+    conf = SearchConf(executor={"name": executor}, parallel=ParallelConf(data=ranks))
+    assert sharers_of(replace(conf, search=replace(conf.search, workers=workers))) == sharers
 
 
 def costs_of(rank):
