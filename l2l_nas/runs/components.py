@@ -20,6 +20,7 @@ from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import freeze, without_retired
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
+from l2l_nas.eps.sharded import server_of
 from l2l_nas.eps.storage import Storage, own_storage
 from l2l_nas.errors import SettingError, did_you_mean, of_user
 from l2l_nas.nas.callback import Callback
@@ -238,6 +239,8 @@ def build_server(
     opened = own_storage(storage, pool=pool, optimizer=optimizer)
     problem = replace(problem, pool=pool)
     options: dict[str, Any] = {"optimizer": optimizer, "seed": conf.seed, "storage": opened, "frozen": keys}
+    if conf.parallel.tensor == 1:  # as `NetworkRanks` does; the way of a problem through files stays short
+        return problem, server_of(pool, consensus.exchange, **options)
     ranks = NetworkRanks(consensus, conf.parallel.tensor)
     return problem, ranks.server(pool, gather_logits=gathers_logits(problem), **options)
 
