@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.report.text import with_error
+from l2l_nas.runs.evaluated import note_evaluation
 from l2l_nas.runs.language import (
     TASKS,
     LanguageModel,
@@ -111,6 +112,11 @@ def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
     for name in score.values:
         console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
     console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
+    if conf.run and consensus.is_first:
+        try:
+            note_evaluation(conf.run, conf.task, conf.file, score)
+        except StorageError as error:
+            warn(console, f"not kept for the card of an export: {error}")
 
 
 def _shown(score: Score, name: str) -> str:

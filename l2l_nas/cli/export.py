@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from l2l_nas.errors import SettingError
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay, set_threads
+from l2l_nas.runs.evaluated import evaluations_of
+from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.mesh import check_mesh
 from l2l_nas.runs.origin import doubts, versions
-from l2l_nas.runs.saved import data_warning, load_found
+from l2l_nas.runs.saved import LoadedRun, data_warning, load_found, read_config
 from l2l_nas.runs.settings import ExportConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.export import ExportError, check_formats, export_network
+from l2l_nas.training.published_format import MODELING
 
 _USE = {
     "module": "in Python: l2l_nas.plain_module(pool, architecture)",
@@ -57,11 +61,13 @@ def _export(conf: ExportConf) -> None:
         problem=found.problem,
         micro_batch=found.micro_batch,
         formats=conf.formats,
-        about={"weights": str(run.best), "reported": reported, "versions": versions()},
+        about={"weights": str(run.best), "reported": reported, "versions": versions(), **_for_card(conf, found)},
     )
     console = open_terminal()
     for name, done in export.formats.items():
         how = _USE[name].format(path=done.path)
+        if done.path is not None and not done.path.with_name(f"{MODELING}.py").exists():
+            how = how.replace(", trust_remote_code=True", "")
         console.print(f"  {name:10} {_measured(done.values, reported)}", soft_wrap=True)
         console.print(f"             {how}", soft_wrap=True)
     others = data_warning(found.problem.data, found.result, run.root)
@@ -69,6 +75,19 @@ def _export(conf: ExportConf) -> None:
         warn(console, line)
     for name, error in export.refused.items():
         raise ExportError(f"{name} was not written: {error}")
+
+
+def _for_card(conf: ExportConf, found: LoadedRun) -> dict[str, Any]:
+    """What a model's card tells of its run; see `export_network`."""
+    best, data = found.result["best"], found.result.get("data")
+    source = value_of(read_config(RunFolder(found.root).config), "data.source")
+    samples = data.get("samples") if isinstance(data, dict) else None
+    return {
+        "data": {"source": Path(str(source)).name, "samples": samples},
+        "steps": best.get("steps", best.get("step")),  # of a search, of a training
+        "test": best.get("test"),
+        "evaluated": evaluations_of(conf.run),
+    }
 
 
 def _measured(values: Mapping[str, float], reported: Mapping[str, float]) -> str:

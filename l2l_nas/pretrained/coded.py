@@ -41,12 +41,14 @@ class CodedModel:
         source: the network.
         config: of the model that it was found in.
         family: of that model.
+        why: no family has the network.
 
     Raises:
         ExportError: layers that cannot be written as source.
     """
 
-    def __init__(self, source: ExportSource, config: Mapping[str, Any], family: Family) -> None:
+    def __init__(self, source: ExportSource, config: Mapping[str, Any], family: Family, *, why: str) -> None:
+        self.why = why
         written = source_of(source, lead=LEAD)
         last = [*source.network.children()][-1]
         self._class = "FoundForMaskedLM" if isinstance(last, MaskedHead) else "FoundForCausalLM"

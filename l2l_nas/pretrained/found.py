@@ -27,6 +27,7 @@ class FoundModel:
     family: Family  # of the model that the network is
     names: Mapping[str, str]  # of positions in the network, by their names in that family
     files: Mapping[str, bytes]  # see `HuggingFaceFiles`
+    why = ""  # see `HuggingFaceFiles`
 
     def give(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `HuggingFaceFiles`."""

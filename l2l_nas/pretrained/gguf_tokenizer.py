@@ -91,7 +91,8 @@ def add_tokenizer(writer: Any, files: Mapping[str, bytes], config: Mapping[str, 
     library = Tokenizer.from_str(files["tokenizer.json"].decode())
     content = json.loads(library.to_str())
     model, decoder = content["model"], content.get("decoder") or {}
-    is_known = model["type"] == "BPE" and decoder.get("type") == "ByteLevel" and content.get("normalizer") is None
+    is_known = model["type"] == "BPE" and model["merges"] and decoder.get("type") == "ByteLevel"
+    is_known = is_known and content.get("normalizer") is None
     cut = next((cut for cut in _CUTS if is_known and _is_cut_by(content, cut)), None)
     if cut is None:
         raise ExportError(f"GGUF: its tokenizer is no byte-level BPE that cuts text as {', '.join(_CUTS)} do")

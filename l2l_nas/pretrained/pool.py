@@ -24,12 +24,14 @@ from l2l_nas.pretrained.found import FoundModel, found_model
 from l2l_nas.pretrained.gguf import GGUF
 from l2l_nas.pretrained.gguf_out import GGUFModel
 from l2l_nas.pretrained.gguf_tokenizer import add_tokenizer
+from l2l_nas.pretrained.model_card import model_card
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.space.candidate import Candidate, FirstWeights, Position, skip
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.export import plain_module
 from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
+from l2l_nas.training.published_format import HuggingFaceFiles
 
 _KINDS: Mapping[str, Callable[[Path], Published]] = {"hf": Folder, "gguf": GGUF}
 _MULTIPLE = 8  # widths of smaller layers are multiples of it
@@ -50,8 +52,12 @@ class PublishedPool(LayerPool):
         """See `training.published_format.Publishable`; a network that no family has comes with its own code."""
         try:
             return found_model(self._config, self._chosen(source))
-        except (ExportError, SpaceError):
-            return CodedModel(source, self._config, self.family)
+        except (ExportError, SpaceError) as error:
+            return CodedModel(source, self._config, self.family, why=str(error))
+
+    def card(self, source: ExportSource, files: HuggingFaceFiles, *, size: int) -> str:
+        """See `training.published_format.Publishable`."""
+        return model_card(self.published, source, files={**self.beside, **files.files}, why=files.why, size=size)
 
     def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
         """See `training.published_format.Publishable`."""

@@ -24,7 +24,7 @@ from l2l_nas.files import is_temporary, make_folder, named_failures, remove_left
 RUN_NAMES = (
     *("config.yaml", ".hydra", "study.log", "study.db", "log.jsonl", "memory.json"),
     *("weights", "best", "pool", "export", "sizes"),
-    *("result.json", "architecture.json", "report.html", "trace.json"),
+    *("result.json", "architecture.json", "report.html", "trace.json", "evaluations.json"),
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
     *("coverage.png", "plan.json", "plan.png", "repeats"),
 )
@@ -61,6 +61,7 @@ class RunFolder:
     best = _Place("best")  # the weights of the best architecture
     result = _Place("result.json")  # what was found
     architecture = _Place("architecture.json")  # the best architecture alone
+    evaluations = _Place("evaluations.json")  # what was measured of it on texts
     report = _Place("report.html")  # everything about the run as one page
     curve = _Place("learning_curve.png")  # how a training went
     trace = _Place("trace.json")  # what each lane of the relay did, for chrome://tracing

@@ -15,7 +15,7 @@ from torch import Tensor
 from l2l_nas.errors import SettingError, SpaceError, user_code
 from l2l_nas.layers import ParallelBlock, SelfAttention
 from l2l_nas.plugins import imported
-from l2l_nas.pretrained.families import family_of
+from l2l_nas.pretrained.coded_family import model_of
 from l2l_nas.pretrained.pool import PublishedPool, is_published, open_published, published_pool
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.section_settings import DataConf
@@ -164,7 +164,7 @@ def tokenizer_of(pool: str, name: str) -> Tokenizer:
         return load_tokenizer("bytes" if name == AUTO else name)
     published = open_published(pool)
     tokenizer = published.tokenizer() if name == AUTO else load_tokenizer(name)
-    vocabulary = family_of(published.config).vocabulary
+    vocabulary = model_of(published.config).vocabulary
     return tokenizer if tokenizer.size <= vocabulary else tokenizer.within(vocabulary)
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.arguments import check_kind
+from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import first_weights
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
@@ -42,7 +43,7 @@ from l2l_nas.space.build import put_parameter
 from l2l_nas.space.elastic import cut_out
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.values import Flow, as_tuple
-from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches, learned
+from l2l_nas.training.fit import chunk_size, chunks, evaluate, in_micro_batches, learned
 from l2l_nas.training.formats import (
     Call,
     ExportError,
@@ -190,7 +191,9 @@ def export_network(
         problem: its validation data and task check what is written.
         micro_batch: samples at a time, as the reported metrics were measured.
         formats: keys of `FORMATS`.
-        about: more to write into `export.json`, such as what was reported.
+        about: more to write into `export.json`, such as what was reported. A model's card tells of it: "data" with its
+            "source" and how many "samples" each part has; "steps" of training; metrics of the "test" part; and what was
+            "evaluated", each with "task", "file" and "values".
 
     Raises:
         SettingError: no such format, or a package it needs is missing.
@@ -211,7 +214,16 @@ def export_network(
         raise ExportError(f"the network as a plain module: {error}; are its layers the same in every call?") from None
     export = Export(module.values, {"module": module})  # its outputs are the relay's bit for bit
     empty = partial(plain_module, server.pool, architecture)
-    source = ExportSource(network, check.example, server.pool, architecture, empty)
+    source = ExportSource(
+        network,
+        check.example,
+        server.pool,
+        architecture,
+        empty,
+        values=module.values,
+        original=partial(_of_original, server, problem, micro_batch),
+        about=about or {},
+    )
     for name in dict.fromkeys(formats):
         with place.workshop() as workshop:
             try:
@@ -223,6 +235,13 @@ def export_network(
     if len(export.formats) > 1:
         place.write_manifest(export, {"micro_batch": micro_batch, **(about or {})})
     return export
+
+
+def _of_original(server: ParamServer, problem: Problem, micro_batch: int) -> Mapping[str, float]:
+    """Metrics of the first candidates with their first weights."""
+    first = ParamServer(server.whole_pool, optimizer=SGD(momentum=0.0), seed=server.seed)
+    relay, split = Relay(first, device="cpu"), problem.data.validation
+    return evaluate(relay, server.whole_pool.original, split, task=problem.task, micro_batch=micro_batch)
 
 
 @dataclass(frozen=True)

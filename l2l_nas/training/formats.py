@@ -10,7 +10,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ class ExportSource:
     pool: LayerPool
     architecture: Architecture
     empty: Callable[[], nn.Module]  # builds the network anew, with other weights
+    values: Mapping[str, float] = field(default_factory=dict)  # metrics of the validation data
+    original: Callable[[], Mapping[str, float]] = dict  # measures those of the first candidates, with first weights
+    about: Mapping[str, Any] = field(default_factory=dict)  # what is known of its run
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:

@@ -30,6 +30,9 @@ class Publishable(Protocol):
     def hugging_face(self, source: ExportSource) -> HuggingFaceFiles:
         """What to write for a network. Raises ExportError: it cannot be expressed."""
 
+    def card(self, source: ExportSource, files: HuggingFaceFiles, *, size: int) -> str:
+        """The README.md of such a folder, whose weights have so many bytes."""
+
     def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
         """Write a network as GGUF. Raises ExportError: llama.cpp has no such model."""
 
@@ -39,6 +42,10 @@ class Publishable(Protocol):
 
 class HuggingFaceFiles(Protocol):
     """What is written for a network."""
+
+    @property
+    def why(self) -> str:
+        """Why it comes with its own code; empty if it does not."""
 
     @property
     def files(self) -> Mapping[str, bytes]:
@@ -58,18 +65,23 @@ class HuggingFace(Format):
     which published tensor each of its parameters is. A network that no family has comes with its own code.
     """
 
-    files = (f"{MODELING}.py", *(f"{LEAD[1:]}{name}" for name in layer_files()), "config.json", "model.safetensors")
+    files = (
+        *(f"{MODELING}.py", *(f"{LEAD[1:]}{name}" for name in layer_files())),
+        *("README.md", "config.json", "model.safetensors"),
+    )
 
     def beside(self, pool: LayerPool) -> Mapping[str, bytes]:
         return pool.beside if isinstance(pool, Publishable) else {}
 
     def write(self, source: ExportSource, path: Path) -> None:
-        files = _published(source).hugging_face(source)
+        pool = _published(source)
+        files = pool.hugging_face(source)
         with torch.no_grad():
             tensors = files.give(dict(source.network.named_parameters(remove_duplicate=False)))
-        for name, content in {**self.beside(source.pool), **files.files}.items():
+        for name, content in {**pool.beside, **files.files}.items():
             path.with_name(name).write_bytes(content)
         write_tensors(path, tensors, format="pt")
+        path.with_name("README.md").write_text(pool.card(source, files, size=path.stat().st_size))
 
     def read(self, path: Path, source: ExportSource) -> Call:
         return _published(source).hugging_face(source).read(path, source)

@@ -136,7 +136,8 @@ def test_all_that_is_no_weights_and_no_config_goes_along_as_it_is(tmp_path):
     os.mkfifo(model / "pipe.json")
     exported(model, "llama", FOUND["original"], out, ["hugging_face"])
     names = {path.name for path in out.iterdir()}
-    assert names == {*own, "within.txt", "config.json", "generation_config.json", "model.safetensors", "export.json"}
+    made = {"config.json", "generation_config.json", "model.safetensors", "export.json", "README.md"}
+    assert names == {*own, "within.txt", *made}
     assert {name: (out / name).read_bytes() for name in own} == own
     (out / "vocab.txt").write_bytes(b"changed by hand")
     (model / "added_tokens.json").unlink()

@@ -1,0 +1,141 @@
+"""The README.md beside an exported model: what was removed from which model, what it costs, what it lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.layers import MaskedHead, SelfAttention
+from l2l_nas.pretrained.tensors import Published
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.formats import ExportSource
+
+_LICENCE = re.compile(r"^license:\s*([\w.-]+)\s*$", re.MULTILINE)  # in the head of a card
+
+
+def model_card(published: Published, source: ExportSource, *, files: Mapping[str, bytes], why: str, size: int) -> str:
+    """The card of a network of a published model, as Markdown.
+
+    Args:
+        published: the model that it was found in.
+        source: the network; what is known of its run is in `about`.
+        files: that lie beside it, by name, config.json among them.
+        why: why it comes with its own code; empty if it does not.
+        size: bytes of its weights.
+    """
+    pool, chosen = source.pool, source.architecture
+    is_causal = not any(isinstance(one, MaskedHead) for one in source.network.modules())
+    has_cache = bool(json.loads(files["config.json"]).get("has_cache"))
+    licence = _licence(published)
+    head = ["---", "library_name: transformers", f"pipeline_tag: {'text-generation' if is_causal else 'fill-mask'}"]
+    head += [f"license: {licence}"] if licence else []
+    name = published.path.resolve().name
+    lines = [*head, "---", "", f"# A smaller {name.removesuffix('.gguf')}", ""]
+    lines += [f"A network that [l2l_nas](https://pypi.org/project/l2l-nas/) found in `{name}`."]
+    lines += ["", *_removed(pool, chosen)]
+    lines += ["", "## What it costs", "", *_costs(pool, chosen, size=size, is_causal=is_causal)]
+    lines += ["", "## What it lost", "", *_lost(source)]
+    lines += ["", "## How to load it", "", *_loading(is_causal=is_causal, has_cache=has_cache, why=why)]
+    named = f"It is `{licence}`, that of the original." if licence else "The original names none."
+    texts = sorted(name for name in files if re.match(r"(?i)licen[cs]e|notice|copying", name))
+    beside = f" See {', '.join(f'`{name}`' for name in texts)} beside this file." if texts else ""
+    lines += ["", "## Licence", "", named + beside]
+    return "\n".join(lines) + "\n"
+
+
+def _licence(published: Published) -> str:
+    """What the original's own card or file names; empty if nothing does."""
+    text = published.beside.get("README.md", b"").decode(errors="replace")
+    found = _LICENCE.search(text.split("\n---", 1)[0]) if text.startswith("---") else None
+    named = getattr(published, "metadata", {}).get("general.license")
+    return found[1] if found else named if isinstance(named, str) else ""
+
+
+def _removed(pool: LayerPool, chosen: Architecture) -> Iterator[str]:
+    original = pool.original
+    counts = _by_position(pool, original), _by_position(pool, chosen)
+    rows = [
+        (place.name, new if place.name in counts[1] else "left out")
+        for place, new, old in zip(pool.positions, chosen.choices, original.choices, strict=True)
+        if new != old
+    ]
+    if not rows:
+        yield "All of its layers are the original's."
+        return
+    yield f"{len(rows)} of {len(pool.positions)} layers were replaced or left out:"
+    yield ""
+    yield from _table(
+        ["layer", "now", "its parameters", "now"],
+        [[name, new, f"{counts[0].get(name, 0):,}", f"{counts[1].get(name, 0):,}"] for name, new in rows],
+    )
+
+
+def _by_position(pool: LayerPool, architecture: Architecture) -> dict[str, int]:
+    """Parameters of the layers of an architecture; a position that is skipped is missing."""
+    return {
+        pool.positions[layer.position].name: sum(layout_of(pool, key).num_parameters for key in layer.states)
+        for layer in pool.path(architecture)
+    }
+
+
+def _costs(pool: LayerPool, chosen: Architecture, *, size: int, is_causal: bool) -> Iterator[str]:
+    both = (pool.original, chosen)
+    parameters = [num_parameters(pool, one) for one in both]
+    rows = [["parameters", *(f"{count:,}" for count in parameters)]]
+    rows.append(["bytes of `model.safetensors`, in float32", f"{4 * parameters[0]:,}", f"{size:,}"])
+    if is_causal:
+        rows.append(["bytes of keys and values a token in float32", *(f"{_cached(pool, one):,}" for one in both)])
+    yield from _table(["", "original", "this network"], rows)
+
+
+def _cached(pool: LayerPool, architecture: Architecture) -> int:
+    """Bytes of keys and values that attention remembers of a token, in float32."""
+    parts = (part for layer in pool.path(architecture) for part in pool.build_module(layer, device="meta").modules())
+    attention = (part for part in parts if isinstance(part, SelfAttention))
+    return sum(2 * 4 * (one.heads.key_value or one.heads.count) * one.size for one in attention)
+
+
+def _lost(source: ExportSource) -> Iterator[str]:
+    about, before = source.about, source.original()
+    data = about.get("data") or {}
+    text, samples = data.get("source"), data.get("samples") or {}
+    if text or samples:
+        counts = ", ".join(f"{count:,} {part}" for part, count in samples.items())
+        steps = f" It was trained for {about['steps']:,} steps." if about.get("steps") else ""
+        yield f"Data: {f'`{text}`' if text else 'of its own'}; samples: {counts or 'not counted'}.{steps}"
+        yield ""
+    rows = [[f"validation {name}", _number(before.get(name)), _number(value)] for name, value in source.values.items()]
+    rows += [[f"test {name}", "", _number(value)] for name, value in (about.get("test") or {}).items()]
+    for one in about.get("evaluated") or ():
+        what = f"`{one['file']}`, {one['task']}"
+        rows += [[f"{what} {name}", "", _number(value)] for name, value in one["values"].items()]
+    yield from _table(["", "original", "this network"], rows)
+
+
+def _loading(*, is_causal: bool, has_cache: bool, why: str) -> Iterator[str]:
+    kind = "AutoModelForCausalLM" if is_causal else "AutoModelForMaskedLM"
+    trust = ", trust_remote_code=True" if why else ""
+    yield from ("```python", f"from transformers import {kind}", "")
+    yield from (f'model = {kind}.from_pretrained("FOLDER"{trust})', "```", "")
+    if why:
+        yield f"It comes with its own code, `modeling_l2l_nas.py` and the files that this imports: {why}."
+    if why and is_causal:
+        kept = "has a cache for prompts without padding; otherwise" if has_cache else "has no cache:"
+        yield f"`generate` {kept} each token computes the text anew."
+    yield "In l2l_nas it is `space.pool=hf:FOLDER`; its logits were compared with those of the search."
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---|" + "---:|" * (len(head) - 1)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else ""

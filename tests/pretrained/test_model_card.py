@@ -1,0 +1,87 @@
+"""The card beside an exported model tells what was removed, what it costs, what it lost, and how to load it."""
+
+from __future__ import annotations
+
+import pytest
+from safetensors import safe_open
+
+from tests.pretrained.test_found import exported
+
+MIXED = ["original", "original", "key_value_1", "skip", "skip", "width_24"]
+
+
+def card(tmp_path, name, choices, **files):
+    """The card, and the measured values before and after."""
+    (tmp_path / "model").mkdir(parents=True, exist_ok=True)
+    for file, text in files.items():
+        (tmp_path / "model" / file.replace("__", ".")).write_text(text)
+    export, _ = exported(tmp_path / "model", name, choices, tmp_path / "out", ["hugging_face"])
+    assert not export.refused
+    return (tmp_path / "out" / "README.md").read_text(), export.values
+
+
+def test_each_layer_that_is_another_is_told_with_its_parameters(tmp_path):
+    text, _ = card(tmp_path, "llama, tied", MIXED)
+    assert "4 of 9 layers were replaced or left out:" in text
+    for row in (
+        "attention_1 | key_value_1 | 3,104 | 2,592",
+        "feedforward_1 | left out | 4,640 | 0",
+        "attention_2 | left out | 3,104 | 0",
+        "feedforward_2 | width_24 | 4,640 | 2,336",
+    ):
+        assert f"| {row} |" in text
+    assert "| layer |" in text
+    assert "feedforward_0" not in text.partition("## How to load it")[0]
+
+
+def test_it_tells_parameters_bytes_and_what_is_remembered_of_a_token(tmp_path):
+    text, _ = card(tmp_path, "llama, tied", MIXED)
+    with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
+        count = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    original = 61 * 32 + 3 * (3104 + 4640) + 32
+    assert f"| parameters | {original:,} | {count:,} |" in text
+    size = (tmp_path / "out" / "model.safetensors").stat().st_size
+    assert f"| {4 * original:,} | {size:,} |" in text
+    assert "| bytes of keys and values a token in float32 | 384 | 192 |" in text  # 3 and 1.5 times 2 * 2 heads of 8
+
+
+def test_it_tells_the_validation_before_and_after(tmp_path):
+    text, values = card(tmp_path, "llama", MIXED)
+    whole, _ = card(tmp_path / "whole", "llama", ["original"] * 6)
+    assert f"| {values['loss']:.4g} |" in text
+    assert "All of its layers are the original's." in whole
+    rows = [line for line in text.splitlines() if line.startswith("| validation")]
+    assert len(rows) == len(values)
+    assert all(row.count("|") == 4 and row.split("|")[2].strip() for row in rows)
+
+
+def test_how_to_load_it_depends_on_whether_it_has_its_own_code(tmp_path):
+    coded, _ = card(tmp_path, "llama", MIXED)
+    assert "trust_remote_code=True" in coded
+    assert "a llama model cannot be this network: '" in coded
+    assert "`generate` has a cache for prompts without padding" in coded
+    plain, _ = card(tmp_path / "plain", "llama", ["original", "width_24"] * 3)
+    assert "trust_remote_code" not in plain
+    assert "own code" not in plain
+
+
+def test_a_masked_language_model_is_loaded_as_one_and_remembers_nothing(tmp_path):
+    text, _ = card(tmp_path, "bert", ["original", "original", "skip", "original", "original", "original"])
+    assert "pipeline_tag: fill-mask" in text
+    assert "AutoModelForMaskedLM.from_pretrained" in text
+    assert "keys and values" not in text
+
+
+@pytest.mark.parametrize(
+    ("files", "head", "words"),
+    [
+        ({"README__md": "---\nlicense: apache-2.0\ntags: [x]\n---\ntheirs"}, True, "It is `apache-2.0`"),
+        ({"README__md": "# license: mit\n", "LICENSE": "free"}, False, "names none. See `LICENSE` beside this file."),
+        ({}, False, "The original names none."),
+    ],
+)
+def test_the_licence_is_the_original_s(tmp_path, files, head, words):
+    text, _ = card(tmp_path, "llama", ["original"] * 6, **files)
+    assert words in text
+    assert ("license: apache-2.0" in text.split("---")[1]) is head
+    assert "theirs" not in text

@@ -1,0 +1,103 @@
+"""What `evaluate` measures on texts of a run's best network stands in the card of its export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from l2l_nas.__main__ import main
+from l2l_nas.errors import StorageError
+from l2l_nas.files import write_json
+from l2l_nas.runs.evaluated import evaluations_of, note_evaluation
+from l2l_nas.training.score import Score
+
+BEST = {"architecture": ["a"], "values": {"loss": 2.0}}
+
+
+def run_of(folder: Path, best: dict[str, object] = BEST) -> str:
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "result.json", {"best": best})
+    return str(folder)
+
+
+def test_the_last_figures_of_a_task_and_a_file_stay(tmp_path):
+    run = run_of(tmp_path / "run")
+    assert evaluations_of(run) == []
+    for task, file, value in [("text", "x/a.txt", 3.0), ("text", "b.txt", 4.0), ("text", "y/a.txt", 2.5)]:
+        note_evaluation(run, task, file, Score({"p": value}, {"p": 0.5}))
+    assert [(one["task"], one["file"], one["values"]["p"]) for one in evaluations_of(run)] == [
+        ("text", "b.txt", 4.0),
+        ("text", "a.txt", 2.5),
+    ]
+
+
+def test_figures_of_another_network_are_not_its_own(tmp_path):
+    run = run_of(tmp_path / "run")
+    note_evaluation(run, "text", "a.txt", Score({"p": 3.0}))
+    run_of(tmp_path / "run", {**BEST, "values": {"loss": 1.9}})
+    assert evaluations_of(run) == []
+    note_evaluation(run, "text", "b.txt", Score({"p": 2.0}))
+    assert [one["file"] for one in evaluations_of(run)] == ["b.txt"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"best": 1}', json.dumps({"best": BEST, "evaluations": [3]})])
+def test_a_damaged_file_tells_nothing_and_is_written_anew(tmp_path, content):
+    run = run_of(tmp_path / "run")
+    (tmp_path / "run" / "evaluations.json").write_text(content)
+    assert evaluations_of(run) == []
+    note_evaluation(run, "text", "a.txt", Score({"p": 3.0}))
+    assert len(evaluations_of(run)) == 1
+
+
+def test_a_run_without_a_result_is_named(tmp_path):
+    with pytest.raises(StorageError, match=r"result\.json"):
+        note_evaluation(str(tmp_path), "text", "a.txt", Score({"p": 3.0}))
+
+
+@pytest.mark.slow
+def test_the_card_tells_what_was_removed_measured_and_evaluated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    torch.manual_seed(0)
+    config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config |= {"vocab_size": 264, "max_position_embeddings": 24, "bos_token_id": 0, "eos_token_id": 1}
+    hf.LlamaForCausalLM(hf.LlamaConfig(**config)).save_pretrained("model")
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet, special = pre_tokenizers.ByteLevel.alphabet(), ["<s>", "</s>"]
+    trainer = trainers.BpeTrainer(vocab_size=262, special_tokens=special, initial_alphabet=alphabet)
+    made.train_from_iterator(["a line of text in a line"], trainer)
+    hf.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>").save_pretrained("model")
+    Path("model/README.md").write_text("---\nlicense: mit\n---\n# Theirs\n")
+    Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 40)
+    write_json(Path("choice.json"), {"choices": ["original", "original", "skip", "original", "original"]})
+    data = ["data=text", "data.source=text.txt", "data.length=24", "data.cache=cache"]
+    steps = ["train.steps=3", "train.batch_size=4", "folder=run"]
+    assert main(["train", "space.pool=hf:model", "architecture=choice.json", *data, *steps]) == 0
+    assert main(["evaluate", "run=run", "task=text", "file=text.txt"]) == 0
+    assert main(["export", "run=run", "formats=[hugging_face,gguf]", "out=out"]) == 0
+    said = capsys.readouterr().out
+    assert "trust_remote_code=True" in said
+    card = Path("out/README.md").read_text()
+    assert "license: mit" in card
+    assert "# Theirs" not in card
+    assert "| feedforward_0 | left out | 1,552 | 0 |" in card
+    assert "Data: `text.txt`" in card
+    assert "It was trained for 3 steps." in card
+    best = json.loads(Path("run/result.json").read_text())["best"]
+    assert f"| {best['values']['loss']:.4g} |\n" in card
+    assert f"| {best['test']['loss']:.4g} |\n" in card
+    value = evaluations_of("run")[0]["values"]["token_perplexity"]
+    assert f"| `text.txt`, text token_perplexity |  | {value:.4g} |\n" in card
+    tokenizer = hf.AutoTokenizer.from_pretrained("out", trust_remote_code=True)
+    model = hf.AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True)
+    written = model.generate(**tokenizer("A line", return_tensors="pt"), max_new_tokens=3, do_sample=False)
+    for pool in ("hf:out", "gguf:out/model.gguf"):
+        assert main(["generate", f"space.pool={pool}", "prompt=A line", "tokens=3", "temperature=0"]) == 0
+        text = capsys.readouterr().out.removesuffix("\n")
+        assert tokenizer(text).input_ids == [token for token in written[0].tolist() if token != 1]
