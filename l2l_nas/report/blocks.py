@@ -87,12 +87,12 @@ def _cell(score: float, marks: Sequence[str], widest: float, *, is_own: bool) ->
 
 def _words(prediction: Mapping[str, Any]) -> str:
     networks, pairs, name = prediction["networks"], prediction["pairs"], str(prediction["metric"])
-    error, factor = prediction["error"], finite(prediction["factor"])
+    error, factor, pair_factor = prediction["error"], finite(prediction["factor"]), finite(prediction["pair_factor"])
     off = "" if error is None else f" What is predicted without a network is off by {finite(error):.3g} {name} of it."
     return (
         f"{counted(len(networks), 'network')} and {counted(len(pairs), 'pair')} of blocks were measured before the "
-        f"trials. By these, a network is worse by {factor:.3g} times the sum of its blocks' scores, and by what its "
-        f"pairs cost beyond their sums.{off}"
+        f"trials. By these, a network is worse by {factor:.3g} times the sum of its blocks' scores, and by "
+        f"{pair_factor:.3g} times what its pairs cost beyond their sums.{off}"
     )
 
 

@@ -38,7 +38,7 @@ RESULT = {
         "c/head": block(0.0, 0.0),
     },
     "prediction": {
-        "metric": "loss", "factor": 1.25, "error": 0.031, "pairs": {"a/skip b/skip": 0.5},
+        "metric": "loss", "factor": 1.25, "pair_factor": 0.75, "error": 0.031, "pairs": {"a/skip b/skip": 0.5},
         "networks": [{"architecture": ["skip", "skip", "head"], "round": 1, "predicted": 0.3, "measured": 0.8}],
     },
 }  # fmt: skip
@@ -65,6 +65,7 @@ def test_each_block_has_its_score_and_the_best_network_is_marked():
     assert "how much worse loss is" in found.scores.caption
     assert "1 network and 1 pair of blocks" in found.prediction
     assert "1.25 times" in found.prediction
+    assert "0.75 times" in found.prediction
     assert "off by 0.031 loss" in found.prediction
 
 

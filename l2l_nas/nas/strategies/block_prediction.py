@@ -1,9 +1,10 @@
 """What a network is predicted to be worse by than the original, from its blocks' scores and networks scored whole.
 
-[Note: a prediction] A network is worse by a times the sum of its blocks' scores, and by what pairs of blocks do only
-together, of those pairs that were measured. The factor a is fitted to networks that were scored whole: least squares
-of what the pairs leave over, with a ridge toward 1 as heavy as one more network whose scores add up, and with Huber's
-weights (Robust estimation of a location parameter, 1964), so that one network that fell apart does not decide it.
+[Note: a prediction] A network is worse by a times the sum of its blocks' scores, and by b times what pairs of blocks do
+only together, of those pairs that were measured. Both factors are fitted to networks that were scored whole: least
+squares, with a ridge toward 1 as heavy as one more network that adds up, and with Huber's weights (Robust estimation of
+a location parameter, 1964), so that one network that fell apart does not decide them. The factor of pairs is above 1
+where changes interact that are no neighbours, of which no pair was measured.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from l2l_nas.nas.samplers.base import Floats
 from l2l_nas.nas.strategies.block_solver import Block, Pair
 
 # residuals beyond so many times their usual size count less (Huber: 95 % of the efficiency for a normal distribution)
 _HUBER = 1.345
 _NORMAL = 1.4826  # a normal distribution's deviation over the median of its absolute residuals
 _REWEIGHTED = 20  # times at most
-_FACTORS = (0.1, 10.0)  # a sum tells at least so much, and no more
+_FACTORS = (0.1, 10.0)  # what is measured tells at least so much, and no more
 
 Changes = tuple[Block, ...]  # blocks that are not the original's, in the order of positions
 
@@ -31,11 +33,12 @@ class SumPrediction:
 
     singles: Mapping[Block, float]  # worse by, with this block alone in its original's place
     pairs: Mapping[Pair, float]  # worse by than the sum of both, with both
-    factor: float = 1.0
+    factor: float = 1.0  # of singles
+    pair_factor: float = 1.0
 
     def of(self, changes: Changes) -> float:
         """What a network is worse by."""
-        return self.factor * self.sum(changes) + self.together(changes)
+        return self.factor * self.sum(changes) + self.pair_factor * self.together(changes)
 
     def sum(self, changes: Changes) -> float:
         """The scores of its blocks."""
@@ -47,10 +50,10 @@ class SumPrediction:
         return sum(worse for (one, other), worse in self.pairs.items() if one in there and other in there)
 
     def fitted(self, networks: Mapping[Changes, float]) -> SumPrediction:
-        """The same with the factor that suits networks scored whole, by what each is worse by."""
-        sums = np.array([self.sum(changes) for changes in networks])
-        left = np.array([worse - self.together(changes) for changes, worse in networks.items()])
-        return replace(self, factor=_factor(sums, left))
+        """The same with the factors that suit networks scored whole, by what each is worse by."""
+        parts = np.array([(self.sum(changes), self.together(changes)) for changes in networks]).reshape(-1, 2)
+        factor, pair_factor = _factors(parts, np.array([*networks.values()]))
+        return replace(self, factor=factor, pair_factor=pair_factor)
 
     def left_out(self, networks: Mapping[Changes, float]) -> dict[Changes, float]:
         """Of each network, what is predicted from the others alone."""
@@ -62,21 +65,22 @@ class SumPrediction:
         return found
 
 
-def _factor(sums: np.ndarray, left: np.ndarray) -> float:
-    """The factor of sums that gives what is left."""
-    ridge = float(np.mean(sums**2)) if len(sums) else 0.0
-    if not ridge:
-        return 1.0
-    factor, weights = 1.0, np.ones(len(sums))
+def _factors(parts: Floats, worse: Floats) -> tuple[float, float]:
+    """The factors whose weighted sum of parts, of shape (networks, 2), is what networks are worse by."""
+    ridge = np.mean(parts**2, axis=0) if len(parts) else np.zeros(2)
+    ridge = np.where(ridge > 0, ridge, 1.0)  # a part that no network has: its factor is 1
+    factors, weights = np.ones(2), np.ones(len(parts))
     for _ in range(_REWEIGHTED):
-        found = (float(weights @ (sums * left)) + ridge) / (float(weights @ sums**2) + ridge)
-        if abs(found - factor) < 1e-9:
+        weighted = parts * weights[:, None]
+        found = np.linalg.solve(weighted.T @ parts + np.diag(ridge), weighted.T @ worse + ridge)
+        if np.abs(found - factors).max() < 1e-9:
             break
-        factor = found
-        residuals = np.abs(left - factor * sums)
-        usual = _HUBER * _NORMAL * float(np.median(residuals))
+        factors = found
+        residuals = np.abs(worse - parts @ factors)
+        usual = _HUBER * _NORMAL * float(np.median(residuals)) if len(parts) else 0.0
         weights = np.minimum(1.0, usual / np.maximum(residuals, 1e-300)) if usual else weights
-    return float(np.clip(factor, *_FACTORS))
+    factor, pair_factor = np.clip(factors, *_FACTORS).tolist()
+    return factor, pair_factor
 
 
 def pairs_to_measure(wrong: Mapping[Changes, float], known: Mapping[Pair, float], most: int) -> list[Pair]:

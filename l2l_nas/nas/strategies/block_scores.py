@@ -210,7 +210,8 @@ class ScoreBlocks(Phase):
         ]
         scores = {block: predicted.factor * score for block, score in predicted.singles.items()}
         refused = found = 0
-        for network in best_paths(pool, scores, limits=limits, pairs=predicted.pairs):
+        pairs = {pair: predicted.pair_factor * worse for pair, worse in predicted.pairs.items()}
+        for network in best_paths(pool, scores, limits=limits, pairs=pairs):
             search.callback.poll()
             if search.is_allowed(network) and (size is None or size.holds(network)):
                 yield network
@@ -268,6 +269,7 @@ class ScoreBlocks(Phase):
         return {
             "metric": goal.name,
             "factor": predicted.factor,
+            "pair_factor": predicted.pair_factor,
             "error": math.sqrt(sum(error**2 for error in errors) / len(errors)) if errors else None,
             "pairs": {key_of(pool, pair): worse for pair, worse in predicted.pairs.items()},
             "networks": [

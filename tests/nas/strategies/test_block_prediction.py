@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -38,9 +39,12 @@ def test_pairs_are_added_as_they_were_measured():
     pairs = {(BLOCKS[0], BLOCKS[1]): 3.0, (BLOCKS[4], BLOCKS[7]): -0.5}
     found = SumPrediction(SINGLES, pairs, factor=2.0)
     assert found.of((BLOCKS[0], BLOCKS[1], BLOCKS[4])) == pytest.approx(2 * 0.8 + 3)
+    assert replace(found, pair_factor=0.5).of((BLOCKS[0], BLOCKS[1], BLOCKS[4])) == pytest.approx(2 * 0.8 + 1.5)
     assert found.of((BLOCKS[4], BLOCKS[7])) == pytest.approx(2 * 1.3 - 0.5)
-    networks = drawn(12, lambda changes: 1.2 * found.sum(changes) + found.together(changes))
-    assert 1.15 < found.fitted(networks).factor < 1.2
+    networks = drawn(20, lambda changes: 1.2 * found.sum(changes) + 0.5 * found.together(changes))
+    assert found.fitted(networks).factor == pytest.approx(1.2, abs=0.1)
+    assert found.fitted(networks).pair_factor == pytest.approx(0.5, abs=0.1)
+    assert SumPrediction(SINGLES, {}).fitted(networks).pair_factor == 1
 
 
 def test_what_is_predicted_of_a_network_left_out_does_not_know_it():
