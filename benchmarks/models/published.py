@@ -1,11 +1,14 @@
 """A published model's figures: by this library, layer by layer, and by a plain loop over `transformers`.
 
     python -m benchmarks published --model gguf:FILE --lambada FILE.jsonl --text FILE [--items 300]
-        [--sides l2l_nas transformers] [--out FILE.json]
+        [--sides l2l_nas transformers] [--rounds 7 --threads 2] [--out FILE.json]
 
 Perplexity is that of the first `--bytes` of a text in windows of `--length` tokens, whole ones alone, of which each
 gives all its tokens but the first. Last words are those of the first `--items` passages: all tokens of the word must
 be the likeliest ones.
+
+With `--rounds` the seconds of both sides are compared instead, on the same batches in turns; see
+`benchmarks.models.own_lengths`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchmarks.models.own_lengths import compared
 from benchmarks.options import at_least
 from benchmarks.timing import machine
 from l2l_nas import SGD, ParamServer, Relay
@@ -57,14 +61,23 @@ def by_library(model: str, text: str, passages: list[Passage], *, length: int) -
 
 def by_transformers(model: str, text: str, passages: list[Passage], *, length: int) -> dict[str, Any]:
     """The same figures, by a loop that anybody would write."""
-    import transformers
-
-    path = Path(model.partition(":")[2])
-    where = {"gguf_file": path.name} if path.is_file() else {}
-    folder = path.parent if path.is_file() else path
-    network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **where).eval()
+    network = network_of(model)
     tokenizer: Tokenizer = open_published(model).tokenizer()
     return by_loop(lambda tokens: network(tokens).logits, tokenizer, text, passages, length=length)
+
+
+def where(model: str) -> tuple[Path, dict[str, str]]:
+    """The folder of a model, and what `transformers` must know to read a GGUF file in it."""
+    path = Path(model.partition(":")[2])
+    return (path.parent, {"gguf_file": path.name}) if path.is_file() else (path, {})
+
+
+def network_of(model: str) -> Any:
+    """The model of `transformers`."""
+    import transformers
+
+    folder, options = where(model)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
 
 
 def by_loop(
@@ -103,17 +116,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--items", type=at_least(1), default=300)
     parser.add_argument("--length", type=at_least(1), default=512)
     parser.add_argument("--sides", nargs="+", default=["l2l_nas", "transformers"])
+    parser.add_argument("--rounds", type=at_least(1), default=None)
+    parser.add_argument("--threads", type=at_least(1), default=1)
+    parser.add_argument("--micro-batch", type=at_least(1), default=8)
     parser.add_argument("--out", type=Path, default=None)
 
 
 def main(options: argparse.Namespace) -> None:
     """Both sides, one after the other."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     text = options.text.read_bytes()[: options.bytes].decode(errors="ignore")
     passages = read_passages(options.lambada)[: options.items]
     result: dict[str, Any] = {"machine": machine(), "model": Path(options.model).name}
     if options.out is not None and options.out.exists():
         result |= read_json(options.out)
+    if options.rounds is not None:
+        about = {"rounds": options.rounds, "micro_batch": options.micro_batch}
+        found = compared(options.model, network_of(options.model), text, passages, **about)
+        result["own_lengths"] = {**about, "threads": options.threads, "items": len(passages), **found}
+        options.sides = []
     for name, side in (("l2l_nas", by_library), ("transformers", by_transformers)):
         if name not in options.sides:
             continue

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from l2l_nas.relay.device import Device
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.pool import LayerPool, PerPool
+from l2l_nas.space.pool import Layer, LayerPool, PerPool
 
 _PLACEWISE = (nn.Linear, nn.RMSNorm, nn.Embedding, nn.Dropout, nn.Identity)
 _TAKES_ANY: PerPool[dict[object, bool]] = PerPool()
@@ -46,16 +46,18 @@ def is_placewise(module: nn.Module) -> bool:
 
 def fixed_at(pool: LayerPool, architecture: Architecture) -> str | None:
     """The position whose layer does not say that it takes texts of any length; see [Note: any length]."""
-    known = _TAKES_ANY.setdefault(pool, {})
-    for layer in pool.path(architecture):
-        kind = layer.candidate.kind
-        if kind not in known:
-            module = pool.build_module(layer, device="meta")
-            says_so = getattr(module, "takes_any_length", False) is True
-            known[kind] = says_so or extend_of(module) is not None or is_placewise(module)
-        if not known[kind]:
-            return pool.positions[layer.position].name
-    return None
+    fixed = (layer for layer in pool.path(architecture) if not takes_any_length(pool, layer))
+    return next((pool.positions[layer.position].name for layer in fixed), None)
+
+
+def takes_any_length(pool: LayerPool, layer: Layer) -> bool:
+    """Whether a layer says that it takes texts of any length; see [Note: any length]."""
+    known, kind = _TAKES_ANY.setdefault(pool, {}), layer.candidate.kind
+    if kind not in known:
+        module = pool.build_module(layer, device="meta")
+        says_so = getattr(module, "takes_any_length", False) is True
+        known[kind] = says_so or extend_of(module) is not None or is_placewise(module)
+    return known[kind]
 
 
 @dataclass

@@ -202,7 +202,7 @@ class HeldSteps:
 
     def _compute(self, held: HeldStep) -> None:
         path, batch = held.path, held.batch
-        parts = zip(*(tensor.detach().split(list(batch.sizes)) for tensor in batch.inputs), strict=True)
+        parts = ([tensor.detach() for tensor in inputs] for inputs in batch.micro_batches())
         versions, last, count = path.versions, len(batch.sizes) - 1, 0
         try:
             with torch.enable_grad():

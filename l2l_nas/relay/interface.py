@@ -90,6 +90,7 @@ class Executor(Protocol):
         step: int,
         upcoming: Architecture | None = None,
         samples: int | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> StepResult:
         """One optimizer step of an architecture's layers on one mini-batch.
 
@@ -101,6 +102,8 @@ class Executor(Protocol):
             step: decides the random numbers of dropout, together with the seed.
             upcoming: the architecture of the next step, if it is known: its first layer is loaded ahead.
             samples: of the whole mini-batch, where a rank is given its part alone; see `Relay.own_rows`.
+            lengths: of the texts of each micro-batch, where layers take any length: only so many of their first places
+                are computed; see `l2l_nas.training.lengths`. The task's targets are not of places.
 
         Raises:
             NonFiniteError: the loss, an auxiliary loss or a gradient is not finite.
@@ -317,6 +320,14 @@ class MiniBatch:
     shares: tuple[float, ...]  # of each micro-batch, which part of the samples it has
     first: int = 0  # the number of its first micro-batch among those of all ranks
     checksum: int = 0  # of the whole mini-batch, where this is a part of it; how many samples that has, if none has all
+    lengths: tuple[int, ...] | None = None  # of the texts of each micro-batch, where they are shorter than the inputs
+
+    def micro_batches(self) -> Iterator[Batch]:
+        """The inputs of each micro-batch, as long as its texts."""
+        parts = zip(*(tensor.split(list(self.sizes)) for tensor in self.inputs), strict=True)
+        if self.lengths is None:
+            return parts
+        return (tuple(tensor[:, :n] for tensor in part) for part, n in zip(parts, self.lengths, strict=True))
 
     def part(self, micro_batches: range) -> MiniBatch:
         """Those micro-batches alone; the count and the shares stay those of all."""
@@ -329,6 +340,7 @@ class MiniBatch:
             sizes=self.sizes[first:last],
             shares=self.shares[first:last],
             first=self.first + first,
+            lengths=None if self.lengths is None else self.lengths[first:last],
         )
 
     @classmethod
@@ -344,11 +356,13 @@ class MiniBatch:
         lr: float,
         step: int,
         share: StepShare | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> MiniBatch:
         """Check what a step is called with, and cut inputs and targets.
 
         Args:
             share: what of the mini-batch they are; None: all of it.
+            lengths: see `Executor.train_step`.
         """
         if not is_rate(lr):
             raise SettingError(f"lr must be a number of at least 0, got {lr!r}")
@@ -358,6 +372,11 @@ class MiniBatch:
         inputs, targets = as_batch(inputs), as_targets(targets)
         others = (targets,) if isinstance(targets, Tensor) else targets
         sizes = checked_sizes(pool.inputs, inputs, micro_batch, *others)
+        if lengths is not None:
+            lengths = tuple(lengths)
+            most = min((*spec.shape, 0)[0] for spec in pool.inputs)
+            if len(lengths) != len(sizes) or not all(0 < one <= most for one in lengths):
+                raise DataError(f"lengths of {len(sizes)} micro-batches are 1 to {most}, got {shown(lengths)}")
         parts = cut_targets(targets, sizes)
         with user_code("the task's count"):
             counts = [objective.count(part) for part in parts]
@@ -372,4 +391,5 @@ class MiniBatch:
             raise DataError("a mini-batch has no targets to learn from")
         if 1 in sizes:
             refuse_lone_sample(pool, architecture, advice="choose sizes of micro-batches that leave no rest of 1")
-        return cls(inputs, parts, sizes, count, objective, shares(whole)[first : first + len(sizes)], first, checksum)
+        own_shares = shares(whole)[first : first + len(sizes)]
+        return cls(inputs, parts, sizes, count, objective, own_shares, first, checksum, lengths)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -125,11 +126,11 @@ class ReferenceTrainer:
         step: int,
         upcoming: Architecture | None = None,
         samples: int | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> StepResult:
         """See `Executor.train_step`; a mini-batch is always whole."""
-        batch = MiniBatch.of(
-            self.pool, architecture, inputs, targets, objective=objective, micro_batch=micro_batch, lr=lr, step=step
-        )
+        about: dict[str, Any] = {"objective": objective, "micro_batch": micro_batch, "lr": lr, "step": step}
+        batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, lengths=lengths)
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
         objective = learned_by(modules, objective)
@@ -137,7 +138,8 @@ class ReferenceTrainer:
         auxiliary: list[Tensor] = []
         autocast = torch.autocast(self.device.torch_device.type, self.autocast, enabled=self.autocast is not None)
         with preserved_generators(self.device.torch_device):
-            for index, inputs in enumerate(self._cut(batch.inputs, batch.sizes)):
+            for index, parts in enumerate(batch.micro_batches()):
+                inputs = tuple(map(self.device.put, parts))
                 with autocast, collect_losses() as losses:
                     outputs = self._through(layers, modules, inputs, step=step, batch=index)
                 outputs = tuple(t.float() if t.is_floating_point() else t for t in outputs)
@@ -160,10 +162,6 @@ class ReferenceTrainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return StepResult(first, batch.count, auxiliary=sum(others))
-
-    def _cut(self, inputs: Batch, sizes: Sequence[int]) -> Iterator[Batch]:
-        for parts in zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True):
-            yield tuple(map(self.device.put, parts))
 
     def _through(
         self, layers: Sequence[Layer], modules: Sequence[nn.Module], inputs: Batch, *, step: int, batch: int

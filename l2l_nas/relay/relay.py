@@ -297,12 +297,13 @@ class Relay:
         step: int,
         upcoming: Architecture | None = None,
         samples: int | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> StepResult:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         refuse_modes(self.device)
         share = None if samples is None else self._share(_sizes(samples, micro_batch))
         about: dict[str, Any] = {"objective": objective, "micro_batch": micro_batch, "lr": lr, "step": step}
-        batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, share=share)
+        batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, share=share, lengths=lengths)
         self.server.serve(self._training)
         self.server.gradients.has_block_norms = self.chunks is not None  # another relay may have asked for the other
         if share is None and (share := self._share(batch.sizes)) is not None and self.server.everyone.size > 1:

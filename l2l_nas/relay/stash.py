@@ -16,16 +16,18 @@ from torch import Tensor
 
 from l2l_nas.eps.layout import Entry, align
 from l2l_nas.relay.device import Device
+from l2l_nas.relay.extend import takes_any_length
 from l2l_nas.relay.interface import bytes_of
 from l2l_nas.relay.path import RING, Name, Spill
 from l2l_nas.space.candidate import Specs, TensorSpec
 from l2l_nas.space.pool import Layer, LayerPool
-from l2l_nas.space.shapes import check_shapes
+from l2l_nas.space.shapes import check_shapes, values_at
 
 Frames = list[tuple[Tensor, ...]]  # by micro-batch
 
 # a value that more positions read than these stays on the device: each of them would fetch it
 _MOST_READERS = 2
+_MOST_LAYOUTS = 64  # that are remembered; texts of other lengths are laid out anew
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ class Stash:
         self._device = device
         self.arena = device.allocate(0)
         self._host = device.allocate_host(0)
-        self._layouts: dict[tuple[tuple[int, ...], frozenset[str]], ArenaLayout] = {}
+        self._pool = pool
+        self._shorter: dict[int, Mapping[str, Specs]] = {}  # specs by length
+        self._layouts: dict[tuple[tuple[int, ...], frozenset[str], tuple[int, ...] | None], ArenaLayout] = {}
 
     def inputs_of(self, layer: Layer) -> Specs:
         """What a layer takes at its position, on the device."""
@@ -93,21 +97,43 @@ class Stash:
         own = sum(self.size_bytes(name, sizes) for name in self.places if name not in spilled)
         return own + self.frames * max((self.size_bytes(name, sizes) for name in spilled), default=0)
 
-    def lay_out(self, sizes: tuple[int, ...], spilled: frozenset[str] = frozenset()) -> ArenaLayout:
-        """Frames for micro-batches of these sizes; an arena grows if they need more than any before."""
-        if (sizes, spilled) not in self._layouts:
-            own, device = self._row([name for name in self.places if name not in spilled], sizes)
-            away, host = self._row([name for name in self.places if name in spilled], sizes)
-            frame = max((self.size_bytes(name, sizes) for name in away), default=0)
+    def lay_out(
+        self, sizes: tuple[int, ...], spilled: frozenset[str] = frozenset(), lengths: tuple[int, ...] | None = None
+    ) -> ArenaLayout:
+        """Frames for micro-batches of these sizes; an arena grows if they need more than any before.
+
+        Args:
+            lengths: of their texts, where they are shorter than the pool's inputs. The arena is as large as these need.
+        """
+        key = sizes, spilled, lengths
+        if key not in self._layouts:
+            if lengths is not None:
+                self.lay_out(sizes, spilled)  # so that the arena does not grow with every longer text
+            while len(self._layouts) >= _MOST_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
+            own, device = self._row([name for name in self.places if name not in spilled], sizes, lengths)
+            away, host = self._row([name for name in self.places if name in spilled], sizes, lengths)
+            frame = max((_end(self._entries(name, sizes, 0, lengths), 0) for name in away), default=0)
             ring = [
-                {name: self._entries(name, sizes, device + number * frame) for name in away}
+                {name: self._entries(name, sizes, device + number * frame, lengths) for name in away}
                 for number in range(self.frames)
             ]
             self._grow(device + self.frames * frame, host)
-            self._layouts[sizes, spilled] = ArenaLayout(
+            self._layouts[key] = ArenaLayout(
                 _views(own, self.arena), tuple(_views(one, self.arena) for one in ring), _views(away, self._host)
             )
-        return self._layouts[sizes, spilled]
+        return self._layouts[key]
+
+    def _specs_at(self, length: int) -> Mapping[str, Specs]:
+        """`specs` for texts of a length."""
+        if length not in self._shorter:
+            sources = {
+                name: tuple(TensorSpec((length, *spec.shape[1:]), spec.dtype) for spec in specs)
+                for name, specs in self._pool.sources.items()
+            }
+            found = values_at(self._pool, sources, takes_any_length)
+            self._shorter[length] = {name: on_device(specs, self.dtype) for name, specs in found.items()}
+        return self._shorter[length]
 
     def _grow(self, device: int, host: int) -> None:
         if device > self.arena.numel() or host > self._host.numel():
@@ -119,19 +145,23 @@ class Stash:
             self._host = self._device.allocate_host(0)
             self._host = self._device.allocate_host(host)
 
-    def _row(self, values: Sequence[str], sizes: tuple[int, ...]) -> tuple[dict[str, list[list[Entry]]], int]:
+    def _row(
+        self, values: Sequence[str], sizes: tuple[int, ...], lengths: tuple[int, ...] | None
+    ) -> tuple[dict[str, list[list[Entry]]], int]:
         """Values one behind the other, and where the last one ends."""
         entries, end = {}, 0
         for name in values:
-            entries[name] = self._entries(name, sizes, end)
+            entries[name] = self._entries(name, sizes, end, lengths)
             end = _end(entries[name], end)
         return entries, end
 
-    def _entries(self, value: str, sizes: tuple[int, ...], start: int) -> list[list[Entry]]:
+    def _entries(
+        self, value: str, sizes: tuple[int, ...], start: int, lengths: tuple[int, ...] | None = None
+    ) -> list[list[Entry]]:
         batches: list[list[Entry]] = []
-        for size in sizes:
+        for index, size in enumerate(sizes):
             batches.append([])
-            for spec in self.specs[value]:
+            for spec in (self.specs if lengths is None else self._specs_at(lengths[index]))[value]:
                 batches[-1].append(Entry("", (size, *spec.shape), spec.dtype, start))
                 start = align(start + batches[-1][-1].numel * spec.dtype.itemsize)
         return batches

@@ -21,11 +21,11 @@ from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.agreement import collectives, require_same
 from l2l_nas.relay.config import RelayConfig
 from l2l_nas.relay.device import stream_seed
-from l2l_nas.relay.evaluation import announce_reads, cut_batch
+from l2l_nas.relay.evaluation import announce_reads
 from l2l_nas.relay.executor import PlanExecutor, TrainJob
 from l2l_nas.relay.held import HeldStep, HeldSteps
 from l2l_nas.relay.held_path import HeldPath
-from l2l_nas.relay.interface import Batch, MiniBatch, StepResult, each
+from l2l_nas.relay.interface import MiniBatch, StepResult, each
 from l2l_nas.relay.losses import LossSums
 from l2l_nas.relay.memory import MemoryPlan
 from l2l_nas.relay.path import NumberedPath
@@ -118,11 +118,10 @@ class TrainingStep:
         kept = (memory.keep, memory.slots, sorted(memory.spilled))
         self._require_same(plan, layers, batch, {"learning rate": lr, "memory plan": kept, "order of updates": order})
         announce_reads(states, plan, layers, path)
-        arena = self._stash.lay_out(batch.sizes, memory.spilled)
+        arena = self._stash.lay_out(batch.sizes, memory.spilled, batch.lengths)
         scale, flow = states.server.gradients.loss_scale, self._bank.pool.flow(layers[: len(path.layers)])
         values = {name: arena.own[name] for name in flow.inputs}
-        for name, tensors in flow.by_input(batch.inputs).items():
-            self._fill(values[name], tensors, batch.sizes)
+        self._fill([values[name] for name in flow.inputs], batch)
         return TrainJob(
             plan=plan,
             layers=tuple(layers),
@@ -167,9 +166,10 @@ class TrainingStep:
         }
         require_same(self.states.server.everyone, facts)
 
-    def _fill(self, frames: Frames, inputs: Batch, sizes: Sequence[int]) -> None:
-        for frame, batch in zip(frames, cut_batch(tuple(map(self._device.put, inputs)), sizes), strict=True):
-            for target, tensor in zip(frame, batch, strict=True):
+    def _fill(self, values: Sequence[Frames], batch: MiniBatch) -> None:
+        whole = replace(batch, inputs=tuple(map(self._device.put, batch.inputs)))
+        for frames, tensors in zip(zip(*values, strict=True), whole.micro_batches(), strict=True):
+            for target, tensor in zip((target for frame in frames for target in frame), tensors, strict=True):
                 target.copy_(tensor)
 
     def run(self, job: TrainJob) -> None:

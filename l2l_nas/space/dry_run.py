@@ -52,6 +52,7 @@ class DryRun:
         inputs = [tensor.clone() for tensor in self._batch]
         with self._watched("forward", inputs, modes), collect_losses() as losses:
             outputs = as_tuple(self.module(*inputs))
+        self.adds_losses = bool(losses)
         self._ends = [tensor for tensor in (*outputs, *losses) if tensor.requires_grad]
         return outputs
 

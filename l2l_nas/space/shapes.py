@@ -7,7 +7,7 @@ they write: the cost is one meta forward for each candidate, not one for each ar
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from l2l_nas.errors import ShapeError, SpaceError, one_line
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.candidate import Specs, describe
+from l2l_nas.space.candidate import Specs, TensorSpec, describe
 from l2l_nas.space.dry_run import DryRun
 from l2l_nas.space.parameters import parameters_of
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
@@ -106,6 +106,49 @@ def _check_shapes(pool: LayerPool, device: torch.device | None) -> Shapes:
         values |= by_value(position.writes, gives[-1])
     ends: Specs = sum((values[name] for name in pool.wiring.outputs), ())
     return Shapes(values, tuple(takes), tuple(gives), ends, probed)
+
+
+def values_at(
+    pool: LayerPool, sources: Mapping[str, Specs], is_able: Callable[[LayerPool, Layer], bool]
+) -> dict[str, Specs]:
+    """The specs of all values where the pool's inputs are others than its own, of which `check_shapes` is.
+
+    The first able candidate of a position tells for all; where none is, no path runs it, and any shape will do.
+    """
+    usual = check_shapes(pool).gives
+    values, known = dict(sources), dict[tuple[object, Specs], Specs | None]()
+    for index, layers in itertools.groupby(pool.layers, key=lambda layer: layer.position):
+        position, reads = pool.positions[index], pool.wiring.reads[index]
+        taken: Specs = sum((values[name] for name in reads), ())
+        given = usual[index]
+        for layer in layers:
+            key = layer.candidate.kind, taken
+            if layer.candidate.is_skip:
+                given = sum((values[name] for name, _ in zip(reads, position.writes, strict=False)), ())
+            if layer.candidate.is_skip or not is_able(pool, layer):
+                continue
+            if key not in known:
+                known[key] = _given(pool, layer, taken)
+            if (found := known[key]) is not None:
+                given = found
+                break
+        values |= by_value(position.writes, given)
+    return values
+
+
+def _given(pool: LayerPool, layer: Layer, inputs: Specs) -> Specs | None:
+    """What a layer gives for inputs of other shapes; None where it raises."""
+    try:
+        return tuple(map(TensorSpec.of, dry_run_of(pool, layer, inputs).forward()))
+    except Exception:
+        return None
+
+
+def adds_losses(pool: LayerPool, layer: Layer) -> bool:
+    """Whether a layer adds a loss in training; see `l2l_nas.add_loss`."""
+    dry_run = dry_run_of(pool, layer, check_shapes(pool).takes[layer.position])
+    dry_run.forward()
+    return dry_run.adds_losses
 
 
 def _refuse_other_ties(pool: LayerPool, layer: Layer, ties: dict[str, list[int]]) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from l2l_nas.space.objective import learned_by, objective_layer
 from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
 from l2l_nas.space.values import as_tuple
 from l2l_nas.training.data import Batches
-from l2l_nas.training.lengths import Texts
+from l2l_nas.training.lengths import Texts, TrainingLengths
 from l2l_nas.training.metrics import MeasuredTask, of_samples
 from l2l_nas.training.samples import SCORING, Loaded, Samples
 from l2l_nas.training.schedule import Schedule
@@ -90,9 +91,13 @@ class Trainer:
         architecture = path(start) if steps > 0 else None
         share = self._training_share()
         loaded = self.batches.ahead(start, steps) if share is None else share.ahead(start, steps)
+        texts = TrainingLengths(self.executor, self.batches.part) if type(self.batches) is Batches else None
         for step, (inputs, targets) in enumerate(loaded, start):
             assert architecture is not None
             upcoming = path(step + 1) if step + 1 < end else None
+            more: dict[str, Any] = {} if share is None else {"samples": share.num_samples(step)}
+            if texts is not None and (lengths := texts.of(architecture, inputs, self.micro_batch)) is not None:
+                more["lengths"] = lengths
             result = self.executor.train_step(
                 architecture,
                 inputs,
@@ -102,7 +107,7 @@ class Trainer:
                 lr=schedule.at(step - offset),
                 step=step,
                 upcoming=upcoming,
-                **({} if share is None else {"samples": share.num_samples(step)}),
+                **more,
             )
             after_step(step, result.loss)
             architecture = upcoming

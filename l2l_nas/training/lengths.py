@@ -24,9 +24,9 @@ from l2l_nas.relay.interface import Batch, Cuts, Executor, Targets, cut_targets,
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import PerPool
-from l2l_nas.space.shapes import check_shapes
+from l2l_nas.space.shapes import adds_losses, check_shapes, writes_buffers
 from l2l_nas.training.metrics import of_samples
-from l2l_nas.training.samples import Samples
+from l2l_nas.training.samples import Samples, read
 from l2l_nas.training.task import Task, counting
 
 _DOCUMENTS = "documents"  # the name of a pool's input that is another number where a text has ended
@@ -37,7 +37,12 @@ _MORE = 32
 # of the largest output: what may come of sums in another order, in float32 and in low precision
 _ROUNDING, _LOW_ROUNDING = 1e-4, 3e-2
 
-_FOUND: PerPool[dict[frozenset[object], bool]] = PerPool()
+# kinds of layers that give the same at any length, and those together of which some do not
+_SAME: PerPool[set[object]] = PerPool()
+_OTHER: PerPool[set[frozenset[object]]] = PerPool()
+_IS_PLAIN: PerPool[dict[object, bool]] = PerPool()
+# training at few lengths, so that few shapes are to be known, and samples by which it is seen whether it can be
+_LENGTHS, _LOOKS = 16, 32
 
 
 @dataclass(frozen=True)
@@ -160,14 +165,16 @@ class Texts:
         What was found is remembered by the kinds of their layers.
         """
         pool = self.executor.server.whole_pool
-        known = _FOUND.setdefault(pool, {})
+        same, other = _SAME.setdefault(pool, set()), _OTHER.setdefault(pool, set())
         for architecture in self.architectures if length < self.length else ():  # else nothing is cut
             kinds = frozenset(layer.candidate.kind for layer in pool.path(architecture))
-            if not any(kinds <= others for others, is_same in known.items() if is_same):
-                if kinds not in known:
-                    known[kinds] = self._is_same(architecture, row, length)
-                if not known[kinds]:
-                    return False
+            if not kinds <= same and kinds not in other:
+                if self._is_same(architecture, row, length):
+                    same.update(kinds)
+                else:
+                    other.add(kinds)
+            if kinds in other:
+                return False
         return True
 
     @staticmethod
@@ -201,6 +208,55 @@ class Texts:
 def _are_near(one: Tensor, other: Tensor, rounding: float) -> bool:
     is_alike = one.shape == other.shape and bool(other.isfinite().any())
     return is_alike and torch.allclose(one, other, rtol=0, atol=rounding * float(other[other.isfinite()].abs().max()))
+
+
+class TrainingLengths:
+    """Lengths of the texts of a training's steps.
+
+    A mini-batch is cut by its samples, not by their lengths: each micro-batch is as long as its longest text.
+
+    Args:
+        executor: what trains.
+        samples: the training part.
+    """
+
+    def __init__(self, executor: Executor, samples: Samples) -> None:
+        self._executor = executor
+        self._row: tuple[Batch, int] | None = None  # a short text, the same on all ranks
+        if samples.is_padded and len(samples):
+            inputs, _ = read(samples, torch.arange(min(len(samples), _LOOKS)))
+            texts = Texts.taken_by(executor, ())
+            if texts is not None and not texts.has_places:
+                lengths = texts.lengths(inputs, ())
+                shortest = int(lengths.argmin())
+                self._row = tuple(tensor[shortest, None] for tensor in inputs), int(lengths[shortest])
+
+    def of(self, architecture: Architecture, inputs: Batch, micro_batch: int) -> tuple[int, ...] | None:
+        """Of each micro-batch; None where all are as long as the pool's inputs."""
+        if self._row is None:
+            return None
+        row, length = self._row
+        texts = Texts.taken_by(self._executor, [architecture])
+        if texts is None or length == texts.length or not _are_plain(self._executor, architecture):
+            return None
+        if not texts.are_same(row, length):
+            return None
+        step = max(_STEP, -(-texts.length // _LENGTHS // _STEP) * _STEP)
+        longest = [int(part.max()) for part in texts.lengths(inputs, ()).split(micro_batch)]
+        return tuple(min(texts.length, -(-one // step) * step) for one in longest)
+
+
+def _are_plain(executor: Executor, architecture: Architecture) -> bool:
+    """Whether no layer adds a loss or changes a buffer in training, which would see padding or not see it."""
+    pool = executor.server.whole_pool
+    known = _IS_PLAIN.setdefault(pool, {})
+    for layer in pool.path(architecture):
+        kind = layer.candidate.kind
+        if kind not in known:
+            known[kind] = not writes_buffers(pool, layer) and not adds_losses(pool, layer)
+        if not known[kind]:
+            return False
+    return True
 
 
 def _reads_what_counts(task: Task) -> bool:

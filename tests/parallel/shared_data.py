@@ -27,8 +27,9 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer, sample_figures, score, tested
 from l2l_nas.training.metrics import MeasuredTask, Metric
 from l2l_nas.training.schedule import Constant
-from l2l_nas.training.task import Classification, SampleMetrics
+from l2l_nas.training.task import BalancedClassification, Classification, SampleMetrics
 from tests.text.networks import WHOLE, pool_of
+from tests.training.test_lengths import PATHS, classifier, sentences
 
 WIDTH, SAMPLES = 12, 1300  # of the first training samples; two chunks of validation
 
@@ -125,13 +126,22 @@ def run(exchange) -> dict:
 
 
 def texts(exchange) -> list:
-    """Figures of texts of many lengths, fewer passes' micro-batches than ranks among them."""
+    """Figures of texts of many lengths, few micro-batches among them; and losses of training on sentences."""
     relay = Relay(server_of(pool_of(length=48), exchange, optimizer=AdamW(), seed=1), chunks=4)
     found = []
     for count in (1, 3, 21):
         rows = [(list(range(1 + row * 11 % 40)), [3, row], "") for row in range(count)]
         samples = continuations(rows, 48)
         found.append(sample_figures(relay, WHOLE, samples, task=Cloze(), micro_batch=4).tolist())
+    server = server_of(classifier(dropout=0.1), exchange, optimizer=AdamW(), seed=1)
+    trainer = Trainer(
+        Relay(server, chunks=4), BalancedClassification(), Batches(sentences(40), batch_size=18, seed=3), 4
+    )
+    trainer.fit(
+        lambda step: PATHS[step % 3], start=0, steps=6, schedule=Constant(0.01, 6),
+        after_step=lambda step, loss: found.append(loss),
+    )  # fmt: skip
+    found.append(trainer.evaluate(PATHS[0], sentences(30)))
     return found
 
 

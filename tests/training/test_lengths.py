@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas import SGD, Batches, Candidate, Clip, LayerPool, ParamServer, Position, TensorSpec, Trainer, skip
 from l2l_nas.errors import DataError
-from l2l_nas.layers import ClassHead, Embedding, Heads, MixtureOfExperts, Routing, SelfAttention
+from l2l_nas.layers import ClassHead, Embedding, FeedForward, Heads, MixtureOfExperts, Routing, SelfAttention, Style
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
@@ -21,6 +23,7 @@ from l2l_nas.text.sentences import SentenceForm, Sentences
 from l2l_nas.training.fit import evaluate, evaluate_population, sample_figures, score
 from l2l_nas.training.lengths import Texts
 from l2l_nas.training.samples import Samples, Split
+from l2l_nas.training.schedule import Constant
 from l2l_nas.training.task import BalancedClassification, Tokens
 from search_spaces import bert, hybrid
 from tests.text.networks import CONFIGS, WHOLE, pool_of, server_of
@@ -263,3 +266,112 @@ def test_cuts_that_do_not_fit_are_refused(cuts, kind):
 def test_rows_that_are_chosen_stay_texts():
     assert passages().some(torch.arange(2)).is_padded
     assert sentences().some(torch.arange(2)).is_padded
+
+
+def classifier(middle=None, *, dropout=0.0):
+    style = Style(eps=1e-12, is_post=True, dropout=dropout)
+    attention = partial(SelfAttention, 16, Heads(2, is_causal=False, dropout=dropout), style)
+    positions = [
+        Position("embed", Candidate("a", partial(Embedding, 257, 16, places=L, kinds=2)), reads=("tokens", "kinds")),
+        Position("one", Candidate("a", attention), reads=("embed", "documents")),
+        Position("two", [Candidate("a", middle or partial(FeedForward, 16, 24, style=style)), skip()]),
+        Position("three", [Candidate("a", attention), skip()], reads=("two", "documents")),
+        Position("head", Candidate("a", partial(ClassHead, 16, 3, style=style))),
+    ]
+    return LayerPool(
+        positions, inputs={name: TensorSpec((L,), torch.int64) for name in ("tokens", "kinds", "documents")}
+    )
+
+
+TRAINED = {
+    "held": {},
+    "threads": {"lanes": "threads", "slots": 2},
+    "stash": {"slots": 2, "stash": "host"},
+    "kept": {"device_budget": "all", "lanes": "threads"},
+    "poisoned": {"slots": 2, "stress": Stress(seed=0), "update": "exact", "clip": Clip(0.1)},
+    "chunks": {"chunks": 2},
+}
+
+
+def trained(executor, samples, paths, *, seen=None):
+    """Weights after a few steps, by state, and losses."""
+    batches, losses = Batches(samples, batch_size=10, seed=0), []
+    if seen is not None:
+        step = executor.train_step
+        executor.train_step = lambda *a, lengths=None, **k: seen.append(lengths) or step(*a, lengths=lengths, **k)
+    Trainer(executor, BalancedClassification(), batches, 4).fit(
+        lambda step: paths[step % len(paths)], start=0, steps=5, schedule=Constant(0.05, 5),
+        after_step=lambda step, loss: losses.append(loss),
+    )  # fmt: skip
+    if isinstance(executor, ReferenceTrainer):
+        executor.write_back()
+    else:
+        executor.drain()
+    states = {key: executor.server.state(key).tensors() for key in sorted(executor.server.visited)}
+    named = {(key, name): one.clone() for key, own in states.items() for name, one in own.items()}
+    return {name: tensor for name, tensor in named.items() if name[1].startswith("weights")}, losses
+
+
+CHOICES = ("aaaaa", "aassa", "aasaa")
+PATHS = [Architecture(tuple({"a": "a", "s": "skip"}[one] for one in word)) for word in CHOICES]
+
+
+def relay_of(pool, **settings):
+    return Relay(ParamServer(pool, optimizer=SGD(momentum=0.9), seed=4), device="cpu", **settings)
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_training_at_own_lengths_is_training_on_padded_sentences(kind):
+    seen = []
+    found, losses = trained(relay_of(classifier(), **TRAINED[kind]), sentences(), PATHS, seen=seen)
+    expected, padded = trained(relay_of(classifier(), **TRAINED[kind]), Padded(sentences()), PATHS)
+    assert all(len(lengths) == 3 and max(lengths) <= 40 for lengths in seen)
+    assert len({length for lengths in seen for length in lengths}) > 2
+    assert losses == pytest.approx(padded, rel=1e-5)
+    for key, weights in found.items():
+        torch.testing.assert_close(weights, expected[key], rtol=1e-4, atol=1e-5)
+
+
+def test_all_ways_to_train_have_the_same_bits_at_own_lengths():
+    """With dropout: what is drawn is of each micro-batch's length."""
+    expected, losses = trained(relay_of(classifier(dropout=0.1)), sentences(), PATHS)
+    for kind in ("threads", "stash", "kept"):
+        found, others = trained(relay_of(classifier(dropout=0.1), **TRAINED[kind]), sentences(), PATHS)
+        assert others == losses, kind
+        assert all(torch.equal(found[key], expected[key]) for key in expected), kind
+    resident = ReferenceTrainer(relay_of(classifier(dropout=0.1)).server, device="cpu", seed=0)
+    found, others = trained(resident, sentences(), PATHS)
+    assert others == pytest.approx(losses, rel=1e-6)
+    for key in expected:
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-4, atol=1e-5)
+
+
+class _Normed(nn.Module):
+    is_placewise = True
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+_MIXTURE = partial(MixtureOfExperts, 16, 24, routing=Routing(experts=4))
+
+
+@pytest.mark.parametrize("layer", [_MIXTURE, _Normed, _Fixed, _Mean])
+def test_what_padding_matters_to_in_training_gets_all_of_it(layer):
+    seen = []
+    trained(relay_of(classifier(layer)), sentences(), PATHS, seen=seen)
+    assert [lengths is None for lengths in seen] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("lengths", [(8,), (8, 8, 8), (8, 0), (8, L + 1)])
+@pytest.mark.parametrize("kind", ["held", "resident"])
+def test_lengths_that_do_not_fit_are_refused(lengths, kind):
+    executor = EXECUTORS[kind](relay_of(classifier()).server)
+    inputs, targets = sentences().batch(torch.arange(6))
+    about = {"objective": BalancedClassification(), "micro_batch": 4, "lr": 0.1, "step": 0}
+    with pytest.raises(DataError, match=f"lengths of 2 micro-batches are 1 to {L}"):
+        executor.train_step(PATHS[0], inputs, targets, **about, lengths=lengths)
