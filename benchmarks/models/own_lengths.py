@@ -88,7 +88,8 @@ def _batches_of(relay: Relay, task: Task, samples: Samples, micro_batch: int) ->
     (tokens,), targets = samples.batch(torch.arange(len(samples)))
     if texts is None or sum(size for size, _ in taken) != len(samples):
         raise SettingError("more samples than one chunk: take fewer of --items and --bytes")
-    orders = texts.lengths((tokens,), targets).argsort(stable=True).split([size for size, _ in taken])
+    lengths = texts.lengths((tokens,), targets)
+    orders = texts.cut(lengths, 1, places=1, waiting=1).order.split([size for size, _ in taken])
     batches = [(tokens[rows, :n], targets[rows, :n]) for rows, (_, n) in zip(orders, taken, strict=True)]
     return batches, dict(values)
 

@@ -119,12 +119,13 @@ class Texts:
             places: of a micro-batch at most.
             waiting: places of a pass at most.
         """
-        order = lengths.argsort(stable=True)
+        order = lengths.argsort(stable=True, descending=True)
         cuts: list[tuple[int, int]] = []
         for length in lengths[order].tolist():
-            size = cuts[-1][0] + 1 if cuts else 0
-            if cuts and size <= micro_batch and size * length <= places:
-                cuts[-1] = (size, length)
+            size, longest = (cuts[-1][0] + 1, cuts[-1][1]) if cuts else (0, 0)
+            # what would be padding for the most part begins a micro-batch of its own
+            if cuts and size <= micro_batch and size * longest <= places and longest <= 2 * length:
+                cuts[-1] = (size, longest)
             else:
                 cuts.append((1, length))
         passes: list[list[tuple[int, int]]] = []
