@@ -130,6 +130,12 @@ def test_a_network_with_documents_is_cut_too(monkeypatch):
     assert (4, 16) in seen
 
 
+def test_layers_that_are_compiled_get_all_of_it():
+    server = server_of(pool_of(length=L))
+    assert Texts.taken_by(Relay(server, device="cpu"), [WHOLE]) is not None
+    assert Texts.taken_by(Relay(server, device="cpu", layers=lambda graph, inputs: graph), [WHOLE]) is None
+
+
 class _Fixed(nn.Module):
     """Mixes all places, by weights of each; says of itself what is not true."""
 
