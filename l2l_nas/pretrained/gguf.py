@@ -122,7 +122,11 @@ class GGUF(Published):
             return {}
         names = {"bos": "bos", "eos": "eos", "pad": "padding"}
         numbers = {ours: self.metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names.items()}
-        return {name: text.encode() for name, text in texts_of(tokenizer, numbers).items()}
+        texts = texts_of(tokenizer, numbers)
+        template = self.metadata.get("tokenizer.chat_template")
+        if isinstance(template, str):
+            texts["chat_template.jinja"] = template
+        return {name: text.encode() for name, text in texts.items()}
 
     def sample(self, name: str) -> bytes:
         """At its begin, its middle and its end."""

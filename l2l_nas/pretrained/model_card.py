@@ -36,7 +36,7 @@ def model_card(published: Published, source: ExportSource, *, files: Mapping[str
     head += [f"license: {licence}"] if licence else []
     name = published.path.resolve().name
     lines = [*head, "---", "", f"# A smaller {name.removesuffix('.gguf')}", ""]
-    lines += [f"A network that [l2l_nas](https://pypi.org/project/l2l-nas/) found in `{name}`."]
+    lines += [f"A network that l2l_nas found in `{name}`."]
     lines += ["", *_removed(pool, chosen)]
     lines += ["", "## What it costs", "", *_costs(pool, chosen, size=size, is_causal=is_causal)]
     lines += ["", "## What it lost", "", *_lost(source)]

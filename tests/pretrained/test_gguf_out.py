@@ -106,6 +106,7 @@ def test_its_tokenizer_goes_along(tmp_path):
     assert len(about["tokenizer.ggml.tokens"]) == 61  # as many as the embedding has rows
     assert set(about["tokenizer.ggml.token_type"][25:]) == {5}
     assert about["tokenizer.chat_template"] == "{{ messages }}"
+    assert GGUF(tmp_path / "out" / "model.gguf").beside["chat_template.jinja"] == b"{{ messages }}"
     assert about["tokenizer.ggml.add_bos_token"] is False
     text = "ab abcd 12<|end|>a"
     assert GGUF(tmp_path / "out" / "model.gguf").tokenizer().encode(text) == source.tokenizer().encode(text)
