@@ -8,6 +8,7 @@ A block of a published model is this and a feed-forward network. [batch, length,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from l2l_nas.errors import DataError
 from l2l_nas.layers.feed_forward import FeedForward
+from l2l_nas.layers.least_squares import Moments, fit, kept_units, places
 from l2l_nas.layers.rotary import Rotary, rotated
 from l2l_nas.layers.style import NORMS, Cache, Residual, Style
 from l2l_nas.space.split import Attended, Column, KeyValue, Row, SplitRule, Splits, Within, under
@@ -38,6 +40,11 @@ class Heads:
     bias: bool | None = None  # whether queries, keys and values have one; None: as the model's other layers
     out_bias: bool | None = None  # whether the last layer has one; None: as those
 
+    @property
+    def shared(self) -> int:
+        """Heads of keys and values."""
+        return self.key_value or self.count
+
 
 class SelfAttention(Residual):
     """Self-attention.
@@ -51,7 +58,7 @@ class SelfAttention(Residual):
         super().__init__(hidden, style)
         self.heads = heads
         self.size = heads.size or hidden // heads.count
-        shared = heads.key_value or heads.count
+        shared = heads.shared
         if heads.count % shared:
             raise ValueError(f"{shared} heads of keys and values do not divide {heads.count} of queries")
         self.rotary = heads.rotary if isinstance(heads.rotary, Rotary | None) else Rotary(heads.rotary)
@@ -75,9 +82,12 @@ class SelfAttention(Residual):
         Args:
             documents: int64 [batch, length]; a token sees those of the same number. None: all are of one.
         """
-        query, key, value = self._projected(self.before(x), 0)
+        return self.behind(x, self.out(self.attended(self.before(x), documents)))
+
+    def attended(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """What the last layer takes, [batch, length, heads * size], of input that is normed."""
         mask = self._mask(x.shape[1], x.shape[1], x.device, documents)
-        return self.behind(x, self._attended(query, key, value, mask))
+        return self._attended(*self._projected(x, 0), mask)
 
     def extend(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
         """The next tokens of a sequence.
@@ -101,25 +111,51 @@ class SelfAttention(Residual):
         if cache is not None:
             key, value = torch.cat((cache[0], key), dim=2), torch.cat((cache[1], value), dim=2)
         mask = self._mask(x.shape[1], key.shape[2], x.device, None)
-        outputs = self.behind(x, self._attended(query, key, value, mask))
+        outputs = self.behind(x, self.out(self._attended(query, key, value, mask)))
         if self.heads.window is not None:  # what no later token sees
             cut = max(0, key.shape[2] - (self.heads.window - 1))
             key, value, dropped = key[:, :, cut:], value[:, :, cut:], dropped + cut
         return outputs, (key, value, torch.tensor(dropped))
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Take over the weights of attention of the same width, count and size of heads.
+        """Take over attention of the same size of heads, of which there may be fewer here.
 
-        Keys and values that more queries share are means (arXiv 2305.13245, section 2.1).
+        With fewer heads of queries, those of keys and values that cost most to remove stay, and of their queries those
+        that do. With fewer of keys and values alone, these are means (arXiv 2305.13245, section 2.1). The last layer is
+        fitted by least squares to what the original adds for `inputs`, as `forward` takes them; see
+        `l2l_nas.layers.least_squares`.
         """
         assert isinstance(original, SelfAttention)
-        state = original.state_dict()
-        shared, size = self.heads.key_value or self.heads.count, self.size
-        names = ["key.weight", "value.weight", "key.bias", "value.bias"]
-        for name in [*names, *(["key_norm.weight"] if self.heads.is_normed_whole else [])]:
-            if name in state:
-                state[name] = state[name].unflatten(0, (shared, -1, size)).mean(dim=1).flatten(0, 1)
+        if self.heads.count < original.heads.count:
+            state = self._fewer_heads(original, inputs)
+        else:
+            state = original.state_dict()
+            for name in ("key.weight", "value.weight", "key.bias", "value.bias", "key_norm.weight"):
+                if name in state and (name != "key_norm.weight" or self.heads.is_normed_whole):
+                    state[name] = state[name].unflatten(0, (self.heads.shared, -1, self.size)).mean(dim=1).flatten(0, 1)
         self.load_state_dict(state)
+        fit(self.out, Moments.of(inputs, partial(_adds, self, original)))
+
+    def _fewer_heads(self, original: SelfAttention, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """The original's weights of the heads that stay."""
+        count, shared, size = self.heads.count, self.heads.shared, self.size
+        each = original.heads.count // original.heads.shared
+        weight, moments = original.out.weight, Moments.of(inputs, partial(_adds, original, original)).about(self.out)
+        groups = kept_units(weight, moments, shared, size=each * size)
+        left = places(groups, each * size)
+        some = kept_units(weight[:, left], moments.some(left), count, size=size, parts=shared)
+        queries, keys = left[places(some, size)], places(groups, size)
+        rows = {"query": queries, "key": keys, "value": keys}
+        if self.heads.is_normed_whole:
+            rows |= {"query_norm": queries, "key_norm": keys}
+        state = original.state_dict()
+        for name, value in state.items():
+            part = name.partition(".")[0]
+            if name == "out.weight":
+                state[name] = value[:, queries]
+            elif part in rows:
+                state[name] = value[rows[part]]
+        return state
 
     def splits(self) -> Splits:
         """By heads; what mixes all heads, as a norm over them does, is whole."""
@@ -176,7 +212,7 @@ class SelfAttention(Residual):
             attended = functional.scaled_dot_product_attention(
                 query, key, value, mask, dropout_p=dropout, is_causal=is_causal, scale=self.heads.scale
             )
-        return self.out(attended.transpose(1, 2).flatten(2))
+        return attended.transpose(1, 2).flatten(2)
 
     def _capped(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
         """Attention whose products are capped before any is masked, which torch has no kernel for."""
@@ -190,6 +226,13 @@ class SelfAttention(Residual):
             products = products.masked_fill(~mask, -torch.inf)
         weights = functional.softmax(products, dim=-1, dtype=torch.float32).to(value.dtype)
         return functional.dropout(weights, dropout) @ value
+
+
+def _adds(attention: SelfAttention, original: SelfAttention, x: Tensor, *documents: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last layer of attention takes, and what the original adds."""
+    normed = original.before(x)
+    taken = attention.attended(normed, *documents)
+    return taken, original.out(taken if attention is original else original.attended(normed, *documents))
 
 
 class ParallelBlock(nn.Module):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+import copy
+from functools import partial
+
 from torch import Tensor, nn
 
+from l2l_nas.layers.least_squares import Moments, fit, fit_product, kept_units
 from l2l_nas.layers.style import ACTIVATIONS, Residual, Style
 from l2l_nas.space.split import Column, Row, SplitRule, Splits
 
@@ -55,29 +58,41 @@ class FeedForward(Residual):
         return self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Take over the units of a wider network that do most, or the nearest matrices of this rank.
+        """Take over the units of a wider network that cost most to remove, or the nearest matrices of this rank.
 
-        What a unit does for `inputs` [batch, ..., hidden] is the mean size of what it gives, times the norm of its
-        weights.
+        The last layer is fitted by least squares to what the original adds for `inputs` [batch, ..., hidden]; see
+        `l2l_nas.layers.least_squares`.
         """
         assert isinstance(original, FeedForward)
         self.take_norms(original)
-        if self.rank is not None:
-            for name in ("gate", "up", "down"):
-                if getattr(self, name) is not None:
-                    _nearest(getattr(self, name), getattr(original, name))
-            return
-        down, other_down = self.down, original.down
-        assert isinstance(down, nn.Linear)
-        assert isinstance(other_down, nn.Linear)
-        sizes = original.inner(original.before(inputs[0])).abs().flatten(0, -2).mean(dim=0)
-        best = (sizes * other_down.weight.norm(dim=0)).topk(down.in_features).indices.sort().values
+        whole = original.down
+        assert isinstance(whole, nn.Linear)
+        if self.rank is None:
+            self._take_units(original, whole, inputs[:1])
+        else:
+            self._take_products(original, whole, inputs[:1])
+
+    def _take_units(self, original: FeedForward, whole: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(self.down, nn.Linear)
+        moments = Moments.of(inputs, partial(_adds, original, original))
+        best = kept_units(whole.weight, moments.about(self.down), self.down.in_features)
         for layer, other in ((self.up, original.up), (self.gate, original.gate)):
             if layer is not None and other is not None:
                 layer.load_state_dict({name: value[best] for name, value in other.state_dict().items()})
-        down.weight.copy_(other_down.weight[:, best])
-        if down.bias is not None:
-            down.bias.copy_(other_down.bias)
+        self.down.weight.copy_(whole.weight[:, best])
+        is_alike = self.activation is original.activation and (self.gate is None) == (original.gate is None)
+        fit(self.down, moments.some(best) if is_alike else Moments.of(inputs, partial(_adds, self, original)))
+
+    def _take_products(self, original: FeedForward, whole: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
+        moments = Moments.of(inputs, lambda x: (original.before(x), x[..., :0]))
+        for layer, other in ((self.up, original.up), (self.gate, original.gate)):
+            if layer is not None and other is not None:
+                assert isinstance(other, nn.Linear)
+                fit_product(layer, other, moments)
+        last = copy.deepcopy(whole)
+        moments = Moments.of(inputs, partial(_adds, self, original))
+        fit(last, moments)
+        fit_product(self.down, last, moments)
 
     def splits(self) -> Splits:
         """By units of the inner layer; of matrices that are products, the outer ones are whole."""
@@ -92,14 +107,8 @@ def _linear(inside: int, outside: int, bias: bool, rank: int | None) -> nn.Modul
     return nn.Sequential(nn.Linear(inside, rank, bias=False), nn.Linear(rank, outside, bias=bias))
 
 
-def _nearest(product: nn.Sequential, whole: nn.Linear) -> None:
-    """The product of this rank with the least squared distance, by singular values; both parts get their roots."""
-    left, values, right = torch.linalg.svd(whole.weight, full_matrices=False)
-    first, second = product
-    assert isinstance(first, nn.Linear)
-    assert isinstance(second, nn.Linear)
-    roots = values[: first.out_features].sqrt()
-    first.weight.copy_(roots[:, None] * right[: first.out_features])
-    second.weight.copy_(left[:, : first.out_features] * roots)
-    if whole.bias is not None:
-        second.bias.copy_(whole.bias)
+def _adds(network: FeedForward, original: FeedForward, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last layer of a network takes, and what the original adds."""
+    normed = original.before(x)
+    taken = network.inner(normed)
+    return taken, original.down(taken if network is original else original.inner(normed))

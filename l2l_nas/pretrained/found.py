@@ -69,8 +69,14 @@ def found_model(config: Mapping[str, Any], layers: Sequence[tuple[str, Candidate
         raise _not_expressed(f"it has {len(attention)} attention and {len(inner)} feed-forward sub-layers", config)
     changed: dict[str, Any] = {row.keys["layers"]: len(attention), row.keys["width"]: inner[0].args[-1]}
     heads = attention[0].args[1]
+    changed[row.keys["heads"]] = heads.count
     if "key_value" in row.keys:
-        changed[row.keys["key_value"]] = heads.key_value or heads.count
+        changed[row.keys["key_value"]] = heads.shared
+    if "size" in row.keys:
+        changed[row.keys["size"]] = heads.size
+    elif heads.size is not None:
+        name = next(name for name, candidate in layers if candidate.factory is attention[0])
+        raise _not_expressed(f"'{name}' has fewer heads, whose size such a config cannot say", config)
     if config.get("layer_types") or config.get("use_sliding_window") or row.windows == "each":
         changed["layer_types"] = [SLIDING if factory.args[1].window else FULL for factory in attention]
     fields = {**config, **changed, "torch_dtype": "float32", "dtype": "float32"}

@@ -7,7 +7,7 @@ Nothing of a folder or file is run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from l2l_nas.errors import SpaceError
-from l2l_nas.layers import FeedForward, MixtureOfExperts, ParallelBlock, SelfAttention
+from l2l_nas.layers import FeedForward, Heads, MixtureOfExperts, ParallelBlock, SelfAttention
 from l2l_nas.pretrained.coded import CodedModel
 from l2l_nas.pretrained.coded_family import model_of
 from l2l_nas.pretrained.families import Family, TensorSource
@@ -36,6 +36,18 @@ from l2l_nas.training.published_format import HuggingFaceFiles
 _KINDS: Mapping[str, Callable[[Path], Published]] = {"hf": Folder, "gguf": GGUF}
 _MULTIPLE = 8  # widths of smaller layers are multiples of it
 _NETWORKS = (FeedForward, MixtureOfExperts, ParallelBlock)
+# a smaller layer than the model's own: its name, its arguments, and further ones by name
+_Smaller = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """Which smaller attention is wanted; see `published_pool`."""
+
+    heads: Sequence[int]
+    groups: Sequence[int]
+    key_value: Sequence[int]
+    windows: Sequence[int]
 
 
 class PublishedPool(LayerPool):
@@ -113,6 +125,8 @@ def published_pool(
     length: int | None = None,
     skips: bool = True,
     widths: Sequence[float] = (),
+    heads: Sequence[int] = (),
+    groups: Sequence[int] = (),
     key_value: Sequence[int] = (),
     ranks: Sequence[float] = (),
     windows: Sequence[int] = (),
@@ -123,8 +137,10 @@ def published_pool(
         name: `hf:FOLDER` or `gguf:FILE`.
         length: of sequences; the model's longest, at most 1,024, by default.
         skips: whether attention and feed-forward sub-layers may be left out.
-        widths: of narrower feed-forward networks, as shares of the model's: the units that do most.
-        key_value: heads of attention with fewer keys and values: the means of the model's.
+        widths: of narrower feed-forward networks, as shares of the model's: the units that cost most to remove.
+        heads: of queries, of attention that keeps all keys and values; where each head has its own, these go along.
+        groups: of attention that keeps only so many heads of keys and values, and their queries.
+        key_value: heads of attention with fewer keys and values for as many queries: the means of the model's.
         ranks: of feed-forward networks whose matrices are products, as shares of the width of the model.
         windows: of attention to so many tokens.
 
@@ -141,7 +157,9 @@ def published_pool(
     positions = []
     for position in family.positions:
         factory: Any = position.candidates[0].factory
-        smaller = _smaller(factory, position.name, widths=widths, key_value=key_value, ranks=ranks, windows=windows)
+        smaller = [*_networks(factory, position.name, widths, ranks)]
+        if factory.func in (SelfAttention, ParallelBlock):
+            smaller += _attention(factory.args, position.name, _Attention(heads, groups, key_value, windows))
         more = [
             Candidate(name, partial(factory.func, *args, **options, **factory.keywords))
             for name, args, options in smaller
@@ -160,17 +178,7 @@ def _read(published: Published, sources: Mapping[tuple[str, str], TensorSource],
     return source.take(published.read(source.name))
 
 
-def _smaller(
-    factory: Any,
-    position: str,
-    *,
-    widths: Sequence[float],
-    key_value: Sequence[int],
-    ranks: Sequence[float],
-    windows: Sequence[int],
-) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """Smaller layers than the model's own: the name of each, its arguments, and further ones by name."""
-    hidden, *others = factory.args
+def _networks(factory: Any, position: str, widths: Sequence[float], ranks: Sequence[float]) -> Iterator[_Smaller]:
     if factory.func in _NETWORKS:
         for share in widths:
             _check_share("widths", share, position)
@@ -179,22 +187,39 @@ def _smaller(
     if factory.func in (FeedForward, ParallelBlock):
         for share in ranks:
             _check_share("ranks", share, position)
-            rank = max(1, round(share * hidden))
+            rank = max(1, round(share * factory.args[0]))
             yield f"rank_{rank}", factory.args, {"rank": rank}
-    if factory.func not in (SelfAttention, ParallelBlock):
-        return
-    heads, *rest = others
-    whole = heads.key_value or heads.count
-    for count in key_value:
+
+
+def _attention(args: tuple[Any, ...], position: str, wanted: _Attention) -> Iterator[_Smaller]:
+    hidden, heads, *rest = args
+    whole, each, size = heads.shared, heads.count // heads.shared, heads.size or hidden // heads.count
+    found: dict[str, Heads] = {}
+    for count in wanted.heads:
+        own = whole if each > 1 else 1  # of keys and values, which stay
+        if not 0 < count < heads.count or count % own:
+            multiple = f" and multiples of its {own} of keys and values" if own > 1 else ""
+            raise SpaceError(
+                f"heads must be fewer than the model's {heads.count}{multiple}, got {count}", position=position
+            )
+        shared = whole if each > 1 else count
+        found[f"heads_{count}"] = replace(heads, count=count, key_value=heads.key_value and shared, size=size)
+    for count in wanted.groups:
+        if not 0 < count < whole:
+            raise SpaceError(f"groups must be fewer than the model's {whole}, got {count}", position=position)
+        found[f"groups_{count}"] = replace(heads, count=count * each, key_value=heads.key_value and count, size=size)
+    for count in wanted.key_value:
         if count < 1 or whole % count or count == whole:
             raise SpaceError(
                 f"key_value heads must divide the model's {whole} and be fewer, got {count}", position=position
             )
-        yield f"key_value_{count}", (hidden, replace(heads, key_value=count), *rest), {}
-    for window in windows:
+        found[f"key_value_{count}"] = replace(heads, key_value=count)
+    for window in wanted.windows:
         if window < 1:
             raise SpaceError(f"windows are of at least 1 token, got {window}", position=position)
-        yield f"window_{window}", (hidden, replace(heads, window=window), *rest), {}
+        found[f"window_{window}"] = replace(heads, window=window)
+    for name, smaller in found.items():
+        yield name, (hidden, smaller, *rest), {}
 
 
 def _check_share(setting: str, share: float, position: str) -> None:

@@ -176,7 +176,7 @@ class BlockDistillation:
                         candidate=candidate.name,
                     )
                 if relay.server.layout(layer.key).is_trainable:
-                    _begin_as(relay.server, layer, layers[name], inputs)
+                    _begin_as(relay.server, layer, layers[name], block.training_inputs)
                     block.train(candidate.name, targets, poll)
                 error = block.error(block.outputs(candidate.name), targets)
             yield key, error
@@ -208,6 +208,10 @@ class _PositionTraining:
     def _first_held_out(self) -> int:
         count = len(self.inputs[0])
         return max(1, count - int(count * _HELD_OUT)) if count > 1 else 0
+
+    @property
+    def training_inputs(self) -> Batch:
+        return tuple(tensor[: max(1, self._first_held_out)] for tensor in self.inputs)
 
     def outputs(self, name: str) -> Batch:
         """What a candidate gives for all samples, in evaluation mode; so many at a time are on the device."""
@@ -242,9 +246,10 @@ class _PositionTraining:
 def _begin_as(server: ParamServer, layer: Layer, teacher: Layer, inputs: Batch) -> None:
     """Give a layer first weights of its original.
 
-    A module with a method `begin_as(original, inputs)` takes them over itself: slices them by importance, averages
-    heads. Of any other module, parameters and buffers that have the name and the shape of one of the original's are
-    copied; the rest keeps its first weights. What was trained before stays as it is.
+    A module with a method `begin_as(original, inputs)` takes them over itself, as one with fewer units or heads does:
+    in evaluation mode, without gradients, and on samples that are not held out. Of any other module, parameters and
+    buffers that have the name and the shape of one of the original's are copied; the rest keeps its first weights. What
+    was trained before stays as it is.
 
     Raises:
         SpaceError: the method raised.
@@ -252,12 +257,12 @@ def _begin_as(server: ParamServer, layer: Layer, teacher: Layer, inputs: Batch) 
     state = server.state(layer.key)
     if state.visits:
         return
-    module, original = server.build_module(layer, {}), server.build_module(teacher, {})
+    module, original = server.build_module(layer, {}).eval(), server.build_module(teacher, {}).eval()
     with torch.no_grad():
         own = getattr(_inner(module), "begin_as", None)
         if callable(own):
             with user_code(f"begin_as of '{layer.key}'", SpaceError):
-                own(_inner(original.eval()), inputs)
+                own(_inner(original), inputs)
         else:
             _copy_alike(module, original)
         found = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}

@@ -44,6 +44,7 @@ TEXT = {
     "bert attention": (partial(SelfAttention, WIDTH, Heads(4, is_causal=False, dropout=0.1), _BERT), 1, 1),
     "bert feed-forward": (partial(FeedForward, WIDTH, 64, style=_BERT), 1, 1),
     "llama attention": (partial(SelfAttention, WIDTH, Heads(8, key_value=4, rotary=_TURNED), _LLAMA), 1, 1),
+    "fewer heads": (partial(SelfAttention, WIDTH, Heads(8, key_value=4, size=2, rotary=_TURNED), _LLAMA), 1, 1),
     "llama window": (partial(SelfAttention, WIDTH, Heads(4, window=3, rotary=_TURNED), _LLAMA), 1, 1),
     "llama feed-forward": (partial(FeedForward, WIDTH, 48, activation="silu", is_gated=True, style=_LLAMA), 1, 1),
     # keys and values are whole, and their gradients are summed

@@ -162,6 +162,11 @@ def made(**parts):
             None,
             "'key' has 3 heads to divide among 4 ranks; 3",
         ),
+        (  # of a width of their own
+            partial(SelfAttention, 24, Heads(6, key_value=2, size=2)),
+            None,
+            "'query.weight' has 6 units of 2 to divide among 4",
+        ),
         (partial(FeedForward, 8, 6), None, "'up.weight' has 6 to divide among 4 ranks; 2, 3 or 6 would divide it"),
         (made(a=weight_norm(nn.Linear(4, 4))), {"a": Column()}, "the weights of 'a' are made from others"),
     ],

@@ -14,7 +14,7 @@ from l2l_nas.errors import SpaceError
 from l2l_nas.pretrained.coded_family import model_of
 from l2l_nas.pretrained.pool import published_pool
 from tests.pretrained.test_families import MODELS, TOKENS
-from tests.pretrained.test_found import exported
+from tests.pretrained.test_found import GROUPED, exported
 
 MIXED = ["original", "original", "original", "skip", "skip", "width_24"]
 
@@ -33,6 +33,7 @@ def coded(tmp_path, name):
         choices = ["original", "width_24", "original"]
     else:
         choices = [choice.replace("width_24", "width_64") if name == "gpt2" else choice for choice in MIXED]
+        choices[0] = "heads_2" if name in GROUPED else "original"
     export, expected = exported(tmp_path / "model", name, choices, tmp_path / "out", ["hugging_face"])
     assert not export.refused
     assert export.formats["hugging_face"].difference == 0

@@ -27,12 +27,20 @@ FOUND = {  # of three blocks: whole, without a block, with half as wide a feed-f
     "a block less": ["original", "original", "skip", "skip", "original", "original"],
     "sub-layers of two blocks less": ["original", "original", "original", "skip", "skip", "original"],
     "narrower": ["original", "width_24"] * 3,
+    "fewer heads of queries": ["heads_2", "original"] * 3,
 }
 SMALLER = ["original", "skip", "skip", "width_24", "original", "width_24"]
-CASES = [*(("llama", choices) for choices in FOUND.values()), *((name, SMALLER) for name in MODELS)]
+FEWER = ["groups_1", "skip", "skip", "width_24", "groups_1", "width_24"]
+GROUPED = [name for name in MODELS if name not in ("gpt2", "gemma", "bert") and "neox" not in name]
+CASES = [
+    *(("llama", choices) for choices in FOUND.values()),
+    *((name, SMALLER) for name in MODELS),
+    *((name, FEWER) for name in GROUPED),
+]
 OTHERS = {  # networks that no llama is, and why
     "one is narrower": (["original", "original"] * 2 + ["original", "width_24"], "'feedforward_"),
     "an attention less": (["original", "original"] * 2 + ["skip", "original"], "it has 2 attention and 3 feed-forward"),
+    "one has fewer heads": (["original", "original"] * 2 + ["heads_2", "original"], "'attention_2' is another layer"),
     "attention beside attention": (
         ["original", "skip", "original", "original", "skip", "original"],
         "take turns",
@@ -46,7 +54,8 @@ def exported(folder, name, choices, out, formats, **config):
     for field, value in config.items():
         setattr(model.config, field, value)
     model.save_pretrained(folder)
-    pool = published_pool(f"hf:{folder}", length=17, widths=[0.5, 2 / 3], key_value=[1] if "llama" in name else [])
+    fewer = {"heads": [2], "groups": [1], "key_value": [1]} if name in GROUPED else {}
+    pool = published_pool(f"hf:{folder}", length=17, widths=[0.5, 2 / 3], **fewer)
     tokens = torch.randint(1, 61, (30, 17))
     problem = Problem(pool, Data.from_arrays(tokens, tokens), Tokens())
     server = ParamServer(pool, optimizer=AdamW(), seed=0)
@@ -95,6 +104,19 @@ def test_a_qwen_whose_windows_begin_at_a_layer_may_lose_one_before(tmp_path):
     torch.testing.assert_close(loaded(input_ids=TOKENS).logits, expected, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bert", "gpt_neox"])
+def test_a_family_whose_config_cannot_say_the_size_of_heads_has_not_fewer_of_them(tmp_path, name):
+    published(name).save_pretrained(tmp_path)
+    pool = published_pool(f"hf:{tmp_path}", length=17, heads=[2])
+    layers = [
+        (position.name, next((one for one in position.candidates if one.name == "heads_2"), position.candidates[0]))
+        for position in pool.positions
+    ]
+    first = "block_0" if name == "gpt_neox" else "attention_0"
+    with pytest.raises(ExportError, match=f"'{first}' has fewer heads, whose size such a config cannot say"):
+        found_model(pool.published.config, layers)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("found", OTHERS)
 def test_what_the_family_has_not_comes_with_its_own_code_and_goes_out_as_source_beside_it(tmp_path, found):
@@ -102,7 +124,7 @@ def test_what_the_family_has_not_comes_with_its_own_code_and_goes_out_as_source_
     formats = ["hugging_face", "source"]
     export, expected = exported(tmp_path / "model", "llama, tied", choices, tmp_path / "out", formats)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "l2l_nas"
-    pool = published_pool(f"hf:{tmp_path / 'model'}", widths=[0.5])
+    pool = published_pool(f"hf:{tmp_path / 'model'}", widths=[0.5], heads=[2])
     path = pool.path(pool.architecture(["original", *choices, "original", "original"]))
     layers = [(pool.positions[layer.position].name, layer.candidate) for layer in path]
     with pytest.raises(ExportError, match=why):

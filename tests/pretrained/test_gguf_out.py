@@ -24,6 +24,7 @@ ALIKE = {
 }
 OTHERS = {  # and heads, heads of keys, and units of each block
     "narrower in one": ([*ORIGINAL[:5], "width_24"], [4, 4, 4], [2, 2, 2], [48, 48, 24]),
+    "fewer heads in one": (["heads_2", *ORIGINAL[1:]], [2, 4, 4], [2, 2, 2], [48, 48, 48]),
     "fewer keys in one": (["key_value_1", *ORIGINAL[1:]], [4, 4, 4], [1, 2, 2], [48, 48, 48]),
     "an attention less": ([*ORIGINAL[:2], "skip", *ORIGINAL[3:]], [4, 0, 4], [2, 0, 2], [48, 48, 48]),
     "the first attention less": (["skip", *ORIGINAL[1:]], [1, 4, 4], [1, 2, 2], [48, 48, 48]),

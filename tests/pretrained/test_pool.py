@@ -104,23 +104,47 @@ def test_smaller_layers_begin_as_the_original(saved):
     assert 1e-6 < errors["feedforward_1/width_24"] < errors["feedforward_1/skip"]
 
 
-def test_heads_and_units_are_those_that_the_articles_say(saved):
+def test_heads_that_are_merged_are_means(saved):
     _, folder = saved("llama")
-    pool = published_pool(f"hf:{folder}", length=17, widths=[0.5], key_value=[1])
-    modules = {layer.candidate.name: pool.build_module(layer) for layer in pool.layers if layer.position in (1, 2)}
-    network = plain_module(pool, pool.original)
-    attention, inner = network.attention_0, network.feedforward_0
-    x = torch.randn(3, 17, 32)
+    pool = published_pool(f"hf:{folder}", length=17, key_value=[1])
+    modules = {layer.candidate.name: pool.build_module(layer) for layer in pool.layers if layer.position == 1}
+    attention = plain_module(pool, pool.original).attention_0
     with torch.no_grad():
-        modules["key_value_1"].begin_as(attention, (x,))
-        modules["width_24"].begin_as(inner, (x,))
+        modules["key_value_1"].begin_as(attention, (torch.randn(3, 17, 32),))
         means = (attention.key.weight[:8] + attention.key.weight[8:]) / 2
         torch.testing.assert_close(modules["key_value_1"].key.weight, means)
-        unit = inner.inner(inner.norm(x)).abs().mean(dim=(0, 1)) * inner.down.weight.norm(dim=0)
-        rows = sorted(sorted(range(48), key=lambda row: -unit[row])[:24])
-        assert torch.equal(modules["width_24"].up.weight, inner.up.weight[rows])
-        assert torch.equal(modules["width_24"].gate.weight, inner.gate.weight[rows])
-        assert torch.equal(modules["width_24"].down.weight, inner.down.weight[:, rows])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_attention_of_fewer_heads_begins_as_those_that_are_left_in_every_family(saved, name):
+    """Heads that the last layer does not use go first, and without them nothing changes."""
+    _, folder = saved(name)
+    position = published_pool(f"hf:{folder}", length=17).positions[1]
+    heads = position.candidates[0].factory.args[1]
+    each = heads.count // heads.shared
+    options = {"heads": [heads.count - heads.shared]} if each > 1 else {}
+    if heads.shared > 1:
+        options["groups"] = [heads.shared - 1]
+    pool = published_pool(f"hf:{folder}", length=17, skips=False, **options)
+    original, *smaller = [candidate.factory().eval() for candidate in pool.positions[1].candidates]
+    assert len(smaller) == len(options)
+    x = torch.randn(8, 17, 32, generator=torch.Generator().manual_seed(1))
+    for layer, setting in zip(smaller, options, strict=True):
+        own, other = (getattr(one, "attention", one) for one in (layer, original))
+        size, removed = own.size, range(each) if setting == "groups" else range(1, heads.count, each)
+        with torch.no_grad():
+            for one in original.parameters():
+                one.add_(torch.randn(one.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
+            for head in removed:
+                other.out.weight[:, head * size : head * size + size] = 0
+            layer.begin_as(original, (x,))
+            left = [head for head in range(heads.count) if head not in removed]
+            rows = torch.tensor([head * size + number for head in left for number in range(size)])
+            assert torch.equal(own.query.weight, other.query.weight[rows])
+            if not heads.is_normed_whole:  # whose norm goes over the heads that are left alone
+                torch.testing.assert_close(layer(x), original(x), atol=1e-5, rtol=1e-4)
+            skipped = (original(x) - x).square().mean()
+            assert (layer(x) - original(x)).square().mean() < 0.5 * skipped
 
 
 def _config(folder, **change):
@@ -215,6 +239,9 @@ def test_a_damaged_folder_is_refused_in_one_line(saved, how):
         ({"widths": [1.0]}, "'feedforward_0': widths are shares between 0 and 1, got 1.0"),
         ({"ranks": [0]}, "'feedforward_0': ranks are shares between 0 and 1, got 0"),
         ({"key_value": [2]}, "'attention_0': key_value heads must divide the model's 2 and be fewer, got 2"),
+        ({"heads": [3]}, "heads must be fewer than the model's 4 and multiples of its 2 of keys and values, got 3"),
+        ({"heads": [4]}, "heads must be fewer than the model's 4 and multiples of its 2 of keys and values, got 4"),
+        ({"groups": [2]}, "'attention_0': groups must be fewer than the model's 2, got 2"),
         ({"windows": [0]}, "'attention_0': windows are of at least 1 token, got 0"),
     ],
 )
