@@ -41,7 +41,7 @@ _Smaller = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class _Attention:
+class _SmallerAttention:
     """Which smaller attention is wanted; see `published_pool`."""
 
     heads: Sequence[int]
@@ -159,7 +159,7 @@ def published_pool(
         factory: Any = position.candidates[0].factory
         smaller = [*_networks(factory, position.name, widths, ranks)]
         if factory.func in (SelfAttention, ParallelBlock):
-            smaller += _attention(factory.args, position.name, _Attention(heads, groups, key_value, windows))
+            smaller += _attention(factory.args, position.name, _SmallerAttention(heads, groups, key_value, windows))
         more = [
             Candidate(name, partial(factory.func, *args, **options, **factory.keywords))
             for name, args, options in smaller
@@ -191,7 +191,7 @@ def _networks(factory: Any, position: str, widths: Sequence[float], ranks: Seque
             yield f"rank_{rank}", factory.args, {"rank": rank}
 
 
-def _attention(args: tuple[Any, ...], position: str, wanted: _Attention) -> Iterator[_Smaller]:
+def _attention(args: tuple[Any, ...], position: str, wanted: _SmallerAttention) -> Iterator[_Smaller]:
     hidden, heads, *rest = args
     whole, each, size = heads.shared, heads.count // heads.shared, heads.size or hidden // heads.count
     found: dict[str, Heads] = {}
