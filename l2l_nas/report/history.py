@@ -113,6 +113,10 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
 _NAMES = {
     "start": "start",
     "warm-up": "warm-up",
+    "blocks": "imitation of blocks",
+    "scores": "scores of blocks",
+    "networks": "scores of blocks",
+    "pairs": "scores of blocks",
     "search": "between trials: sampling, saving",
     "finalists": "finalists",
     "baseline": "random search beside it",
@@ -120,7 +124,7 @@ _NAMES = {
     "report": "pictures and page",
 }
 TRIALS = "trials: training, scoring"
-_ORDER = ("start", "warm-up", TRIALS, *list(_NAMES.values())[2:])
+_ORDER = ("start", "warm-up", "imitation of blocks", "scores of blocks", TRIALS, *_NAMES.values())
 
 
 def time_spent(events: Sequence[Event], *, running_at: float | None = None) -> dict[str, float]:

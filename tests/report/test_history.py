@@ -23,6 +23,18 @@ def test_seconds_are_counted_by_what_they_went_into() -> None:
     }
 
 
+def test_the_blocks_of_a_network_that_is_taken_apart_have_seconds_of_their_own() -> None:
+    names = ["blocks", "scores", "networks", "pairs", "search"]
+    phases = [{"event": "phase", "time": 1.0 + 2 * place, "name": name} for place, name in enumerate(names)]
+    events = [{"event": "start", "time": 0.0}, *phases, {"event": "done", "time": 10.0}]
+    assert seconds(events) == {
+        "start": 1.0,
+        "imitation of blocks": 2.0,
+        "scores of blocks": 6.0,
+        "between trials: sampling, saving": 1.0,
+    }
+
+
 def test_sessions_are_added_and_the_time_between_them_is_not() -> None:
     first = log_of(card_of_pool(), until="page")  # killed
     again = [{**event, "time": event["time"] + 1000} for event in log_of(card_of_pool())]
