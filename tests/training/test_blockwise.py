@@ -160,6 +160,19 @@ def test_a_network_of_trained_blocks_runs_in_the_whole_pool():
     assert (outputs["half"] - outputs["whole"]).norm() < (outputs["skip"] - outputs["whole"]).norm()
 
 
+def test_first_weights_see_no_sample_that_is_held_out(monkeypatch):
+    seen = []
+
+    def begin_as(self, original, inputs):
+        assert not self.training
+        assert not original.training
+        seen.append(inputs[0].shape)
+
+    monkeypatch.setattr(Mlp, "begin_as", begin_as)
+    dict(distillation(steps=0).run(INPUTS))
+    assert seen == [(24, WIDTH)] * 3
+
+
 def test_what_cannot_be_taken_apart_is_refused():
     layers = [Candidate("a", partial(Mlp, 4)), skip()]
     for given, original, words in (
