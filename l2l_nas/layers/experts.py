@@ -103,7 +103,7 @@ class MixtureOfExperts(Residual):
         return probabilities, weights, choices
 
     def begin_as(self, original: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Take over the router, and of each expert the units that do most for the tokens that it gets."""
+        """Take over the router, and of each expert what a narrower one has of it, by the tokens that it gets."""
         assert isinstance(original, MixtureOfExperts)
         self.take_norms(original)
         self.router.load_state_dict(original.router.state_dict())
