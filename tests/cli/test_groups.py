@@ -128,9 +128,12 @@ def test_each_group_offers_hydra_what_help_says(group):
 
 
 def test_experiments_that_come_with_the_program_are_searches(capsys):
-    for name in choices("experiment"):
-        config = shown(capsys, f"experiment={name}")
-        assert (config["space"]["pool"], config["search"]["trials"]) == ("digits_conv", 8)
+    assert choices("experiment") == ["quick", "smaller"]
+    config = shown(capsys, "experiment=quick")
+    assert (config["space"]["pool"], config["search"]["trials"]) == ("digits_conv", 8)
+    config = shown(capsys, "experiment=smaller", "space.pool=gguf:model.gguf", "strategy.sizes=[0.3]")
+    assert (config["space"]["pool"], config["strategy"]["name"]) == ("gguf:model.gguf", "blockwise")
+    assert (config["strategy"]["sizes"], config["objectives"]["names"]) == ([0.3], ["loss", "parameters"])
     config = shown(capsys, "experiment=quick", "search.trials=5", "space=digits_shared")
     assert (config["space"]["pool"], config["search"]["trials"]) == ("digits_shared", 5)
 
