@@ -23,7 +23,7 @@ class FeedForward(Residual):
         style: of the model.
     """
 
-    is_placewise = True  # see `l2l_nas.text.generate`
+    is_placewise = True  # see `l2l_nas.relay.extend`
 
     def __init__(
         self,

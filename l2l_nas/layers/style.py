@@ -25,6 +25,8 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 class OffsetRMSNorm(nn.Module):
     """An RMS norm whose weights are what is added to 1 (Gemma); computed in float32."""
 
+    is_placewise = True  # see `l2l_nas.relay.extend`
+
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.eps = eps

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_nas.arguments import check_count, check_methods, check_whole, shown
+from l2l_nas.arguments import check_count, check_list, check_methods, check_whole, shown
 from l2l_nas.contents.arrays import native
 from l2l_nas.eps.exchange import Channel, Exchange
 from l2l_nas.eps.server import ParamServer
@@ -249,10 +249,18 @@ def cut_up(wanted: Specs, inputs: Batch, micro_batch: int, cuts: Cuts | None) ->
     if cuts is None:
         return zip(*(tensor.split(list(sizes)) for tensor in inputs), strict=True)
     most = min((*spec.shape, 0)[0] for spec in wanted)
+    cuts = [_pair(one) for one in check_list("cuts", cuts, of=(tuple, list), wanted="(samples, places)")]
     if sum(size for size, _ in cuts) != sum(sizes) or not all(size > 0 and 0 < n <= most for size, n in cuts):
         raise DataError(f"cuts {list(cuts)[:4]} do not cut {sum(sizes)} samples of at most {most} places")
     parts = zip(*(tensor.split([size for size, _ in cuts]) for tensor in inputs), strict=True)
     return (tuple(tensor[:, :n] for tensor in part) for part, (_, n) in zip(parts, cuts, strict=True))
+
+
+def _pair(cut: Sequence[int]) -> tuple[int, int]:
+    """A cut of `Cuts`; a SettingError where it is none."""
+    if len(cut) != 2 or not all(isinstance(one, int) for one in cut):
+        raise SettingError(f"cuts takes a list of (samples, places), got {shown(cut)} in it")
+    return cut[0], cut[1]
 
 
 def shares(sizes: Sequence[int]) -> tuple[float, ...]:
@@ -373,7 +381,7 @@ class MiniBatch:
         others = (targets,) if isinstance(targets, Tensor) else targets
         sizes = checked_sizes(pool.inputs, inputs, micro_batch, *others)
         if lengths is not None:
-            lengths = tuple(lengths)
+            lengths = tuple(check_list("lengths", lengths, of=int, wanted="whole numbers"))
             most = min((*spec.shape, 0)[0] for spec in pool.inputs)
             if len(lengths) != len(sizes) or not all(0 < one <= most for one in lengths):
                 raise DataError(f"lengths of {len(sizes)} micro-batches are 1 to {most}, got {shown(lengths)}")
