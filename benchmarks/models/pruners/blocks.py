@@ -19,7 +19,7 @@ _SCORED = 16  # sequences that networks are scored on
 
 
 def shortgpt(network: PlainLlama, tokens: Tensor, share: float) -> PlainLlama:
-    """ShortGPT (arXiv 2403.03853, section 2.3): blocks go whose influence is least.
+    """ShortGPT (arXiv 2403.03853): blocks go whose influence is least.
 
     That is 1 - mean cosine of what goes into a block and what comes out, over all tokens.
     """

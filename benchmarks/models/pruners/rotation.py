@@ -1,9 +1,9 @@
 """SliceGPT (arXiv 2401.15024): the residual stream is turned to its principal components, and the last are left out.
 
-Weights of RMS norms go into the linear layers behind them, so that a rotation passes through a norm (section 3.2). Each
-sub-layer has a rotation of its own, by the second moments of the normed stream (section 3.3); between two, the residual
-connection has the product of both as a matrix (section 3.4), which is counted among the parameters. These matrices are
-not fine-tuned, as they are not in the authors' program: the stream is a hundred times larger in its first component
+Weights of RMS norms go into the linear layers behind them, so that a rotation passes through a norm. Each sub-layer has
+a rotation of its own, by the second moments of the normed stream; between two, the residual connection has the product
+of both as a matrix, which is counted among the parameters. These matrices are not fine-tuned, as the article's recovery
+leaves them, which adapts linear layers by low-rank terms: the stream is a hundred times larger in its first component
 than in most, and a step of Adam that moves all numbers alike would change it most. Signals come from the sliced
 sub-layers before. The table of tokens is that of the head and stays as it is: a matrix leads from it to the
 stream and one back, which has fewer parameters than two sliced tables. Grouped-query attention changes nothing: what is

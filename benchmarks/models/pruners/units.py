@@ -29,9 +29,9 @@ _FIRST, _LAST = 4, 2
 
 
 def flap(network: PlainLlama, tokens: Tensor, share: float) -> PlainLlama:
-    """FLAP (arXiv 2312.11983, section 3): features that fluctuate least are replaced by their means, in a bias.
+    """FLAP (arXiv 2312.11983): features that fluctuate least are replaced by their means, in a bias.
 
-    Score of a feature: its variance times the squared norm of the weights that take it (equation 5); standardised in
+    Score of a feature: its variance times the squared norm of the weights that take it; standardised in
     each sub-layer; that of a group is the mean over its features; the lowest of all sub-layers are removed.
     """
     bodies = [layer.body for layer in sublayers(network)]
@@ -52,7 +52,7 @@ def flap(network: PlainLlama, tokens: Tensor, share: float) -> PlainLlama:
 
 
 def wanda_sp(network: PlainLlama, tokens: Tensor, share: float) -> PlainLlama:
-    """Wanda's criterion (arXiv 2306.11695, equation 1) for whole units, one share for all blocks (as FLAP compares it).
+    """Wanda's criterion (arXiv 2306.11695) for whole units, one share for all blocks (as FLAP compares it).
 
     Score of a feature: the sum of |weight| times the norm of the feature over the weights that take it. Blocks are
     pruned in order, each by what the pruned ones before it give.
@@ -72,7 +72,7 @@ def _wanda(body: PlainAttention | PlainFeedForward, features: Features) -> Tenso
 
 
 def llm_pruner(network: PlainLlama, tokens: Tensor, share: float) -> PlainLlama:
-    """LLM-Pruner's criterion (arXiv 2305.11627, section 3.2, element-wise, first order): sums of |weight x gradient|.
+    """LLM-Pruner's criterion (arXiv 2305.11627, element-wise, first order): sums of |weight x gradient|.
 
     What is coupled is judged together: rows of gate and up with the column of down; all weights of a group of heads.
     The first four and the last two blocks stay whole, as in the authors' scripts; the others have one share.
