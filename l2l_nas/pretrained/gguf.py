@@ -170,16 +170,18 @@ class GGUF(Published):
             for part, count in (("q_proj", heads), ("k_proj", shared)):
                 for leaf in ("weight", "bias"):
                     self._heads[f"model.layers.{index}.self_attn.{part}.{leaf}"] = count
+        biased, other = (f"model.layers.0.self_attn.{part}_proj.bias" in self.shapes for part in "qo")
+        name = "Qwen2" if biased and not other else "Llama"  # whose attention is one but for the last bias
         return {
             **outer,
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
+            "model_type": name.lower(),
+            "architectures": [f"{name}ForCausalLM"],
             "num_hidden_layers": blocks,
             "num_attention_heads": heads,
             "num_key_value_heads": shared,
             "intermediate_size": fields.whole("llama.feed_forward_length", least=1),
             "hidden_act": "silu",
-            "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self.shapes,
+            "attention_bias": biased,
             "mlp_bias": "model.layers.0.mlp.up_proj.bias" in self.shapes,
         }
 

@@ -15,7 +15,11 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.formats import ExportSource
 
-_LICENCE = re.compile(r"^license:\s*([\w.-]+)\s*$", re.MULTILINE)  # in the head of a card
+_NAME = r"\w[\w.-]*"  # of a licence
+_LICENCE = re.compile(
+    rf"""^license:[ \t]*(["']?)({_NAME})\1(?:[ \t]+#.*)?[ \t]*\r?$""", re.MULTILINE
+)  # in a card's head
+LICENCES = re.compile(r"(?i)licen[cs]e|notice|copying")  # names of files begin so
 
 
 def model_card(published: Published, source: ExportSource, *, files: Mapping[str, bytes], why: str, size: int) -> str:
@@ -41,19 +45,19 @@ def model_card(published: Published, source: ExportSource, *, files: Mapping[str
     lines += ["", "## What it costs", "", *_costs(pool, chosen, size=size, is_causal=is_causal)]
     lines += ["", "## What it lost", "", *_lost(source)]
     lines += ["", "## How to load it", "", *_loading(is_causal=is_causal, has_cache=has_cache, why=why)]
-    named = f"It is `{licence}`, that of the original." if licence else "The original names none."
-    texts = sorted(name for name in files if re.match(r"(?i)licen[cs]e|notice|copying", name))
+    named = f"It is `{licence}`, that of the original." if licence else "Which one the original has is not known here."
+    texts = sorted(name for name in files if LICENCES.match(name))
     beside = f" See {', '.join(f'`{name}`' for name in texts)} beside this file." if texts else ""
     lines += ["", "## Licence", "", named + beside]
     return "\n".join(lines) + "\n"
 
 
 def _licence(published: Published) -> str:
-    """What the original's own card or file names; empty if nothing does."""
+    """What the original's own card or file names; empty if nothing does, or something that is no plain name."""
     text = published.beside.get("README.md", b"").decode(errors="replace")
     found = _LICENCE.search(text.split("\n---", 1)[0]) if text.startswith("---") else None
     named = getattr(published, "metadata", {}).get("general.license")
-    return found[1] if found else named if isinstance(named, str) else ""
+    return found[2] if found else named if isinstance(named, str) and re.fullmatch(_NAME, named) else ""
 
 
 def _removed(pool: LayerPool, chosen: Architecture) -> Iterator[str]:

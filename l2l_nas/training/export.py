@@ -23,7 +23,7 @@ from l2l_nas.arguments import check_kind
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import first_weights
-from l2l_nas.errors import SettingError, StorageError, did_you_mean
+from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
 from l2l_nas.files import (
     make_folder,
     named_failures,
@@ -264,7 +264,13 @@ class _Check:
         main = how.files[-1]
         with named_failures(folder / main):
             how.write(source, workshop / main)
-        return self.measure(how.read(workshop / main, source), folder / main, tolerance=how.tolerance)
+        try:
+            call = how.read(workshop / main, source)
+        except ExportError:
+            raise
+        except L2LError as error:  # it is written as its reader does not have it
+            raise ExportError(f"what was written cannot be read: {error}") from error
+        return self.measure(call, folder / main, tolerance=how.tolerance)
 
     def measure(self, call: Call, path: Path | None, *, tolerance: float) -> Exported:
         """Metrics and the largest difference; raises ExportError where the outputs are others."""

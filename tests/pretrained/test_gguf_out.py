@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers as hf
 
 from l2l_nas import AdamW, Data, ParamServer, Problem, Tokens, plain_module
 from l2l_nas.errors import StorageError
@@ -11,7 +12,7 @@ from l2l_nas.pretrained.gguf import GGUF
 from l2l_nas.pretrained.gguf_header import read_header
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.training.export import export_network
-from tests.pretrained.test_families import TOKENS, published
+from tests.pretrained.test_families import LLAMA, MODELS, TOKENS, published
 from tests.pretrained.test_found import exported
 from tests.pretrained.test_gguf import write
 
@@ -130,6 +131,15 @@ def test_matrices_may_be_float16(tmp_path):
     assert small.stat().st_size < 0.6 * large.stat().st_size
     pool = published_pool(f"gguf:{small}", length=17)
     torch.testing.assert_close(plain_module(pool, pool.original)(TOKENS), expected, atol=1e-2, rtol=1e-2)
+
+
+def test_a_qwen_2_has_a_bias_but_at_the_end_of_attention(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "plain qwen2", lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**LLAMA)))
+    export, expected, about = written(tmp_path, "plain qwen2", ALIKE["a block less"])
+    assert about["general.architecture"] == "llama"
+    assert export.formats["gguf"].difference == 0
+    pool = published_pool(f"gguf:{tmp_path / 'out' / 'model.gguf'}", length=17)
+    assert torch.equal(plain_module(pool, pool.original)(TOKENS), expected)
 
 
 REFUSED = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from safetensors import safe_open
 
+from l2l_nas.pretrained.model_card import _licence
+from l2l_nas.pretrained.tensors import Published
 from tests.pretrained.test_found import exported
 
 MIXED = ["original", "original", "key_value_1", "skip", "skip", "width_24"]
@@ -76,8 +78,16 @@ def test_a_masked_language_model_is_loaded_as_one_and_remembers_nothing(tmp_path
     ("files", "head", "words"),
     [
         ({"README__md": "---\nlicense: apache-2.0\ntags: [x]\n---\ntheirs"}, True, "It is `apache-2.0`"),
-        ({"README__md": "# license: mit\n", "LICENSE": "free"}, False, "names none. See `LICENSE` beside this file."),
-        ({}, False, "The original names none."),
+        (
+            {"README__md": "# license: mit\n", "LICENSE": "free"},
+            False,
+            "is not known here. See `LICENSE` beside this file.",
+        ),
+        ({}, False, "Which one the original has is not known here."),
+        ({"README__md": '---\nlicense: "apache-2.0"\n---\n'}, True, "It is `apache-2.0`"),
+        ({"README__md": "---\r\nlicense: apache-2.0  # ours\r\n---\r\n"}, True, "It is `apache-2.0`"),
+        ({"README__md": "---\nlicense: [mit, 'x']\n---\n"}, False, "Which one the original has is not known here."),
+        ({"README__md": "---\nlicense:\n- mit\n---\n"}, False, "Which one the original has is not known here."),
     ],
 )
 def test_the_licence_is_the_original_s(tmp_path, files, head, words):
@@ -85,3 +95,15 @@ def test_the_licence_is_the_original_s(tmp_path, files, head, words):
     assert words in text
     assert ("license: apache-2.0" in text.split("---")[1]) is head
     assert "theirs" not in text
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [("apache-2.0", "apache-2.0"), ("mit\nbase_model: other\n---\n# text", ""), ("- mit", ""), (7, "")],
+)
+def test_a_licence_that_a_file_names_is_a_plain_name_or_not_known(tmp_path, named, found):
+    class Named(Published):
+        beside, metadata = {}, {"general.license": named}
+        _read = sample = tokenizer = None
+
+    assert _licence(Named()) == found

@@ -59,6 +59,22 @@ def test_a_format_that_gives_other_outputs_is_not_kept(tmp_path, monkeypatch):
     assert not (tmp_path / "doubled").exists()
 
 
+class Unreadable(Doubled):
+    def read(self, path, source):
+        raise StorageError("it lacks a bias")
+
+
+def test_a_format_that_cannot_be_read_again_keeps_no_other_from_being_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMATS, "broken", Unreadable())
+    problem = linear_problem(nn.Linear)
+    server, architecture = made(problem.pool, ["x"])
+    formats = ["broken", "state_dict"]
+    export = export_network(server, architecture, tmp_path, problem=problem, micro_batch=5, formats=formats)
+    assert "what was written cannot be read: it lacks a bias" in str(export.refused["broken"])
+    assert "state_dict" in export.formats
+    assert (tmp_path / "export.json").exists()
+
+
 class InTwo(Doubled):
     """As ONNX with weights beyond 2 GB."""
 
