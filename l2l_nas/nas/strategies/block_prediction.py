@@ -60,8 +60,7 @@ class SumPrediction:
         found = {}
         for changes in networks:
             others = {one: worse for one, worse in networks.items() if one != changes}
-            pairs = {pair: worse for pair, worse in self.pairs.items() if pair != changes}
-            found[changes] = replace(self, pairs=pairs).fitted(others).of(changes)
+            found[changes] = self.fitted(others).of(changes)
         return found
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from l2l_nas.cost.table import Limit
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import ConstraintError, SettingError
+from l2l_nas.errors import ConstraintError, L2LError, SettingError
 from l2l_nas.nas.objectives import is_evaluated, ranked
 from l2l_nas.nas.strategies.block_prediction import Changes, SumPrediction, pairs_to_measure
-from l2l_nas.nas.strategies.block_solver import best_paths, blocks_of, changed, changes_of, costs_of, key_of
+from l2l_nas.nas.strategies.block_solver import Block, best_paths, blocks_of, changed, changes_of, costs_of, key_of
 from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
@@ -60,22 +60,25 @@ class BlockValues:
             return None
         return first - value if self.maximize else value - first
 
+    def adds_up(self, changes: Changes) -> bool:
+        """Whether the score of each of these blocks is known, so that their sum tells anything."""
+        return all(self.worse((block,)) is not None for block in changes)
+
     def prediction(self, pool: LayerPool) -> SumPrediction:
         """From all that was measured; what is not finite is bad."""
         singles = {block: 0.0 if block in _own(pool) else self.worse((block,)) for block in blocks_of(pool)}
-        bad = 10 * max((abs(worse) for worse in singles.values() if worse is not None), default=0.0) + 1
-        known = {block: bad if worse is None else worse for block, worse in singles.items()}
+        known, bad = _with_bad(singles)
         pairs = {}
         for changes in self.found:
-            if len(changes) == 2:
+            if len(changes) == 2 and self.adds_up(changes):
                 one, other = changes
                 worse = self.worse(changes)
                 pairs[one, other] = bad if worse is None else worse - known[one] - known[other]
         return SumPrediction(known, pairs).fitted(self.networks())
 
     def networks(self) -> dict[Changes, float]:
-        """Those of more changes than a pair has, by what they are worse by."""
-        found = {changes: self.worse(changes) for changes in self.found if len(changes) > 2}
+        """Those of more changes than a pair has and of known blocks, by what they are worse by."""
+        found = {one: self.worse(one) for one in self.found if len(one) > 2 and self.adds_up(one)}
         return {changes: worse for changes, worse in found.items() if worse is not None}
 
 
@@ -115,6 +118,7 @@ class ScoreBlocks(Phase):
 
         Raises:
             ConstraintError: no network is within the limits.
+            L2LError: the original's own metric is not known.
         """
         search.sizes = sizes_of(search.pool, self._shares)
         left = search.budget.trials - search.study.num_evaluated
@@ -123,6 +127,11 @@ class ScoreBlocks(Phase):
         if self._kind == "exchange":
             singles = [(block,) for block in blocks_of(search.pool) if block not in _own(search.pool)]
             self._measure(search, [(), *singles], "scores")
+            if self._found[()] is None:
+                raise L2LError(
+                    f"strategy=blockwise compares networks with the original, whose {search.goals[0].name} on the "
+                    "validation part is not finite or could not be measured; check its weights, or use scores=error"
+                )
             for number in range(self._num_rounds - 1):
                 if not self._round(search, number):
                     break
@@ -161,7 +170,7 @@ class ScoreBlocks(Phase):
         this, values = self._rounds[number], self._values(search)
         self._measure(search, list(this.networks), "networks")
         if this.pairs is None:
-            measured = {changes: values.worse(changes) for changes in this.networks}
+            measured = {changes: values.worse(changes) for changes in this.networks if values.adds_up(changes)}
             errors = {one: worse - this.networks[one] for one, worse in measured.items() if worse is not None}
             wrong = {one: error for one, error in errors.items() if abs(error) > _WRONG * abs(measured[one] or 0.0)}
             known = values.prediction(search.pool).pairs
@@ -192,7 +201,8 @@ class ScoreBlocks(Phase):
         if self._kind == "exchange":
             return self._values(search).prediction(pool)
         errors = _errors(search)
-        return SumPrediction({block: errors[key_of(pool, [block])] for block in blocks_of(pool)}, {})
+        known, _ = _with_bad({block: errors[key_of(pool, [block])] for block in blocks_of(pool)})
+        return SumPrediction(known, {})
 
     def _predicted(self, search: SearchContext, predicted: SumPrediction, size: Size | None) -> Iterator[Architecture]:
         """Allowed networks, of a size if one is named, the best predicted first.
@@ -250,7 +260,7 @@ class ScoreBlocks(Phase):
     def results(self, search: SearchContext) -> Mapping[str, Any]:
         """See `Phase`: of each block its score, and its error of imitation; of networks what was predicted."""
         sizes = {"sizes": [_entry(search, size) for size in search.sizes]} if search.sizes else {}
-        if self._kind == "exchange" and not self._found:
+        if self._kind == "exchange" and self._found.get(()) is None:
             return sizes
         pool, errors, predicted = search.pool, _errors(search), self._prediction(search)
         scores = {key_of(pool, [block]): score for block, score in predicted.singles.items()}
@@ -261,9 +271,8 @@ class ScoreBlocks(Phase):
     def _figures(self, search: SearchContext, predicted: SumPrediction) -> dict[str, Any]:
         """How far the prediction is off: errors of networks that it did not know, and what it told of each before."""
         pool, values, goal = search.pool, self._values(search), search.goals[0]
-        sign, first = -1 if goal.maximize else 1, self._found[()] or 0.0
-        networks = {one: predicted for this in self._rounds for one, predicted in this.networks.items()}
-        scored = {one: worse for one in networks if (worse := values.worse(one)) is not None and len(one) > 1}
+        sign, first, scored = -1 if goal.maximize else 1, self._found[()], values.networks()
+        assert first is not None  # else there are no results
         left_out = predicted.left_out(scored)
         errors = [left_out[one] - worse for one, worse in scored.items()]
         return {
@@ -324,6 +333,13 @@ def _entry(search: SearchContext, size: Size) -> dict[str, Any]:
         best = [record for record in ranked(records, search.goals) if size.holds(record.architecture)]
         found = Finalist(best[0], search.figures(best[0].architecture)) if best else None
     return {"removed": size.share, "most": size.limit.most, "best": found and found.entry()}
+
+
+def _with_bad(scores: Mapping[Block, float | None]) -> tuple[dict[Block, float], float]:
+    """The scores of blocks and, in place of those that are not finite, one that is worse by far; that one, too."""
+    finite = {block: score for block, score in scores.items() if score is not None and math.isfinite(score)}
+    bad = 10 * max(map(abs, finite.values()), default=0.0) + 1
+    return {block: finite.get(block, bad) for block in scores}, bad
 
 
 def _own(pool: LayerPool) -> set[tuple[int, str]]:

@@ -88,8 +88,9 @@ def best_paths(
     goal = np.array([scores[block] for block in blocks] + [(pairs or {})[pair] for pair in products])
     whole = np.arange(width) < len(blocks)  # a product of whole variables is whole
     number = 0
+    exact = {"mip_rel_gap": 0}  # by default HiGHS stops at 1e-4 of the sum, and others behind may be lower
     while True:
-        found = milp(goal, constraints=rules, integrality=whole, bounds=Bounds(0, 1))
+        found = milp(goal, constraints=rules, integrality=whole, bounds=Bounds(0, 1), options=exact)
         if found.x is None:
             if not number:
                 raise ConstraintError("no architecture is within the limits; raise them, or add smaller candidates")

@@ -53,8 +53,6 @@ def test_what_is_predicted_of_a_network_left_out_does_not_know_it():
     odd = next(iter(networks))
     networks[odd] = plain.sum(odd) + 1
     assert plain.left_out(networks)[odd] == pytest.approx(plain.sum(odd))
-    pair = (BLOCKS[0], BLOCKS[1])
-    assert SumPrediction(SINGLES, {pair: 5.0}).left_out({pair: 5.3}) == {pair: pytest.approx(0.3)}
 
 
 def test_the_pairs_measured_are_neighbours_of_what_was_most_wrong():

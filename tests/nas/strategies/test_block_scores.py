@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,8 +16,9 @@ import l2l_nas
 from l2l_nas import Callback, Candidate, Data, LayerPool, Position, Problem, Regression, TensorSpec, skip
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Costs, Limit
+from l2l_nas.errors import L2LError
 from l2l_nas.nas.objectives import Goal
-from l2l_nas.nas.strategies.block_scores import ScoreBlocks
+from l2l_nas.nas.strategies.block_scores import BlockValues, ScoreBlocks
 from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.training import fit
 from l2l_nas.training.blockwise import BlockSettings
@@ -206,3 +208,60 @@ def test_a_search_that_scores_networks_whole_finds_the_better_one_and_scores_non
     assert told["networks"][0]["measured"] == plain.best.values["loss"]
     again = l2l_nas.search(redundant(), resume=tmp_path / "whole", trials=3)
     assert again.content["prediction"] == told
+
+
+def known(maximize=False, **losses):
+    """Values of networks by the blocks that are gone; `own` is the original."""
+    found = {() if name == "own" else tuple((int(i), "skip") for i in name[1:]): v for name, v in losses.items()}
+    return BlockValues(maximize, found)
+
+
+def test_of_a_block_whose_score_is_not_known_neither_pairs_nor_networks_tell_anything():
+    values = known(own=2.0, _0=None, _1=2.1, _2=2.2, _3=2.3, _01=2.2, _12=2.5, _23=None, _012=2.4, _123=2.7)
+    found = values.prediction(pool_of())
+    assert found.singles[0, "skip"] > 1
+    one, two, three = ((index, "skip") for index in (1, 2, 3))
+    assert found.pairs == {(one, two): pytest.approx(0.2), (two, three): found.singles[0, "skip"]}
+    assert values.networks() == {(one, two, three): pytest.approx(0.7)}
+
+
+def test_what_blocks_of_unknown_score_do_together_asks_for_no_pairs():
+    def loss(network):
+        return math.nan if network.choices.count("skip") == 1 and network.choices[0] == "skip" else 2.0
+
+    search, phase = Known(loss), ScoreBlocks("exchange", rounds=3, pairs=32)
+    search.constraints = [Limit(search.costs, "parameters", 6)]  # nearly all are gone, the first among them
+    phase.run(search)
+    assert not [one for one in search.scored if one.choices.count("skip") == 2]
+
+
+def test_an_original_that_cannot_be_scored_is_told_and_nothing_is_proposed():
+    search, phase = Known(lambda network: 2.0 if "skip" in network.choices else math.nan), ScoreBlocks("exchange")
+    with pytest.raises(L2LError, match="compares networks with the original, whose loss on the validation part is not"):
+        phase.run(search)
+    assert search.proposed == []
+    assert phase.results(search) == {}
+
+
+@pytest.mark.parametrize("error", [math.nan, math.inf])
+def test_a_block_whose_imitation_is_not_finite_is_taken_last(error):
+    search = Known()
+    errors = DistilBlocks(8, BlockSettings())
+    errors.errors = {f"block_{i}/{name}": 0.1 * (name == "skip") for i in range(DEPTH) for name in ("whole", "skip")}
+    errors.errors["block_3/skip"] = error
+    search.phases = [errors]
+    ScoreBlocks("error").run(search)
+    assert [network.choices[3] for network in search.proposed] == ["whole"] * 4
+
+
+def test_the_error_that_is_told_is_that_of_the_prediction_that_is_used():
+    search, phase = Known(), ScoreBlocks("exchange", rounds=2)
+    search.constraints = [Limit(search.costs, "parameters", (DEPTH - 2) * 6)]  # networks of two changes come first
+    phase.run(search)
+    search.phases = [DistilBlocks(8, BlockSettings())]
+    values = BlockValues(False, phase._found)
+    predicted = values.prediction(search.pool)
+    errors = [predicted.left_out(values.networks())[one] - worse for one, worse in values.networks().items()]
+    assert any(len(one) == 2 for this in phase._rounds for one in this.networks)
+    told = phase.results(search)["prediction"]["error"]
+    assert told == (pytest.approx(math.sqrt(sum(e**2 for e in errors) / len(errors))) if errors else None)

@@ -45,6 +45,14 @@ def test_the_solver_finds_what_trying_all_of_them_finds(seed, num_pairs):
         next(best_paths(pool, scores, limits=[(limits[1][0], 4.0)]))
 
 
+def test_networks_whose_sums_hardly_differ_are_in_order_too():
+    pool, generator = pool_of(), random.Random(0)
+    scores = {block: 1000 + generator.uniform(0, 0.05) for block in blocks_of(pool)}
+    limits = [({block: generator.uniform(0, 1) for block in blocks_of(pool)}, 2.5)]
+    expected = enumerated(pool, scores, limits, {})
+    assert [network.choices for network in best_paths(pool, scores, limits=limits)] == [names for _, names in expected]
+
+
 def test_a_network_is_known_by_its_changes():
     pool = pool_of()
     network = pool.architecture(["whole", "half", "whole", "skip", "linear"])
