@@ -184,7 +184,9 @@ class Output:
         config = read_yaml(self.folder.config) if search.sizes else {}
         for folder, one in self._of_sizes(search):
             self._export(folder, one)
-            if one is None:
+            if one is None:  # what a run before it went on wrote of another network
+                for path in (folder.config, folder.architecture, folder.result):
+                    path.unlink(missing_ok=True)
                 continue
             write_yaml(folder.config, config)
             write_architecture(folder, self.components.problem.pool, one.architecture)

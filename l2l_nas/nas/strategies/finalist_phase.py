@@ -38,7 +38,8 @@ class Finalists(Phase):
         """See `Phase`.
 
         Raises:
-            ConstraintError: nothing satisfies the constraints, or nothing that does could be trained.
+            ConstraintError: nothing satisfies the constraints or belongs to a size.
+            L2LError: nothing that does could be trained.
         """
         budget = search.budget
         allowed = [record for record in search.allowed(search.study.records) if record.in_space]
@@ -48,8 +49,11 @@ class Finalists(Phase):
         if budget.finalists == 0:
             search.best = Finalist(best[0], search.figures(best[0].architecture))
             return
-        key = key_of(_chosen(search, allowed), _settings(search))
-        search.best = _recalled(search, key) or _trained(search, allowed, key)
+        chosen = _chosen(search, allowed)
+        if not chosen:
+            raise ConstraintError("no finished trial is as small as any of strategy.sizes; ask for more search.trials")
+        key = key_of(chosen, _settings(search))
+        search.best = _recalled(search, key) or _trained(search, allowed, chosen, key)
         if budget.baseline != "none" and search.cache is not None:
             search.cache.save(search.best)  # more follows, which may be interrupted
 
@@ -59,6 +63,7 @@ def _settings(search: SearchContext) -> dict[str, Any]:
     budget = search.budget
     return {
         **(search.cache.settings if search.cache else {}),
+        **({"sizes": [size.share for size in search.sizes]} if search.sizes else {}),
         "steps": [budget.steps_before_finalists, budget.finalist_steps, *map(astuple, budget.rounds[1:])],
         "scored_after": [one.score_steps for one in budget.rounds],
         "learning_rate": budget.finalist_learning_rate,
@@ -75,13 +80,15 @@ def _recalled(search: SearchContext, key: str) -> Finalist | None:
     records = {record.number: record for record in search.study.records}
     try:
         lost = [(records[int(one["trial"])], str(one["given_up"])) for one in content if "given_up" in one]
-        found = [Finalist.from_json(one, records) for one in content if "given_up" not in one]
+        kept = [one for one in content if "given_up" not in one]
+        found = [Finalist.from_json(one, records) for one in kept]
+        named = [(str(name), one) for one, entry in zip(found, kept, strict=True) for name in entry.get("sizes", ())]
         best = order(found, search.goals)[0]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         return None  # of another version, or by another program: they are trained again, and stored as they should be
     weights = search.cache.weights
     server = weights(best, "")
-    of_sizes = {name: replace(one, server=weights(one, name)) for name, one in best_of_sizes(search, found)}
+    of_sizes = {name: replace(one, server=weights(one, name)) for name, one in named}
     if server is None or any(one.server is None for one in of_sizes.values()):
         return None
     search.of_sizes = of_sizes
@@ -106,8 +113,13 @@ def _chosen(search: SearchContext, allowed: Sequence[TrialRecord]) -> list[Trial
     return [records[number] for number in search.consensus.first(numbers)]
 
 
-def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) -> Finalist:
+def _trained(
+    search: SearchContext, allowed: Sequence[TrialRecord], records: Sequence[TrialRecord], key: str
+) -> Finalist:
     """The best, trained; where all that were chosen fail, others are chosen of the trials that are left.
+
+    Args:
+        records: those chosen first.
 
     Raises:
         L2LError: none could be trained, of the first choice and of those after it.
@@ -117,7 +129,7 @@ def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) ->
     for attempt in range(1, _ATTEMPTS + 1):
         rounds = Rounds(search)
         begun = search.budget.begun
-        chosen = [Finalist(r, search.figures(r.architecture), steps=begun) for r in _chosen(search, left)]
+        chosen = [Finalist(r, search.figures(r.architecture), steps=begun) for r in records]
         weights = {one.record.number: held[one.architecture] for one in chosen if one.architecture in held}
         held.clear()
         best = rounds.train(chosen, weights)
@@ -125,12 +137,16 @@ def _trained(search: SearchContext, allowed: Sequence[TrialRecord], key: str) ->
         left = [record for record in left if record.number not in failed]
         if best is not None:
             break
-        if attempt == _ATTEMPTS or not ranked(left, search.goals):
+        records = _chosen(search, left) if attempt < _ATTEMPTS and ranked(left, search.goals) else []
+        if not records:
             assert rounds.failure is not None
             raise rounds.failure
     assert best is not None
     search.finalists, search.abandoned, search.of_sizes = rounds.finalists, failed, rounds.of_sizes
-    kept = [one.to_json() for one in search.finalists]
+    kept: list[dict[str, Any]] = []
+    for one in search.finalists:
+        names = [name for name, of_size in search.of_sizes.items() if of_size.record.number == one.record.number]
+        kept.append({**one.to_json(), "sizes": names})
     kept += [{"trial": number, "given_up": reason} for number, reason in search.abandoned.items()]
     search.study.keep_finalists(key, kept)
     return best

@@ -34,7 +34,7 @@ class Size:
     @property
     def name(self) -> str:
         """In results, and of its folder."""
-        return f"{self.share:g}"
+        return _name(self.share)
 
     def holds(self, architecture: Architecture) -> bool:
         """Whether an architecture is as small."""
@@ -47,8 +47,10 @@ def sizes_of(pool: LayerPool, shares: Sequence[float]) -> tuple[Size, ...]:
     Raises:
         SettingError: a share that is none, or more than the candidates allow.
     """
-    if not all(0 < share < 1 for share in shares) or len(set(shares)) < len(shares):
-        raise SettingError(f"strategy.sizes are different shares above 0 and below 1, got {list(shares)}")
+    if not all(0 < share < 1 for share in shares) or len(set(map(_name, shares))) < len(shares):
+        raise SettingError(
+            f"strategy.sizes are shares above 0 and below 1 that differ in six digits, got {list(shares)}"
+        )
     costs = Costs([parameters_cost(pool)])
     whole = num_parameters(pool, pool.original)
     choosing = [layer for layer in pool.path(pool.original) if len(pool.positions[layer.position].candidates) > 1]
@@ -62,6 +64,10 @@ def sizes_of(pool: LayerPool, shares: Sequence[float]) -> tuple[Size, ...]:
                 "smaller candidates"
             )
     return tuple(Size(share, Limit(costs, "parameters", whole - share * count)) for share in sorted(shares))
+
+
+def _name(share: float) -> str:
+    return f"{share:g}"
 
 
 def by_size(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
@@ -10,11 +11,17 @@ from torch import nn
 import l2l_nas
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.errors import SettingError
+from l2l_nas.cost.table import Limit
+from l2l_nas.errors import ConstraintError, NonFiniteError, SettingError
+from l2l_nas.nas.evaluation.segment import SegmentResult
 from l2l_nas.nas.objectives import Goal, State, TrialRecord
-from l2l_nas.nas.strategies.finalists import choose_each
-from l2l_nas.nas.strategies.sizes import by_size, sizes_of
+from l2l_nas.nas.strategies.finalists import FinalistCache, choose_each
+from l2l_nas.nas.strategies.sizes import Size, by_size, sizes_of
+from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.output import Output
 from l2l_nas.runs.saved import load_found
+from tests.nas.problems import GOALS, budget, change_finalists, search_on
+from tests.nas.problems import pool_of as toy_pool
 from tests.nas.strategies.test_blockwise import problem
 
 SHARES = [0.6, 0.25]
@@ -34,8 +41,11 @@ def test_a_size_is_a_share_of_what_has_a_choice_and_a_network_belongs_to_the_sma
     found = by_size(sizes, networks, lambda one: one)
     assert found == {"0.25": networks[2:3], "0.6": networks[3:]}
     assert sizes_of(pool, []) == ()
-    for shares, says in (([1.5], "above 0 and below 1"), ([0.1, 0.1], "different"), ([0.0], "above 0")):
-        with pytest.raises(SettingError, match=says):
+    for shares in ([0.1, 0.1], [0.33333331, 0.33333334]):  # of one name
+        with pytest.raises(SettingError, match="differ in six digits"):
+            sizes_of(pool, shares)
+    for shares in ([1.5], [0.0]):
+        with pytest.raises(SettingError, match="above 0 and below 1"):
             sizes_of(pool, shares)
 
 
@@ -59,6 +69,72 @@ def test_finalists_are_divided_among_sizes_and_what_one_lacks_others_have():
     assert [one.number for one in choose_each(groups, goals, count=3)] == [1, 0, 4]
     assert [one.number for one in choose_each(groups, goals, count=4)] == [1, 3, 0, 4]
     assert [one.number for one in choose_each(groups, goals, count=9)] == [1, 3, 2, 0, 4]
+
+
+def test_a_size_without_a_network_of_its_own_keeps_none_of_the_one_before(tmp_path):
+    components = SimpleNamespace(conf=SimpleNamespace(export=False))
+    output = Output(RunFolder(tmp_path), components, None, "")
+    folder = output.folder.size("0.3")
+    folder.root.mkdir(parents=True)
+    for path in (output.folder.config, folder.config, folder.architecture, folder.result):
+        path.write_text("{}")
+    output._write_sizes(SimpleNamespace(sizes=[SimpleNamespace(name="0.3")], of_sizes={}))
+    assert list(folder.root.iterdir()) == []
+
+
+def test_without_a_network_of_any_size_there_are_no_finalists(tmp_path):
+    found, *_ = sized(tmp_path, [1])
+    with pytest.raises(ConstraintError, match=r"no finished trial is as small as any of strategy\.sizes"):
+        found.run()
+
+
+def test_where_all_of_the_sizes_failed_that_is_what_is_told(tmp_path, monkeypatch):
+    tried = []
+
+    def changed(segment, result):
+        tried.append(segment.architecture)
+        return SegmentResult(error=NonFiniteError("gradient", layer=None, step=1))
+
+    change_finalists(monkeypatch, changed)
+    found, *_ = sized(tmp_path, [SMALL], finalists=9)
+    with pytest.raises(NonFiniteError, match="gradient"):
+        found.run()
+    held = {one.architecture for one in found.context.study.records}
+    assert {one for one in held if found.context.sizes[0].holds(one)} == set(tried) < held
+
+
+def test_finalists_are_kept_where_that_of_a_size_failed_in_a_later_round(tmp_path, monkeypatch):
+    def changed(segment, result):
+        is_lost = segment.server is not None and found.context.sizes[1].holds(segment.architecture)
+        return SegmentResult(error=NonFiniteError("gradient", layer=None, step=1)) if is_lost else result
+
+    change_finalists(monkeypatch, changed)
+    spend = {"finalists": 4, "finalist_steps": 6, "finalist_rounds": 2}
+    found, study, observer = sized(tmp_path, [1000, SMALL], **spend)
+    best = found.run()
+    study.close()
+    assert list(found.context.of_sizes) == ["0.1"]
+    assert sum(found.context.sizes[1].holds(one.architecture) for one in observer.finalists) == 2
+    cache = FinalistCache({}, lambda one, size: None if size == "0.2" else best.server)
+    again, study, observer = sized(tmp_path, [1000, SMALL], cache=cache, resume=True, **spend)
+    again.run()
+    study.close()
+    assert "finalists" not in [name for name, *_ in observer.phases]
+    assert list(again.context.of_sizes) == ["0.1"]
+
+
+SMALL = 42  # parameters: of one layer between stem and head
+
+
+def sized(folder, most, *, cache=None, resume=False, **spend):
+    """A search for sizes with these limits, its study and observer."""
+    pool = toy_pool("tanh", "relu", "skip", depth=3)
+    given = budget(**{"trials": 12, "finalists": 2, **spend})
+    cache = cache or FinalistCache({}, lambda one, size: None)
+    found, _, study, observer = search_on(folder, pool, spend=given, cache=cache, resume=resume, goals=GOALS[:1])
+    limits = [Limit(found.context.costs, "parameters", one) for one in most]
+    found.context.sizes = tuple(Size(0.1 * number, one) for number, one in enumerate(limits, 1))
+    return found, study, observer
 
 
 def search(folder, **more):
