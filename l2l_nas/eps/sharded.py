@@ -137,8 +137,8 @@ class ShardedInbox(GradientInbox):
         rows = [everyone[rank]] if cut.is_whole else list(everyone)
         queued.norms = torch.cat([row[len(has_grad) :][:count] for row, count in zip(rows, counts, strict=False)])
         origin = _only(map(int, everyone[:, -1].tolist()))
-        if origin > 0:
-            queued.is_own = origin == rank + 1
+        if origin:
+            queued.is_own = origin == rank + 1 if origin > 0 else None
         return origin
 
     def _not_finite_rows(self, key: str, received: Tensor) -> list[int]:

@@ -76,6 +76,11 @@ class SelfAttention(Residual):
             self.query_norm, self.key_norm = (norm(count * self.size, eps=style.eps) for count in counts)
         style.draw(self.query, self.key, self.value, last=self.out)
 
+    @property
+    def takes_any_length(self) -> bool | str:
+        """See `l2l_nas.relay.extend`: what sees later places must be told where a text ends."""
+        return self.heads.is_causal or "documents"
+
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, length, hidden] in and out.
 
@@ -251,6 +256,11 @@ class ParallelBlock(nn.Module):
         super().__init__()
         self.attention = SelfAttention(hidden, heads, style)
         self.feed_forward = FeedForward(hidden, width, activation=activation, rank=rank, style=style)
+
+    @property
+    def takes_any_length(self) -> bool | str:
+        """See `SelfAttention.takes_any_length`."""
+        return self.attention.takes_any_length
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, length, hidden] in and out; see `SelfAttention.forward`."""

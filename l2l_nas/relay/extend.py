@@ -7,8 +7,9 @@ class says so, and of torch's own layers some are known.
 
 [Note: any length] The length of a pool's inputs is a maximum where all layers of a path say that they take any length
 up to it, and give at the places that there are what they give there in a longer text, whatever is padding behind. Those
-say so that go on token by token, that treat every place alike, or that have `takes_any_length = True`. What they say is
-tried out before it is relied on (`l2l_nas.training.lengths`).
+say so that go on token by token, that treat every place alike, or that have `takes_any_length = True`; with False a
+layer says that it does not, and with the name of an input that it does where its position reads that one behind its
+first. What they say is tried out before it is relied on (`l2l_nas.training.lengths`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import Layer, LayerPool, PerPool
 
 _PLACEWISE = (nn.Linear, nn.RMSNorm, nn.Embedding, nn.Dropout, nn.Identity)
-_TAKES_ANY: PerPool[dict[object, bool]] = PerPool()
+_TAKES_ANY: PerPool[dict[object, object]] = PerPool()  # what kinds of layers say
 
 
 def extend_of(module: nn.Module) -> Callable[..., Any] | None:
@@ -55,9 +56,8 @@ def takes_any_length(pool: LayerPool, layer: Layer) -> bool:
     known, kind = _TAKES_ANY.setdefault(pool, {}), layer.candidate.kind
     if kind not in known:
         module = pool.build_module(layer, device="meta")
-        says_so = getattr(module, "takes_any_length", False) is True
-        known[kind] = says_so or extend_of(module) is not None or is_placewise(module)
-    return known[kind]
+        known[kind] = getattr(module, "takes_any_length", extend_of(module) is not None or is_placewise(module))
+    return known[kind] is True or known[kind] in pool.wiring.reads[layer.position][1:]
 
 
 @dataclass

@@ -13,11 +13,11 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import TensorSpec, describe
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
-from l2l_nas.training.lengths import Texts
+from l2l_nas.training.lengths import Texts, are_near
 from l2l_nas.training.samples import SCORING, Key, Loaded, Samples
 
-# places that show whether a network sees what it predicts
-_FEW = 16
+# places that show whether a network sees what it predicts, and what of outputs is rounding
+_FEW, _ROUNDING = 16, 1e-2
 
 
 def length_of(pool: LayerPool, vocabulary: int) -> int:
@@ -95,7 +95,7 @@ def refuse_foresight(executor: Executor, architecture: Architecture, length: int
     tokens[1, places - 1] = 1
     one, other = predict_first(executor, architecture, tokens, None if texts is None else places)[:, :-1]
     refuse_no_numbers(one)
-    if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(one[one.isfinite()].abs().max())):
+    if not are_near(other, one, _ROUNDING):
         raise DataError(
             "the network sees later tokens than it predicts, as masked language models do: likelihoods of a text and "
             "generation need a causal one"

@@ -2,15 +2,16 @@
 
 The rows of a chunk are ordered by their length, and cut into micro-batches that are as long as their longest row,
 rounded up. What is computed of a row is what is computed of it with all its padding, but for rounding; see [Note: any
-length]. It is tried out before it is relied on: once for each kind of layer, one row of the data goes through the
-network with more padding and with less, and where outputs differ, or a layer does not say that it takes any length, all
-are as long as the pool's inputs.
+length]. What layers say of that decides, and is tried out before it is relied on: in each evaluation and each training,
+once for each kind of layer, one row of the data goes through the network with more padding and with less. Where outputs
+differ, or a layer does not say that it takes any length, all are as long as the pool's inputs. What passed is not
+remembered for longer: a layer that adds nothing yet shows nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor
 
 from l2l_nas.eps.exchange import least
-from l2l_nas.errors import L2LError, SpaceError
+from l2l_nas.errors import L2LError, SpaceError, is_out_of_memory
 from l2l_nas.relay.extend import fixed_at
 from l2l_nas.relay.interface import Batch, Cuts, Executor, Targets, cut_targets, each
+from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import TensorSpec
 from l2l_nas.space.pool import PerPool
@@ -34,12 +36,14 @@ _DOCUMENTS = "documents"  # the name of a pool's input that is another number wh
 _STEP = 8
 # how much longer a row is made to see whether that changes anything
 _MORE = 32
-# of the largest output: what may come of sums in another order, in float32 and in low precision
+# of the largest output of a place: what may come of sums in another order, in float32 and in low precision
 _ROUNDING, _LOW_ROUNDING = 1e-4, 3e-2
+# of the median of a place's outputs: larger ones are no measure of the others
+_FAR = 16
 
-# kinds of layers that give the same at any length, and those together of which some do not
-_SAME: PerPool[set[object]] = PerPool()
-_OTHER: PerPool[set[frozenset[object]]] = PerPool()
+# kinds of layers among which some do not give the same at any length, so many sets of them at most
+_OTHER: PerPool[list[frozenset[object]]] = PerPool()
+_MOST_OTHER = 64
 _IS_PLAIN: PerPool[dict[object, bool]] = PerPool()
 # training at few lengths, so that few shapes are to be known, and samples by which it is seen whether it can be
 _LENGTHS, _LOOKS = 16, 32
@@ -73,6 +77,7 @@ class Texts:
         has_places: whether outputs and targets are of each place, and not of the whole text: targets that count say
             how long it is.
         documents: which of the inputs says so where outputs are of the whole text: places of the first one's document.
+        same: kinds of layers that gave the same at any length, with the weights that they have now.
     """
 
     executor: Executor
@@ -80,6 +85,7 @@ class Texts:
     length: int
     has_places: bool
     documents: int
+    same: set[object] = field(default_factory=set, compare=False)
 
     @classmethod
     def of(
@@ -163,19 +169,21 @@ class Texts:
     def are_same(self, row: Batch, length: int) -> bool:
         """Whether each network gives the same for a text [1, ...] of this length with more padding and with less.
 
-        What was found is remembered by the kinds of their layers.
+        What was found is remembered by the kinds of their layers: that they give the same by this object alone.
         """
         pool = self.executor.server.whole_pool
-        same, other = _SAME.setdefault(pool, set()), _OTHER.setdefault(pool, set())
+        other = _OTHER.setdefault(pool, [])
         for architecture in self.architectures if length < self.length else ():  # else nothing is cut
             kinds = frozenset(layer.candidate.kind for layer in pool.path(architecture))
-            if not kinds <= same and kinds not in other:
-                if self._is_same(architecture, row, length):
-                    same.update(kinds)
-                else:
-                    other.add(kinds)
-            if kinds in other:
+            if any(bad <= kinds for bad in other):
                 return False
+            if kinds <= self.same:
+                continue
+            if not self._is_same(architecture, row, length):
+                del other[: len(other) - _MOST_OTHER + 1]
+                other.append(kinds - self.same)
+                return False
+            self.same.update(kinds)
         return True
 
     @staticmethod
@@ -183,32 +191,43 @@ class Texts:
         return -(-places // _STEP) * _STEP
 
     def _is_same(self, architecture: Architecture, row: Batch, length: int) -> bool:
-        longer = min(self.length, 2 * length + _MORE)
         # other tokens behind, among them two that there surely are: what sees them shows it
-        behind = torch.cat((torch.arange(2), row[0][0, :length])).repeat(longer)[: longer - length]
-        row = (torch.cat((row[0][:, :length], behind[None], row[0][:, longer:]), dim=1), *row[1:])
+        behind = torch.cat((torch.arange(2), row[0][0, :length])).repeat(self.length)[: self.length - length]
+        row = (torch.cat((row[0][:, :length], behind[None]), dim=1), *row[1:])
+        # about twice as long, as texts of a micro-batch are, and as long as any
+        places = sorted({length, min(self.length, 2 * length + _MORE), self.length})
+        shapes: list[list[torch.Size]] = []
 
         def kept(number: int, outputs: Batch) -> Batch:
-            return tuple(tensor[:, :length] if self.has_places else tensor for tensor in outputs)
+            parts = tuple(tensor[:, :length] if self.has_places else tensor for tensor in outputs)
+            shapes.append([part.shape for part in parts])
+            if shapes[0] != shapes[-1]:
+                raise SpaceError("outputs of another shape")
+            return parts
 
-        def at(places: int) -> Batch:
-            return self.executor.predict_population(
-                [architecture], row, micro_batch=1, reduce=kept, cuts=[(1, places)]
-            )[0]
-
-        rounding = _ROUNDING if getattr(self.executor, "precision", "fp32") == "fp32" else _LOW_ROUNDING
+        rows = tuple(tensor.expand(len(places), *tensor.shape[1:]) for tensor in row)
+        predict = self.executor.predict_population
         try:
-            is_same = all(_are_near(*pair, rounding) for pair in zip(at(length), at(longer), strict=True))
+            found = predict([architecture], rows, micro_batch=1, reduce=kept, cuts=[(1, one) for one in places])[0]
         except Exception as error:
-            if isinstance(error, L2LError) and not isinstance(error, SpaceError):
+            # one that holds all layers raises what they raise
+            is_layer_s = isinstance(self.executor, ReferenceTrainer) and not isinstance(error, L2LError)
+            if not isinstance(error, SpaceError) and (not is_layer_s or is_out_of_memory(error)):
                 raise
-            is_same = False  # a layer raised
+            found = ()
+        rounding = _ROUNDING if getattr(self.executor, "precision", "fp32") == "fp32" else _LOW_ROUNDING
+        is_same = bool(found) and all(are_near(one, tensor[0], rounding) for tensor in found for one in tensor[1:])
         return bool(least(self.executor.server.everyone, int(is_same)))
 
 
-def _are_near(one: Tensor, other: Tensor, rounding: float) -> bool:
-    is_alike = one.shape == other.shape and bool(other.isfinite().any())
-    return is_alike and torch.allclose(one, other, rtol=0, atol=rounding * float(other[other.isfinite()].abs().max()))
+def are_near(one: Tensor, other: Tensor, rounding: float) -> bool:
+    """Whether outputs [..., outputs] of each place are the same but for rounding, a share of the place's largest."""
+    other = other.float()
+    sizes = other.abs().where(other.isfinite() & (other != 0), torch.nan)
+    # a score of -1e9, which rules a token out, would let everything pass
+    usual = sizes.where(sizes <= _FAR * sizes.nanmedian(dim=-1, keepdim=True).values, 0).amax(-1, keepdim=True)
+    is_near = (one.float() - other).abs() <= rounding * (usual + other.abs())
+    return bool(other.isfinite().any()) and bool((is_near & other.isfinite() | (one == other)).all())
 
 
 class TrainingLengths:
@@ -224,6 +243,7 @@ class TrainingLengths:
     def __init__(self, executor: Executor, samples: Samples) -> None:
         self._executor = executor
         self._row: tuple[Batch, int] | None = None  # a short text, the same on all ranks
+        self._same: set[object] = set()
         if samples.is_padded and len(samples):
             inputs, _ = read(samples, torch.arange(min(len(samples), _LOOKS)))
             texts = Texts.taken_by(executor, ())
@@ -240,7 +260,10 @@ class TrainingLengths:
         texts = Texts.taken_by(self._executor, [architecture])
         if texts is None or length == texts.length or not _are_plain(self._executor, architecture):
             return None
-        if not texts.are_same(row, length):
+        # frames are laid out by what a rank's parts of layers say
+        if fixed_at(self._executor.server.pool, architecture):
+            return None
+        if not replace(texts, same=self._same).are_same(row, length):
             return None
         step = max(_STEP, -(-texts.length // _LENGTHS // _STEP) * _STEP)
         longest = [int(part.max()) for part in texts.lengths(inputs, ()).split(micro_batch)]
@@ -263,4 +286,4 @@ def _are_plain(executor: Executor, architecture: Architecture) -> bool:
 def _reads_what_counts(task: Task) -> bool:
     """Whether of outputs only those are measured whose targets count; a class says so of itself alone."""
     figures = of_samples(task)
-    return figures is not None and "reads_what_counts" in vars(type(figures))
+    return figures is not None and vars(type(figures)).get("reads_what_counts") is True

@@ -59,3 +59,25 @@ def test_it_is_known_to_be_of_the_one_rank_whose_part_of_the_sum_it_was(
 
     with ThreadPoolExecutor(size) as threads:
         assert list(threads.map(work, servers)) == is_own
+
+
+def test_a_sum_to_which_several_ranks_add_later_is_of_no_one():
+    """A state that is used twice: one rank's first gradient is not finite, then those of both."""
+    shared = [None] * 2, threading.Barrier(2)
+    servers = [ShardedServer(space("gpt2"), Threads(shared, n), optimizer=SGD(), seed=5) for n in range(2)]
+    for server in servers:
+        server.prepare([KEY])
+
+    def work(server):
+        layout, inbox = server.layout(KEY), server.gradients
+        for bad in ([0], [0, 1]):
+            block = GradientBlock(torch.zeros(gradient_bytes(layout), dtype=torch.uint8))
+            for gradient in block.views(layout).gradients:
+                gradient.fill_(NAN if server.exchange.rank in bad else 1.0)
+            inbox.add(KEY, block, [True] * len(layout.parameters), lr=1.0, step=3)
+        with pytest.raises(NonFiniteError) as caught:
+            inbox.check([], states=server.storage, clip=None)
+        return caught.value.is_own
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(work, servers)) == [None, None]

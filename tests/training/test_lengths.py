@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from l2l_nas import SGD, Batches, Candidate, Clip, LayerPool, ParamServer, Position, TensorSpec, Trainer, skip
+from l2l_nas import SGD, Batches, Candidate, Clip, Column, LayerPool, ParamServer, Position, TensorSpec, Trainer, skip
 from l2l_nas.errors import DataError
 from l2l_nas.layers import ClassHead, Embedding, FeedForward, Heads, MixtureOfExperts, Routing, SelfAttention, Style
+from l2l_nas.parallel.collectives import Ranks, Unjoined
+from l2l_nas.parallel.split_pool import SplitPool
 from l2l_nas.relay.device import Cpu
+from l2l_nas.relay.extend import fixed_at
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.stress import Stress
@@ -21,7 +25,7 @@ from l2l_nas.text.network import OfOneDocument
 from l2l_nas.text.perplexity import Perplexity, Windows
 from l2l_nas.text.sentences import SentenceForm, Sentences
 from l2l_nas.training.fit import evaluate, evaluate_population, sample_figures, score
-from l2l_nas.training.lengths import Texts
+from l2l_nas.training.lengths import Texts, TrainingLengths, are_near
 from l2l_nas.training.samples import Samples, Split
 from l2l_nas.training.schedule import Constant
 from l2l_nas.training.task import BalancedClassification, Tokens
@@ -85,7 +89,7 @@ def test_figures_are_those_of_padded_texts(name, kind, monkeypatch):
     assert score(executor, WHOLE, samples, task=task, micro_batch=8).values == pytest.approx(
         evaluate(executor, WHOLE, Padded(samples), task=task, micro_batch=8), rel=1e-5
     )
-    assert [one for one in seen if one[1] < L] == [(6, 16)]
+    assert [one for one in seen if one[1] < L] == [(1, 8), (6, 16)]
 
 
 def test_a_text_that_is_shorter_than_a_window_is_not_padded_to_it(monkeypatch):
@@ -176,20 +180,104 @@ class _Blind(SelfAttention):
         super().__init__(16, Heads(2, is_causal=False))
 
 
-@pytest.mark.parametrize(("layer", "tries"), [(_Fixed, 0), (_SaysSo, 1), (_FromTheEnd, 2), (_Mean, 2), (_Blind, 2)])
+@pytest.mark.parametrize(("layer", "tries"), [(_Fixed, 0), (_SaysSo, 2), (_FromTheEnd, 2), (_Mean, 2), (_Blind, 0)])
 def test_a_layer_for_which_the_length_matters_gets_all_of_it(layer, tries, monkeypatch):
-    candidates = [Candidate("a", lambda: Embedding(257, 16)), Candidate("a", layer)]
-    candidates.append(Candidate("a", lambda: nn.Linear(16, 257)))
-    positions = [Position(f"p{n}", one) for n, one in enumerate(candidates)]
-    executor = Relay(server_of(LayerPool(positions, inputs={"x": TensorSpec((L,), torch.int64)})), device="cpu")
-    chosen = Architecture(("a",) * 3)
+    executor, chosen = middle(layer)
     expected = evaluate(executor, chosen, Padded(passages()), task=Cloze(), micro_batch=4)
     seen = watched(executor, monkeypatch)
-    for _ in range(2):  # what was found is remembered
+    for _ in range(2):  # that it matters is remembered
         found = evaluate(executor, chosen, passages(), task=Cloze(), micro_batch=4)
         assert found == pytest.approx(expected, rel=1e-5)
     assert {length for _, length in seen[tries:]} == {L}
     assert [size for size, _ in seen[:tries]] == [1] * tries
+
+
+class _Gated(nn.Module):
+    """Sees padding, as soon as it has learned anything."""
+
+    is_placewise = True
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return x + self.gate * x.mean(dim=1, keepdim=True)
+
+
+class _Ruling(nn.Linear):
+    """One token is ruled out."""
+
+    is_placewise = True
+
+    def forward(self, x):
+        return super().forward(x).index_fill(-1, torch.tensor(5), -1e9)
+
+
+class _Stretched(nn.Module):
+    """Changes with texts of more than 100 tokens, as rates of rotary positions may."""
+
+    takes_any_length = True
+
+    def forward(self, x):
+        return x * (1 if x.shape[1] <= 100 else 1.5)
+
+
+class _SaysItDoesNot(SelfAttention):
+    takes_any_length = False
+
+
+def middle(layer, *, head=nn.Linear, length=L):
+    candidates = [Candidate("a", lambda: Embedding(257, 16)), Candidate("a", layer)]
+    candidates.append(Candidate("a", partial(head, 16, 257)))
+    positions = [Position(f"p{n}", one) for n, one in enumerate(candidates)]
+    server = server_of(LayerPool(positions, inputs={"x": TensorSpec((length,), torch.int64)}))
+    return Relay(server, device="cpu"), Architecture(("a",) * 3)
+
+
+def test_what_passed_before_a_layer_learned_is_tried_again():
+    executor, chosen = middle(_Gated)
+    for gate in (0.0, 1.0):
+        with executor.server.writing("p1/a") as state:
+            state.parameters()["gate"].fill_(gate)
+        expected = evaluate(executor, chosen, Padded(passages()), task=Cloze(), micro_batch=4)
+        found = evaluate(executor, chosen, passages(), task=Cloze(), micro_batch=4)
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_one_score_that_rules_a_token_out_hides_no_difference():
+    executor, chosen = middle(_Mean, head=_Ruling)
+    expected = evaluate(executor, chosen, Padded(passages()), task=Cloze(), micro_batch=4)
+    assert evaluate(executor, chosen, passages(), task=Cloze(), micro_batch=4) == pytest.approx(expected, rel=1e-5)
+    executor, chosen = middle(nn.Identity, head=_Ruling)
+    assert Texts.taken_by(executor, [chosen]).length_for((torch.zeros(1, L, dtype=torch.int64),), 3) == 8
+
+
+def test_outputs_are_near_place_by_place():
+    one = torch.tensor([[1.0, -2.0, 0.5, -1e9], [1e4, 2e4, -torch.inf, 0.0]])
+    for change, is_near in ((1e-5, True), (1e-2, False)):
+        other = one.clone()
+        other[0, 2] += change
+        assert are_near(other, one, 1e-4) == is_near
+    for number in (torch.inf, torch.nan, 0.0):
+        assert not are_near(one.where(one.isfinite(), number), one, 1e-4)
+    assert are_near(one, one, 0.0)
+    assert not are_near(torch.full((2, 3), torch.nan), torch.full((2, 3), torch.nan), 1e-4)
+
+
+def test_a_text_as_long_as_any_is_tried():
+    executor, chosen = middle(_Stretched, length=128)
+    row = (torch.zeros(1, 128, dtype=torch.int64),)
+    assert Texts.taken_by(executor, [chosen]).length_for(row, 8) == 128
+    executor, chosen = middle(nn.Identity, length=128)
+    assert Texts.taken_by(executor, [chosen]).length_for(row, 8) == 8
+
+
+@pytest.mark.parametrize("layer", [_Blind, lambda: _SaysItDoesNot(16, Heads(2))])
+def test_a_layer_that_goes_on_may_say_that_its_length_is_fixed(layer):
+    executor, chosen = middle(layer)
+    assert fixed_at(executor.pool, chosen) == "p1"
+    assert fixed_at(classifier(), PATHS[0]) is None
 
 
 class _AllPlaces(Tokens):
@@ -198,6 +286,10 @@ class _AllPlaces(Tokens):
     def figures(self, outputs, targets):
         entropy = -(outputs[0].log_softmax(-1).exp() * outputs[0].log_softmax(-1)).sum((1, 2), dtype=torch.float64)
         return torch.stack((torch.ones_like(entropy), torch.zeros_like(entropy), entropy), dim=1)
+
+
+class _SaysNo(Tokens):
+    reads_what_counts = False
 
 
 def test_a_task_of_one_s_own_sees_all_places():
@@ -209,6 +301,7 @@ def test_a_task_of_one_s_own_sees_all_places():
     assert found == expected
     assert Texts.of(executor, [WHOLE], Split(*passages().batch(torch.arange(3))), Tokens()) is None
     assert Texts.of(executor, [WHOLE], passages(), Tokens()) is not None
+    assert Texts.of(executor, [WHOLE], passages(), _SaysNo()) is None
 
 
 def sentences(count=20, *, seed=0):
@@ -245,7 +338,7 @@ def test_a_network_that_sees_padding_gets_all_of_it(monkeypatch):
     executor = Relay(server_of(LayerPool(positions, inputs=inputs)), device="cpu")
     seen = watched(executor, monkeypatch)
     evaluate(executor, Architecture(("a",) * 4), sentences(), task=BalancedClassification(), micro_batch=4)
-    assert [length for _, length in seen[2:]] == [L] * 5
+    assert seen == [(20, L)]
 
 
 def test_experts_are_placewise():
@@ -277,10 +370,11 @@ def test_rows_that_are_chosen_stay_texts():
 def classifier(middle=None, *, dropout=0.0):
     style = Style(eps=1e-12, is_post=True, dropout=dropout)
     attention = partial(SelfAttention, 16, Heads(2, is_causal=False, dropout=dropout), style)
+    middle = middle or partial(FeedForward, 16, 24, style=style)
     positions = [
         Position("embed", Candidate("a", partial(Embedding, 257, 16, places=L, kinds=2)), reads=("tokens", "kinds")),
         Position("one", Candidate("a", attention), reads=("embed", "documents")),
-        Position("two", [Candidate("a", middle or partial(FeedForward, 16, 24, style=style)), skip()]),
+        Position("two", [middle if isinstance(middle, Candidate) else Candidate("a", middle), skip()]),
         Position("three", [Candidate("a", attention), skip()], reads=("two", "documents")),
         Position("head", Candidate("a", partial(ClassHead, 16, 3, style=style))),
     ]
@@ -371,6 +465,17 @@ def test_what_padding_matters_to_in_training_gets_all_of_it(layer):
     seen = []
     trained(relay_of(classifier(layer)), sentences(), PATHS, seen=seen)
     assert [lengths is None for lengths in seen] == [True, False, False, True, False]
+
+
+def test_layers_whose_parts_say_nothing_train_on_all_of_a_text():
+    pool = classifier(Candidate("a", partial(nn.Linear, 16, 16), split={"": Column()}))
+    relay = relay_of(pool)
+    inputs, _ = sentences().batch(torch.arange(6))
+    assert TrainingLengths(relay, sentences()).of(PATHS[0], inputs, 3) is not None
+    parts = SplitPool(pool, Ranks(Unjoined(0, 2))).parts
+    server = SimpleNamespace(whole_pool=pool, pool=parts, everyone=relay.server.everyone)
+    one = SimpleNamespace(server=server, takes_cuts=True, predict_population=relay.predict_population)
+    assert TrainingLengths(one, sentences()).of(PATHS[0], inputs, 3) is None
 
 
 @pytest.mark.parametrize("lengths", [(8,), (8, 8, 8), (8, 0), (8, L + 1)])
