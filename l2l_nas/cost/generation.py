@@ -6,7 +6,7 @@ All of them are sums over layers. They are of a text as long as the network's in
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.hardware import Hardware
@@ -18,6 +18,7 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.randomness import preserved_generators
 from l2l_nas.space.shapes import check_shapes, runs_on
+from l2l_nas.space.split import Experts, own_splits
 
 
 def text_length(pool: LayerPool) -> int | None:
@@ -39,6 +40,7 @@ class WritingCosts:
         self._pool, self._relay, self._flops, self._length = relay.server.whole_pool, relay, flops, length
         self._dtype = relay.config.precision.dtype
         self._known: dict[object, int] = {}
+        self._unread: dict[object, float] = {}
 
     def cache_bytes(self, layer: Layer) -> float:
         """What a layer keeps for the tokens to come (see `relay.extend`), in bytes a token of a whole text.
@@ -56,17 +58,35 @@ class WritingCosts:
     def token_ms(self, layer: Layer, hardware: Hardware) -> float:
         """Predicted milliseconds that a layer takes for one more token behind such a text.
 
-        It reads all weights and all that is kept, and computes a share of what the whole text takes. Of a layer that
-        takes tokens one row of its table is read.
+        It reads all weights and all that is kept, and computes a share of what the whole text takes. Of experts those
+        are read that it takes (`Experts.chosen`). Of a layer that takes tokens one row of its table is read.
         """
         takes = check_shapes(self._pool).takes[layer.position]
         is_table = not any(spec.dtype.is_floating_point for spec in takes)
         layouts = [wire_layout_of(self._pool, state, self._dtype) for state in layer.states]
-        read = 0 if is_table else sum(layout.parameter_bytes for layout in layouts)
+        read = 0 if is_table else sum(layout.parameter_bytes for layout in layouts) - self._unread_bytes(layer)
         work = Work(
             self._flops.of_layer(layer) / self._length, read + self._kept_bytes(layer), self._forward(layer).kernels
         )
         return 1000 * hardware.seconds(work, self._relay.precision)
+
+    def _unread_bytes(self, layer: Layer) -> float:
+        """Those of the weights of experts that a token does not take."""
+        kind = layer.candidate.kind
+        if kind not in self._unread:
+            entries = wire_layout_of(self._pool, layer.key, self._dtype).parameters
+            self._unread[kind] = 0.0
+            for name, rule in own_splits(self._module(layer)).items():
+                if isinstance(rule, Experts) and rule.chosen is not None:
+                    experts = [entry for entry in entries if entry.name.startswith(f"{name}.")]
+                    num_bytes = sum(entry.numel * entry.dtype.itemsize for entry in experts)
+                    self._unread[kind] += num_bytes * (1 - rule.chosen / rule.count)
+        return self._unread[kind]
+
+    def _module(self, layer: Layer) -> nn.Module:
+        device = runs_on(self._pool, layer)
+        with preserved_generators(device):
+            return self._pool.build_module(layer, device=device)
 
     def _forward(self, layer: Layer) -> Work:
         inputs = self._relay.stash.inputs_of(layer)
@@ -78,9 +98,7 @@ class WritingCosts:
         key = (layer.candidate.kind, takes)
         if key not in self._known:
             device = runs_on(self._pool, layer)
-            with preserved_generators(device):
-                module = self._pool.build_module(layer, device=device)
-            extend = extend_of(module)
+            extend = extend_of(self._module(layer))
             kept: tuple[Tensor, ...] = ()
             if extend is not None:
                 x = torch.zeros(1, *takes[0].shape, dtype=takes[0].dtype, device=device)

@@ -116,7 +116,7 @@ class MixtureOfExperts(Residual):
 
     def splits(self) -> Splits:
         """By experts; the router is whole."""
-        return {"experts": Experts(self.routing.experts)}
+        return {"experts": Experts(self.routing.experts, self.routing.chosen)}
 
     def _imbalance(self, probabilities: Tensor, choices: Tensor) -> Tensor:
         """1 where all experts get the same, up to the number of experts where one gets all."""

@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from l2l_nas.arguments import shown
-from l2l_nas.errors import SpaceError, user_code
+from l2l_nas.errors import SpaceError
 from l2l_nas.parallel.collectives import Ranks
 from l2l_nas.parallel.split import split_factory, split_module
 from l2l_nas.space.candidate import Candidate, FirstWeights
 from l2l_nas.space.pool import Layer, LayerPool, tied_group
-from l2l_nas.space.split import HasSplits, SplitPlan, SplitRule, Splits, Vocabulary
+from l2l_nas.space.split import SplitPlan, SplitRule, Splits, Vocabulary, own_splits
 
 
 class SplitPool:
@@ -125,7 +124,7 @@ class SplitPool:
         is_own = split is None
         with self.whole.naming(layer):
             if split is None:
-                split = {} if _has_cells(layer) else _own_splits(module)
+                split = {} if _has_cells(layer) else own_splits(module)
         try:
             with self.whole.naming(layer):
                 split_module(module, split, self.ranks)
@@ -156,19 +155,6 @@ class SplitPool:
             candidates.setdefault(layer.position, []).append(part(layer))
         positions = enumerate(self.whole.positions)
         return self.whole.like(position.with_candidates(candidates[index]) for index, position in positions)
-
-
-def _own_splits(module: nn.Module) -> Splits:
-    """What a module says itself; an attribute of that name that is no method says nothing."""
-    if not isinstance(module, HasSplits) or not callable(getattr(type(module), "splits", None)):
-        return {}
-    with user_code("its method splits", SpaceError):
-        splits: object = module.splits()
-    if not isinstance(splits, Mapping) or not all(isinstance(rule, SplitRule) for rule in splits.values()):
-        raise SpaceError(
-            f"its method splits returned {shown(splits)}, expected a dict of rules, such as Column(), by part"
-        )
-    return splits
 
 
 def _read(read: Any, plan: SplitPlan, rank: int, name: str) -> Tensor:

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from l2l_nas.arguments import check_count, check_kind, check_list, check_whole
-from l2l_nas.errors import SettingError, SpaceError
+from l2l_nas.arguments import check_count, check_kind, check_list, check_whole, shown
+from l2l_nas.errors import SettingError, SpaceError, user_code
 
 _MOST_ADVISED = 64  # ranks that an error proposes at most
 
@@ -267,12 +267,16 @@ class Experts(SplitRule):
 
     Args:
         count: of experts.
+        chosen: that a token takes, which costs of writing go by; None: all.
     """
 
     count: int
+    chosen: int | None = field(default=None, repr=False, compare=False)  # divides nothing
 
     def __post_init__(self) -> None:
         check_count("Experts: count", self.count, least=1)
+        if self.chosen is not None:
+            check_count("Experts: chosen", self.chosen, least=1, most=self.count)
 
     def check(self, what: str, length: int, size: int) -> None:
         if self.count % size:
@@ -334,6 +338,23 @@ class HasSplits(Protocol):
 
     def splits(self) -> Splits:
         """The plan; see [Note: divided layers]."""
+
+
+def own_splits(module: nn.Module) -> Splits:
+    """What a module says itself; an attribute of that name that is no method says nothing.
+
+    Raises:
+        SpaceError: its `splits` raised, or gave something else.
+    """
+    if not isinstance(module, HasSplits) or not callable(getattr(type(module), "splits", None)):
+        return {}
+    with user_code("its method splits", SpaceError):
+        splits: object = module.splits()
+    if not isinstance(splits, Mapping) or not all(isinstance(rule, SplitRule) for rule in splits.values()):
+        raise SpaceError(
+            f"its method splits returned {shown(splits)}, expected a dict of rules, such as Column(), by part"
+        )
+    return splits
 
 
 class SplitPlan:

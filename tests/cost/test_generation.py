@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.cost.catalogue import build_costs, file_cost
+from l2l_nas.cost.flops import Flops
+from l2l_nas.cost.generation import WritingCosts
 from l2l_nas.cost.profiles import PROFILES
-from l2l_nas.layers import Embedding, FeedForward, Heads, LinearAttention, SelfAttention
+from l2l_nas.layers import Embedding, FeedForward, Heads, LinearAttention, MixtureOfExperts, Routing, SelfAttention
 from l2l_nas.relay.extend import extend_of
+from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import build_network
 from tests.toys import dense_pool, language_pool
 
@@ -87,6 +91,23 @@ def test_a_token_reads_all_weights_but_the_table_of_embeddings():
     assert whole > 1000 * (read / hardware.device_bandwidth + flops / hardware.flops("fp32")) / 2
     assert costs.value("first_token_ms", path(pool)) >= 4 * launches
     assert costs.value("token_ms", path(pool)) > costs.value("token_ms", path(pool, "skip"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_token_reads_the_experts_that_it_takes(precision):
+    def read(routing):
+        experts = Candidate("experts", partial(MixtureOfExperts, WIDTH, 64, routing=routing))
+        pool = pool_of().like([*pool_of().positions[:2], Position("network", experts), pool_of().positions[3]])
+        costs, works = costs_of(pool, precision), []
+        hardware = SimpleNamespace(seconds=lambda work, precision: works.append(work) or 0.0)
+        relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", precision=precision)
+        WritingCosts(relay, Flops(pool, check_shapes(pool)), LENGTH).token_ms(pool.path(pool.original)[2], hardware)
+        assert costs.value("token_ms", pool.architecture(["table", "own", "experts", "head"])) > 0
+        return works[0].bytes
+
+    one, two, all_of_them = (read(Routing(4, chosen)) for chosen in (1, 2, 4))
+    expert = sum(p.numel() for p in MixtureOfExperts(WIDTH, 64, routing=Routing(1, 1)).experts.parameters())
+    assert two - one == (all_of_them - two) / 2 == expert * (2 if precision == "bf16" else 4)
 
 
 def test_pools_without_text_have_none_of_these_costs():
