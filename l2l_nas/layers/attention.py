@@ -7,6 +7,7 @@ A block of a published model is this and a feed-forward network. [batch, length,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +25,11 @@ from l2l_nas.space.split import Attended, Column, KeyValue, Row, SplitRule, Spli
 
 @dataclass(frozen=True)
 class Heads:
-    """How attention is divided."""
+    """How attention is divided.
+
+    Raises:
+        ValueError: a number that makes no sense.
+    """
 
     count: int  # of heads of queries
     key_value: int | None = None  # heads of keys and values, which groups of queries share (arXiv 2305.13245)
@@ -39,6 +44,15 @@ class Heads:
     cap: float | None = None  # of these products: `cap * tanh(product / cap)` (arXiv 2408.00118, section 2)
     bias: bool | None = None  # whether queries, keys and values have one; None: as the model's other layers
     out_bias: bool | None = None  # whether the last layer has one; None: as those
+
+    def __post_init__(self) -> None:
+        for number in (self.count, self.key_value, self.size, self.window):
+            if number is not None and number < 1:
+                raise ValueError(f"numbers of heads, of theirs and of a window's tokens are at least 1, got {number}")
+        if not 0 <= self.dropout <= 1:
+            raise ValueError(f"dropout is a probability, got {self.dropout}")
+        if self.cap is not None and not 0 < self.cap < math.inf:
+            raise ValueError(f"a cap is a finite number above 0, got {self.cap}")
 
     @property
     def shared(self) -> int:
@@ -59,6 +73,8 @@ class SelfAttention(Residual):
         self.heads = heads
         self.size = heads.size or hidden // heads.count
         shared = heads.shared
+        if not self.size:
+            raise ValueError(f"{heads.count} heads for a width of {hidden}")
         if heads.count % shared:
             raise ValueError(f"{shared} heads of keys and values do not divide {heads.count} of queries")
         self.rotary = heads.rotary if isinstance(heads.rotary, Rotary | None) else Rotary(heads.rotary)

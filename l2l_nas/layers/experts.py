@@ -15,13 +15,21 @@ from l2l_nas.space.split import Experts, Splits
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens get to experts."""
+    """How tokens get to experts.
+
+    Raises:
+        ValueError: a token takes none, or more than there are.
+    """
 
     experts: int  # how many there are
     chosen: int = 2  # for each token
     balance: float = 0.01  # weight of the load-balancing loss; 0: without
     # whether the probabilities of a token's chosen experts are divided by their sum (arXiv 2401.04088, section 2.1)
     is_normalised: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.chosen <= self.experts:
+            raise ValueError(f"a token takes {self.chosen} of {self.experts} experts")
 
 
 class ExpertList(nn.ModuleList):

@@ -12,7 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rotary:
-    """How a head's numbers turn with the place of a token."""
+    """How a head's numbers turn with the place of a token.
+
+    Raises:
+        ValueError: a number that makes no sense.
+    """
 
     base: float  # number i of a head of n turns by `base ** (-2 * i / n)` a place
     share: float = 1.0  # of the head's numbers that turn, from its begin; the others stay
@@ -25,6 +29,17 @@ class Rotary:
     high: float = 4.0
     is_whole: bool = True  # yarn: whether these are rounded to whole numbers of the head
     scale: float = 1.0  # of cosines and sines
+
+    def __post_init__(self) -> None:
+        if self.kind not in STRETCHES:
+            raise ValueError(f"rotary positions of kind '{self.kind}'; known are {', '.join(STRETCHES)}")
+        least = int(self.kind == "yarn")  # which divides by the base's logarithm
+        if not least < self.base < math.inf:
+            raise ValueError(f"the base of rotary positions is a finite number above {least}, got {self.base}")
+        if not (0 <= self.share <= 1 and 0 < self.low < self.high < math.inf and 0 <= self.scale < math.inf):
+            raise ValueError("a share is at most 1, turns are above 0 and in order, a scale is finite")
+        if not (0 < self.factor < math.inf and self.original >= 1):
+            raise ValueError("rotary positions are stretched by a finite factor above 0, from at least 1 place")
 
     def turning(self, size: int) -> int:
         """How many of a head's numbers turn."""

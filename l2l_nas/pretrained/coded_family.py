@@ -7,6 +7,8 @@ read is parsed, and never run: known layers with plain arguments are made of it.
 from __future__ import annotations
 
 import ast
+import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import partial
@@ -19,7 +21,7 @@ from l2l_nas import layers
 from l2l_nas.arguments import shown
 from l2l_nas.errors import SpaceError, one_line
 from l2l_nas.layers.style import NORMS
-from l2l_nas.pretrained.config import Config
+from l2l_nas.pretrained.config import MOST_EXPERTS, MOST_LAYERS, MOST_PARAMETERS, Config
 from l2l_nas.pretrained.families import ORIGINAL, Factory, Family, TensorSource, family_of, split_of
 from l2l_nas.space.candidate import Candidate, Position
 
@@ -32,6 +34,8 @@ _KNOWN: Mapping[str, Any] = {
 }
 _LONGEST = 2_000  # characters of an expression
 _LARGEST, _FARTHEST = 1 << 24, (1 << 63) - 1  # of whole numbers, and of windows
+_PLACES = {"device", "dtype"}  # arguments of torch's layers
+_NEEDED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def model_of(config: Mapping[str, Any]) -> Family:
@@ -46,12 +50,16 @@ def model_of(config: Mapping[str, Any]) -> Family:
 def _coded(config: Config) -> Family:
     factories = {name: _factory(name, text) for name, text in _layers(config).items()}
     parameters: dict[str, dict[str, Tensor]] = {}
+    count = 0
     for name, factory in factories.items():
         try:
             with torch.device("meta"):
                 parameters[name] = dict(factory().named_parameters())
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise SpaceError(f"config: layer '{name}' cannot be made: {one_line(str(error))}") from None
+        count += len(parameters[name])
+        if count > MOST_PARAMETERS:
+            raise SpaceError(f"config: its layers have more than {MOST_PARAMETERS} parameters by name")
     ties = _ties(config, parameters)
     sources: dict[tuple[str, str], TensorSource] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -62,6 +70,9 @@ def _coded(config: Config) -> Family:
             published = f"{PREFIX}{name}.{key}"
             owner = owners.setdefault(ties[name].get(key, published), published)
             if owner != published:
+                if shapes[owner] != parameter.shape:
+                    both = f"{list(parameter.shape)} and {list(shapes[owner])}"
+                    raise SpaceError(f"config: 'tied' makes {published} and {owner} one, which are {both}")
                 copies[published] = owner
                 continue
             sources[name, key] = TensorSource(published)
@@ -82,6 +93,8 @@ def _layers(config: Config) -> dict[str, Any]:
     pairs = config.get("layers")
     if not isinstance(pairs, list) or not all(isinstance(one, list) and len(one) == 2 for one in pairs):
         config.refuse("layers", "pairs of a name and a layer")
+    if len(pairs) > MOST_LAYERS:
+        raise SpaceError(f"config: {len(pairs)} layers; expected at most {MOST_LAYERS}")
     found = {name: text for name, text in pairs if isinstance(name, str) and name.isidentifier()}
     if len(found) < len(pairs):
         config.refuse("layers", "names of letters, digits and _, each once")
@@ -125,11 +138,23 @@ def _value(node: ast.expr, name: str) -> Any:
         most = _FARTHEST if name == "window" else _LARGEST
         if isinstance(value, int) and not -1 <= value <= most:
             raise ValueError(f"{value} is more than {most}")
+        if isinstance(value, float) and not 0 <= value < math.inf:
+            raise ValueError(f"{value} is no finite number from 0")
         return value
     kind: Any = _KNOWN.get(node.func.id) if isinstance(node.func, ast.Name) else None
     if kind is None:
         raise ValueError(f"{ast.unparse(node.func)} is no layer that is known here")
     given = [_value(one, "") for one in node.args]
     named = {str(one.arg): _value(one.value, str(one.arg)) for one in node.keywords}
-    make: Any = kind if is_dataclass(kind) else partial(partial, kind)
-    return make(*given, **named)
+    wanted = inspect.signature(kind)
+    values = wanted.bind(*given, **named).arguments
+    experts = values.get("experts")
+    if isinstance(experts, int) and experts > MOST_EXPERTS:
+        raise ValueError(f"{experts} experts are more than {MOST_EXPERTS}")
+    if is_dataclass(kind):
+        return kind(**values)  # type: ignore[operator]
+    if not _PLACES.isdisjoint(values):
+        raise ValueError("where it lies, and in which dtype, is not for a config to say")
+    # what layers need stands first, and the rest is named, as families have it
+    first = [one.name for one in wanted.parameters.values() if one.default is one.empty and one.kind in _NEEDED]
+    return partial(kind, *(values.pop(name) for name in first), **values)

@@ -22,7 +22,8 @@ _ACTIVATIONS = {
     "swish": "silu",
 }
 # damaged configs name more
-_LARGEST, _MOST_LAYERS = 1 << 24, 10_000
+_LARGEST, MOST_LAYERS, MOST_EXPERTS = 1 << 24, 10_000, 1024
+MOST_PARAMETERS = 1 << 18  # by name, of all layers
 _LONGEST_WINDOW = (1 << 63) - 1
 FULL, SLIDING = "full_attention", "sliding_attention"
 _ADVICE = "is it the config of a whole model?"
@@ -53,8 +54,8 @@ class Config(Fields):
     def layers(self, name: str) -> int:
         """How many blocks there are."""
         count = self.count(name)
-        if count > _MOST_LAYERS:
-            raise SpaceError(f"config: '{name}' is {count}; expected at most {_MOST_LAYERS}")
+        if count > MOST_LAYERS:
+            raise SpaceError(f"config: '{name}' is {count}; expected at most {MOST_LAYERS}")
         return count
 
     def is_true(self, name: str) -> bool:

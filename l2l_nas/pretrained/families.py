@@ -30,7 +30,7 @@ from l2l_nas.layers import (
     Style,
 )
 from l2l_nas.layers.style import NORMS
-from l2l_nas.pretrained.config import SLIDING, Config, rotary_of
+from l2l_nas.pretrained.config import MOST_EXPERTS, MOST_PARAMETERS, SLIDING, Config, rotary_of
 from l2l_nas.pretrained.rows import FAMILIES, FamilyRow, Names
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
@@ -255,7 +255,9 @@ class _FamilyBuilder:
     def _routing(self) -> Routing:
         """The routing of Mixtral, where the loss of several layers is the mean of theirs."""
         config = self._config
-        chosen, experts = config.count("num_experts_per_tok", 2), config.count("num_local_experts", 8)
+        most = min(MOST_EXPERTS, MOST_PARAMETERS // self._layers)
+        experts = config.whole("num_local_experts", least=1, most=most, default=8)
+        chosen = config.count("num_experts_per_tok", 2)
         if chosen > experts:
             raise SpaceError(f"config: 'num_experts_per_tok' is {chosen}, but there are {experts} experts")
         weight = config.number("router_aux_loss_coef", default=0.001) if config.get("output_router_logits") else 0.0

@@ -49,13 +49,18 @@ class GGUFModel:
 
     def __init__(self, layers: Sequence[tuple[str, Candidate]], *, length: int) -> None:
         self._length, self._ties = length, {name for name, layer in layers if layer.tied}
-        (_, first), *inner, (_, norm), (_, head) = layers
-        outer = [_made_by(layer) for layer in (first, norm, head)]
-        if [kind for kind, _, _ in outer] != [Embedding, nn.RMSNorm, nn.Linear] or outer[0][2]:
+        ends = [(name, *_made_by(layer)) for name, layer in (*layers[:1], *layers[-2:])]
+        eps = next((options.get("eps") for _, kind, _, options in ends if kind is nn.RMSNorm), None)
+        wanted = [
+            ("embedding", Embedding, {}),
+            ("norm", nn.RMSNorm, {"eps": eps}),
+            ("head", nn.Linear, {"bias": False}),
+        ]
+        if eps is None or [(name, kind, options) for name, kind, _, options in ends] != wanted:
             raise _not_of_llama("its embedding, last norm or head")
-        self._vocabulary, self._hidden = outer[0][1]
-        self._style = Style(norm="rms", eps=outer[1][2]["eps"], bias=False)
-        self.blocks = [*self._parted(inner)]
+        self._style = Style(norm="rms", eps=eps, bias=False)
+        self._vocabulary, self._hidden = ends[0][2]
+        self.blocks = [*self._parted(layers[1:-2])]
         heads = [block.attention[1] for block in self.blocks if block.attention]
         if not heads:
             raise _not_of_llama("no attention at all")
@@ -71,7 +76,7 @@ class GGUFModel:
         block = _Block()
         for name, candidate in layers:
             kind, args, options = _made_by(candidate)
-            style = options.get("style", args[2] if kind is SelfAttention and len(args) > 2 else Style())
+            style = options.get("style", args[2] if kind is SelfAttention and len(args) > 2 else None) or Style()
             if replace(style, bias=False, dropout=0.0, deviation=None, sublayers=1) != self._style:
                 raise _not_of_llama(f"the norm of '{name}'")
             if kind is SelfAttention:

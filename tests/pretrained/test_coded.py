@@ -7,12 +7,14 @@ import json
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from l2l_nas import plain_module
 from l2l_nas.errors import SpaceError
 from l2l_nas.pretrained.coded_family import model_of
+from l2l_nas.pretrained.gguf_out import GGUFModel
 from l2l_nas.pretrained.pool import published_pool
+from l2l_nas.training.export import ExportError
 from tests.pretrained.test_families import MODELS, TOKENS
 from tests.pretrained.test_found import GROUPED, exported
 
@@ -139,7 +141,29 @@ DAMAGED = {
     "another's": (_layers(head="Path('x')"), "Path is no layer that is known here"),
     "a name": (_layers(head="Linear(size, 7)"), "head"),
     "a list": (_layers(head="Linear([4], 7)"), "neither a number nor a word"),
-    "arguments": (_layers(head="Linear(4, 7, 8, 9, 10, 11)"), "cannot be made"),
+    "arguments": (_layers(head="Linear(4, 7, 8, 9, 10, 11)"), "too many positional arguments"),
+    "a word for a number": (_layers(head="Linear('a', 7)"), "cannot be made"),
+    "a device": (_layers(head="Linear(4, 7, device='cpu')"), "is not for a config to say"),
+    "experts": (_layers(a="MixtureOfExperts(4, 7, routing=Routing(1025))"), "1025 experts are more than 1024"),
+    "no expert": (_layers(a="MixtureOfExperts(4, 7, routing=Routing(2, 3))"), "takes 3 of 2 experts"),
+    "many layers": ({"layers": [[f"a{n}", "Zero()"] for n in range(10_001)]}, "10001 layers; expected at most 10000"),
+    "no number": (_layers(a="FeedForward(4, 7, style=Style(eps=1e999))"), "inf is no finite number"),
+    "below zero": (_layers(a="FeedForward(4, 7, style=Style(eps=-1.0))"), "-1.0 is no finite number"),
+    "no base": (_layers(a="SelfAttention(4, Heads(2, rotary=Rotary(0.0)))"), "a finite number above 0, got 0.0"),
+    "no plain base": (_layers(a="SelfAttention(4, Heads(2, rotary=0.0))"), "a finite number above 0, got 0.0"),
+    "a yarn of one": (_layers(a="SelfAttention(4, Heads(2, rotary=Rotary(1, kind='yarn')))"), "above 1, got 1"),
+    "turns": (_layers(a="SelfAttention(4, Heads(2, rotary=Rotary(9.0, low=4.0)))"), "in order"),
+    "a stretch": (_layers(a="SelfAttention(4, Heads(2, rotary=Rotary(9.0, kind='x')))"), "known are default"),
+    "a factor": (_layers(a="SelfAttention(4, Heads(2, rotary=Rotary(9.0, factor=0.0)))"), "factor above 0"),
+    "no window": (_layers(a="SelfAttention(4, Heads(2, window=0))"), "are at least 1, got 0"),
+    "no heads": (_layers(a="SelfAttention(4, Heads(-1))"), "are at least 1, got -1"),
+    "too many heads": (_layers(a="SelfAttention(4, Heads(8))"), "8 heads for a width of 4"),
+    "a dropout": (_layers(a="SelfAttention(4, Heads(2, dropout=5.0))"), "a probability, got 5.0"),
+    "a cap": (_layers(a="SelfAttention(4, Heads(2, cap=0.0))"), "a cap is a finite number above 0, got 0.0"),
+    "a tie of two sizes": (
+        {**_layers(norm="RMSNorm(4)"), "tied": {"embedding.token.weight": "x", "norm.weight": "x"}},
+        "which are [4] and [7, 4]",
+    ),
     "a dataclass": (_layers(head="Style()"), "no layer"),
     "half": (_layers(head="Linear(4,"), "'head'"),
     "no text": (_layers(head=3), "no text"),
@@ -155,6 +179,37 @@ DAMAGED = {
     "heads": (_layers(attention_0="SelfAttention(4, Heads(3, key_value=2))"), "do not divide"),
     "no length": ({"max_position_embeddings": None}, "max_position_embeddings"),
 }
+
+
+def test_experts_of_all_layers_are_not_too_many_together(monkeypatch):
+    monkeypatch.setattr("l2l_nas.pretrained.coded_family.MOST_PARAMETERS", 50)
+    layer = "MixtureOfExperts(4, 7, routing=Routing(4))"
+    assert model_of({**BASE, **_layers(a=layer, b=layer)}).vocabulary == 7
+    with pytest.raises(SpaceError, match="more than 50 parameters"):
+        model_of({**BASE, **_layers(a=layer, b=layer, c=layer)})
+
+
+def test_layers_may_be_written_with_names_or_without(tmp_path):
+    """And what is made of them is the same."""
+    layers = {
+        "embedding": "Embedding(hidden=16, vocabulary=7)",
+        "attention_0": "SelfAttention(style=Style(norm='rms'), heads=Heads(2), hidden=16)",
+        "feedforward_0": "FeedForward(width=32, hidden=16)",
+        "norm": "RMSNorm(16)",
+        "head": "Linear(16, 7, False)",
+    }
+    config = {**BASE, "layers": [*map(list, layers.items())]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(
+        {name: torch.ones(shape) for name, shape in model_of(config).shapes.items()}, tmp_path / "model.safetensors"
+    )
+    pool = published_pool(f"hf:{tmp_path}", length=9, widths=[0.5], ranks=[0.5], heads=[1])
+    names = [[one.name for one in place.candidates[1:]] for place in pool.positions]
+    assert names == [[], ["heads_1", "skip"], ["width_16", "rank_8", "skip"], [], []]
+    for part in (slice(None), slice(2), slice(1), slice(0)):
+        found = [(place.name, place.candidates[0]) for place in pool.positions[part]]
+        with pytest.raises(ExportError, match="its embedding, last norm or head"):
+            GGUFModel(found, length=9)
 
 
 @pytest.mark.parametrize("how", DAMAGED)

@@ -306,6 +306,8 @@ def test_documents_do_not_see_each_other():
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "'use_bidirectional_attention' is True"),
         ({"model_type": "phi3", "rope_parameters": {"rope_type": "longrope"}}, "'longrope'; known are default;?$"),
         ({"model_type": "mixtral", "num_local_experts": 1}, "'num_experts_per_tok' is 2, but there are 1 experts"),
+        ({"model_type": "mixtral", "num_local_experts": 1025}, "num_local_experts is 1025, .* from 1 to 1024"),
+        ({"model_type": "mixtral", "num_hidden_layers": 9999, "num_local_experts": 64}, "is 64, .* from 1 to 26"),
         ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "'router_jitter_noise' is 0.1, of which only 0.0"),
         ({"layer_types": ["linear"] * 3}, "'layer_types' are .*; known are full_attention"),
     ],
