@@ -22,7 +22,7 @@ from l2l_nas.relay.extend import Caches
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs, TensorSpec, describe
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.shapes import refuse_lone_sample
+from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
 
 Batch = tuple[Tensor, ...]
 # makes of the outputs of a micro-batch, by its number, what is wanted of them
@@ -252,15 +252,40 @@ def cut_up(wanted: Specs, inputs: Batch, micro_batch: int, cuts: Cuts | None) ->
     cuts = [_pair(one) for one in check_list("cuts", cuts, of=(tuple, list), wanted="(samples, places)")]
     if sum(size for size, _ in cuts) != sum(sizes) or not all(size > 0 and 0 < n <= most for size, n in cuts):
         raise DataError(f"cuts {list(cuts)[:4]} do not cut {sum(sizes)} samples of at most {most} places")
+    if (largest := max(size for size, _ in cuts)) > micro_batch:
+        raise DataError(f"cuts: one has {largest} samples, a micro-batch at most micro_batch={micro_batch}")
     parts = zip(*(tensor.split([size for size, _ in cuts]) for tensor in inputs), strict=True)
     return (tuple(tensor[:, :n] for tensor in part) for part, (_, n) in zip(parts, cuts, strict=True))
 
 
 def _pair(cut: Sequence[int]) -> tuple[int, int]:
     """A cut of `Cuts`; a SettingError where it is none."""
-    if len(cut) != 2 or not all(isinstance(one, int) for one in cut):
+    if len(cut) != 2:
         raise SettingError(f"cuts takes a list of (samples, places), got {shown(cut)} in it")
-    return cut[0], cut[1]
+    return check_whole("cuts: samples", cut[0]), check_whole("cuts: places", cut[1])
+
+
+def _checked_lengths(pool: LayerPool, lengths: object, count: int, targets: Batch) -> tuple[int, ...]:
+    """`lengths` of `Executor.train_step`, of so many micro-batches."""
+    given = check_list("lengths", lengths, of=object, wanted="whole numbers")
+    found = tuple(check_whole("lengths", one) for one in given)
+    most = min((*spec.shape, 0)[0] for spec in pool.inputs)
+    if len(found) != count or not all(0 < one <= most for one in found):
+        raise DataError(f"lengths of {count} micro-batches are 1 to {most}, got {shown(found)}")
+    if any(part.shape[1:2] == (most,) for part in targets):
+        outputs = check_shapes(pool).outputs
+        if any(spec.shape[:1] == (most,) for spec in outputs):
+            raise DataError(
+                f"lengths: outputs and targets are of {most} places each, which shorter texts do not have; train "
+                "without lengths"
+            )
+    return found
+
+
+def refuse_cuts(name: str, given: object, *, are_taken: bool) -> None:
+    """Refuse texts of several lengths with a SettingError where layers are made for one."""
+    if given is not None and not are_taken:
+        raise SettingError(f"{name}: layers that are compiled or captured take one length; have layers=eager")
 
 
 def shares(sizes: Sequence[int]) -> tuple[float, ...]:
@@ -381,10 +406,7 @@ class MiniBatch:
         others = (targets,) if isinstance(targets, Tensor) else targets
         sizes = checked_sizes(pool.inputs, inputs, micro_batch, *others)
         if lengths is not None:
-            lengths = tuple(check_list("lengths", lengths, of=int, wanted="whole numbers"))
-            most = min((*spec.shape, 0)[0] for spec in pool.inputs)
-            if len(lengths) != len(sizes) or not all(0 < one <= most for one in lengths):
-                raise DataError(f"lengths of {len(sizes)} micro-batches are 1 to {most}, got {shown(lengths)}")
+            lengths = _checked_lengths(pool, lengths, len(sizes), others)
         parts = cut_targets(targets, sizes)
         with user_code("the task's count"):
             counts = [objective.count(part) for part in parts]

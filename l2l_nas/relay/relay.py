@@ -43,6 +43,7 @@ from l2l_nas.relay.interface import (
     bytes_of,
     cut_sizes,
     cut_up,
+    refuse_cuts,
 )
 from l2l_nas.relay.lanes import Lanes
 from l2l_nas.relay.memory import MemoryPlan, decide
@@ -301,6 +302,7 @@ class Relay:
     ) -> StepResult:
         """See `Executor.train_step`. Updates may be running when this returns; `drain` waits for them."""
         refuse_modes(self.device)
+        refuse_cuts("lengths", lengths, are_taken=self._takes_cuts)
         share = None if samples is None else self._share(_sizes(samples, micro_batch))
         about: dict[str, Any] = {"objective": objective, "micro_batch": micro_batch, "lr": lr, "step": step}
         batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, share=share, lengths=lengths)
@@ -352,13 +354,15 @@ class Relay:
         One pass over a prefix tree of their paths: each distinct layer is loaded once, what architectures begin alike
         is computed once. What needs more than `max_bytes` goes in several passes.
         """
+        refuse_cuts("cuts", cuts, are_taken=self._takes_cuts)
         cut = list(cut_up(self.pool.inputs, as_batch(inputs), micro_batch, cuts))
         kinds = (Architecture, tuple, list)
         architectures = check_list("architectures", architectures, of=kinds, wanted="architectures")
         most = None
         if max_bytes is not None:
             sizes = tuple(len(batch[0]) for batch in cut)
-            largest = max(self.stash.size_bytes(name, sizes) for name in self.stash.places)
+            lengths = None if cuts is None else tuple(batch[0].shape[1] for batch in cut)
+            largest = max(self.stash.size_bytes(name, sizes, lengths) for name in self.stash.places)
             # ranks may have micro-batches of other sizes, and make the same passes
             most = least(self.server.exchange, check_count("max_bytes", max_bytes) // largest)
         self._pause()

@@ -78,8 +78,8 @@ class Stash:
     def spill(self, values: frozenset[Name]) -> Spill:
         return Spill(values, self.frames)
 
-    def size_bytes(self, value: str, sizes: tuple[int, ...]) -> int:
-        return _end(self._entries(value, sizes, 0), 0)
+    def size_bytes(self, value: str, sizes: tuple[int, ...], lengths: tuple[int, ...] | None = None) -> int:
+        return _end(self._entries(value, sizes, 0, lengths), 0)
 
     def _waiting(self, writes: Sequence[Sequence[str]]) -> int:
         wiring = self._wiring
@@ -103,7 +103,7 @@ class Stash:
         """Frames for micro-batches of these sizes; an arena grows if they need more than any before.
 
         Args:
-            lengths: of their texts, where they are shorter than the pool's inputs. The arena is as large as these need.
+            lengths: of their texts, where they are shorter than the pool's inputs. The arena is as large as for those.
         """
         key = sizes, spilled, lengths
         if key not in self._layouts:

@@ -78,9 +78,8 @@ class Samples(ABC):
 
     is_sequential = False  # whether rows can only be read in rising order, and a lower one begins anew
     drops_last = True  # whether what does not fill a mini-batch at the end of a pass is left for other passes
-    is_padded = (
-        False  # whether texts end before their tensors do: with targets that do not count, or an input `padding`
-    )
+    # whether texts end before their tensors do: with targets that do not count, or another number in `documents`
+    is_padded = False
     is_by_row = False  # whether a sample is the same whatever is read with it, so that ranks may each read a part
 
     @abstractmethod

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.population import alive, group, prefixes
+from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.stress import Stress
 from tests.relay.steps import PATH, is_same, relay_of, tensors, train
+from tests.text.networks import WHOLE, pool_of, server_of
 from tests.toys import Dense, cell_pool, decoder_pool, dense_pool, language_pool, random_data, repeated_pool, unet_pool
 
 POOLS = {"dense": dense_pool(), "language": language_pool(), "repeated": repeated_pool()}
@@ -232,3 +234,13 @@ def test_inputs_that_do_not_fit_are_refused():
     relay = relay_of(dense_pool())
     with pytest.raises(DataError, match="takes"):
         relay.predict_population([relay.pool.architecture(PATH)], (torch.ones(2, 5),), micro_batch=2)
+
+
+def test_a_population_of_short_texts_keeps_more_of_them_on_the_device(monkeypatch):
+    relay, inputs = Relay(server_of(pool_of(length=48)), device="cpu"), (torch.zeros(4, 48, dtype=torch.int64),)
+    seen, groups = [], relay._evaluation.groups
+    monkeypatch.setattr(relay._evaluation, "groups", lambda *a, most: seen.append(most) or groups(*a, most=most))
+    for cuts in (None, [(4, 48)], [(4, 8)]):
+        relay.predict_population([WHOLE], inputs, micro_batch=4, max_bytes=1 << 20, cuts=cuts)
+    assert seen[1] == seen[0]
+    assert seen[2] == pytest.approx(6 * seen[0], rel=0.1)

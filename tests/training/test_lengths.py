@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from l2l_nas import SGD, Batches, Candidate, Clip, Column, LayerPool, ParamServer, Position, TensorSpec, Trainer, skip
-from l2l_nas.errors import DataError
+from l2l_nas import SGD, Batches, Candidate, Clip, LayerPool, ParamServer, Position, TensorSpec, Trainer, skip
 from l2l_nas.layers import ClassHead, Embedding, FeedForward, Heads, MixtureOfExperts, Routing, SelfAttention, Style
-from l2l_nas.parallel.collectives import Ranks, Unjoined
-from l2l_nas.parallel.split_pool import SplitPool
 from l2l_nas.relay.device import Cpu
-from l2l_nas.relay.extend import fixed_at
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.stress import Stress
@@ -25,7 +20,7 @@ from l2l_nas.text.network import OfOneDocument
 from l2l_nas.text.perplexity import Perplexity, Windows
 from l2l_nas.text.sentences import SentenceForm, Sentences
 from l2l_nas.training.fit import evaluate, evaluate_population, sample_figures, score
-from l2l_nas.training.lengths import Texts, TrainingLengths, are_near
+from l2l_nas.training.lengths import Texts
 from l2l_nas.training.samples import Samples, Split
 from l2l_nas.training.schedule import Constant
 from l2l_nas.training.task import BalancedClassification, Tokens
@@ -140,7 +135,7 @@ def test_layers_that_are_compiled_get_all_of_it():
     assert Texts.taken_by(Relay(server, device="cpu", layers=lambda graph, inputs: graph), [WHOLE]) is None
 
 
-class _Fixed(nn.Module):
+class Fixed(nn.Module):
     """Mixes all places, by weights of each; says of itself what is not true."""
 
     def __init__(self):
@@ -151,133 +146,11 @@ class _Fixed(nn.Module):
         return x + self.mix(x.transpose(1, 2)).transpose(1, 2)
 
 
-class _SaysSo(_Fixed):
-    takes_any_length = True
-
-
-class _FromTheEnd(nn.Module):
-    """Places are counted from the end."""
-
-    takes_any_length = True
-
-    def __init__(self):
-        super().__init__()
-        self.place = nn.Embedding(L, 16)
-
-    def forward(self, x):
-        return x + self.place(torch.arange(L - x.shape[1], L))
-
-
-class _Mean(nn.Module):
+class Mean(nn.Module):
     is_placewise = True
 
     def forward(self, x):
         return x - x.mean(dim=1, keepdim=True)
-
-
-class _Blind(SelfAttention):
-    def __init__(self):
-        super().__init__(16, Heads(2, is_causal=False))
-
-
-@pytest.mark.parametrize(("layer", "tries"), [(_Fixed, 0), (_SaysSo, 2), (_FromTheEnd, 2), (_Mean, 2), (_Blind, 0)])
-def test_a_layer_for_which_the_length_matters_gets_all_of_it(layer, tries, monkeypatch):
-    executor, chosen = middle(layer)
-    expected = evaluate(executor, chosen, Padded(passages()), task=Cloze(), micro_batch=4)
-    seen = watched(executor, monkeypatch)
-    for _ in range(2):  # that it matters is remembered
-        found = evaluate(executor, chosen, passages(), task=Cloze(), micro_batch=4)
-        assert found == pytest.approx(expected, rel=1e-5)
-    assert {length for _, length in seen[tries:]} == {L}
-    assert [size for size, _ in seen[:tries]] == [1] * tries
-
-
-class _Gated(nn.Module):
-    """Sees padding, as soon as it has learned anything."""
-
-    is_placewise = True
-
-    def __init__(self):
-        super().__init__()
-        self.gate = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x):
-        return x + self.gate * x.mean(dim=1, keepdim=True)
-
-
-class _Ruling(nn.Linear):
-    """One token is ruled out."""
-
-    is_placewise = True
-
-    def forward(self, x):
-        return super().forward(x).index_fill(-1, torch.tensor(5), -1e9)
-
-
-class _Stretched(nn.Module):
-    """Changes with texts of more than 100 tokens, as rates of rotary positions may."""
-
-    takes_any_length = True
-
-    def forward(self, x):
-        return x * (1 if x.shape[1] <= 100 else 1.5)
-
-
-class _SaysItDoesNot(SelfAttention):
-    takes_any_length = False
-
-
-def middle(layer, *, head=nn.Linear, length=L):
-    candidates = [Candidate("a", lambda: Embedding(257, 16)), Candidate("a", layer)]
-    candidates.append(Candidate("a", partial(head, 16, 257)))
-    positions = [Position(f"p{n}", one) for n, one in enumerate(candidates)]
-    server = server_of(LayerPool(positions, inputs={"x": TensorSpec((length,), torch.int64)}))
-    return Relay(server, device="cpu"), Architecture(("a",) * 3)
-
-
-def test_what_passed_before_a_layer_learned_is_tried_again():
-    executor, chosen = middle(_Gated)
-    for gate in (0.0, 1.0):
-        with executor.server.writing("p1/a") as state:
-            state.parameters()["gate"].fill_(gate)
-        expected = evaluate(executor, chosen, Padded(passages()), task=Cloze(), micro_batch=4)
-        found = evaluate(executor, chosen, passages(), task=Cloze(), micro_batch=4)
-        assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_one_score_that_rules_a_token_out_hides_no_difference():
-    executor, chosen = middle(_Mean, head=_Ruling)
-    expected = evaluate(executor, chosen, Padded(passages()), task=Cloze(), micro_batch=4)
-    assert evaluate(executor, chosen, passages(), task=Cloze(), micro_batch=4) == pytest.approx(expected, rel=1e-5)
-    executor, chosen = middle(nn.Identity, head=_Ruling)
-    assert Texts.taken_by(executor, [chosen]).length_for((torch.zeros(1, L, dtype=torch.int64),), 3) == 8
-
-
-def test_outputs_are_near_place_by_place():
-    one = torch.tensor([[1.0, -2.0, 0.5, -1e9], [1e4, 2e4, -torch.inf, 0.0]])
-    for change, is_near in ((1e-5, True), (1e-2, False)):
-        other = one.clone()
-        other[0, 2] += change
-        assert are_near(other, one, 1e-4) == is_near
-    for number in (torch.inf, torch.nan, 0.0):
-        assert not are_near(one.where(one.isfinite(), number), one, 1e-4)
-    assert are_near(one, one, 0.0)
-    assert not are_near(torch.full((2, 3), torch.nan), torch.full((2, 3), torch.nan), 1e-4)
-
-
-def test_a_text_as_long_as_any_is_tried():
-    executor, chosen = middle(_Stretched, length=128)
-    row = (torch.zeros(1, 128, dtype=torch.int64),)
-    assert Texts.taken_by(executor, [chosen]).length_for(row, 8) == 128
-    executor, chosen = middle(nn.Identity, length=128)
-    assert Texts.taken_by(executor, [chosen]).length_for(row, 8) == 8
-
-
-@pytest.mark.parametrize("layer", [_Blind, lambda: _SaysItDoesNot(16, Heads(2))])
-def test_a_layer_that_goes_on_may_say_that_its_length_is_fixed(layer):
-    executor, chosen = middle(layer)
-    assert fixed_at(executor.pool, chosen) == "p1"
-    assert fixed_at(classifier(), PATHS[0]) is None
 
 
 class _AllPlaces(Tokens):
@@ -324,23 +197,6 @@ def test_sentences_are_told_apart_at_their_own_lengths(kind, monkeypatch):
     assert sum(size for size, length in seen[2:] if length < L) == 20
 
 
-def test_a_network_that_sees_padding_gets_all_of_it(monkeypatch):
-    """Attention is not told where a sentence ends."""
-    inputs = {name: TensorSpec((L,), torch.int64) for name in ("tokens", "kinds", "documents")}
-    positions = [
-        Position("embed", Candidate("a", lambda: Embedding(257, 16, kinds=2)), reads=("tokens", "kinds"), writes="x"),
-        Position("layer", Candidate("a", _Blind), reads="x", writes="y"),
-        Position(
-            "other", Candidate("a", lambda: SelfAttention(16, Heads(2, is_causal=False))), reads=("y", "documents")
-        ),
-        Position("head", Candidate("a", lambda: ClassHead(16, 3))),
-    ]
-    executor = Relay(server_of(LayerPool(positions, inputs=inputs)), device="cpu")
-    seen = watched(executor, monkeypatch)
-    evaluate(executor, Architecture(("a",) * 4), sentences(), task=BalancedClassification(), micro_batch=4)
-    assert seen == [(20, L)]
-
-
 def test_experts_are_placewise():
     candidates = [Candidate("a", lambda: Embedding(257, 16)), Candidate("a", lambda: nn.Linear(16, 257))]
     candidates.insert(1, Candidate("a", lambda: MixtureOfExperts(16, 24, routing=Routing(experts=4))))
@@ -352,14 +208,6 @@ def test_experts_are_placewise():
         for samples in (passages(), Padded(passages()))
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("cuts", [[(2, 8)], [(3, 0)], [(3, L + 1)], [(3, 8), (0, 8)], []])
-@pytest.mark.parametrize("kind", ["held", "resident"])
-def test_cuts_that_do_not_fit_are_refused(cuts, kind):
-    executor = EXECUTORS[kind](server_of(pool_of(length=L)))
-    with pytest.raises(DataError, match="do not cut 3 samples of at most 48 places"):
-        executor.predict_population([WHOLE], (torch.zeros(3, L, dtype=torch.int64),), micro_batch=3, cuts=cuts)
 
 
 def test_rows_that_are_chosen_stay_texts():
@@ -460,29 +308,8 @@ class _Normed(nn.Module):
 _MIXTURE = partial(MixtureOfExperts, 16, 24, routing=Routing(experts=4))
 
 
-@pytest.mark.parametrize("layer", [_MIXTURE, _Normed, _Fixed, _Mean])
+@pytest.mark.parametrize("layer", [_MIXTURE, _Normed, Fixed, Mean])
 def test_what_padding_matters_to_in_training_gets_all_of_it(layer):
     seen = []
     trained(relay_of(classifier(layer)), sentences(), PATHS, seen=seen)
     assert [lengths is None for lengths in seen] == [True, False, False, True, False]
-
-
-def test_layers_whose_parts_say_nothing_train_on_all_of_a_text():
-    pool = classifier(Candidate("a", partial(nn.Linear, 16, 16), split={"": Column()}))
-    relay = relay_of(pool)
-    inputs, _ = sentences().batch(torch.arange(6))
-    assert TrainingLengths(relay, sentences()).of(PATHS[0], inputs, 3) is not None
-    parts = SplitPool(pool, Ranks(Unjoined(0, 2))).parts
-    server = SimpleNamespace(whole_pool=pool, pool=parts, everyone=relay.server.everyone)
-    one = SimpleNamespace(server=server, takes_cuts=True, predict_population=relay.predict_population)
-    assert TrainingLengths(one, sentences()).of(PATHS[0], inputs, 3) is None
-
-
-@pytest.mark.parametrize("lengths", [(8,), (8, 8, 8), (8, 0), (8, L + 1)])
-@pytest.mark.parametrize("kind", ["held", "resident"])
-def test_lengths_that_do_not_fit_are_refused(lengths, kind):
-    executor = EXECUTORS[kind](relay_of(classifier()).server)
-    inputs, targets = sentences().batch(torch.arange(6))
-    about = {"objective": BalancedClassification(), "micro_batch": 4, "lr": 0.1, "step": 0}
-    with pytest.raises(DataError, match=f"lengths of 2 micro-batches are 1 to {L}"):
-        executor.train_step(PATHS[0], inputs, targets, **about, lengths=lengths)
