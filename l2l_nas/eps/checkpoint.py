@@ -87,16 +87,16 @@ class Checkpoint:
             NonFiniteError: an update under way had a gradient that is not finite; nothing was saved.
         """
         server.drain()
+        visited = server.visited  # once: other processes may add states to shared weights meanwhile
         if server.everyone.rank > 0:
-            for key in self._chosen(server, ()):
+            for key in self._chosen(server, visited, ()):
                 server.state(key)
             wait_for_all(server.everyone)
             return
         newest = self._prepare_folder()
-        chosen = self._chosen(server, [key for key in server.visited if not self._is_saved(server, key)])
-        for key in chosen:
+        for key in self._chosen(server, visited, [key for key in visited if not self._is_saved(server, key)]):
             self._write_state(server, key)
-        entries = {**self._retired, **{key: self._saved[key][1] for key in server.visited}}
+        entries = {**self._retired, **{key: self._saved[key][1] for key in visited}}
         number = 1 + max([*self._older(), newest.number if newest else 0])
         manifest = content_of(server, number=number, extra=extra or {}, entries=entries, layouts=self._layouts)
         if newest is not None and self._keep > 1:
@@ -118,9 +118,9 @@ class Checkpoint:
         return newest
 
     @staticmethod
-    def _chosen(server: ParamServer, keys: Collection[str]) -> list[str]:
+    def _chosen(server: ParamServer, visited: Collection[str], keys: Collection[str]) -> list[str]:
         """The states that rank 0 has chosen to write; all ranks call it."""
-        visited, wanted = sorted(server.visited), set(keys)  # ranks may have met them in another order
+        visited, wanted = sorted(visited), set(keys)  # ranks may have met them in another order
         own = torch.tensor([key in wanted for key in visited], dtype=torch.uint8)
         every = own.new_empty(server.everyone.size, len(visited))
         server.everyone.gather(own, every, Channel.STEP)

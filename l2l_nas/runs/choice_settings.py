@@ -129,7 +129,7 @@ class BlockwiseConf:
     scores: str = setting("exchange", "exchange: score in the network; or error")
     rounds: Optional[int] = setting(None, "rounds of scores; null: 3, or 1 with error", least=1)
     pairs: int = setting(32, "pairs of blocks a round measures at most", least=0)
-    sizes: list[float] = setting([], "shares of the parameters to remove, each a network")
+    sizes: list[float] = setting([], "for each, a network with this share removed")
     teacher: float = setting(0.5, "share of the teacher's outputs in the loss", least=0.0)
 
 

@@ -54,7 +54,10 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["search", "folder=a(b"], "'folder=a(b' cannot be read"),
         (["search", "++trials=3"], "no setting 'trials'; did you mean 'search.trials'?"),
         (["search", "+foo=1"], "no setting 'foo'; --help lists them all"),
-        (["search", "experiment=foo"], "no experiment 'foo'; choose from quick; your own is DIR/experiment/*.yaml"),
+        (
+            ["search", "experiment=foo"],
+            "no experiment 'foo'; choose from quick, smaller; your own is DIR/experiment/*.yaml",
+        ),
         (["train", "+experiment=foo"], "no setting 'experiment'"),
         (["search", "objectives=r2"], "no objectives 'r2'; choose from accuracy, accuracy_flops"),
         (["search", "relay=smal_device"], "no relay 'smal_device'; did you mean 'small_device'?"),

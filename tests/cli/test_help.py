@@ -100,7 +100,7 @@ def test_help_at_the_end_of_a_command_is_help(capsys):
         (["search", "resume", "=", "runs/a"], set()),
         (["search", "samp"], {"sampler="}),
         (["search", "sampler", "=", "gp"], {"gp", "gp_hamming"}),
-        (["search", "experiment", "="], {"quick"}),
+        (["search", "experiment", "="], {"quick", "smaller"}),
         (["evaluate", "space"], {"space.pool="}),
         (["search", "-m", "hydra/s"], {"hydra/sweeper="}),
         (["nonsense", "x"], set()),

@@ -49,7 +49,7 @@ def test_a_choice_that_is_no_name_is_one_line_that_names_the_group(refused, grou
         (["--config-name", "missing"], "primary config 'missing'"),
         (
             ["+experiment=mine"],
-            "no experiment 'mine'; choose from quick; your own is DIR/experiment/*.yaml, with --con",
+            "no experiment 'mine'; choose from quick, smaller; your own is DIR/experiment/*.yaml",
         ),
         (["experiment=mine", "+size=small"], "A config group of your own needs --config-dir DIR"),
         (["--info", "nothing"], "--info/-i: invalid choice: 'nothing' (choose from 'all', 'config', "),

@@ -241,3 +241,25 @@ def test_a_folder_that_was_deleted_between_two_saves_is_not_made_again_with_a_pa
     with pytest.raises(StorageError, match="it was deleted or moved while the run was at work"):
         checkpoint.save(server)
     assert not (tmp_path / "weights").exists()
+
+
+class Growing(ParamServer):
+    """Weights that another process shares: whenever one looks, there is a state more."""
+
+    @property
+    def visited(self):
+        found = super().visited
+        left = [key for key in self.pool.states if key not in found]
+        if left:
+            self.state(left[0])
+        return found
+
+
+def test_a_save_has_the_states_that_there_are_when_it_begins(tmp_path):
+    server = Growing(DENSE, optimizer=AdamW(), seed=0)
+    server.state(next(iter(DENSE.states)))
+    Checkpoint(tmp_path).save(server)
+    other = ParamServer(DENSE, optimizer=AdamW(), seed=0)
+    Checkpoint(tmp_path).load(other)
+    assert 1 <= len(other.visited) < len(server.pool.states)
+    Checkpoint(tmp_path).save(server)
