@@ -6,6 +6,7 @@ Tensors are read through a memory map, each when it is asked for. Nothing here r
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.i
 # how files end that do not go along: weights in any library's format, their index, code
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pt2", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".pkl", ".npz", ".npy")
 _LEFT = (*_WEIGHTS, ".onnx", ".onnx_data", ".onnx.data", ".gguf", ".ggml", ".tflite", ".index.json", ".py")
-_EXPORT = "export.json"  # of an export that the folder is itself
+# of the model, of an export that the folder is itself, of an adapter that would be loaded on top of what is exported
+_NOT_BESIDE = (CONFIG, "export.json", "adapter_config.json")
 _MOST_BESIDE_BYTES = 1 << 27  # the largest tokenizers have a quarter of it
 # names of old
 _RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))
@@ -82,11 +84,12 @@ class Folder(Published):
         with named_failures(self.path):
             paths = sorted(self.path.iterdir())
         for path in paths:
-            is_left = path.name in (CONFIG, _EXPORT) or path.name.endswith(_LEFT) or path.name.startswith(".")
+            is_left = path.name in _NOT_BESIDE or path.name.endswith(_LEFT) or path.name.startswith(".")
             if is_left or not path.is_file() or not self._is_within(path):
                 continue
             if path.stat().st_size <= _MOST_BESIDE_BYTES:
-                contents[path.name] = read_bytes(path, most_bytes=_MOST_BESIDE_BYTES)
+                content = read_bytes(path, most_bytes=_MOST_BESIDE_BYTES)
+                contents[path.name] = _without_code(content) if path.name.endswith("_config.json") else content
         return contents
 
     def _is_within(self, path: Path) -> bool:
@@ -164,3 +167,14 @@ class Folder(Published):
 
     def _named(self, file: str) -> AbstractContextManager[None]:
         return parsing(self.path / file, "a safetensors file")
+
+
+def _without_code(content: bytes) -> bytes:
+    """A config that names no code, which may be another's, to be run where that of a found network is trusted."""
+    try:
+        fields = json.loads(content)
+    except (RecursionError, ValueError):  # no program reads it
+        return content
+    if not isinstance(fields, dict) or "auto_map" not in fields:
+        return content
+    return json.dumps({name: value for name, value in fields.items() if name != "auto_map"}, indent=2).encode()

@@ -7,7 +7,7 @@ Nothing of a folder or file is run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from torch import Tensor
 from l2l_nas.errors import SpaceError
 from l2l_nas.layers import FeedForward, Heads, MixtureOfExperts, ParallelBlock, SelfAttention
 from l2l_nas.pretrained.coded import CodedModel
-from l2l_nas.pretrained.coded_family import model_of
+from l2l_nas.pretrained.coded_family import CODED, model_of
 from l2l_nas.pretrained.families import Family, TensorSource
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.found import FoundModel, found_model
 from l2l_nas.pretrained.gguf import GGUF
 from l2l_nas.pretrained.gguf_out import GGUFModel
 from l2l_nas.pretrained.gguf_tokenizer import add_tokenizer
-from l2l_nas.pretrained.model_card import model_card
+from l2l_nas.pretrained.model_card import LICENCES, model_card
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.space.candidate import Candidate, FirstWeights, Position, skip
 from l2l_nas.space.pool import LayerPool
@@ -48,6 +48,18 @@ class _SmallerAttention:
     groups: Sequence[int]
     key_value: Sequence[int]
     windows: Sequence[int]
+    refused: dict[str, SpaceError] = field(default_factory=dict)  # why a layer cannot have it, by candidate's name
+    offered: set[str] = field(default_factory=set)  # names of candidates that some layer has
+
+    def refuse(self, name: str, why: str, position: str) -> None:
+        """Note that a layer has no such candidate; layers of a found network are unlike."""
+        self.refused.setdefault(name, SpaceError(why, position=position))
+
+    def check(self) -> None:
+        """Refuse what no layer can have, with a SpaceError."""
+        for name, error in self.refused.items():
+            if name not in self.offered:
+                raise error
 
 
 class PublishedPool(LayerPool):
@@ -65,7 +77,9 @@ class PublishedPool(LayerPool):
         try:
             return found_model(self._config, self._chosen(source))
         except (ExportError, SpaceError) as error:
-            return CodedModel(source, self._config, self.family, why=str(error))
+            is_coded = self._config.get("model_type") == CODED
+            why = "the model that it was found in has its own code" if is_coded else str(error)
+            return CodedModel(source, self._config, self.family, why=why)
 
     def card(self, source: ExportSource, files: HuggingFaceFiles, *, size: int) -> str:
         """See `training.published_format.Publishable`."""
@@ -100,7 +114,8 @@ class PublishedPool(LayerPool):
         """See `training.published_format.Publishable`."""
         if self.tokenizer is None:
             return self.published.beside
-        return {name: text.encode() for name, text in self.tokenizer.texts.items()}
+        texts = {name: text.encode() for name, text in self.tokenizer.texts.items()}
+        return {name: text for name, text in self.published.beside.items() if LICENCES.match(name)} | texts
 
 
 def is_published(name: str) -> bool:
@@ -141,13 +156,14 @@ def published_pool(
         heads: of queries, of attention that keeps all keys and values; where each head has its own, these go along.
         groups: of attention that keeps only so many heads of keys and values, and their queries.
         key_value: heads of attention with fewer keys and values for as many queries: the means of the model's.
-        ranks: of feed-forward networks whose matrices are products, as shares of the width of the model.
+        ranks: of feed-forward networks whose matrices are products, as shares of the width of the model. Where they
+            are products already, there are no further ones, nor narrower ones.
         windows: of attention to so many tokens.
 
     Raises:
         SettingError: a package is missing.
         StorageError: the files are missing, damaged, or not those of their config.
-        SpaceError: an unknown family; a candidate that cannot be made.
+        SpaceError: an unknown family; a candidate that no layer can have.
     """
     published = open_published(name)
     family = model_of(published.config)
@@ -155,13 +171,14 @@ def published_pool(
     chosen = min(family.length, 1024) if length is None else length
     family.inputs(chosen)
     positions = []
+    attention = _SmallerAttention(heads, groups, key_value, windows)
     for position in family.positions:
         factory: Any = position.candidates[0].factory
         smaller = [*_networks(factory, position.name, widths, ranks)]
         if factory.func in (SelfAttention, ParallelBlock):
-            smaller += _attention(factory.args, position.name, _SmallerAttention(heads, groups, key_value, windows))
+            smaller += _attention(factory.args, position.name, attention)
         more = [
-            Candidate(name, partial(factory.func, *args, **options, **factory.keywords))
+            Candidate(name, partial(factory.func, *args, **{**factory.keywords, **options}))
             for name, args, options in smaller
         ]
         if skips and factory.func in (SelfAttention, *_NETWORKS):
@@ -170,6 +187,7 @@ def published_pool(
         weights = FirstWeights(read, f"{published.fingerprint} {position.name}")
         candidate = replace(position.candidates[0], weights=weights)
         positions.append(position.with_candidates([candidate, *more]))
+    attention.check()
     return PublishedPool(positions, published, family, length=chosen)
 
 
@@ -179,15 +197,17 @@ def _read(published: Published, sources: Mapping[tuple[str, str], TensorSource],
 
 
 def _networks(factory: Any, position: str, widths: Sequence[float], ranks: Sequence[float]) -> Iterator[_Smaller]:
-    if factory.func in _NETWORKS:
-        for share in widths:
-            _check_share("widths", share, position)
-            wide = max(_MULTIPLE, round(share * factory.args[-1] / _MULTIPLE) * _MULTIPLE)
-            yield f"width_{wide}", (*factory.args[:-1], wide), {}
-    if factory.func in (FeedForward, ParallelBlock):
-        for share in ranks:
-            _check_share("ranks", share, position)
-            rank = max(1, round(share * factory.args[0]))
+    if factory.func not in _NETWORKS or factory.keywords.get("rank") is not None:
+        return
+    hidden, *_, width = factory.args
+    for share in widths:
+        _check_share("widths", share, position)
+    for share in ranks:
+        _check_share("ranks", share, position)
+    for wide in dict.fromkeys(max(_MULTIPLE, round(share * width / _MULTIPLE) * _MULTIPLE) for share in widths):
+        yield f"width_{wide}", (*factory.args[:-1], wide), {}
+    if factory.func is not MixtureOfExperts:
+        for rank in dict.fromkeys(min(width, max(1, round(share * hidden))) for share in ranks):
             yield f"rank_{rank}", factory.args, {"rank": rank}
 
 
@@ -199,25 +219,27 @@ def _attention(args: tuple[Any, ...], position: str, wanted: _SmallerAttention) 
         own = whole if each > 1 else 1  # of keys and values, which stay
         if not 0 < count < heads.count or count % own:
             multiple = f" and multiples of its {own} of keys and values" if own > 1 else ""
-            raise SpaceError(
-                f"heads must be fewer than the model's {heads.count}{multiple}, got {count}", position=position
-            )
+            why = f"heads must be fewer than the model's {heads.count}{multiple}, got {count}"
+            wanted.refuse(f"heads_{count}", why, position)
+            continue
         shared = whole if each > 1 else count
         found[f"heads_{count}"] = replace(heads, count=count, key_value=heads.key_value and shared, size=size)
     for count in wanted.groups:
         if not 0 < count < whole:
-            raise SpaceError(f"groups must be fewer than the model's {whole}, got {count}", position=position)
+            wanted.refuse(f"groups_{count}", f"groups must be fewer than the model's {whole}, got {count}", position)
+            continue
         found[f"groups_{count}"] = replace(heads, count=count * each, key_value=heads.key_value and count, size=size)
     for count in wanted.key_value:
         if count < 1 or whole % count or count == whole:
-            raise SpaceError(
-                f"key_value heads must divide the model's {whole} and be fewer, got {count}", position=position
-            )
+            why = f"key_value heads must divide the model's {whole} and be fewer, got {count}"
+            wanted.refuse(f"key_value_{count}", why, position)
+            continue
         found[f"key_value_{count}"] = replace(heads, key_value=count)
     for window in wanted.windows:
         if window < 1:
             raise SpaceError(f"windows are of at least 1 token, got {window}", position=position)
         found[f"window_{window}"] = replace(heads, window=window)
+    wanted.offered.update(found)
     for name, smaller in found.items():
         yield name, (hidden, smaller, *rest), {}
 

@@ -31,10 +31,14 @@ def evaluations_of(run: str) -> list[Mapping[str, Any]]:
     try:
         content = read_json(folder.evaluations) if folder.evaluations.exists() else {}
         if isinstance(content, dict) and content.get("best") == _best(folder):
-            return [one for one in content["evaluations"] if isinstance(one.get("values"), dict)]
+            return [one for one in content["evaluations"] if _is_whole(one)]
     except (StorageError, AttributeError, KeyError, TypeError):
         pass
     return []
+
+
+def _is_whole(one: Mapping[str, Any]) -> bool:
+    return isinstance(one.get("values"), dict) and all(isinstance(one.get(name), str) for name in ("task", "file"))
 
 
 def _best(folder: RunFolder) -> Any:

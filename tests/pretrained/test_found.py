@@ -17,6 +17,7 @@ from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.found import found_model
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.relay.relay import Relay
+from l2l_nas.text.tokenizer import Bytes
 from l2l_nas.training.export import ExportError, export_network, remove_export
 from tests.pretrained.test_families import MODELS, TOKENS, published
 
@@ -149,7 +150,15 @@ def test_all_that_is_no_weights_and_no_config_goes_along_as_it_is(tmp_path):
     (model / "folder").mkdir(parents=True)
     own = {"tokenizer.json": b'{"a": "\xc3\xbc"}', "vocab.txt": b"a", "tokenizer.model": b"\x00\xff"}
     own |= {"chat_template.jinja": b"{{ messages }}", "added_tokens.json": b"{}", "LICENSE": b"free"}
-    left = ["pytorch_model.bin", "model.safetensors.index.json", "modeling.py", ".hidden", "folder/x", "export.json"]
+    left = [
+        "adapter_config.json",
+        "pytorch_model.bin",
+        "model.safetensors.index.json",
+        "modeling.py",
+        ".hidden",
+        "folder/x",
+        "export.json",
+    ]
     for name, content in {**own, **dict.fromkeys(left, b"{}")}.items():
         (model / name).write_bytes(content)
     (tmp_path / "secret").write_text("of somebody else")
@@ -171,6 +180,28 @@ def test_all_that_is_no_weights_and_no_config_goes_along_as_it_is(tmp_path):
     assert (out / "vocab.txt").read_bytes() == b"changed by hand"
     remove_export(out)
     assert [path.name for path in out.iterdir()] == ["vocab.txt"]
+
+
+def test_code_that_an_original_names_does_not_go_along(tmp_path):
+    published("llama").save_pretrained(tmp_path)
+    named = {"auto_map": {"AutoTokenizer": ["other/model--code.Tokens", None]}, "model_max_length": 9}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    config = json.loads((tmp_path / "config.json").read_text())
+    named = {"auto_map": {"AutoModelForCausalLM": "other/model--code.Model"}, "configuration_files": ["config.1.json"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **named}))
+    pool = published_pool(f"hf:{tmp_path}", length=17)
+    assert json.loads(pool.beside["tokenizer_config.json"]) == {"model_max_length": 9}
+    written = found_model(pool.published.config, [(place.name, place.candidates[0]) for place in pool.positions])
+    assert not named.keys() & json.loads(written.files["config.json"]).keys()
+
+
+def test_the_licence_goes_along_with_another_tokenizer_too(tmp_path):
+    published("llama").save_pretrained(tmp_path)
+    for name in ("LICENSE", "NOTICE.txt", "vocab.txt"):
+        (tmp_path / name).write_text("theirs")
+    pool = published_pool(f"hf:{tmp_path}", length=17)
+    pool.tokenizer = Bytes()
+    assert pool.beside == dict.fromkeys(("LICENSE", "NOTICE.txt"), b"theirs")
 
 
 def test_a_snapshot_in_the_library_s_cache_is_links_to_its_blobs(tmp_path):

@@ -84,6 +84,7 @@ def test_a_file_of_other_blocks_is_a_pool_and_goes_out_again(tmp_path):
     formats = ["gguf", "hugging_face"]
     export = export_network(server, pool.original, tmp_path / "2", problem=problem, micro_batch=3, formats=formats)
     assert not export.refused
+    assert ": the model that it was found in has its own code." in (tmp_path / "2" / "README.md").read_text()
     for name in (f"gguf:{tmp_path / '2' / 'model.gguf'}", f"hf:{tmp_path / '2'}"):
         again = published_pool(name, length=17)
         assert torch.equal(plain_module(again, again.original)(TOKENS), expected)

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from l2l_nas import AdamW, ParamServer, plain_module
-from l2l_nas.errors import L2LError, StorageError
+from l2l_nas.errors import L2LError, SpaceError, StorageError
+from l2l_nas.pretrained.coded_family import model_of
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.relay.relay import Relay
@@ -250,6 +251,52 @@ def test_candidates_that_cannot_be_are_refused(saved, options, words):
     with pytest.raises(L2LError) as caught:
         published_pool(f"hf:{folder}", **options)
     assert str(caught.value).endswith(words)
+
+
+def _of(folder, **layers):
+    """A model whose config names each layer, with weights that are drawn."""
+    own = {"embedding": "Embedding(7, 16)", **layers, "head": "Linear(16, 7, bias=False)"}
+    config = {"model_type": "l2l_nas", "max_position_embeddings": 9, "layers": [*map(list, own.items())]}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = model_of(config).shapes
+    save_file({name: torch.randn(shape) for name, shape in shapes.items()}, folder / "model.safetensors")
+    return f"hf:{folder}"
+
+
+def _offered(pool):
+    return [[one.name for one in place.candidates[1:]] for place in pool.positions[1:-1]]
+
+
+def test_layers_that_are_unlike_have_what_fits_and_nothing_else_is_refused(tmp_path):
+    shared = "SelfAttention(16, Heads(4, key_value=2))"
+    name = _of(tmp_path, attention_0="SelfAttention(16, Heads(2))", attention_1=shared)
+    pool = published_pool(name, skips=False, heads=[2, 1], groups=[1], key_value=[1])
+    assert _offered(pool) == [["heads_1", "groups_1", "key_value_1"], ["heads_2", "groups_1", "key_value_1"]]
+    for wanted in ({"heads": [2, 3]}, {"groups": [1, 2]}, {"key_value": [2]}):
+        with pytest.raises(SpaceError, match=r"'attention_0': .* the model's 2.*, got"):
+            published_pool(name, **wanted)
+
+
+def test_shares_that_come_to_the_same_are_offered_once(tmp_path):
+    name = _of(tmp_path, feedforward_0="FeedForward(16, 32)")
+    pool = published_pool(name, skips=False, widths=[0.5, 0.51], ranks=[0.25, 0.26])
+    assert _offered(pool) == [["width_16", "rank_4"]]
+
+
+def test_matrices_that_are_products_already_have_no_smaller_ones(tmp_path):
+    name = _of(tmp_path, feedforward_0="FeedForward(16, 32, rank=4)", feedforward_1="FeedForward(16, 32, rank=None)")
+    pool = published_pool(name, skips=False, widths=[0.5], ranks=[0.25])
+    assert _offered(pool) == [[], ["width_16", "rank_4"]]
+
+
+def test_a_rank_is_no_larger_than_a_matrix_has(tmp_path):
+    pool = published_pool(_of(tmp_path, feedforward_0="FeedForward(16, 8)"), skips=False, ranks=[0.9])
+    assert _offered(pool) == [["rank_8"]]
+    original, smaller = (candidate.factory() for candidate in pool.positions[1].candidates)
+    x = torch.randn(2, 17, 16)
+    with torch.no_grad():
+        smaller.begin_as(original, (x,))
+        torch.testing.assert_close(smaller(x), original(x), atol=1e-4, rtol=1e-4)
 
 
 def test_tensors_at_other_places_of_a_folder_s_file_are_refused(saved):

@@ -17,6 +17,7 @@ from l2l_nas.runs.evaluated import evaluations_of, note_evaluation
 from l2l_nas.training.score import Score
 
 BEST = {"architecture": ["a"], "values": {"loss": 2.0}}
+NO_FILE = json.dumps({"best": BEST, "evaluations": [{"task": "text", "values": {}}, {"file": "a.txt", "values": {}}]})
 
 
 def run_of(folder: Path, best: dict[str, object] = BEST) -> str:
@@ -45,7 +46,7 @@ def test_figures_of_another_network_are_not_its_own(tmp_path):
     assert [one["file"] for one in evaluations_of(run)] == ["b.txt"]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"best": 1}', json.dumps({"best": BEST, "evaluations": [3]})])
+@pytest.mark.parametrize("content", ["{", "[]", '{"best": 1}', json.dumps({"best": BEST, "evaluations": [3]}), NO_FILE])
 def test_a_damaged_file_tells_nothing_and_is_written_anew(tmp_path, content):
     run = run_of(tmp_path / "run")
     (tmp_path / "run" / "evaluations.json").write_text(content)
