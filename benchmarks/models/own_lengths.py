@@ -70,15 +70,14 @@ def compared(
 
 def _batches_of(relay: Relay, task: Task, samples: Samples, micro_batch: int) -> tuple[Batches, dict[str, float]]:
     """The library's own batches, and what it measures on them."""
-    taken: list[tuple[int, int]] = []
+    calls: list[list[tuple[int, int]]] = []
     whole = relay.predict_population
 
     def watching(*arguments: Any, cuts: Any, **others: Any) -> Any:
-        taken.extend(cuts)
+        calls.append(cuts)
         return whole(*arguments, cuts=cuts, **others)
 
     original = relay.pool.original
-    score(relay, original, samples, task=task, micro_batch=micro_batch)  # what is tried out first is no batch
     relay.predict_population = watching  # type: ignore[method-assign]
     try:
         values = score(relay, original, samples, task=task, micro_batch=micro_batch).values
@@ -86,6 +85,7 @@ def _batches_of(relay: Relay, task: Task, samples: Samples, micro_batch: int) ->
         relay.predict_population = whole  # type: ignore[method-assign]
     texts = Texts.of(relay, [original], samples, task)
     (tokens,), targets = samples.batch(torch.arange(len(samples)))
+    taken = [cut for cuts in calls[1:] for cut in cuts]  # what is tried out first is no batch
     if texts is None or sum(size for size, _ in taken) != len(samples):
         raise SettingError("more samples than one chunk: take fewer of --items and --bytes")
     lengths = texts.lengths((tokens,), targets)
