@@ -64,7 +64,7 @@ def test_a_rank_holds_and_computes_its_part_and_exchanges_what_a_ring_sums():
     assert 0.5 * alone.host_bytes < one.host_bytes < 0.65 * alone.host_bytes  # norms are whole
     # forward, backward, and the forwards that are run again: of all layers but the last one
     sums, size = 2 * (3 * DEPTH - 1), summed_bytes(4 * 4 * LENGTH * WIDTH, 2)
-    notes = [8] * DEPTH  # of each gradient, what it adds to the norm
+    notes = [16] * DEPTH  # of each gradient, what it adds to the norm, and whose it is if it is not finite
     agreed = [DIGEST_BYTES * FACTS]
     assert one.exchanged_bytes == sum([size * sums, *notes, *agreed])
     link = RankLink.of(PROFILES["h100"], 2)
