@@ -119,7 +119,7 @@ def _modeling(written: NetworkSource) -> str:
     text = inspect.getsource(importlib.import_module("l2l_nas.pretrained.modeling"))
     (stub,) = (one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef) and one.name == "build")
     lines = text.splitlines(keepends=True)
-    before, after = lines[: stub.lineno - 3], lines[stub.end_lineno :]
+    before, after = lines[: stub.lineno - 3], lines[stub.end_lineno :]  # without the two empty lines above it
     return "".join([*before, "\n", written.imports, "\n\n\n", written.build, *after])
 
 
