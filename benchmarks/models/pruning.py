@@ -10,7 +10,7 @@ fine-tuning towards the original's probabilities, and measures all by the same p
 done: called again, it goes on with those that are left. The arms:
 
     original    the model as it is
-    search      `strategy=blockwise`, a search of the command line that ends with this fine-tuning
+    search      `strategy=blockwise`, one search of the command line for all shares, which ends with this fine-tuning
     shortgpt, flap, wanda_sp, slicegpt, llm_pruner
                 from their papers, see `benchmarks/models/pruners`
     uniform     feed-forward networks of one width, whose units do most
@@ -66,7 +66,7 @@ SPLITS = (99.4, 0.3, 0.3)
 WHOLE = "original"
 SEARCH = (
     "strategy=blockwise strategy.samples=32 strategy.steps=20 strategy.learning_rate=0.0003 "
-    "space.args.widths=[0.85,0.7,0.5,0.3] search.trials=6 search.finalists=1"
+    "space.args.widths=[0.85,0.7,0.5,0.3] space.args.heads=[6] space.args.groups=[2] search.trials=9"
 )
 ARMS = (WHOLE, "search", *PRUNERS)
 
@@ -87,8 +87,6 @@ class Comparison:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.original = plain_llama(options.model)
-        self.layers = num_layer_parameters(self.original)
-        self.whole = sum(one.numel() for one in self.original.parameters())
         problem = load_problem(options.model, {}, **asdict(self._data()))
         self.batches = Batches(problem.data.train, batch_size=BATCH, seed=0)
         self.windows, self.words = self._measured()
@@ -152,31 +150,33 @@ class Comparison:
         }
 
     def _searched(self, share: int) -> tuple[nn.Module, dict[str, Any]]:
-        """Run the search where its folder has no result yet, and load what it found."""
-        options, folder = self.options, self.options.folder / f"search_{share}"
+        """Run the search of all shares where its folder has no result yet, and load what it found for this one."""
+        options = self.options
+        folder = options.folder / f"search_{'_'.join(map(str, options.shares))}"
         seconds = folder.with_suffix(".json")
         if not seconds.exists():
-            words = f"search {self._words(share)} folder={folder}"
+            words = f"search {self._words()} folder={folder}"
             print(f"python -m l2l_nas {words}", flush=True)
             used = _children()
             subprocess.run([sys.executable, "-m", "l2l_nas", *shlex.split(words)], check=True)
             write_json(seconds, {"search_processor_seconds": round(_children() - used)})
-        run = load_found(str(folder), pool=options.model)
+        run = load_found(str(folder / "sizes" / f"{share / 100:g}"), pool=options.model)
         names = zip(run.problem.pool.positions, run.architecture.choices, strict=True)
         changed = {position.name: name for position, name in names if name != "original"}
         network = build_network(run.server, run.architecture).eval()
         return network, {**read_json(seconds), "search": options.search, "changed": changed}
 
-    def _words(self, share: int) -> str:
-        """A search that is limited to what is left, with this fine-tuning."""
+    def _words(self) -> str:
+        """A search of one network for each share that goes, with this fine-tuning."""
         options = self.options
+        sizes = ",".join(f"{share / 100:g}" for share in options.shares)
         return (
             f"space.pool={options.model} data=text data.source={options.corpus} data.length={LENGTH} "
-            f"data.splits=[{','.join(map(str, SPLITS))}] objectives.names=[loss] search.trial_weights=fork "
+            f"data.splits=[{','.join(map(str, SPLITS))}] objectives.names=[loss,parameters] search.trial_weights=fork "
             f"search.steps_per_trial=0 search.finalist_steps={options.steps} train.batch_size={BATCH} "
             f"train.micro_batch={BATCH} train.learning_rate={RATE} relay.precision={options.precision} "
-            f"relay.budget=none relay.threads=1 export=false "
-            f"search.limits.parameters={self.whole - share * self.layers // 100} {options.search}"
+            f"relay.budget=none relay.threads=1 export=false strategy.sizes=[{sizes}] "
+            f"search.finalists={len(options.shares)} search.finalist_rounds=1 {options.search}"
         )
 
 

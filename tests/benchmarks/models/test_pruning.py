@@ -64,15 +64,15 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path, monkeypatch, capsy
     assert "its rows have another --steps" in capsys.readouterr().err
 
 
-def test_the_search_is_limited_to_what_is_left():
+def test_the_search_finds_one_network_of_each_size():
     parser = argparse.ArgumentParser()
     pruning.add_options(parser)
     options = parser.parse_args(["run", "--model", "gguf:m", "--corpus", "c", "--steps", "7", "--precision", "fp32"])
     one = object.__new__(pruning.Comparison)
-    one.options, one.layers, one.whole = options, 1000, 1500
-    words = shlex.split(one._words(15))
-    assert {"search.limits.parameters=1350", "search.finalist_steps=7", "relay.precision=fp32"} <= set(words)
-    assert "strategy=blockwise" in words
+    one.options = options
+    words = shlex.split(one._words())
+    assert {"strategy.sizes=[0.15,0.25,0.4]", "search.finalists=3", "search.finalist_steps=7"} <= set(words)
+    assert {"strategy=blockwise", "relay.precision=fp32"} <= set(words)
 
 
 def test_a_corpus_holds_all_of_its_texts(tmp_path):
@@ -141,7 +141,7 @@ def test_all_ways_are_made_tuned_and_measured(command, tmp_path, capsys):
 @pytest.mark.slow
 def test_what_the_search_found_is_measured(command, tmp_path):
     small = "strategy=blockwise strategy.samples=4 strategy.steps=1 space.args.widths=[0.5] search.trials=1"
-    assert main([*command, "--arms", "search", "--search", f"{small} search.finalists=1"]) == 0
+    assert main([*command, "--arms", "search", "--search", small]) == 0
     one = read_json(tmp_path / "out.json")["rows"]["search_25"]
     whole = pruning.num_layer_parameters(pruning.plain_llama(f"hf:{tmp_path / 'model'}"))
     assert one["layer_parameters"] <= 0.75 * whole
