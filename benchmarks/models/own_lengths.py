@@ -85,7 +85,9 @@ def _batches_of(relay: Relay, task: Task, samples: Samples, micro_batch: int) ->
         relay.predict_population = whole  # type: ignore[method-assign]
     texts = Texts.of(relay, [original], samples, task)
     (tokens,), targets = samples.batch(torch.arange(len(samples)))
-    taken = [cut for cuts in calls[1:] for cut in cuts]  # what is tried out first is no batch
+    taken = [cut for cuts in calls for cut in cuts]
+    if sum(size for size, _ in taken) > len(samples):
+        taken = taken[len(calls[0]) :]  # what was tried out first is no batch
     if texts is None or sum(size for size, _ in taken) != len(samples):
         raise SettingError("more samples than one chunk: take fewer of --items and --bytes")
     lengths = texts.lengths((tokens,), targets)

@@ -4,8 +4,9 @@ The rows of a chunk are ordered by their length, and cut into micro-batches that
 rounded up. What is computed of a row is what is computed of it with all its padding, but for rounding; see [Note: any
 length]. What layers say of that decides, and is tried out before it is relied on: in each evaluation and each training,
 once for each kind of layer, one row of the data goes through the network with more padding and with less. Where outputs
-differ, or a layer does not say that it takes any length, all are as long as the pool's inputs. What passed is not
-remembered for longer: a layer that adds nothing yet shows nothing.
+differ, or a layer does not say that it takes any length, all are as long as the pool's inputs; so they are where few
+texts are shorter, and trying it out would cost more than it saves. What passed is not remembered for longer: a layer
+that adds nothing yet shows nothing.
 """
 
 from __future__ import annotations
@@ -155,11 +156,15 @@ class Texts:
         ]
 
     def own_lengths(self, inputs: Batch, targets: Targets) -> Tensor:
-        """`lengths`, or the pool's, where a network does not give the same at them."""
+        """`lengths`, or the pool's, where a network does not give the same at them, or to see that would cost more."""
         lengths = self.lengths(inputs, targets)
         shortest = int(lengths.argmin())
         row = tuple(tensor[shortest, None] for tensor in inputs)
-        return lengths if self.are_same(row, int(lengths[shortest])) else torch.full_like(lengths, self.length)
+        saved = int((self.length - lengths).sum())
+        is_worth = bool(self.same) or saved > sum(self._tried_at(int(lengths[shortest])))
+        if is_worth and self.are_same(row, int(lengths[shortest])):
+            return lengths
+        return torch.full_like(lengths, self.length)
 
     def length_for(self, row: Batch, places: int) -> int:
         """As how long a text [1, length] is computed of which so many places are wanted."""
@@ -190,12 +195,15 @@ class Texts:
     def _rounded(places: Any) -> Any:
         return -(-places // _STEP) * _STEP
 
+    def _tried_at(self, length: int) -> list[int]:
+        # about twice as long, as texts of a micro-batch are, and as long as any
+        return sorted({length, min(self.length, 2 * length + _MORE), self.length})
+
     def _is_same(self, architecture: Architecture, row: Batch, length: int) -> bool:
         # other tokens behind, among them two that there surely are: what sees them shows it
         behind = torch.cat((torch.arange(2), row[0][0, :length])).repeat(self.length)[: self.length - length]
         row = (torch.cat((row[0][:, :length], behind[None]), dim=1), *row[1:])
-        # about twice as long, as texts of a micro-batch are, and as long as any
-        places = sorted({length, min(self.length, 2 * length + _MORE), self.length})
+        places = self._tried_at(length)
         shapes: list[list[torch.Size]] = []
 
         def kept(number: int, outputs: Batch) -> Batch:

@@ -87,14 +87,15 @@ def test_figures_are_those_of_padded_texts(name, kind, monkeypatch):
     assert [one for one in seen if one[1] < L] == [(1, 8), (6, 16)]
 
 
-def test_a_text_that_is_shorter_than_a_window_is_not_padded_to_it(monkeypatch):
+def test_nothing_is_tried_out_where_that_costs_more_than_padding(monkeypatch):
+    """Windows are whole but for the last one."""
     executor = Relay(server_of(pool_of(length=L)), device="cpu")
-    tokens = torch.randint(0, 250, (11,), generator=torch.Generator().manual_seed(0))
-    task = Perplexity(tokens=10, words=3, num_bytes=10)
+    tokens = torch.randint(0, 250, (2 * L + 11,), generator=torch.Generator().manual_seed(0))
+    task = Perplexity(tokens=len(tokens) - 1, words=3, num_bytes=10)
     expected = evaluate(executor, WHOLE, Padded(Windows(tokens, L)), task=task, micro_batch=4)
     seen = watched(executor, monkeypatch)
     assert evaluate(executor, WHOLE, Windows(tokens, L), task=task, micro_batch=4) == pytest.approx(expected, rel=1e-5)
-    assert seen[-1] == (1, 16)
+    assert seen == [(3, L)]
 
 
 def test_what_is_kept_of_texts_in_order_is_that_of_each_text(monkeypatch):
