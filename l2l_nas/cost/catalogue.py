@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from l2l_nas.cost.closed_form import num_parameters, path_states
 from l2l_nas.cost.device import device_bytes
 from l2l_nas.cost.flops import Flops
-from l2l_nas.cost.generation import WritingCosts, text_length
+from l2l_nas.cost.generation import KeptBytes, WritingCosts, text_length
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.latency import Latency
 from l2l_nas.cost.own import OwnCost
@@ -75,9 +75,10 @@ def _generation_costs(relay: Relay, flops: Flops, hardware: Hardware | None) -> 
     length = text_length(pool)
     if length is None:
         return []
-    writing = WritingCosts(relay, flops, length)
-    costs = [_sum(pool, "cache_bytes", writing.cache_bytes)]
+    kept = KeptBytes(pool, length, relay.config.precision.dtype)
+    costs = [_sum(pool, "cache_bytes", kept.of_token)]
     if hardware is not None:
+        writing = WritingCosts(relay, flops, kept)
         costs.append(_sum(pool, "first_token_ms", partial(writing.first_token_ms, hardware=hardware)))
         costs.append(_sum(pool, "token_ms", partial(writing.token_ms, hardware=hardware)))
     return costs

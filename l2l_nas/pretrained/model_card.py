@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.cost.generation import KeptBytes, text_length
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.layers import MaskedHead, SelfAttention
+from l2l_nas.layers import MaskedHead
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -92,16 +93,13 @@ def _costs(pool: LayerPool, chosen: Architecture, *, size: int, is_causal: bool)
     parameters = [num_parameters(pool, one) for one in both]
     rows = [["parameters", *(f"{count:,}" for count in parameters)]]
     rows.append(["bytes of `model.safetensors`, in float32", f"{4 * parameters[0]:,}", f"{size:,}"])
-    if is_causal:
-        rows.append(["bytes of keys and values a token in float32", *(f"{_cached(pool, one):,}" for one in both)])
+    length = text_length(pool)
+    if is_causal and length:
+        kept = KeptBytes(pool, length)
+        means = (sum(map(kept.of_token, pool.path(one))) for one in both)
+        what = f"bytes that writing keeps of a token, in a text of {length:,}, in float32"
+        rows.append([what, *(f"{mean:,.0f}" for mean in means)])
     yield from _table(["", "original", "this network"], rows)
-
-
-def _cached(pool: LayerPool, architecture: Architecture) -> int:
-    """Bytes of keys and values that attention remembers of a token, in float32."""
-    parts = (part for layer in pool.path(architecture) for part in pool.build_module(layer, device="meta").modules())
-    attention = (part for part in parts if isinstance(part, SelfAttention))
-    return sum(2 * 4 * (one.heads.key_value or one.heads.count) * one.size for one in attention)
 
 
 def _lost(source: ExportSource) -> Iterator[str]:

@@ -12,7 +12,7 @@ from torch import nn
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.cost.catalogue import build_costs, file_cost
 from l2l_nas.cost.flops import Flops
-from l2l_nas.cost.generation import WritingCosts
+from l2l_nas.cost.generation import KeptBytes, WritingCosts
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.layers import Embedding, FeedForward, Heads, LinearAttention, MixtureOfExperts, Routing, SelfAttention
 from l2l_nas.relay.extend import extend_of
@@ -101,7 +101,9 @@ def test_a_token_reads_the_experts_that_it_takes(precision):
         costs, works = costs_of(pool, precision), []
         hardware = SimpleNamespace(seconds=lambda work, precision: works.append(work) or 0.0)
         relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0), device="cpu", precision=precision)
-        WritingCosts(relay, Flops(pool, check_shapes(pool)), LENGTH).token_ms(pool.path(pool.original)[2], hardware)
+        WritingCosts(relay, Flops(pool, check_shapes(pool)), KeptBytes(pool, LENGTH)).token_ms(
+            pool.path(pool.original)[2], hardware
+        )
         assert costs.value("token_ms", pool.architecture(["table", "own", "experts", "head"])) > 0
         return works[0].bytes
 

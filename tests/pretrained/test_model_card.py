@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from safetensors import safe_open
 
-from l2l_nas.pretrained.model_card import _licence
+from l2l_nas.cost.generation import KeptBytes
+from l2l_nas.pretrained.model_card import _costs, _licence
 from l2l_nas.pretrained.tensors import Published
+from tests.cost.test_generation import LENGTH, path, pool_of
 from tests.pretrained.test_found import exported
 
 MIXED = ["original", "original", "key_value_1", "skip", "skip", "width_24"]
@@ -44,7 +46,18 @@ def test_it_tells_parameters_bytes_and_what_is_remembered_of_a_token(tmp_path):
     assert f"| parameters | {original:,} | {count:,} |" in text
     size = (tmp_path / "out" / "model.safetensors").stat().st_size
     assert f"| {4 * original:,} | {size:,} |" in text
-    assert "| bytes of keys and values a token in float32 | 384 | 192 |" in text  # 3 and 1.5 times 2 * 2 heads of 8
+    kept = "| bytes that writing keeps of a token, in a text of 17, in float32 | 384 | 192 |"
+    assert kept in text  # 3 and 1.5 times 2 * 2 heads of 8
+
+
+def test_a_window_and_a_state_count_for_what_writing_keeps():
+    pool = pool_of()
+    rows = {name: [*_costs(pool, path(pool, name), size=1, is_causal=True)][-1] for name in ("window", "linear")}
+    for name, row in rows.items():
+        kept = KeptBytes(pool, LENGTH)
+        whole, own = (sum(map(kept.of_token, pool.path(one))) for one in (pool.original, path(pool, name)))
+        assert 0 < own != whole
+        assert row.endswith(f"| {whole:,.0f} | {own:,.0f} |")
 
 
 def test_it_tells_the_validation_before_and_after(tmp_path):
@@ -71,7 +84,7 @@ def test_a_masked_language_model_is_loaded_as_one_and_remembers_nothing(tmp_path
     text, _ = card(tmp_path, "bert", ["original", "original", "skip", "original", "original", "original"])
     assert "pipeline_tag: fill-mask" in text
     assert "AutoModelForMaskedLM.from_pretrained" in text
-    assert "keys and values" not in text
+    assert "keeps" not in text
 
 
 @pytest.mark.parametrize(
