@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.report.text import with_error
-from l2l_nas.runs.evaluated import note_evaluation
+from l2l_nas.runs.evaluated import Measurement, note_evaluation
 from l2l_nas.runs.language import (
+    HARNESS,
     TASKS,
     LanguageModel,
     check_task,
@@ -19,7 +22,7 @@ from l2l_nas.runs.language import (
 from l2l_nas.runs.locate import CLASSIFY
 from l2l_nas.runs.mesh import NetworkRanks
 from l2l_nas.runs.ranks import compare_files
-from l2l_nas.runs.saved import LoadedRun, data_warning, load_found
+from l2l_nas.runs.saved import LoadedRun, data_warning, load_found, original_of
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.consensus import Consensus
@@ -31,17 +34,20 @@ from l2l_nas.training.score import Score
 def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
     """Print the metrics, and whether they are those that the search reported; ranks share the samples."""
     ranks = NetworkRanks.of(conf.parallel, consensus)
+    if conf.original and not conf.run:
+        raise SettingError("original=true is of a run: name it by run=; a published model alone is measured as it is")
     if conf.task:
         _evaluate_text(conf, ranks)
         return
     for name in ("file", "stride", "tokenizer"):
         if getattr(conf, name):
-            raise SettingError(f"{name} is of a task on text; add task={', '.join(TASKS)} or {CLASSIFY}")
+            raise SettingError(f"{name} is of a task on text; add task={', '.join(TASKS)}, {CLASSIFY} or {HARNESS}")
     splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
     with ranks.consensus.working("the reading of the run"):
         found = load_found(conf.run, pool=conf.space.pool, ranks=ranks)
+        found = original_of(found, ranks=ranks) if conf.original else found
     data = found.problem.data
     split = {"validation": data.validation, "test": data.test, "train": data.train}[conf.split]
     if split is None:
@@ -60,6 +66,7 @@ def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
     console.print(str(found.architecture), soft_wrap=True)
     best = found.result["best"]
     reported = {"validation": best.get("values"), "test": best.get("test")}.get(conf.split) or {}
+    reported = {} if conf.original else reported
     if others := data_warning(found.problem.data, found.result, Path(conf.run)):
         warn(console, others)
     for name, value in score.values.items():
@@ -85,28 +92,30 @@ def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
 
 
 def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
-    consensus = ranks.consensus
+    consensus, file = ranks.consensus, Path(conf.file)
     for name, value in (("split", "validation"), ("recalibrate", 0)):
         if getattr(conf, name) != value:
             raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
     if not conf.file:
         raise SettingError(f"name the text to measure on: task={conf.task} file=FILE")
+    tokenizer = ""
     network: LoadedRun | LanguageModel
     if conf.task == CLASSIFY:
-        for name in ("stride", "tokenizer"):
-            if getattr(conf, name):
-                raise SettingError(f"{name} has no effect with task={conf.task}; leave it out")
+        _refuse(conf, "stride", "tokenizer")
         with consensus.working("the reading of the run"):
             network = found = load_found(conf.run, pool=conf.space.pool, ranks=ranks)
-        compare_files(consensus, Path(conf.file))
-        (score, count), noun = evaluate_sentences(found, Path(conf.file)), "rows"
+            network = found = original_of(found, ranks=ranks) if conf.original else found
+        compare_files(consensus, file)
+        (score, count), noun = evaluate_sentences(found, file), "rows"
     else:
-        check_task(conf.task, Path(conf.file), stride=conf.stride)
+        measure = _measure_of(conf, ranks)
         with consensus.working("the reading of the weights"):
-            network = model = open_model(conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, ranks=ranks)
-        compare_files(consensus, Path(conf.file))
-        score, count = evaluate_text(model, conf.task, Path(conf.file), stride=conf.stride)
-        noun = "passages" if conf.task == "lambada" else "windows"
+            network = model = open_model(
+                conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, original=conf.original, ranks=ranks
+            )
+        compare_files(consensus, file)
+        score, count, noun = measure(model)
+        tokenizer = model.tokenizer.fingerprint
     console = open_terminal()
     console.print(str(network.architecture), soft_wrap=True)
     for name in score.values:
@@ -114,9 +123,37 @@ def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
     console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
     if conf.run and consensus.is_first:
         try:
-            note_evaluation(conf.run, conf.task, conf.file, score)
+            what = Measurement.of(conf.task, file, stride=conf.stride, tokenizer=tokenizer)
+            original = fingerprint(network.server.whole_pool) if conf.original else ""
+            note_evaluation(conf.run, what, score, original=original)
         except StorageError as error:
             warn(console, f"not kept for the card of an export: {error}")
+
+
+def _measure_of(conf: EvaluateConf, ranks: NetworkRanks) -> Callable[[LanguageModel], tuple[Score, int, str]]:
+    """What measures a language model: its figures, how many samples there were, and what they are called.
+
+    Raises:
+        SettingError, DataError, StorageError: what no model could be measured on.
+    """
+    file = Path(conf.file)
+    if conf.task == HARNESS:
+        _refuse(conf, "stride")
+        if ranks.consensus.size > 1:
+            raise SettingError(f"task={HARNESS} is of one process; start one")
+        from l2l_nas.runs.harness import evaluate_task, read_task  # which has lm_eval imported
+
+        task = read_task(file)
+        return lambda model: (*evaluate_task(model, task), "samples")
+    check_task(conf.task, file, stride=conf.stride)
+    noun = "passages" if conf.task == "lambada" else "windows"
+    return lambda model: (*evaluate_text(model, conf.task, file, stride=conf.stride), noun)
+
+
+def _refuse(conf: EvaluateConf, *names: str) -> None:
+    for name in names:
+        if getattr(conf, name):
+            raise SettingError(f"{name} has no effect with task={conf.task}; leave it out")
 
 
 def _shown(score: Score, name: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay, set_threads
@@ -86,7 +87,8 @@ def _for_card(conf: ExportConf, found: LoadedRun) -> dict[str, Any]:
         "data": {"source": Path(str(source)).name, "samples": samples},
         "steps": best.get("steps", best.get("step")),  # of a search, of a training
         "test": best.get("test"),
-        "evaluated": evaluations_of(conf.run),
+        "standard_error": best.get("standard_error"),
+        "evaluated": evaluations_of(conf.run, original=fingerprint(found.server.whole_pool)),
     }
 
 

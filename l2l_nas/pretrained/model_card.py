@@ -109,13 +109,20 @@ def _lost(source: ExportSource) -> Iterator[str]:
     if text or samples:
         counts = ", ".join(f"{count:,} {part}" for part, count in samples.items())
         steps = f" It was trained for {about['steps']:,} steps." if about.get("steps") else ""
-        yield f"Data: {f'`{text}`' if text else 'of its own'}; samples: {counts or 'not counted'}.{steps}"
+        length = text_length(source.pool)
+        cut = f" Texts are read in windows of {length:,} tokens at most." if length else ""
+        yield f"Data: {f'`{text}`' if text else 'of its own'}; samples: {counts or 'not counted'}.{steps}{cut}"
         yield ""
-    rows = [[f"validation {name}", _number(before.get(name)), _number(value)] for name, value in source.values.items()]
-    rows += [[f"test {name}", "", _number(value)] for name, value in (about.get("test") or {}).items()]
+    known = about.get("standard_error") or {}
+    now = {"values": source.values, "errors": known.get("validation") or {}}
+    test = {"values": about.get("test") or {}, "errors": known.get("test") or {}}
+    rows = [[f"validation {name}", _measured(before.to_json(), name), _measured(now, name)] for name in source.values]
+    rows += [[f"test {name}", "", _measured(test, name)] for name in test["values"]]
     for one in about.get("evaluated") or ():
-        what = f"`{one['file']}`, {one['task']}"
-        rows += [[f"{what} {name}", "", _number(value)] for name, value in one["values"].items()]
+        stride = f", stride {one['stride']}" if one["stride"] else ""
+        what = f"`{one['file']}`, {one['task']}{stride}"
+        names = dict.fromkeys([*one["original"]["values"], *one["values"]])
+        rows += [[f"{what} {name}", _measured(one["original"], name), _measured(one, name)] for name in names]
     yield from _table(["", "original", "this network"], rows)
 
 
@@ -137,6 +144,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield "|---|" + "---:|" * (len(head) - 1)
     for row in rows:
         yield f"| {' | '.join(row)} |"
+
+
+def _measured(one: Mapping[str, Any], name: str) -> str:
+    """A figure and its standard error, as `Score.to_json` has them; empty where it was not measured."""
+    value, error = one["values"].get(name), one["errors"].get(name)
+    return _number(value) + (f" ± {error:.2g}" if isinstance(error, int | float) else "")
 
 
 def _number(value: Any) -> str:

@@ -87,6 +87,12 @@ class RunFolder:
         is_one = self.root.parent.name == "repeats" and self.root.name.isdecimal()
         return self.root.parent.parent if is_one else self.root
 
+    @property
+    def of_all_sizes(self) -> RunFolder:
+        """The folder of the whole run: of one of several sizes, that of all; else this one."""
+        whole = RunFolder(self.root.parent.parent)
+        return whole if self.root.parent.name == "sizes" and whole.config.exists() else self
+
     def write_hydra(self, files: Mapping[str, str]) -> None:
         """Write the files of `.hydra/` that are missing: they tell what a run was started with."""
         make_folder(self.hydra)

@@ -6,16 +6,20 @@
 
     lm_eval.simple_evaluate(Harness(open_model("RUN")), tasks=["NAME"], task_manager=...)
 
+or `evaluate_task(open_model("RUN"), read_task(Path("TASK.yaml")))`, which is what `evaluate task=lm_eval` does.
+
 Texts become tokens as the harness's own models have them: a context and what follows are encoded together, and the
 tokens beyond the context's are those of what follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import DataError, SettingError, user_code
+from l2l_nas.files import read_yaml
 from l2l_nas.relay.interface import Executor
 from l2l_nas.runs.language import LanguageModel, executor_of, relay_of, write_on
 from l2l_nas.text.cloze import Cloze, continuations
@@ -23,16 +27,23 @@ from l2l_nas.text.generate import Sampling
 from l2l_nas.text.network import OfOneDocument, has_documents, refuse_foresight
 from l2l_nas.training.fit import sample_figures
 from l2l_nas.training.samples import Samples
+from l2l_nas.training.score import Score
 
 try:
+    import lm_eval
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
+    from lm_eval.tasks import TaskManager
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     raise SettingError("lm-evaluation-harness is not installed: pip install 'l2l-nas[lm-eval]'") from error
 
 # what the harness's own models give where a task says nothing
 _TOKENS = 256
+
+# kinds of local files that tasks may be of
+_FILES = ("json", "csv", "text", "parquet", "arrow")
+_RESAMPLED = 1000  # times, for the standard error of what is no mean
 
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
 
@@ -150,3 +161,50 @@ class Harness(TemplateLM):  # type: ignore[misc]
             found.append(text[: min((text.find(end) for end in ends if end in text), default=len(text))])
             self.cache_hook.add_partial("generate_until", (context, options), found[-1])
         return found
+
+
+def read_task(file: Path) -> dict[str, Any]:
+    """A task of the harness on local files, as a YAML file tells it.
+
+    Raises:
+        StorageError: the file cannot be read, or names code of its own (`!function`).
+        SettingError: a group of tasks, a task with a class of its own, or one whose data are not files of this machine.
+    """
+    task = read_yaml(file)
+    if not isinstance(task.get("task"), str):
+        raise SettingError(f"{file}: no task of the harness: it needs a name, task: NAME")
+    if named := {"include", "class"}.intersection(task):
+        raise SettingError(f"{file}: '{min(named)}' is not taken: write the whole task into this file")
+    options = task.get("dataset_kwargs")
+    files = options.get("data_files") if isinstance(options, dict) else None
+    if task.get("dataset_path") not in _FILES or not files:
+        kinds = ", ".join(_FILES)
+        raise SettingError(
+            f"{file}: its data must be files of this machine: dataset_path: {kinds}; dataset_kwargs: data_files"
+        )
+    return task
+
+
+def evaluate_task(model: LanguageModel, task: Mapping[str, Any]) -> tuple[Score, int]:
+    """Measure a language model on a task, as `read_task` gives it.
+
+    Returns:
+        The figures, with their standard errors; and how many samples there were.
+
+    Raises:
+        SettingError, DataError: as `Harness`; or the harness does not take the task or its data.
+    """
+    name = str(task["task"])
+    harness, manager = Harness(model), TaskManager(include_defaults=False)
+    with user_code(f"task '{name}' of lm-evaluation-harness", DataError):
+        found = lm_eval.simple_evaluate(
+            harness, tasks=[dict(task)], task_manager=manager, bootstrap_iters=_RESAMPLED, log_samples=False
+        )
+    values: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    for key, value in found["results"][name].items():
+        metric, comma, how = key.partition(",")
+        if comma and isinstance(value, int | float):
+            shown = metric.removesuffix("_stderr") + ("" if how == "none" else f" {how}")
+            (errors if metric.endswith("_stderr") else values)[shown] = float(value)
+    return Score(values, errors), int(found["n-samples"][name]["effective"])

@@ -22,7 +22,7 @@ from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import AUTO, CLASSIFY, is_text, tokenizer_of
 from l2l_nas.runs.mesh import NetworkRanks, refuse_undivided
 from l2l_nas.runs.ranks import compare
-from l2l_nas.runs.saved import LoadedRun, load_found, read_config
+from l2l_nas.runs.saved import LoadedRun, load_found, original_of, read_config
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import lambada, read_passages
@@ -38,6 +38,7 @@ from l2l_nas.training.score import Score
 from l2l_nas.training.task import Task
 
 TASKS = ("wikitext", "text", "lambada")
+HARNESS = "lm_eval"  # the task of `runs.harness.evaluate_task`
 # of the device's free memory, what weights may take that stay there
 _SHARE = 0.5
 
@@ -74,18 +75,21 @@ class LanguageModel:
         return length_of(self.server.whole_pool, self.tokenizer.size)
 
 
-def open_model(run: str, *, pool: str = "", tokenizer: str = "", ranks: NetworkRanks | None = None) -> LanguageModel:
-    """The best network of a run, or a published model.
+def open_model(
+    run: str, *, pool: str = "", tokenizer: str = "", original: bool = False, ranks: NetworkRanks | None = None
+) -> LanguageModel:
+    """The best network of a run, its original, or a published model.
 
     Args:
         run: the run's folder; empty for a published model.
         pool: the pool again, if it is the user's own; of a published model, `hf:FOLDER` or `gguf:FILE`.
         tokenizer: what it was trained with, as `load_tokenizer` takes it; empty: what the run's settings say, or the
             model's own.
+        original: whether it is the network that the run began with; see `original_of`.
         ranks: see `load_found`; each has the scores of all tokens.
 
     Raises:
-        SettingError, StorageError: as `load_found` and `published_pool`; or no tokenizer is known.
+        SettingError, StorageError: as `load_found`, `original_of` and `published_pool`; or no tokenizer is known.
         DataError: as `LanguageModel`.
     """
     if not run and is_published(pool):
@@ -98,6 +102,8 @@ def open_model(run: str, *, pool: str = "", tokenizer: str = "", ranks: NetworkR
         chosen = tokenizer_of(pool, tokenizer or AUTO)
         return LanguageModel(server, made.original, chosen, RelayConf(), begin=chosen.begin)
     found = load_found(run, pool=pool, ranks=ranks, gather_logits=True)
+    if original:
+        found = original_of(found, ranks=ranks, gather_logits=True)
     config = read_config(RunFolder(Path(run)).config)
     is_of_text = is_text(str(value_of(config, "data.source")))
     named = tokenizer or (value_of(config, "data.tokenizer") if is_of_text else None)
@@ -168,7 +174,7 @@ def check_task(task: str, file: Path, *, stride: int = 0) -> None:
         SettingError, DataError, StorageError: as `evaluate_text`.
     """
     if task not in TASKS:
-        raise SettingError(f"task: no task '{task}'{did_you_mean(task, (*TASKS, CLASSIFY))}")
+        raise SettingError(f"task: no task '{task}'{did_you_mean(task, (*TASKS, CLASSIFY, HARNESS))}")
     if task == "lambada" and stride:
         raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
     if task == "lambada":

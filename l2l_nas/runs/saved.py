@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -228,6 +228,28 @@ def load_found(
         )
     problem = problem_on(problem, server)
     return LoadedRun(folder.root, problem, architecture, server, result, batch_size, micro_batch, relay)
+
+
+def original_of(found: LoadedRun, *, ranks: NetworkRanks | None = None, gather_logits: bool = False) -> LoadedRun:
+    """The network that a run began with: the first candidates, with the weights that they come with.
+
+    Args:
+        ranks, gather_logits: see `load_found`.
+
+    Raises:
+        SettingError: they come with none.
+        SpaceError: see `load_found`.
+    """
+    pool = found.server.whole_pool
+    if all(layer.candidate.weights is None for layer in pool.path(pool.original)):
+        raise SettingError(
+            f"{found.root}: its pool has no original with weights, as that of a published or converted model has"
+        )
+    gathers = gather_logits or gathers_logits(found.problem)
+    options: dict[str, Any] = {"optimizer": SGD(momentum=0.0), "seed": found.server.seed}
+    server = (ranks or NetworkRanks()).server(pool, gather_logits=gathers, **options)
+    refuse_undivided(server, pool.original)
+    return replace(found, architecture=pool.original, server=server)
 
 
 SCRATCH = "scratch"

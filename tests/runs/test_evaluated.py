@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from l2l_nas.__main__ import main
 from l2l_nas.errors import StorageError
 from l2l_nas.files import write_json
-from l2l_nas.runs.evaluated import evaluations_of, note_evaluation
+from l2l_nas.runs.evaluated import Measurement, evaluations_of, note_evaluation
 from l2l_nas.training.score import Score
 
+PERPLEXITY = "token_perplexity"
 BEST = {"architecture": ["a"], "values": {"loss": 2.0}}
-NO_FILE = json.dumps({"best": BEST, "evaluations": [{"task": "text", "values": {}}, {"file": "a.txt", "values": {}}]})
+WHOLE = {"network": "best", "of": BEST, "task": "text", "file": "a", "digest": "", "stride": 0, "tokenizer": ""}
+WHOLE |= {"values": {"p": 1.0}, "errors": {}}
+DAMAGED = [{**WHOLE, "values": {"p": "high"}}, {**WHOLE, "errors": []}, {**WHOLE, "file": 3}, {"task": "text"}, 3]
 
 
 def run_of(folder: Path, best: dict[str, object] = BEST) -> str:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     write_json(folder / "result.json", {"best": best})
     return str(folder)
 
@@ -29,8 +33,10 @@ def run_of(folder: Path, best: dict[str, object] = BEST) -> str:
 def test_the_last_figures_of_a_task_and_a_file_stay(tmp_path):
     run = run_of(tmp_path / "run")
     assert evaluations_of(run) == []
-    for task, file, value in [("text", "x/a.txt", 3.0), ("text", "b.txt", 4.0), ("text", "y/a.txt", 2.5)]:
-        note_evaluation(run, task, file, Score({"p": value}, {"p": 0.5}))
+    for file, value in [("x/a.txt", 3.0), ("b.txt", 4.0), ("y/a.txt", 2.5)]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(file)
+        note_evaluation(run, Measurement.of("text", tmp_path / file), Score({"p": value}, {"p": 0.5}))
     assert [(one["task"], one["file"], one["values"]["p"]) for one in evaluations_of(run)] == [
         ("text", "b.txt", 4.0),
         ("text", "a.txt", 2.5),
@@ -39,25 +45,54 @@ def test_the_last_figures_of_a_task_and_a_file_stay(tmp_path):
 
 def test_figures_of_another_network_are_not_its_own(tmp_path):
     run = run_of(tmp_path / "run")
-    note_evaluation(run, "text", "a.txt", Score({"p": 3.0}))
+    note_evaluation(run, Measurement("text", "a.txt"), Score({"p": 3.0}))
     run_of(tmp_path / "run", {**BEST, "values": {"loss": 1.9}})
     assert evaluations_of(run) == []
-    note_evaluation(run, "text", "b.txt", Score({"p": 2.0}))
+    note_evaluation(run, Measurement("text", "b.txt"), Score({"p": 2.0}))
     assert [one["file"] for one in evaluations_of(run)] == ["b.txt"]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"best": 1}', json.dumps({"best": BEST, "evaluations": [3]}), NO_FILE])
+def test_the_original_stands_beside_the_network_where_both_were_measured_alike(tmp_path):
+    run, what = run_of(tmp_path / "run"), Measurement("text", "a.txt", "digest", stride=8, tokenizer="t")
+    note_evaluation(run, what, Score({"p": 3.0}, {"p": 0.5}))
+    note_evaluation(run, what, Score({"p": 2.0}, {"p": 0.25}), original="pool")
+    (found,) = evaluations_of(run, original="pool")
+    assert (found["values"], found["errors"]) == ({"p": 3.0}, {"p": 0.5})
+    assert found["original"] == {"values": {"p": 2.0}, "errors": {"p": 0.25}}
+    assert evaluations_of(run, original="another")[0]["original"]["values"] == {}
+    note_evaluation(run, replace(what, digest="of another text"), Score({"p": 1.0}), original="pool")
+    assert [(one["values"], one["original"]["values"]) for one in evaluations_of(run, original="pool")] == [
+        ({"p": 3.0}, {}),
+        ({}, {"p": 1.0}),
+    ]
+
+
+def test_sizes_have_one_original(tmp_path):
+    run_of(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("{}")
+    one, two = (run_of(tmp_path / "run" / "sizes" / name) for name in ("0.2", "0.4"))
+    what = Measurement("text", "a.txt")
+    note_evaluation(one, what, Score({"p": 2.0}), original="pool")
+    note_evaluation(two, what, Score({"p": 3.0}))
+    for run, values in ((one, {}), (two, {"p": 3.0}), (str(tmp_path / "run"), {})):
+        (found,) = evaluations_of(run, original="pool")
+        assert (found["values"], found["original"]["values"]) == (values, {"p": 2.0})
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"best": 1}', '{"evaluations": 3}', json.dumps({"evaluations": DAMAGED})]
+)
 def test_a_damaged_file_tells_nothing_and_is_written_anew(tmp_path, content):
     run = run_of(tmp_path / "run")
     (tmp_path / "run" / "evaluations.json").write_text(content)
     assert evaluations_of(run) == []
-    note_evaluation(run, "text", "a.txt", Score({"p": 3.0}))
+    note_evaluation(run, Measurement("text", "a.txt"), Score({"p": 3.0}))
     assert len(evaluations_of(run)) == 1
 
 
 def test_a_run_without_a_result_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"result\.json"):
-        note_evaluation(str(tmp_path), "text", "a.txt", Score({"p": 3.0}))
+        note_evaluation(str(tmp_path), Measurement("text", "a.txt"), Score({"p": 3.0}))
 
 
 @pytest.mark.slow
@@ -81,6 +116,9 @@ def test_the_card_tells_what_was_removed_measured_and_evaluated(tmp_path, monkey
     steps = ["train.steps=3", "train.batch_size=4", "folder=run"]
     assert main(["train", "space.pool=hf:model", "architecture=choice.json", *data, *steps]) == 0
     assert main(["evaluate", "run=run", "task=text", "file=text.txt"]) == 0
+    assert main(["evaluate", "run=run", "task=text", "file=text.txt", "original=true"]) == 0
+    assert main(["evaluate", "run=run", "original=true"]) == 0
+    assert "reported" not in capsys.readouterr().out
     assert main(["export", "run=run", "formats=[hugging_face,gguf]", "out=out"]) == 0
     said = capsys.readouterr().out
     assert "trust_remote_code=True" in said
@@ -91,10 +129,14 @@ def test_the_card_tells_what_was_removed_measured_and_evaluated(tmp_path, monkey
     assert "Data: `text.txt`" in card
     assert "It was trained for 3 steps." in card
     best = json.loads(Path("run/result.json").read_text())["best"]
-    assert f"| {best['values']['loss']:.4g} |\n" in card
-    assert f"| {best['test']['loss']:.4g} |\n" in card
-    value = evaluations_of("run")[0]["values"]["token_perplexity"]
-    assert f"| `text.txt`, text token_perplexity |  | {value:.4g} |\n" in card
+    errors = best["standard_error"]
+    assert f"| {best['values']['loss']:.4g} ± {errors['validation']['loss']:.2g} |\n" in card
+    assert f"|  | {best['test']['loss']:.4g} ± {errors['test']['loss']:.2g} |\n" in card
+    both = [json.loads(Path("run/evaluations.json").read_text())["evaluations"][index] for index in (1, 0)]
+    assert [one["network"] for one in both] == ["original", "best"]
+    shown = [f"{one['values'][PERPLEXITY]:.4g} ± {one['errors'][PERPLEXITY]:.2g}" for one in both]
+    assert shown[0] != shown[1]
+    assert f"| `text.txt`, text {PERPLEXITY} | {shown[0]} | {shown[1]} |\n" in card
     tokenizer = hf.AutoTokenizer.from_pretrained("out", trust_remote_code=True)
     model = hf.AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True)
     written = model.generate(**tokenizer("A line", return_tensors="pt"), max_new_tokens=3, do_sample=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not in
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
-from l2l_nas.errors import DataError  # noqa: E402
-from l2l_nas.runs.harness import Harness  # noqa: E402
+from l2l_nas.__main__ import main  # noqa: E402
+from l2l_nas.errors import DataError, SettingError, StorageError  # noqa: E402
+from l2l_nas.runs.harness import Harness, read_task  # noqa: E402
 from l2l_nas.runs.language import evaluate_text, open_model  # noqa: E402
+from tests.cli.runs import ROOT  # noqa: E402
 
 TEXT = "it jumped over the dogs and cats did not jump river slowly again when night came"
 WORDS = TEXT.split(" ")
@@ -130,6 +133,50 @@ def test_a_task_of_local_files_gives_the_figures_of_evaluate(published, tmp_path
     assert count == len(passages)
     assert figures["perplexity,none"] == pytest.approx(score.values["target_perplexity"], rel=1e-5)
     assert figures["acc,none"] == score.values["accuracy"]
+
+
+def test_evaluate_measures_on_a_task_of_the_docs(published, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "tutorials" / "evaluate_text.md").read_text()
+    (shown,) = re.findall(r"<!-- last_word.yaml -->\n```yaml\n(.*?)```", page, re.S)
+    (tmp_path / "last_word.yaml").write_text(shown)
+    passages = [text.rpartition(" ") for text in texts(12, seed=6)]
+    lines = [json.dumps({"context": a, "target": b}) for a, _, b in passages]
+    (tmp_path / "words.jsonl").write_text("\n".join(lines))
+    model = [f"space.pool=hf:{published[2]}"]
+    assert main(["evaluate", *model, "task=lambada", "file=words.jsonl"]) == 0
+    ours = dict(re.findall(r"lambada (\w+) +(\S+ ± \S+)", capsys.readouterr().out))
+    assert main(["evaluate", *model, "task=lm_eval", "file=last_word.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert f"lm_eval acc                 {ours['accuracy'].split()[0]} ±" in said
+    assert f"lm_eval perplexity          {ours['target_perplexity'].split()[0]} ±" in said
+    assert "12 samples of last_word.yaml" in said
+    (tmp_path / "words.jsonl").write_text('{"other": 1}\n')
+    assert main(["evaluate", *model, "task=lm_eval", "file=last_word.yaml"]) == 2
+    assert "task 'last_word' of lm-evaluation-harness raised" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("task: [a]\ngroup: b", "it needs a name"),
+        ("task: a\ninclude: b.yaml", "'include' is not taken"),
+        ("task: a\nclass: b.C", "'class' is not taken"),
+        ("task: a\ndataset_path: lambada", "its data must be files of this machine"),
+        ("task: a\ndataset_path: json", "its data must be files of this machine"),
+    ],
+)
+def test_a_task_that_is_not_of_local_files_is_refused(tmp_path, text, says):
+    (tmp_path / "task.yaml").write_text(text)
+    with pytest.raises(SettingError, match=says):
+        read_task(tmp_path / "task.yaml")
+
+
+def test_a_task_that_names_code_is_refused_unread(tmp_path):
+    (tmp_path / "task.yaml").write_text("task: a\ndoc_to_text: !function utils.text")
+    (tmp_path / "utils.py").write_text("raise SystemExit")
+    with pytest.raises(StorageError, match=r"task\.yaml"):
+        read_task(tmp_path / "task.yaml")
 
 
 def test_evaluate_puts_the_begin_before_a_text_as_the_model_was_trained(published, tmp_path):
