@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from l2l_nas.errors import DataError
 from l2l_nas.layers.feed_forward import FeedForward
-from l2l_nas.layers.least_squares import Moments, fit, kept_units, places
+from l2l_nas.layers.least_squares import Moments, fit, kept_units, once, places
 from l2l_nas.layers.rotary import Rotary, rotated
 from l2l_nas.layers.style import NORMS, Cache, Residual, Style
 from l2l_nas.space.split import Attended, Column, KeyValue, Row, SplitRule, Splits, Within, under
@@ -161,7 +161,9 @@ class SelfAttention(Residual):
         """The original's weights of the heads that stay."""
         count, shared, size = self.heads.count, self.heads.shared, self.size
         each = original.heads.count // original.heads.shared
-        weight, moments = original.out.weight, Moments.of(inputs, partial(_adds, original, original)).about(self.out)
+        adds = partial(_adds, original, original)
+        weight = original.out.weight
+        moments = once("heads", (original, *inputs), lambda: Moments.of(inputs, adds)).about(self.out)
         groups = kept_units(weight, moments, shared, size=each * size)
         left = places(groups, each * size)
         some = kept_units(weight[:, left], moments.some(left), count, size=size, parts=shared)
@@ -184,7 +186,7 @@ class SelfAttention(Residual):
         if heads.is_normed_whole or (heads.cap is not None and heads.dropout):
             return {}
         by_heads = Column(unit=size)
-        shared = by_heads if heads.key_value in (None, heads.count) else KeyValue(heads.key_value, size)
+        shared = by_heads if heads.shared == heads.count else KeyValue(heads.shared, size)
         splits: dict[str, SplitRule] = {"query": by_heads, "key": shared, "value": shared, "out": Row(unit=size)}
         if heads.is_normed:
             splits |= {"query_norm": Within(), "key_norm": Within()}

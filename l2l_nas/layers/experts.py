@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from l2l_nas.layers.feed_forward import FeedForward
+from l2l_nas.layers.least_squares import once
 from l2l_nas.layers.style import Residual, Style
 from l2l_nas.space.losses import add_loss
 from l2l_nas.space.split import Experts, Splits
@@ -115,12 +117,18 @@ class MixtureOfExperts(Residual):
         assert isinstance(original, MixtureOfExperts)
         self.take_norms(original)
         self.router.load_state_dict(original.router.state_dict())
-        tokens = original.before(inputs[0]).flatten(0, -2)
-        choices = original.routed(tokens)[2]
-        for index, (expert, other) in enumerate(zip(self.experts, original.experts, strict=True)):
+        assigned = once("experts", (original, inputs[0]), lambda: [*original.assigned(inputs[0])])
+        for expert, other, tokens in zip(self.experts, original.experts, assigned, strict=True):
             assert isinstance(expert, FeedForward)
+            expert.begin_as(other, (tokens,))
+
+    def assigned(self, x: Tensor) -> Iterator[Tensor]:
+        """The tokens [count, hidden] of an input that each expert gets; all of them if it gets none."""
+        tokens = self.before(x).flatten(0, -2)
+        choices = self.routed(tokens)[2]
+        for index in range(self.routing.experts):
             is_assigned = (choices == index).any(-1)
-            expert.begin_as(other, (tokens[is_assigned] if is_assigned.any() else tokens,))
+            yield tokens[is_assigned] if is_assigned.any() else tokens
 
     def splits(self) -> Splits:
         """By experts; the router is whole."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from l2l_nas.layers.least_squares import Moments, fit, fit_product, kept_units
+from l2l_nas.layers.least_squares import Moments, fit, fit_product, kept_units, once
 from l2l_nas.layers.style import ACTIVATIONS, Residual, Style
 from l2l_nas.space.split import Column, Row, SplitRule, Splits
 
@@ -74,7 +74,8 @@ class FeedForward(Residual):
 
     def _take_units(self, original: FeedForward, whole: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(self.down, nn.Linear)
-        moments = Moments.of(inputs, partial(_adds, original, original))
+        adds = partial(_adds, original, original)
+        moments = once("units", (original, *inputs), lambda: Moments.of(inputs, adds))
         best = kept_units(whole.weight, moments.about(self.down), self.down.in_features)
         for layer, other in ((self.up, original.up), (self.gate, original.gate)):
             if layer is not None and other is not None:
@@ -84,7 +85,8 @@ class FeedForward(Residual):
         fit(self.down, moments.some(best) if is_alike else Moments.of(inputs, partial(_adds, self, original)))
 
     def _take_products(self, original: FeedForward, whole: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
-        moments = Moments.of(inputs, lambda x: (original.before(x), x[..., :0]))
+        taken = partial(Moments.of, inputs, lambda x: (original.before(x), x[..., :0]))
+        moments = once("inputs", (original, *inputs), taken)
         for layer, other in ((self.up, original.up), (self.gate, original.gate)):
             if layer is not None and other is not None:
                 assert isinstance(other, nn.Linear)

@@ -10,15 +10,21 @@ All is computed in float64. With n numbers that a layer takes, memory grows with
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 _ROWS = 4096  # at a time
 _ROUNDS = 16  # in which units are removed
+T = TypeVar("T")
+_SHARED: ContextVar[dict[Hashable, tuple[Any, tuple[object, ...]]] | None] = ContextVar("shared", default=None)
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class Moments:
     gram: Tensor  # [inside, inside], of products of what it takes
     cross: Tensor  # [outside, inside], of products of both
     squares: Tensor  # [inside], of what it takes, about zero also where the others are about means
+    _components: WeakKeyDictionary[nn.Linear, Tensor] = field(default_factory=WeakKeyDictionary, repr=False)
 
     @staticmethod
     def of(inputs: tuple[Tensor, ...], pair: Callable[..., tuple[Tensor, Tensor]]) -> Moments:
@@ -58,8 +65,10 @@ class Moments:
 
     def about(self, layer: nn.Linear) -> Moments:
         """Those about the means, if the layer has a bias, which takes these on."""
-        if layer.bias is None:
-            return self
+        return self if layer.bias is None else self._centred
+
+    @cached_property
+    def _centred(self) -> Moments:
         gram = self.gram - torch.outer(self.taken, self.taken) / self.rows
         cross = self.cross - torch.outer(self.given, self.taken) / self.rows
         zeros = torch.zeros_like
@@ -78,6 +87,46 @@ class Moments:
     def factor(self) -> Tensor:
         """The Cholesky factor of `gram` with its ridge."""
         return torch.linalg.cholesky(self.gram + torch.diag(self.ridge))
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """The inverse of `gram` with its ridge."""
+        return torch.cholesky_inverse(self.factor)
+
+    def components(self, layer: nn.Linear) -> Tensor:
+        """Principal components of what a layer gives, the largest last, [outside, outside]; computed once."""
+        if layer not in self._components:
+            weight = layer.weight.double()
+            self._components[layer] = torch.linalg.eigh(weight @ self.gram @ weight.t()).eigenvectors
+        return self._components[layer]
+
+
+@contextmanager
+def shared_sums() -> Iterator[None]:
+    """Within it, what several layers that begin as one original need of its inputs is computed once; see `once`."""
+    token = _SHARED.set({})
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def once(what: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
+    """What follows from an original and its inputs alone; in `shared_sums` it is made once, and neither may change.
+
+    Args:
+        what: tells apart what follows from the same objects.
+        of: these objects; equal ones are not the same.
+        make: makes it.
+    """
+    known = _SHARED.get()
+    if known is None:
+        return make()
+    key = (what, *map(id, of))
+    if key not in known:
+        known[key] = make(), of  # while they are here, no other object has their identities
+    made: T = known[key][0]
+    return made
 
 
 def fit(layer: nn.Linear, moments: Moments) -> None:
@@ -100,7 +149,7 @@ def fit_product(product: nn.Module, whole: nn.Linear, moments: Moments) -> None:
     assert isinstance(second, nn.Linear)
     about = moments.about(second)
     weight = whole.weight.double()
-    outer = torch.linalg.eigh(weight @ about.gram @ weight.t()).eigenvectors[:, -first.out_features :]
+    outer = about.components(whole)[:, -first.out_features :]
     inner = outer.t() @ weight
     roots = inner.norm(dim=1).clamp(min=1e-30).sqrt()
     first.weight.copy_(inner / roots[:, None])
@@ -129,7 +178,7 @@ def kept_units(weight: Tensor, moments: Moments, count: int, *, size: int = 1, p
     if not 0 < count <= units or count % parts:
         raise ValueError(f"cannot keep {count} of {units} units, of each of {parts} parts the same number")
     at_once = 1 if parts > 1 or size > 1 else max(1, (units - count) // _ROUNDS)
-    inverse = torch.cholesky_inverse(moments.factor)
+    inverse = moments.inverse
     is_kept = torch.ones(units, dtype=torch.bool)
     weight = weight.double()
     while (more := int(is_kept.sum()) - count) > 0:

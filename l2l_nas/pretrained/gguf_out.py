@@ -146,7 +146,7 @@ class GGUFModel:
     def _numbers(self, index: int) -> tuple[int, int, int]:
         """Heads, heads of keys and values, and units of a block in the file."""
         attention, network = self.blocks[index].attention, self.blocks[index].network
-        heads, shared = (attention[1].count, attention[1].key_value or attention[1].count) if attention else (0, 0)
+        heads, shared = (attention[1].count, attention[1].shared) if attention else (0, 0)
         if not attention and index == 0:
             heads = shared = 1
         return heads, shared, network[1] if network else _EMPTY

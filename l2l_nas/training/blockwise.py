@@ -10,7 +10,7 @@ trained in any order, and each of them alone. A table of embeddings that is the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from l2l_nas.eps.optimizers.groups import Groups
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError, user_code
+from l2l_nas.layers.least_squares import shared_sums
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
@@ -155,32 +156,35 @@ class BlockDistillation:
     ) -> Generator[tuple[str, float], None, Batch]:
         position, name = self.server.pool.positions[index], self.original.choices[index]
         layers = {layer.candidate.name: layer for layer in relay.pool.layers}
-        original_states = {state for layer in self.server.pool.path(self.original) for state in layer.states}
         block = _PositionTraining(relay, inputs, self.settings, self.seed + index)
         targets = block.outputs(name)
-        for candidate in position.candidates:
-            key = f"{position.name}/{candidate.name}"
-            if key in done:
-                continue
+        waiting = [one for one in position.candidates if f"{position.name}/{one.name}" not in done]
+        new = [layers[one.name] for one in waiting if not one.is_skip and one.name != name]
+        self._check_states(new, position.name)
+        trained = [layer for layer in new if relay.server.layout(layer.key).is_trainable]
+        _begin_as(relay.server, trained, layers[name], block.training_inputs)
+        for candidate in waiting:
             if candidate.name == name:
                 error = 0.0
             elif candidate.is_skip:
                 error = block.error(inputs[: len(targets)], targets)
             else:
-                layer = layers[candidate.name]
-                shared = original_states & set(layer.states)
-                if shared:
-                    raise SpaceError(
-                        f"shares '{shared.pop()}' with the original, which its training would change; untie it",
-                        position=position.name,
-                        candidate=candidate.name,
-                    )
-                if relay.server.layout(layer.key).is_trainable:
-                    _begin_as(relay.server, layer, layers[name], block.training_inputs)
+                if layers[candidate.name] in trained:
                     block.train(candidate.name, targets, poll)
                 error = block.error(block.outputs(candidate.name), targets)
-            yield key, error
+            yield f"{position.name}/{candidate.name}", error
         return targets
+
+    def _check_states(self, layers: Sequence[Layer], position: str) -> None:
+        """Refuse layers whose training would change the original."""
+        original_states = {state for layer in self.server.pool.path(self.original) for state in layer.states}
+        for layer in layers:
+            if shared := original_states & set(layer.states):
+                raise SpaceError(
+                    f"shares '{shared.pop()}' with the original, which its training would change; untie it",
+                    position=position,
+                    candidate=layer.candidate.name,
+                )
 
     def _alone(self, index: int) -> LayerPool:
         """A pool of one position, whose states are those of the whole pool."""
@@ -243,8 +247,8 @@ class _PositionTraining:
         self.relay.drain()
 
 
-def _begin_as(server: ParamServer, layer: Layer, teacher: Layer, inputs: Batch) -> None:
-    """Give a layer first weights of its original.
+def _begin_as(server: ParamServer, layers: Sequence[Layer], teacher: Layer, inputs: Batch) -> None:
+    """Give layers first weights of their original.
 
     A module with a method `begin_as(original, inputs)` takes them over itself, as one with fewer units or heads does:
     in evaluation mode, without gradients, and on samples that are not held out. Of any other module, parameters and
@@ -254,22 +258,25 @@ def _begin_as(server: ParamServer, layer: Layer, teacher: Layer, inputs: Batch) 
     Raises:
         SpaceError: the method raised.
     """
-    state = server.state(layer.key)
-    if state.visits:
+    new = [layer for layer in layers if not server.state(layer.key).visits]
+    if not new:
         return
-    module, original = server.build_module(layer, {}).eval(), server.build_module(teacher, {}).eval()
-    with torch.no_grad():
-        own = getattr(_inner(module), "begin_as", None)
-        if callable(own):
-            with user_code(f"begin_as of '{layer.key}'", SpaceError):
-                own(_inner(original), inputs)
-        else:
-            _copy_alike(module, original)
-        found = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
-        with server.writing(layer.key) as state:
-            for name, value in {**state.parameters(), **state.named_buffers()}.items():
-                value.copy_(found[name])
-            state.mark_changed()
+    original = server.build_module(teacher, {}).eval()
+    # all begin before one is trained: what they share of the inputs is large, and is dropped before that
+    with torch.no_grad(), shared_sums():
+        for layer in new:
+            module = server.build_module(layer, {}).eval()
+            own = getattr(_inner(module), "begin_as", None)
+            if callable(own):
+                with user_code(f"begin_as of '{layer.key}'", SpaceError):
+                    own(_inner(original), inputs)
+            else:
+                _copy_alike(module, original)
+            found = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+            with server.writing(layer.key) as state:
+                for name, value in {**state.parameters(), **state.named_buffers()}.items():
+                    value.copy_(found[name])
+                state.mark_changed()
 
 
 def _inner(module: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from l2l_nas.layers import FeedForward, Style
+from l2l_nas.layers.least_squares import Moments, shared_sums
 
 X = torch.randn(64, 32, 12, generator=torch.Generator().manual_seed(0)) @ torch.randn(12, 12)
 
@@ -64,3 +65,31 @@ def test_products_know_what_they_take():
         whole = network(rank=12)
         whole.begin_as(original, (flat,))
         torch.testing.assert_close(whole(flat), original(flat), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_that_begin_together_have_the_bits_of_those_that_begin_alone_and_sum_once(bias, monkeypatch):
+    original, sums, of = network(bias=bias), [], Moments.of
+    monkeypatch.setattr(Moments, "of", lambda *given: sums.append(given) or of(*given))
+    options = [{"width": 32}, {"width": 24}, {"width": 8}, {"rank": 9}, {"rank": 6}, {"rank": 3}]
+
+    def begun():
+        layers = [network(bias=bias, **some) for some in options]
+        for layer in layers:
+            layer.begin_as(original, (X,))
+        return [layer.state_dict() for layer in layers], len(sums)
+
+    with torch.no_grad():
+        alone, count = begun()
+        sums.clear()
+        with shared_sums():
+            together, fewer = begun()
+        with shared_sums():
+            original.gate.weight.mul_(1.5)
+            changed, _ = begun()
+    assert count == 3 + 2 * 3
+    assert fewer == 1 + 1 + 3  # behind matrices that are products, each is of its own
+    for one, other, third in zip(alone, together, changed, strict=True):
+        assert all(torch.equal(one[name], value) for name, value in other.items())
+        last = next(name for name in one if name.startswith("down"))
+        assert not torch.equal(one[last], third[last])  # nothing of the first ones is left

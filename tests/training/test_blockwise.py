@@ -10,6 +10,7 @@ from torch import nn
 
 from l2l_nas import AdamW, Architecture, Candidate, Groups, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.errors import SettingError, SpaceError
+from l2l_nas.layers.least_squares import once
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
 from l2l_nas.training.schedule import Cosine
@@ -171,6 +172,21 @@ def test_first_weights_see_no_sample_that_is_held_out(monkeypatch):
     monkeypatch.setattr(Mlp, "begin_as", begin_as)
     dict(distillation(steps=0).run(INPUTS))
     assert seen == [(24, WIDTH)] * 3
+
+
+def test_candidates_of_a_position_share_what_follows_from_its_original(monkeypatch):
+    made = []
+
+    def begin_as(self, original, inputs):
+        once("sums", (original, *inputs), lambda: made.append(original))
+
+    monkeypatch.setattr(Mlp, "begin_as", begin_as)
+    layers = [Candidate(name, partial(Mlp, width)) for name, width in (("whole", 16), ("half", 8), ("less", 4))]
+    blocks = LayerPool([Position(f"block_{index}", layers) for index in range(2)], inputs=TensorSpec((WIDTH,)))
+    server = ParamServer(blocks, optimizer=AdamW(), seed=SEED)
+    running = BlockDistillation(server, Architecture(("whole",) * 2), partial(Relay, device="cpu"), BlockSettings(0))
+    dict(running.run(INPUTS))
+    assert len(made) == len(set(map(id, made))) == 2
 
 
 def test_what_cannot_be_taken_apart_is_refused():

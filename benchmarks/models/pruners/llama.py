@@ -42,7 +42,7 @@ class PlainAttention(nn.Module):
         assert layer.rotary is not None
         self.query, self.key, self.value, self.out = layer.query, layer.key, layer.value, layer.out
         self.size, self.rotary = layer.size, layer.rotary
-        self.per_group = heads.count // (heads.key_value or heads.count)
+        self.per_group = heads.count // heads.shared
 
     @property
     def groups(self) -> int:
