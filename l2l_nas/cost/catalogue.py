@@ -14,7 +14,7 @@ from l2l_nas.cost.device import device_bytes
 from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.generation import KeptBytes, WritingCosts, text_length
 from l2l_nas.cost.hardware import Hardware
-from l2l_nas.cost.latency import Latency
+from l2l_nas.cost.latency import Latency, token_seconds
 from l2l_nas.cost.own import OwnCost
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.step_time import StepTime
@@ -88,7 +88,7 @@ def build_costs(
     relay: Relay,
     sizes: tuple[int, ...],
     *,
-    build: Callable[[Architecture], nn.Module],
+    build: Callable[[Architecture], nn.Sequential],
     inputs: Sequence[Tensor],
     own: Mapping[str, OwnCost] | None = None,
     hardware: Hardware | None = None,
@@ -118,6 +118,12 @@ def build_costs(
         step_time = StepTime(relay, sizes, hardware)
         costs += [Cost("step_ms", step_time), Cost("forward_ms", step_time.latency_ms)]
     costs += _generation_costs(relay, flops, hardware)
+    if text_length(pool) is not None:
+        measured = Latency(
+            build, [row[:1] for row in inputs], relay.device.torch_device, name="token_latency_ms",
+            seconds=lambda network, row, one: token_seconds(network, pool.flow(pool.path(one)), row),
+        )  # fmt: skip
+        costs.append(Cost("token_latency_ms", measured, is_measured=True))
     for name, function in (own or {}).items():
         if name in LABELS:
             raise SettingError(f"cost '{name}': this library has one of this name; rename yours")

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.errors import SettingError, TrialError, user_code
+from l2l_nas.relay.extend import extend_of, is_placewise
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.values import Flow
 
 _WARM_UP = 3  # calls: the first ones make buffers and choose kernels
 _LEAST = 5  # calls, however slow the network
@@ -28,13 +30,25 @@ _LIMIT_S = 0.2  # of measuring, after which the median is taken as it is
 class Latency:
     """Milliseconds that a network takes for a batch in evaluation mode, on one CPU thread.
 
-    Weights are the first ones, as they do not change it. `build` gives the plain network in evaluation mode.
+    Weights are the first ones, as they do not change it.
+
+    Args:
+        build: gives the plain network in evaluation mode.
+        name: of the cost.
+        seconds: measures a network on inputs; see `typical_seconds`.
     """
 
     def __init__(
-        self, build: Callable[[Architecture], nn.Module], inputs: Sequence[Tensor], device: torch.device
+        self,
+        build: Callable[[Architecture], nn.Sequential],
+        inputs: Sequence[Tensor],
+        device: torch.device,
+        *,
+        name: str = "latency_ms",
+        seconds: Callable[[nn.Sequential, Sequence[Tensor], Architecture], float] | None = None,
     ) -> None:
-        self._build = build
+        self._name, self._build = name, build
+        self._seconds = seconds or (lambda network, inputs, _: typical_seconds(network, inputs))
         self._inputs = tuple(tensor.to(device) for tensor in inputs)
         self._device = device
 
@@ -46,18 +60,47 @@ class Latency:
             TrialError: one of its layers raised something.
         """
         try:
-            with user_code(f"latency_ms: {architecture}", TrialError):
+            with user_code(f"{self._name}: {architecture}", TrialError):
                 with torch.random.fork_rng(devices=[]):  # building draws weights
                     network = self._build(architecture).to(self._device)
-                return 1000 * typical_seconds(network, self._inputs)
+                return 1000 * self._seconds(network, self._inputs, architecture)
         except torch.OutOfMemoryError:
             raise SettingError(
-                "latency_ms: the whole network does not fit on the device; leave latency_ms out of the objectives and "
+                f"{self._name}: the whole network does not fit on the device; leave it out of the objectives and "
                 f"limits, or allow less: {architecture}"
             ) from None
 
 
-def typical_seconds(network: nn.Module, inputs: Sequence[Tensor], *, limit_s: float = _LIMIT_S) -> float:
+def token_seconds(network: nn.Sequential, flow: Flow, inputs: Sequence[Tensor]) -> float:
+    """Seconds for the last token of a text whose other tokens were read before; see `typical_seconds`.
+
+    Where a layer cannot go on token by token, all of the text is read again for it, as `generate` does.
+
+    Args:
+        network: its layers in the order of the flow.
+        inputs: of one text at least: [batch, tokens], and what else the network takes.
+    """
+    layers = list(network)
+    goes_on = [extend_of(layer) for layer in layers]
+    if not all(extend or is_placewise(layer) for extend, layer in zip(goes_on, layers, strict=True)):
+        return typical_seconds(network, inputs)
+    before: dict[int, tuple[Tensor, ...]] = {}
+    after: dict[int, tuple[Tensor, ...]] = {}
+
+    def call(place: int, x: Tensor, *others: Tensor) -> object:
+        extend = goes_on[place]
+        if extend is None:
+            return layers[place](x, *others)
+        outputs, after[place] = extend(x, before.get(place))
+        return outputs
+
+    with torch.inference_mode():
+        flow.run([tensor[:, :-1] for tensor in inputs], call)
+    before.update(after)
+    return typical_seconds(lambda *last: flow.run(last, call), [tensor[:, -1:] for tensor in inputs])
+
+
+def typical_seconds(network: Callable[..., object], inputs: Sequence[Tensor], *, limit_s: float = _LIMIT_S) -> float:
     """The median over rows of ten calls of the fastest one: until quartiles are within 5 % of it, or for `limit_s`."""
     # its own device: another one may be the current one, and would be done at once
     device = inputs[0].device

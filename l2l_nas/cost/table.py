@@ -23,10 +23,12 @@ _UNITS_AND_LABELS = {
     "forward_ms": ("ms", "predicted ms of a forward pass"),  # of the plain network, on as many samples
     "first_token_ms": ("ms", "predicted ms to the first token"),  # of a text as long as the input
     "token_ms": ("ms", "predicted ms of a token"),  # behind such a text
+    "token_latency_ms": ("ms", "latency of a token in ms"),  # the same, measured
 }
 UNITS = {name: unit for name, (unit, _) in _UNITS_AND_LABELS.items()}
 LABELS = {name: label for name, (_, label) in _UNITS_AND_LABELS.items()}
 PREDICTED = ("step_ms", "forward_ms", "first_token_ms", "token_ms")  # found for a hardware profile, where one is named
+MEASURED = ("latency_ms", "token_latency_ms")
 BYTES = ("file_bytes", "cache_bytes", "streamed_bytes", "device_bytes")
 COUNTS = ("parameters", "flops", *BYTES)
 
@@ -93,6 +95,10 @@ class Costs:
             for name, cost in self._costs.items()
             if not cost.is_measured or name in asked or (name, architecture) in self._measured
         }
+
+    def measured(self, architecture: Architecture) -> dict[str, float]:
+        """Those of an architecture that were measured."""
+        return {name: value for (name, one), value in self._measured.items() if one == architecture}
 
     def sums(self, pool: LayerPool) -> dict[str, Callable[[Architecture], float]]:
         """The costs that are sums over layers, by name: they take microseconds, as each layer is asked once."""

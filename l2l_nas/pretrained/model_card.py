@@ -9,11 +9,13 @@ from typing import Any
 
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.cost.generation import KeptBytes, text_length
+from l2l_nas.cost.latency import token_seconds, typical_seconds
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.layers import MaskedHead
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.export import plain_module
 from l2l_nas.training.formats import ExportSource
 
 _NAME = r"\w[\w.-]*"  # of a licence
@@ -43,7 +45,8 @@ def model_card(published: Published, source: ExportSource, *, files: Mapping[str
     lines = [*head, "---", "", f"# A smaller {name.removesuffix('.gguf')}", ""]
     lines += [f"A network that l2l_nas found in `{name}`."]
     lines += ["", *_removed(pool, chosen)]
-    lines += ["", "## What it costs", "", *_costs(pool, chosen, size=size, is_causal=is_causal)]
+    rows = [*_costs(pool, chosen, size=size, is_causal=is_causal), *(_times(source) if is_causal else ())]
+    lines += ["", "## What it costs", "", *_table(["", "original", "this network"], rows)]
     lines += ["", "## What it lost", "", *_lost(source)]
     lines += ["", "## How to load it", "", *_loading(is_causal=is_causal, has_cache=has_cache, why=why)]
     named = f"It is `{licence}`, that of the original." if licence else "Which one the original has is not known here."
@@ -88,7 +91,7 @@ def _by_position(pool: LayerPool, architecture: Architecture) -> dict[str, int]:
     }
 
 
-def _costs(pool: LayerPool, chosen: Architecture, *, size: int, is_causal: bool) -> Iterator[str]:
+def _costs(pool: LayerPool, chosen: Architecture, *, size: int, is_causal: bool) -> list[list[str]]:
     both = (pool.original, chosen)
     parameters = [num_parameters(pool, one) for one in both]
     rows = [["parameters", *(f"{count:,}" for count in parameters)]]
@@ -99,7 +102,23 @@ def _costs(pool: LayerPool, chosen: Architecture, *, size: int, is_causal: bool)
         means = (sum(map(kept.of_token, pool.path(one))) for one in both)
         what = f"bytes that writing keeps of a token, in a text of {length:,}, in float32"
         rows.append([what, *(f"{mean:,.0f}" for mean in means)])
-    yield from _table(["", "original", "this network"], rows)
+    return rows
+
+
+def _times(source: ExportSource) -> Iterator[list[str]]:
+    """What a text and a token of it take on this machine."""
+    pool, row = source.pool, [tensor[:1] for tensor in source.example]
+    length = text_length(pool)
+    if length is None or length < 2:
+        return
+    networks = {pool.original: plain_module(pool, pool.original), source.architecture: source.network}
+    both = [networks[one] for one in (pool.original, source.architecture)]
+    flows = [pool.flow(pool.path(one)) for one in (pool.original, source.architecture)]
+    behind, here = f"behind {length - 1:,} others", "measured here on one thread"
+    read = [typical_seconds(network, row) for network in both]
+    yield [f"ms to read a text of {length:,} tokens, {here}", *(f"{1000 * one:.3g}" for one in read)]
+    more = [token_seconds(network, flow, row) for network, flow in zip(both, flows, strict=True)]
+    yield [f"ms of a token {behind}, {here}", *(f"{1000 * one:.3g}" for one in more)]
 
 
 def _lost(source: ExportSource) -> Iterator[str]:

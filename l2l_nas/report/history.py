@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from l2l_nas.cost.table import MEASURED
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.network import Network, RandomBaseline, finite
 from l2l_nas.report.recalled import Recalled
@@ -38,7 +39,8 @@ class RunHistory:
     warmup: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # steps by row and candidate, once it is over
     recalled: Recalled | None = None  # what the last session knew from earlier runs; None where it asked for nothing
     device: str = ""  # that the last session ran on; empty where the log does not tell
-    latency: Mapping[int, float] = field(default_factory=dict)  # of finalists in ms, by their trials, where measured
+    # latencies of finalists in ms that were measured: by cost, then by their trials
+    latency: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     failure: str = ""  # why it failed
     stopped_by: str = ""  # the callback that stopped it, and had its result so far written; empty for none
     samples: Mapping[str, int] = field(default_factory=dict)  # how many each part of the data has; empty if not known
@@ -102,7 +104,11 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},
         recalled=Recalled.from_json(recalled[-1]) if recalled else None,
         device=str(last[0].get("device", "")),
-        latency={int(trial): finite(ms) for one in measured for trial, ms in one["ms"].items()},
+        latency={
+            name: {int(trial): finite(ms) for trial, ms in one.get(name, {}).items()}
+            for one in measured
+            for name in MEASURED
+        },
         failure=str(ends[-1].get("reason", "")) if state == "failed" else "",
         stopped_by=str(ends[-1].get("by", "")) if state == "stopped" else "",
         samples={str(part): int(number) for part, number in last[0].get("data", {}).get("samples", {}).items()},

@@ -70,9 +70,11 @@ class Summary:
         """What was found until now: the finalists of the log, before them the winner in the run's result."""
         found = self.found if self.is_finished else None
         first = [found] if found is not None and found.is_trained else []
-        latency = self.history.latency
-        trained = tuple(
-            with_cost(one, "latency_ms", latency[one.trial]) if one.trial in latency else one
-            for one in (*first, *in_order(self.history.finalists, self.goals))
-        )
+        trained = tuple(self._with_latencies(one) for one in (*first, *in_order(self.history.finalists, self.goals)))
         return Results(self.history.card, self.goals, self.records, trained, found)
+
+    def _with_latencies(self, network: Network) -> Network:
+        for name, times in self.history.latency.items():
+            if network.trial in times:
+                network = with_cost(network, name, times[network.trial])
+        return network

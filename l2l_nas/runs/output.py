@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from l2l_nas.cost.closed_form import path_states
+from l2l_nas.cost.table import MEASURED
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, StorageError, one_line
@@ -134,17 +135,24 @@ _LATENCY_SECONDS = 5.0  # into which finalists are measured, best first
 
 
 def _latencies(search: SearchContext) -> dict[str, Any]:
-    """The latency of finalists in ms, by their trials; it is measured when nothing may depend on it any more."""
-    found: dict[str, float] = {}
+    """Latencies of finalists in ms, by their trials; they are measured when nothing may depend on them any more."""
+    found: dict[str, dict[str, float]] = {name: {} for name in MEASURED if name in search.costs}
     end = time.monotonic() + _LATENCY_SECONDS
     for one in order(search.finalists, search.goals):
         if time.monotonic() >= end:
             break
         try:
-            found[str(one.record.number)] = search.costs.value("latency_ms", one.record.architecture)
+            for name, ms in found.items():
+                ms[str(one.record.number)] = search.costs.value(name, one.record.architecture)
         except L2LError as error:  # a network that does not fit on the device as a whole
-            return {"ms": found, "problem": one_line(str(error))}
-    return {"ms": found}
+            return {**found, "problem": one_line(str(error))}
+    return found
+
+
+def _entry(search: SearchContext, one: Finalist) -> dict[str, Any]:
+    """A network of the result, with the latencies that were measured."""
+    measured = search.costs.measured(one.architecture)
+    return {**one.entry(), "measured": measured} if measured else one.entry()
 
 
 @dataclass(frozen=True)
@@ -191,7 +199,7 @@ class Output:
             write_yaml(folder.config, config)
             write_architecture(folder, self.components.problem.pool, one.architecture)
             data = describe_data(self.components.problem.data)
-            write_json(folder.result, {"best": one.entry(), "data": data, "versions": versions()})
+            write_json(folder.result, {"best": _entry(search, one), "data": data, "versions": versions()})
 
     def write(
         self, search: SearchContext, best: Finalist, log: Log, *, recalled: Recalled | None, seconds: float
@@ -201,6 +209,7 @@ class Output:
         records, coverage = search.allowed(search.study.records), search.coverage
         write_architecture(self.folder, self.components.problem.pool, best.record.architecture)
         exported = self._export(self.folder, best)
+        log.write("latency", **_latencies(search))
         self._write_sizes(search)
         trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, search.goals)]
         entries = {one.record.number: one.entry() for one in search.finalists}
@@ -209,7 +218,7 @@ class Output:
         write_json(
             self.folder.result,
             {
-                "best": best.entry(),
+                "best": _entry(search, best),
                 "finalists": list(entries.values()),
                 "given_up": [{"trial": number, "reason": reason} for number, reason in search.abandoned.items()],
                 "pareto": trained_front or trials,
@@ -234,7 +243,6 @@ class Output:
         )
         if recalled is not None:
             log.write("memory", **recalled.to_json())
-        log.write("latency", **_latencies(search))
         log.write("phase", name="report", total=0, done=0)
         warmup = None if coverage.is_empty else {row: coverage.steps("warmup", row) for row in coverage.rows}
         pictures = write_pictures(self.folder.root, results, warmup=warmup)

@@ -39,7 +39,7 @@ class ExportError(L2LError):
 class ExportSource:
     """What is exported."""
 
-    network: nn.Module  # in evaluation mode
+    network: nn.Sequential  # in evaluation mode, its layers in the order of the path
     example: Batch  # inputs of at least two samples; the number of samples stays free
     pool: LayerPool
     architecture: Architecture

@@ -124,3 +124,21 @@ def test_a_file_has_as_many_bytes_as_the_weights_and_buffers_of_a_network(pool):
     tensors = [*network.parameters(), *network.buffers()]
     expected = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     assert file_cost(pool).compute(architecture) == expected
+
+
+def test_the_latency_of_a_token_is_measured_on_the_network_of_an_architecture():
+    pool = pool_of()
+    server = ParamServer(pool, optimizer=AdamW(), seed=0)
+    relay, built = Relay(server, device="cpu"), []
+
+    def build(architecture):
+        built.append(architecture)
+        return build_network(server, architecture)
+
+    costs = build_costs(relay, (4,), build=build, inputs=[torch.zeros(3, LENGTH, dtype=torch.int64)])
+    assert built == []
+    assert costs.measured(path(pool)) == {}
+    found = [costs.value("token_latency_ms", path(pool, name)) for name in ("own", "linear", "own")]
+    assert built == [path(pool), path(pool, "linear")]
+    assert costs.measured(path(pool)) == {"token_latency_ms": found[0]}
+    assert min(found) > 0

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from l2l_nas.cost.latency import Latency, _fastest, _is_stable, typical_seconds
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec
+from l2l_nas.cost.latency import Latency, _fastest, _is_stable, token_seconds, typical_seconds
 from l2l_nas.errors import SettingError, TrialError
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.export import plain_module
 
 
 class Slow(nn.Module):
@@ -113,3 +116,34 @@ def test_it_waits_for_its_own_device_and_not_for_the_current_one(monkeypatch):
     Latency(lambda architecture: Idle(), [Elsewhere()], torch.device("cuda:1"))(Architecture(("a",)))
     assert len(waits) > 5  # before the first call that counts, and after each
     assert set(waits) == {torch.device("cuda:1")}
+
+
+def test_a_token_is_read_behind_the_others_of_its_text():
+    seen = []
+
+    class Mixer(nn.Module):
+        def extend(self, x, cache):
+            seen.append((x.shape[1], None if cache is None else cache[0].shape[1]))
+            return x, (x if cache is None else torch.cat([cache[0], x], 1),)
+
+        def forward(self, x):
+            seen.append((x.shape[1], "forward"))
+            return x
+
+    class Whole(Mixer):
+        extend = None
+
+    pool = LayerPool(
+        [
+            Position("mixer", [Candidate("mixer", Mixer), Candidate("whole", Whole)]),
+            Position("head", Candidate("l", partial(nn.Linear, 4, 4))),
+        ],
+        inputs=TensorSpec((7, 4)),
+    )
+    for choice, expected in (("mixer", {(6, None), (1, 6)}), ("whole", {(7, "forward")})):
+        seen.clear()
+        architecture = pool.architecture([choice, "l"])
+        network, flow = plain_module(pool, architecture), pool.flow(pool.path(architecture))
+        seen.clear()
+        assert token_seconds(network, flow, [torch.zeros(1, 7, 4)]) > 0
+        assert set(seen) == expected

@@ -25,6 +25,7 @@ from tests.nas.problems import pool_of as toy_pool
 from tests.nas.strategies.test_blockwise import problem
 
 SHARES = [0.6, 0.25]
+STRATEGY = {"name": "blockwise", "samples": 24, "steps": 5, "sizes": SHARES, "rounds": 2}
 
 
 def pool_of():
@@ -140,7 +141,7 @@ def sized(folder, most, *, cache=None, resume=False, **spend):
 def search(folder, **more):
     given = {
         "trials": 8, "trial_weights": "fork", "steps_per_trial": 0, "finalists": 4, "finalist_steps": 8,
-        "strategy": {"name": "blockwise", "samples": 24, "steps": 5, "sizes": SHARES, "rounds": 2},
+        "strategy": STRATEGY,
         "objectives": ["loss", "parameters"], "folder": folder, **more,
     }  # fmt: skip
     return l2l_nas.search(problem(), **given)
@@ -176,6 +177,9 @@ def test_a_network_of_each_size_is_found_trained_and_exported(tmp_path):
         assert list(loaded.architecture.choices) == entry["best"]["architecture"]
         exported = json.loads((folder / "export" / "export.json").read_text())
         assert exported["reported"]["loss"] == entry["best"]["values"]["loss"]
+    other = {**STRATEGY, "sizes": [0.5]}  # so that no folder is of a size that is no longer asked for
+    with pytest.raises(SettingError, match=r"strategy\.sizes=\[0\.5\]: the run in .* and must keep it"):
+        l2l_nas.search(problem(), resume=tmp_path / "run", strategy=other)
     (tmp_path / "run" / "result.json").unlink()
     again = l2l_nas.search(problem(), resume=tmp_path / "run")
     assert again.content["sizes"] == sizes
