@@ -64,7 +64,7 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     assert "python -m l2l_nas search resume=run space.pool=tiny.py:build search.trials=24" in text
     (latency,) = events(tmp_path / "run", "latency")
     assert latency["latency_ms"].keys() == {str(entry["trial"]) for entry in result["finalists"]}
-    assert f"latency {latency['ms'][str(best['trial'])]:.4g} ms" in text
+    assert f"latency {latency['latency_ms'][str(best['trial'])]:.4g} ms" in text
     assert "All settings: config.yaml" in text
     assert "steps_per_trial: 2" in text
     assert re.search(r"torch [\d.]+.*; on cpu \(\d+ cores\), ", text)
