@@ -124,7 +124,7 @@ class BlockwiseConf:
     """Other layers imitate those of a network."""
 
     samples: int = setting(64, "training samples to imitate on", least=2)
-    steps: int = setting(100, "training steps of each block", least=0)
+    steps: Optional[int] = setting(None, "steps of a block; null: 100, or search.time", least=0)
     learning_rate: float = setting(0.001, "peak learning rate of the blocks")
     scores: str = setting("exchange", "exchange: score in the network; or error")
     rounds: Optional[int] = setting(None, "rounds of scores; null: 3, or 1 with error", least=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
@@ -28,10 +29,12 @@ from l2l_nas.nas.evaluation.early_stopping import EarlyStop, build_early_stop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.objectives import parse_goals
 from l2l_nas.nas.samplers.registry import build_sampler
+from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.nas.strategies.budget import Budget, Division
 from l2l_nas.nas.strategies.context import SearchComponents
 from l2l_nas.nas.strategies.default import RANDOM, build_phases
-from l2l_nas.nas.strategies.division import MachineSpeed, measured
+from l2l_nas.nas.strategies.division import parse_time
+from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext, measured
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.relay import Relay
@@ -65,6 +68,8 @@ from l2l_nas.training.fit import Trainer
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.schedule import MakeSchedule, build_schedule
 from l2l_nas.training.task import Task
+
+_MEASURING = 0.02  # of a time that is divided, about: what each of steps, scores and blocks is measured for
 
 
 @dataclass(frozen=True)
@@ -187,9 +192,12 @@ def build_components(
         check_memory(relay, step, largest(pool, constraints=constraints), storage=conf.relay.storage)
     trained = problem_on(problem, server) if conf.parallel.tensor > 1 else problem
     training = build_training(problem, relay, conf, task=trained.measured_task)
+    said = conf.strategy
     conf, division = decide_numbers(
-        conf, problem, phases=phases, pace=lambda: _pace(conf, training, paths, consensus), said=given
+        conf, problem, phases=phases, pace=lambda: _speed(conf, training, phases, paths, consensus), said=given
     )
+    if conf.strategy != said:
+        phases = _phases(conf, objects, server)
     budget = replace(budget_of(conf), schedule=schedule)
     if not conf.resume:  # what has run may go on: a trial that fails is one that failed
         training.trainer.check(None, steps=budget.last_step)
@@ -369,13 +377,39 @@ def _hardware(conf: SearchConf) -> Hardware | None:
     return None
 
 
-def _pace(conf: SearchConf, training: TrainingComponents, paths: PathSampler, consensus: Consensus) -> MachineSpeed:
+def _speed(
+    conf: SearchConf,
+    training: TrainingComponents,
+    phases: Sequence[Phase],
+    paths: PathSampler,
+    consensus: Consensus,
+) -> MachineSpeed:
     """How fast this machine is, with as many threads as each worker will have; rank 0 says it for all."""
+    began = time.perf_counter()
     workers, threads = conf.search.workers, conf.relay.threads
+    original = training.problem.pool.original if any(isinstance(one, DistilBlocks) for one in phases) else None
+    context = SpeedContext(
+        trainer=training.trainer,
+        relay=training.relay,
+        path_at=paths.path_at if original is None else lambda step: original,
+        validation=training.problem.data.validation,
+        budget=budget_of(conf),
+        workers=workers,
+        seconds=_MEASURING * parse_time(conf.search.time),
+        seed=conf.seed,
+        consensus=consensus,
+    )
     set_threads(threads, training.relay, workers=workers)
     try:
-        pace = measured(training.trainer, training.relay, paths, training.problem.data.validation, workers=workers)
-        return MachineSpeed(**consensus.first(lambda: asdict(pace)))
+        for phase in phases:
+            with of_user(phase, "phase"):
+                context = replace(context, trainer=phase.trainer(context.trainer))
+        speed = measured(context)
+        for phase in phases:
+            with of_user(phase, "phase"):
+                speed = phase.speed(speed, context)
+        speed = replace(speed, fixed=speed.fixed + time.perf_counter() - began)
+        return MachineSpeed(**consensus.first(lambda: asdict(speed)))
     finally:
         set_threads(threads, training.relay)
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.early_stopping import LEAST_STEPS
+from l2l_nas.nas.strategies.block_division import apart, fitted_apart
+from l2l_nas.nas.strategies.block_scores import ScoreBlocks
+from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.nas.strategies.budget import Budget, Division, halved
-from l2l_nas.nas.strategies.division import MachineSpeed, division, fitted, in_trainings, parse_time
+from l2l_nas.nas.strategies.default import BLOCKWISE
+from l2l_nas.nas.strategies.division import division, fitted, in_trainings, parse_time
+from l2l_nas.nas.strategies.machine_speed import MachineSpeed
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.warm_up import WarmUp
 from l2l_nas.runs.fields import changed
@@ -84,14 +89,15 @@ def decide_numbers(
     if is_cold(conf) or not any(isinstance(phase, WarmUp) for phase in phases):
         given.setdefault("warmup_steps", 0)  # nothing would use its weights, or train them
     free = [name for name in _NUMBERS if name not in given and (section.finalists or name != "finalist_steps")]
-    if section.time and not conf.resume and not free:
+    divides_blocks = bool(section.time) and _has_free_blocks(conf)
+    if section.time and not conf.resume and not free and not divides_blocks:
         raise SettingError(
             f"search.time divides what is not said, and {_listed(_NUMBERS)} are all said, or without effect; leave one "
             "of them out, or the time"
         )
     # of a run that goes on they were divided; one that was killed before it had settings begins
     trainings = 0.0 if conf.resume and not free else section.trainings
-    if len(given) == len(_NUMBERS) and not trainings:
+    if len(given) == len(_NUMBERS) and not trainings and not divides_blocks:
         return changed(conf, _settings(given)), None
     found = division(
         problem.pool,
@@ -105,15 +111,32 @@ def decide_numbers(
             "num_goals": len(conf.objectives.names),
         },
     )
-    if section.time:
-        kept = [name for name in _NUMBERS if name not in free]
+    kept = [name for name in _NUMBERS if name not in free]
+    if (blocks := _blocks(phases)) is not None:
+        networks = max((phase.num_networks for phase in phases if isinstance(phase, ScoreBlocks)), default=1)
+        found = replace(found, block_steps=blocks.steps)
+        found = apart(found, networks=networks, given=kept, most_trials=problem.pool.size)
+    if section.time and blocks is not None:
+        found = fitted_apart(found, parse_time(section.time), pace(), divides_blocks=divides_blocks, given=kept)
+    elif section.time:
         found = fitted(found, parse_time(section.time), pace(), given=kept, most_trials=problem.pool.size)
     decided: tuple[str, ...] = _NUMBERS
     if trainings:
         kept = [*given, *(name for name in _FINALISTS if f"search.{name}" in said)]
         found = in_trainings(found, trainings, given=kept, most_trials=problem.pool.size)
         decided += _FINALISTS
+    if divides_blocks:
+        conf = replace(conf, strategy={**conf.strategy, "steps": found.block_steps})
     return changed(conf, _settings({name: getattr(found, name) for name in decided})), found
+
+
+def _has_free_blocks(conf: SearchConf) -> bool:
+    """Whether nobody says how many steps blocks train."""
+    return conf.strategy["name"] == BLOCKWISE and conf.strategy.get("steps") is None
+
+
+def _blocks(phases: Sequence[Phase]) -> DistilBlocks | None:
+    return next((phase for phase in phases if isinstance(phase, DistilBlocks)), None)
 
 
 def is_cold(conf: SearchConf) -> bool:

@@ -10,7 +10,7 @@ trained in any order, and each of them alone. A table of embeddings that is the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -104,7 +104,7 @@ class BlockDistillation:
 
     def run(
         self, inputs: Batch, *, done: Mapping[str, float] | None = None, poll: Callable[[], None] = lambda: None
-    ) -> Iterator[tuple[str, float]]:
+    ) -> Generator[tuple[str, float], None, None]:
         """Train what is not done yet.
 
         Args:

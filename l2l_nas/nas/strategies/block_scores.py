@@ -14,7 +14,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from l2l_nas.cost.table import Limit
@@ -23,10 +23,12 @@ from l2l_nas.errors import ConstraintError, L2LError, SettingError
 from l2l_nas.nas.objectives import is_evaluated, ranked
 from l2l_nas.nas.strategies.block_prediction import Changes, SumPrediction, pairs_to_measure
 from l2l_nas.nas.strategies.block_solver import Block, best_paths, blocks_of, changed, changes_of, costs_of, key_of
+from l2l_nas.nas.strategies.block_speed import ScorePasses
 from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist
+from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.sizes import Size, by_size, sizes_of
 from l2l_nas.space.architecture import Architecture
@@ -112,6 +114,24 @@ class ScoreBlocks(Phase):
                 f"strategy.sizes are {len(sizes)}, and {last} of search.finalists={budget.finalists} are trained to "
                 "the end; ask for more, or for search.finalist_rounds=1"
             )
+
+    def speed(self, speed: MachineSpeed, context: SpeedContext) -> MachineSpeed:
+        """See `Phase`: as many passes as all rounds take, if each has something new."""
+        if self._kind != "exchange":
+            return speed
+        pool, population = context.relay.server.pool, context.budget.population
+        passes = ScorePasses(pool, population=population)
+        singles = [changed(pool, [block]) for block in blocks_of(pool) if block not in _own(pool)]
+        scored = passes([pool.original, *singles])
+        if self._num_rounds > 1 and singles:
+            pairs = min(self._most_pairs, len(singles)) / len(singles)  # which begin as late as single blocks do
+            scored += (self._num_rounds - 1) * (_NETWORKS + pairs * scored)
+        return replace(speed, fixed=speed.fixed + scored * speed.score)
+
+    @property
+    def num_networks(self) -> int:
+        """How many kinds of networks are looked for: one for each size."""
+        return max(1, len(self._shares))
 
     def run(self, search: SearchContext) -> None:
         """See `Phase`.

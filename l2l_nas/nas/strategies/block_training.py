@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,15 @@ import torch
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.nas.evaluation.evaluator import InlineExecutor
+from l2l_nas.nas.strategies.block_speed import MEASURED_STEPS, block_seconds
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
+from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
+from l2l_nas.training.fit import Trainer
 from l2l_nas.training.metrics import measured
 from l2l_nas.training.teach import TaughtBatches, TaughtTask
 
@@ -32,6 +35,11 @@ class DistilBlocks(Phase):
     def __init__(self, samples: int, settings: BlockSettings) -> None:
         self._samples, self._settings = samples, settings
         self.errors: dict[str, float] = {}
+
+    @property
+    def steps(self) -> int:
+        """Of each candidate."""
+        return self._settings.steps
 
     def check(self, server: ParamServer, budget: Budget) -> None:
         """See `Phase`.
@@ -49,23 +57,38 @@ class DistilBlocks(Phase):
         if not server.pool.is_separable:
             raise SpaceError("the blocks of this pool depend on each other, so that their scores do not add up")
 
+    def speed(self, speed: MachineSpeed, context: SpeedContext) -> MachineSpeed:
+        """See `Phase`: a few steps of the first blocks of each kind, on a copy of the weights."""
+        relay = context.relay
+        distillation = self._distillation(context.trainer, relay, context.seed)
+        distillation = replace(
+            distillation,
+            server=relay.server.fork(()),
+            settings=replace(distillation.settings, steps=min(MEASURED_STEPS, self._settings.steps or MEASURED_STEPS)),
+        )
+        inputs = self._inputs(context.trainer)
+        fixed, step = block_seconds(distillation, inputs, seconds=context.seconds)
+        return replace(speed, fixed=speed.fixed + fixed, block_step=step)
+
     def run(self, search: SearchContext) -> None:
         total = sum(len(position.candidates) for position in search.pool.positions)
         search.callback.phase("blocks", total=total, done=len(self.errors))
-        settings = replace(self._settings, micro_batch=min(self._settings.batch_size, search.trainer.micro_batch))
-        distillation = BlockDistillation(
-            search.server, search.pool.original, _relays(search), settings, seed=search.seed
-        )
-        for key, error in distillation.run(self._inputs(search), done=self.errors, poll=search.callback.poll):
+        distillation = self._distillation(search.trainer, search.relay, search.seed)
+        inputs = self._inputs(search.trainer)
+        for key, error in distillation.run(inputs, done=self.errors, poll=search.callback.poll):
             self.errors[key] = error
             search.callback.advance(len(self.errors))
             search.save_when_due()
 
-    def _inputs(self, search: SearchContext) -> Batch:
-        batches = search.trainer.batches
+    def _distillation(self, trainer: Trainer, relay: Relay, seed: int) -> BlockDistillation:
+        settings = replace(self._settings, micro_batch=min(self._settings.batch_size, trainer.micro_batch))
+        server = relay.server
+        return BlockDistillation(server, server.pool.original, _relays(relay), settings, seed=seed)
+
+    def _inputs(self, trainer: Trainer) -> Batch:
         parts = []
         for step in itertools.count():
-            parts.append(batches.at(step)[0])
+            parts.append(trainer.batches.at(step)[0])
             if sum(len(part[0]) for part in parts) >= self._samples:
                 return tuple(torch.cat(tensors)[: self._samples] for tensors in zip(*parts, strict=True))
         raise AssertionError
@@ -98,20 +121,30 @@ class Teach(Phase):
         """
         if not isinstance(search.executor, InlineExecutor):
             raise SettingError("strategy.teacher: worker processes have no teacher; use search.workers=1, or teacher=0")
-        relay, original = _relays(search)(search.server), search.pool.original
-        trainer = search.trainer
+        search.evaluator.learn_from(self.trainer(search.trainer))
+
+    def trainer(self, trainer: Trainer) -> Trainer:
+        """See `Phase`.
+
+        Raises:
+            DataError: the task has no classes.
+            SettingError: a share outside of 0 to 1.
+        """
+        whole = trainer.executor
+        assert isinstance(whole, Relay)
+        relay, original = _relays(whole)(whole.server), whole.server.pool.original
 
         def teacher(inputs: Batch) -> Batch:
             return relay.predict(original, inputs, micro_batch=trainer.micro_batch)
 
         task = TaughtTask(measured(trainer.task), share=self._share)
-        search.evaluator.learn_from(replace(trainer, task=task, batches=TaughtBatches(trainer.batches, teacher)))
+        return replace(trainer, task=task, batches=TaughtBatches(trainer.batches, teacher))
 
 
-def _relays(search: SearchContext) -> Any:
+def _relays(whole: Relay) -> Callable[[ParamServer], Relay]:
+    """Makes relays like this one, for other servers."""
 
     def relay_of(server: ParamServer) -> Relay:
-        whole = search.relay
         return Relay(
             server,
             slots=1 if len(server.pool) == 1 else 2,

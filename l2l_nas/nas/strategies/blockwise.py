@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from l2l_nas.errors import SettingError
+from l2l_nas.nas.strategies.block_division import MOST_BLOCK_STEPS
 from l2l_nas.nas.strategies.block_scores import ScoreBlocks
 from l2l_nas.nas.strategies.block_training import DistilBlocks, Teach
 from l2l_nas.nas.strategies.finalist_phase import Finalists
@@ -25,7 +26,7 @@ _ROUNDS = 3
 
 def blockwise(
     samples: int = 64,
-    steps: int = 100,
+    steps: int | None = None,
     learning_rate: float = 1e-3,
     scores: str = "exchange",
     rounds: int | None = None,
@@ -37,7 +38,7 @@ def blockwise(
 
     Args:
         samples: of the training part, whose values in the original the candidates imitate.
-        steps: of each candidate.
+        steps: of each candidate. None: 100; with a time, see [Note: a time for blocks] in `block_division.py`.
         learning_rate: peak, of these.
         scores: what a block's score is: "exchange", by how much the original's first metric is worse on the validation
             part with this block in place of its own; "error", how well it imitates.
@@ -60,7 +61,7 @@ def blockwise(
     for name, value, least in (("rounds", rounds, 1), ("pairs", pairs, 0)):
         if value < least:
             raise SettingError(f"strategy.{name} must be at least {least}, got {value}")
-    settings = BlockSettings(steps=steps, learning_rate=learning_rate)
+    settings = BlockSettings(steps=MOST_BLOCK_STEPS if steps is None else steps, learning_rate=learning_rate)
     taught = [Teach(teacher)] if teacher else []
     scored = ScoreBlocks(scores, rounds=rounds, pairs=pairs, sizes=sizes)
     return [*taught, DistilBlocks(samples, settings), scored, Trials(), Finalists(), RandomSearch()]

@@ -74,6 +74,7 @@ class Division:
             ("fork"), or every layer from its first weights ("scratch"). With the last two the shared weights are
             trained by warm-up alone.
         num_goals: of the search.
+        block_steps: that each block trains by itself; None where no blocks are.
     """
 
     warmup_steps: int
@@ -84,6 +85,7 @@ class Division:
     finalist_rounds: int = 1
     trial_weights: str = "shared"
     num_goals: int = 1
+    block_steps: int | None = None
 
     @property
     def steps_before_finalists(self) -> int:

@@ -101,9 +101,10 @@ class Search:
 
 # the strategy whose trials are drawn at random, whatever the sampler: what other searches are compared with
 RANDOM = "random_search"
+BLOCKWISE = "blockwise"
 STRATEGIES: dict[str, Callable[..., list[Phase]]] = {
     "default": default_phases,
-    "blockwise": blockwise,
+    BLOCKWISE: blockwise,
     RANDOM: lambda: [Trials(), Finalists()],
 }
 

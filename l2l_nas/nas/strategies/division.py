@@ -23,29 +23,20 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.strategies.budget import Division
-from l2l_nas.relay.relay import Relay
+from l2l_nas.nas.strategies.machine_speed import MachineSpeed
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.sampling import PathSampler
-from l2l_nas.training.fit import Trainer
-from l2l_nas.training.samples import Samples
-from l2l_nas.training.schedule import Cosine
 
 _LONGEST, _TENTH = 90, 10  # of the root of a pass's steps; of these a trial's
 _WARMUP_PASSES, _FINALIST_PASSES, _TRIAL_STEPS = 20, 38, 6
 _RACED_TRIALS, _TRIALS = 3, 8  # for each position with a choice: from first weights, on shared ones
 _PER_TRAINING = 8 / 5.784  # finalists of the default search, by the whole trainings that it takes
-_LEAST = {"warmup_steps": 20, "trials": 8, "steps_per_trial": 4, "finalist_steps": 20}
+LEAST = {"warmup_steps": 20, "trials": 8, "steps_per_trial": 4, "finalist_steps": 20}
 _MOST = {"warmup_steps": 20_000, "trials": 256, "steps_per_trial": 2_000, "finalist_steps": 10_000}
-# what a pace is measured with: steps, of which the first are slow, and scores
-_SLOW, _STEPS, _SCORES = 4, 16, 3
-_PROPOSAL = 0.05  # seconds that a sampler thinks of a trial, about
 # of a factor that fits a division to a time
 _RANGE = 2.0**20
 
@@ -74,59 +65,6 @@ _RULES = (
     _Rule(below=25.0, part=_TENTH, finalists=_PER_TRAINING, rounds=3, share=0.6),
     _Rule(below=math.inf, part=_TENTH, finalists=_PER_TRAINING, rounds=5, share=0.6),
 )
-
-
-@dataclass(frozen=True)
-class MachineSpeed:
-    """How fast a machine is.
-
-    Args:
-        step: seconds of a training step of a random path.
-        score: seconds that a trial takes besides its steps.
-        workers: processes that share trials and finalists.
-    """
-
-    step: float
-    score: float
-    workers: int = 1
-
-    def seconds(self, division: Division) -> float:
-        """What a search will take, about: without start, pictures and export."""
-        trials = division.trials * (division.steps_per_trial * self.step + self.score) / self.workers
-        finalists = sum(
-            -(-one.finalists // self.workers) * one.steps * self.step
-            + one.finalists * len(one.score_steps) * self.score / self.workers
-            for one in division.rounds
-        )
-        return division.warmup_steps * self.step + trials + finalists
-
-
-def measured(trainer: Trainer, relay: Relay, paths: PathSampler, validation: Samples, *, workers: int) -> MachineSpeed:
-    """The pace of this machine, by a few steps and scores on a copy of the weights.
-
-    Args:
-        workers: processes that will share trials and finalists.
-    """
-    shared = relay.server
-    times: list[float] = []
-    try:
-        relay.use(shared.fork(()))
-        trainer.fit(
-            paths.path_at,
-            start=0,
-            steps=_SLOW + _STEPS,
-            schedule=Cosine(1e-4, _SLOW + _STEPS),
-            after_step=lambda step, loss: times.append(time.perf_counter()),
-        )
-        begun = time.perf_counter()
-        for number in range(_SCORES):
-            trainer.recalibrate(paths.path_at(number))
-            trainer.evaluate(paths.path_at(number), validation)
-        score = (time.perf_counter() - begun) / _SCORES
-    finally:
-        relay.use(shared)
-    steps = [later - earlier for earlier, later in zip(times[_SLOW - 1 :], times[_SLOW:], strict=False)]
-    return MachineSpeed(statistics.fmean(steps), score + _PROPOSAL, workers)
 
 
 def division(
@@ -174,22 +112,28 @@ def fitted(
     Raises:
         SettingError: the least takes longer.
     """
-    free = [name for name in _LEAST if name not in given and getattr(start, name)]
+    free = [name for name in LEAST if name not in given and getattr(start, name)]
 
     def by(factor: float) -> Division:
         wanted = {name: getattr(start, name) * (math.sqrt(factor) if name == "trials" else factor) for name in free}
-        rounded = {name: max(_LEAST[name], _rounded(value)) for name, value in wanted.items()}
+        rounded = {name: max(LEAST[name], _rounded(value)) for name, value in wanted.items()}
         if "trials" in rounded:
             rounded["trials"] = min(rounded["trials"], most_trials)
         return _in_order(replace(start, **rounded), given)  # type: ignore[arg-type]
 
-    least = pace.seconds(by(1 / _RANGE))
-    if least > seconds:
-        raise SettingError(
-            f"search.time is {seconds:,.0f} s, and the smallest search takes {least:,.0f} s on this machine: "
-            f"{_parts(by(1 / _RANGE))}; give it more time"
-        )
+    refuse_short(by(1 / _RANGE), seconds, pace)
     return by(_largest(lambda factor: pace.seconds(by(factor)) <= seconds))
+
+
+def refuse_short(least: Division, seconds: float, pace: MachineSpeed) -> None:
+    """Refuse a time in which the smallest division is not done. Raises SettingError."""
+    needed = pace.seconds(least)
+    if needed > seconds:
+        fixed = f", and {pace.fixed:,.0f} s of what takes no steps" if least.block_steps is not None else ""
+        raise SettingError(
+            f"search.time is {seconds:,.0f} s, and the smallest search takes {needed:,.0f} s on this machine: "
+            f"{_parts(least)}{fixed}; give it more time"
+        )
 
 
 def in_trainings(start: Division, trainings: float, *, given: Collection[str], most_trials: int) -> Division:
@@ -267,11 +211,12 @@ def _rounded(value: float) -> int:
 
 
 def _within(name: str, value: int) -> int:
-    return min(max(value, _LEAST[name]), _MOST[name])
+    return min(max(value, LEAST[name]), _MOST[name])
 
 
 def _parts(division: Division) -> str:
     parts = [f"{division.warmup_steps:,} steps of warm-up"] if division.warmup_steps else []
+    parts += [] if division.block_steps is None else [f"blocks of {_counted(division.block_steps, 'step')}"]
     parts += [f"{_counted(division.trials, 'trial')} of {_counted(division.steps_per_trial, 'step')}"]
     if division.finalists:
         rounds = len(division.rounds)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from l2l_nas.eps.server import ParamServer
     from l2l_nas.nas.strategies.budget import Budget
     from l2l_nas.nas.strategies.context import SearchContext
+    from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext
+    from l2l_nas.training.fit import Trainer
 
 
 class Phase:
@@ -38,6 +40,23 @@ class Phase:
         Raises:
             L2LError: it cannot be done.
         """
+
+    def trainer(self, trainer: Trainer) -> Trainer:
+        """What networks are trained with behind this phase.
+
+        Args:
+            trainer: before it.
+        """
+        return trainer
+
+    def speed(self, speed: MachineSpeed, context: SpeedContext) -> MachineSpeed:
+        """How fast this machine is at a search with this phase; asked where a time is divided.
+
+        Args:
+            speed: without it.
+            context: to measure with, before anything is written; weights stay as they are.
+        """
+        return speed
 
     def run(self, search: SearchContext) -> None:
         """Do it. A search that was interrupted and goes on runs all its phases: what is done must not be done again.

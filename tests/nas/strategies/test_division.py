@@ -10,15 +10,8 @@ from torch import nn
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.strategies.budget import Division
-from l2l_nas.nas.strategies.division import (
-    MachineSpeed,
-    described,
-    division,
-    fitted,
-    in_trainings,
-    measured,
-    parse_time,
-)
+from l2l_nas.nas.strategies.division import described, division, fitted, in_trainings, parse_time
+from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext, measured
 from l2l_nas.space.sampling import UniformPaths
 from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer
@@ -172,7 +165,8 @@ def test_measuring_leaves_no_trace(tmp_path):
     server = relay.server
     relay.drain()
     before = {key: (server.state(key).visits, server.state(key).weights.clone()) for key in server.visited}
-    pace = measured(trainer, relay, paths, split.validation, workers=2)
+    context = SpeedContext(trainer, relay, paths.path_at, split.validation, budget(**SPEND), workers=2)
+    pace = measured(context)
     assert relay.server is server
     assert {key: server.state(key).visits for key in server.visited} == {key: n for key, (n, _) in before.items()}
     assert all((server.state(key).weights == weights).all() for key, (_, weights) in before.items())

@@ -1,0 +1,111 @@
+"""What a search that takes a network apart takes besides trials and finalists: its blocks, and their scores.
+
+[Note: seconds of blocks] Positions are alike in most networks. So those of each kind are measured once, the first of
+them, with a few steps of each candidate; the others take as long. Scores are passes through networks, in which layers
+are shared as `prefixes` says. What a pass takes follows from what a score of the original takes, and from the layers'
+operations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+
+from l2l_nas.cost.flops import Flops
+from l2l_nas.eps.layout import layout_of
+from l2l_nas.relay.interface import Batch
+from l2l_nas.relay.population import prefixes
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.shapes import check_shapes
+from l2l_nas.training.blockwise import BlockDistillation
+
+MEASURED_STEPS = 3  # of each candidate; the first one is slow
+
+
+class _Clock:
+    """Tells the seconds of a candidate's steps from those of all else that is done for it."""
+
+    def __init__(self) -> None:
+        self._last, self._steps = time.perf_counter(), list[float]()
+
+    def poll(self) -> None:
+        """A step begins."""
+        self._steps.append(time.perf_counter())
+
+    def candidate(self) -> tuple[float, float]:
+        """A candidate is done: seconds of all but its steps, and of a step."""
+        now = time.perf_counter()
+        each = [later - earlier for earlier, later in itertools.pairwise(self._steps)]
+        step = min(each, default=0.0)
+        fixed = max(0.0, now - self._last - len(self._steps) * step)
+        self._last, self._steps = now, []
+        return fixed, step
+
+
+def block_seconds(distillation: BlockDistillation, inputs: Batch, *, seconds: float) -> tuple[float, float]:
+    """Seconds of all blocks but their steps, and of one step of each of them; see [Note: seconds of blocks].
+
+    Args:
+        distillation: on a copy of the weights, with as many steps as are measured.
+        seconds: that may pass before kinds of positions that were not seen count as the others do on average.
+    """
+    pool = distillation.server.pool
+    last = {position.name: position.candidates[-1].name for position in pool.positions}
+    kinds = _kinds(pool)
+    found: dict[object, tuple[float, float]] = {}
+    position, sums = "", (0.0, 0.0)
+    clock, began = _Clock(), time.perf_counter()
+    with contextlib.closing(distillation.run(inputs, poll=clock.poll)) as blocks:
+        for key, _ in blocks:
+            name, candidate = key.rsplit("/", 1)
+            sums = (0.0, 0.0) if name != position else sums
+            position, one = name, clock.candidate()
+            sums = (sums[0] + one[0], sums[1] + one[1])
+            if name not in kinds or candidate != last[name]:
+                continue
+            found.setdefault(kinds[name], sums)
+            if found.keys() >= {*kinds.values()} or time.perf_counter() - began > seconds:
+                break
+    if not found:
+        return 0.0, 0.0
+    usual = tuple(map(statistics.fmean, zip(*found.values(), strict=True)))
+    every = [found.get(kind, usual) for kind in kinds.values()]
+    return sum(one[0] for one in every), sum(one[1] for one in every)
+
+
+def _kinds(pool: LayerPool) -> dict[str, object]:
+    """Of positions with a choice, what tells those apart that may take unlike times."""
+    takes = check_shapes(pool).takes
+    found: dict[str, list[object]] = {}
+    for layer in pool.layers:
+        shapes = [entry.shape for entry in layout_of(pool, layer.key).parameters]
+        name = pool.positions[layer.position].name
+        found.setdefault(name, [takes[layer.position]]).append((layer.candidate.name, tuple(shapes)))
+    choosing = {position.name for position in pool.positions if len(position.candidates) > 1}
+    return {name: tuple(kind) for name, kind in found.items() if name in choosing}
+
+
+class ScorePasses:
+    """Counts passes of the original network that scores of networks take; see [Note: seconds of blocks]."""
+
+    def __init__(self, pool: LayerPool, *, population: int) -> None:
+        self._pool, self._population = pool, population
+        self._flops = Flops(pool, check_shapes(pool))
+        self._whole = sum(map(self._work, pool.path(pool.original)))
+
+    def __call__(self, networks: Sequence[Architecture]) -> float:
+        """Of networks that are scored in this order, so many at once."""
+        starts = range(0, len(networks), self._population)
+        return sum(self._pass(networks[start : start + self._population]) for start in starts)
+
+    def _pass(self, networks: Iterable[Architecture]) -> float:
+        tree = prefixes(self._pool, [self._pool.path(one) for one in networks])
+        work = sum(len(visits) * self._work(layer) for layer, visits in zip(tree.layers, tree.visits, strict=True))
+        return work / self._whole
+
+    def _work(self, layer: Layer) -> int:
+        return 1 + self._flops.of_layer(layer)  # one that multiplies nothing takes time, too

@@ -1,0 +1,126 @@
+"""How fast a machine is at the parts of a search, measured by a few steps and scores before a time is divided."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from l2l_nas.nas.strategies.budget import Budget, Division
+from l2l_nas.relay.relay import Relay
+from l2l_nas.space.architecture import Architecture
+from l2l_nas.training.consensus import Consensus
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.samples import Samples
+from l2l_nas.training.schedule import Cosine
+
+# steps, of which the first are slow, and scores; fewer where they are slow
+_SLOW, _STEPS, _SCORES = 4, 16, 3
+_LEAST_SLOW, _LEAST_STEPS = 2, 2
+_PROPOSAL = 0.05  # seconds that a sampler thinks of a trial, about
+
+
+@dataclass(frozen=True)
+class MachineSpeed:
+    """How fast a machine is.
+
+    Args:
+        step: seconds of a training step.
+        score: seconds that a trial takes besides its steps.
+        workers: processes that share trials and finalists.
+        block_step: seconds of one step of each block that is trained by itself.
+        fixed: seconds of what is not divided: the measurement itself; of blocks all but their steps, and their scores.
+    """
+
+    step: float
+    score: float
+    workers: int = 1
+    block_step: float = 0.0
+    fixed: float = 0.0
+
+    def seconds(self, division: Division) -> float:
+        """What a search will take, about: without start, pictures and export."""
+        trials = division.trials * (division.steps_per_trial * self.step + self.score) / self.workers
+        finalists = sum(
+            -(-one.finalists // self.workers) * one.steps * self.step
+            + one.finalists * len(one.score_steps) * self.score / self.workers
+            for one in division.rounds
+        )
+        blocks = self.fixed + (division.block_steps or 0) * self.block_step
+        return division.warmup_steps * self.step + blocks + trials + finalists
+
+
+@dataclass(frozen=True)
+class SpeedContext:
+    """What a speed is measured with.
+
+    Args:
+        trainer: of the relay.
+        relay: with the shared weights, which stay as they are.
+        path_at: the architecture of a step or a score.
+        validation: what networks are scored on.
+        budget: numbers that nobody said are small ones.
+        workers: processes that will share trials and finalists.
+        seconds: that steps, scores and blocks may take each, about, where they are slow.
+        seed: of the search.
+        consensus: with the other ranks, if there are any.
+    """
+
+    trainer: Trainer
+    relay: Relay
+    path_at: Callable[[int], Architecture]
+    validation: Samples
+    budget: Budget
+    workers: int = 1
+    seconds: float = 1.0
+    seed: int = 0
+    consensus: Consensus = field(default_factory=Consensus)
+
+
+def measured(context: SpeedContext) -> MachineSpeed:
+    """The speed of this machine, by a few steps and scores on a copy of the weights.
+
+    Raises:
+        L2LError: a network cannot be trained.
+    """
+    relay, trainer = context.relay, context.trainer
+    shared = relay.server
+    try:
+        relay.use(shared.fork(()))
+        step = _step_seconds(context)
+        began, done = time.perf_counter(), 0
+        while done < _SCORES:
+            path = context.path_at(done)
+            trainer.recalibrate(path)
+            trainer.evaluate(path, context.validation)
+            done += 1
+            if context.consensus.any(time.perf_counter() - began > context.seconds):
+                break
+        score = (time.perf_counter() - began) / done
+    finally:
+        relay.use(shared)
+    return MachineSpeed(step, score + _PROPOSAL, context.workers)
+
+
+def _step_seconds(context: SpeedContext) -> float:
+    """Seconds of a training step; the first ones, which are slow, do not count."""
+    times: list[float] = []
+
+    def fit(steps: int) -> float:
+        context.trainer.fit(
+            context.path_at,
+            start=len(times),
+            steps=steps,
+            schedule=Cosine(1e-4, 2 * (_SLOW + _STEPS)),
+            after_step=lambda step, loss: times.append(time.perf_counter()),
+        )
+        return times[-1] - times[-2]
+
+    last = fit(_LEAST_SLOW)
+    if not context.consensus.any(last * (_SLOW - _LEAST_SLOW) > context.seconds):
+        last = fit(_SLOW - _LEAST_SLOW)
+    first, fitting = len(times), int(min(_STEPS, context.seconds / max(last, 1e-9)))
+    fit(1 + int(context.consensus.first(lambda: max(_LEAST_STEPS, fitting))))  # the first one has a start
+    return statistics.fmean(later - earlier for earlier, later in itertools.pairwise(times[first:]))
