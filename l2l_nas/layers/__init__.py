@@ -14,6 +14,7 @@ from l2l_nas.layers.embedding import CappedHead, ClassHead, Embedding, MaskedHea
 from l2l_nas.layers.experts import MixtureOfExperts, Routing
 from l2l_nas.layers.feed_forward import FeedForward
 from l2l_nas.layers.joins import ByName, Sum, UpBlock, Zero
+from l2l_nas.layers.linear_map import LowRankMap
 from l2l_nas.layers.rotary import Rotary
 from l2l_nas.layers.state_space import LinearAttention, StateHeads, StateSpace
 from l2l_nas.layers.style import Style
@@ -30,6 +31,7 @@ __all__ = [
     "Heads",
     "InvertedResidual",
     "LinearAttention",
+    "LowRankMap",
     "MaskedHead",
     "MixtureOfExperts",
     "ParallelBlock",

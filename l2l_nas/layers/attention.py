@@ -103,7 +103,12 @@ class SelfAttention(Residual):
         Args:
             documents: int64 [batch, length]; a token sees those of the same number. None: all are of one.
         """
-        return self.behind(x, self.out(self.attended(self.before(x), documents)))
+        return self.behind(x, self.added(self.before(x), documents))
+
+    def added(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        """The sum that is added to the input, of input that is normed: [batch, length, hidden]."""
+        added: Tensor = self.out(self.attended(x, documents))
+        return added
 
     def attended(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """What the last layer takes, [batch, length, heads * size], of input that is normed."""
@@ -283,6 +288,10 @@ class ParallelBlock(nn.Module):
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, length, hidden] in and out; see `SelfAttention.forward`."""
         return self.attention(x, documents) + self._beside(x)
+
+    def adds(self, x: Tensor, *documents: Tensor) -> Tensor:
+        """What both add to their input, before norms and dropout of it: [batch, length, hidden]."""
+        return self.attention.adds(x, *documents) + self.feed_forward.adds(x)
 
     def extend(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
         """The next tokens of a sequence; see `SelfAttention.extend`."""

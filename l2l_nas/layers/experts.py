@@ -96,12 +96,16 @@ class MixtureOfExperts(Residual):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, ..., hidden], the same shape out."""
-        tokens = self.before(x).flatten(0, -2)
+        return self.behind(x, self.added(self.before(x)))
+
+    def added(self, x: Tensor) -> Tensor:
+        """The sum that is added to the input, of input that is normed: [batch, ..., hidden]."""
+        tokens = x.flatten(0, -2)
         probabilities, weights, choices = self.routed(tokens)
-        total = self.experts(tokens, weights, choices)
+        total: Tensor = self.experts(tokens, weights, choices)
         if self.training and self.routing.balance:
             add_loss(self.routing.balance * self._imbalance(probabilities, choices))
-        return self.behind(x, total.view_as(x))
+        return total.view_as(x)
 
     def routed(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Route tokens [count, hidden]: all probabilities, and the weights and numbers of the chosen experts."""

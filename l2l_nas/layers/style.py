@@ -93,6 +93,15 @@ class Residual(nn.Module):
         """Norm the input, if the norm comes first: the sub-layer works on that."""
         return x if self.is_post else self.norm(x)
 
+    def added(self, x: Tensor) -> Tensor:
+        """The sum that is added to the input, of what `before` gives, [batch, ..., hidden]."""
+        raise NotImplementedError
+
+    def adds(self, x: Tensor, *others: Tensor) -> Tensor:
+        """The same of the input itself, and of what else `forward` takes."""
+        added: Callable[..., Tensor] = self.added
+        return added(self.before(x), *others)
+
     def changes(self, added: Tensor) -> Tensor:
         """Norm and drop out what the sub-layer adds."""
         return self.dropout(self.added_norm(added))

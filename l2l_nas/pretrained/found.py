@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from l2l_nas.layers import FeedForward, MixtureOfExperts, ParallelBlock, SelfAttention
+from l2l_nas.layers import FeedForward, LowRankMap, MixtureOfExperts, ParallelBlock, SelfAttention
 from l2l_nas.pretrained.config import FULL, SLIDING
 from l2l_nas.pretrained.families import Family, TensorSource, family_of, row_of
 from l2l_nas.space.candidate import Candidate
@@ -62,6 +62,9 @@ def found_model(config: Mapping[str, Any], layers: Sequence[tuple[str, Candidate
         ExportError: the family has no such network.
     """
     row = row_of(config)
+    for name, candidate in layers:
+        if isinstance(candidate.factory, partial) and candidate.factory.func is LowRankMap:
+            raise _not_expressed(f"'{name}' is a linear map", config)
     factories = [candidate.factory for _, candidate in layers if isinstance(candidate.factory, partial)]
     attention = [factory for factory in factories if factory.func in (SelfAttention, ParallelBlock)]
     inner = [factory for factory in factories if factory.func in (FeedForward, MixtureOfExperts, ParallelBlock)]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.layers import Embedding, FeedForward, Heads, Rotary, SelfAttention, Style
+from l2l_nas.layers import Embedding, FeedForward, Heads, LowRankMap, Rotary, SelfAttention, Style
 from l2l_nas.space.candidate import Candidate
 from l2l_nas.training.formats import ExportError
 
@@ -93,7 +93,8 @@ class GGUFModel:
                     block = _Block()
                 block = replace(block, network=(name, args[1]))
             else:
-                raise _not_of_llama(f"'{name}'")
+                is_linear = kind is LowRankMap
+                raise _not_of_llama(f"the linear map of '{name}'" if is_linear else f"'{name}'")
         yield block
 
     def write(

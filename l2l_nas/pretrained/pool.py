@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from l2l_nas.errors import SpaceError
-from l2l_nas.layers import FeedForward, Heads, MixtureOfExperts, ParallelBlock, SelfAttention
+from l2l_nas.layers import FeedForward, Heads, LowRankMap, MixtureOfExperts, ParallelBlock, SelfAttention, Style
 from l2l_nas.pretrained.coded import CodedModel
 from l2l_nas.pretrained.coded_family import CODED, model_of
 from l2l_nas.pretrained.families import Family, TensorSource
@@ -36,6 +36,7 @@ from l2l_nas.training.published_format import HuggingFaceFiles
 _KINDS: Mapping[str, Callable[[Path], Published]] = {"hf": Folder, "gguf": GGUF}
 _MULTIPLE = 8  # widths of smaller layers are multiples of it
 _NETWORKS = (FeedForward, MixtureOfExperts, ParallelBlock)
+_SUBLAYERS = (SelfAttention, LowRankMap, *_NETWORKS)
 # a smaller layer than the model's own: its name, its arguments, and further ones by name
 _Smaller = tuple[str, tuple[Any, ...], dict[str, Any]]
 
@@ -145,6 +146,7 @@ def published_pool(
     key_value: Sequence[int] = (),
     ranks: Sequence[float] = (),
     windows: Sequence[int] = (),
+    linear: Sequence[float] = (),
 ) -> LayerPool:
     """A published model's layers, and smaller ones beside them that `strategy=blockwise` teaches to stand in for them.
 
@@ -159,6 +161,7 @@ def published_pool(
         ranks: of feed-forward networks whose matrices are products, as shares of the width of the model. Where they
             are products already, there are no further ones, nor narrower ones.
         windows: of attention to so many tokens.
+        linear: ranks of linear maps in place of a whole sub-layer, as shares of the width of the model.
 
     Raises:
         SettingError: a package is missing.
@@ -181,8 +184,9 @@ def published_pool(
             Candidate(name, partial(factory.func, *args, **{**factory.keywords, **options}))
             for name, args, options in smaller
         ]
-        if skips and factory.func in (SelfAttention, *_NETWORKS):
-            more.append(skip())
+        if factory.func in _SUBLAYERS:
+            more += _linear(factory, position.name, linear)
+            more += [skip()] if skips else []
         read = partial(_read, published, family.sources, position.name)
         weights = FirstWeights(read, f"{published.fingerprint} {position.name}")
         candidate = replace(position.candidates[0], weights=weights)
@@ -209,6 +213,17 @@ def _networks(factory: Any, position: str, widths: Sequence[float], ranks: Seque
     if factory.func is not MixtureOfExperts:
         for rank in dict.fromkeys(min(width, max(1, round(share * hidden))) for share in ranks):
             yield f"rank_{rank}", factory.args, {"rank": rank}
+
+
+def _linear(factory: Any, position: str, ranks: Sequence[float]) -> Iterator[Candidate]:
+    """Linear maps in place of a sub-layer; one that is such a map has those of lower ranks."""
+    hidden, *rest = factory.args
+    style = next((one for one in rest if isinstance(one, Style)), factory.keywords.get("style"))
+    for share in ranks:
+        _check_share("linear", share, position)
+    for rank in dict.fromkeys(max(1, round(share * hidden)) for share in ranks):
+        if factory.func is not LowRankMap or rank < rest[0]:
+            yield Candidate(f"linear_{rank}", partial(LowRankMap, hidden, rank, style=style))
 
 
 def _attention(args: tuple[Any, ...], position: str, wanted: _SmallerAttention) -> Iterator[_Smaller]:

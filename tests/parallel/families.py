@@ -16,6 +16,7 @@ from l2l_nas.layers import (
     Heads,
     InvertedResidual,
     LinearAttention,
+    LowRankMap,
     MixtureOfExperts,
     ParallelBlock,
     PoolBlock,
@@ -54,6 +55,7 @@ TEXT = {
     "capped": (partial(SelfAttention, WIDTH, Heads(8, cap=5.0), _LLAMA), 1, 1),
     "parallel block": (partial(ParallelBlock, WIDTH, Heads(8, rotary=_TURNED), 64), 2, 2),
     "low rank": (partial(FeedForward, WIDTH, 64, rank=8), 1, 1),
+    "linear map": (partial(LowRankMap, WIDTH, 8, style=_GPT2), 1, 1),
     "experts": (partial(MixtureOfExperts, WIDTH, 24, routing=Routing(8), style=_GPT2), 1, 1),
     "gated experts": (
         partial(MixtureOfExperts, WIDTH, 24, routing=Routing(4, is_normalised=True), is_gated=True, style=_LLAMA),

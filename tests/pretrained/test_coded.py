@@ -18,7 +18,7 @@ from l2l_nas.training.export import ExportError
 from tests.pretrained.test_families import MODELS, TOKENS
 from tests.pretrained.test_found import GROUPED, exported
 
-MIXED = ["original", "original", "original", "skip", "skip", "width_24"]
+MIXED = ["original", "original", "original", "skip", "linear_8", "width_24"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,7 +32,7 @@ def _modules(tmp_path_factory):
 def coded(tmp_path, name):
     """A network as a folder, as `transformers` loads it, and what it should give for `TOKENS`."""
     if name == "gpt_neox":  # whose blocks are one position
-        choices = ["original", "width_24", "original"]
+        choices = ["linear_8", "width_24", "original"]
     else:
         choices = [choice.replace("width_24", "width_64") if name == "gpt2" else choice for choice in MIXED]
         choices[0] = "heads_2" if name in GROUPED else "original"

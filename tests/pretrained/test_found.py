@@ -42,6 +42,7 @@ OTHERS = {  # networks that no llama is, and why
     "one is narrower": (["original", "original"] * 2 + ["original", "width_24"], "'feedforward_"),
     "an attention less": (["original", "original"] * 2 + ["skip", "original"], "it has 2 attention and 3 feed-forward"),
     "one has fewer heads": (["original", "original"] * 2 + ["heads_2", "original"], "'attention_2' is another layer"),
+    "maps in place of a block": (["linear_8", "linear_8"] + ["original"] * 4, "'attention_0' is a linear map"),
     "attention beside attention": (
         ["original", "skip", "original", "original", "skip", "original"],
         "take turns",
@@ -56,7 +57,7 @@ def exported(folder, name, choices, out, formats, **config):
         setattr(model.config, field, value)
     model.save_pretrained(folder)
     fewer = {"heads": [2], "groups": [1], "key_value": [1]} if name in GROUPED else {}
-    pool = published_pool(f"hf:{folder}", length=17, widths=[0.5, 2 / 3], **fewer)
+    pool = published_pool(f"hf:{folder}", length=17, widths=[0.5, 2 / 3], linear=[0.25], **fewer)
     tokens = torch.randint(1, 61, (30, 17))
     problem = Problem(pool, Data.from_arrays(tokens, tokens), Tokens())
     server = ParamServer(pool, optimizer=AdamW(), seed=0)
@@ -125,7 +126,7 @@ def test_what_the_family_has_not_comes_with_its_own_code_and_goes_out_as_source_
     formats = ["hugging_face", "source"]
     export, expected = exported(tmp_path / "model", "llama, tied", choices, tmp_path / "out", formats)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "l2l_nas"
-    pool = published_pool(f"hf:{tmp_path / 'model'}", widths=[0.5], heads=[2])
+    pool = published_pool(f"hf:{tmp_path / 'model'}", widths=[0.5], heads=[2], linear=[0.25])
     path = pool.path(pool.architecture(["original", *choices, "original", "original"]))
     layers = [(pool.positions[layer.position].name, layer.candidate) for layer in path]
     with pytest.raises(ExportError, match=why):

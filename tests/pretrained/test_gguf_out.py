@@ -151,6 +151,7 @@ REFUSED = {
     "gemma": (ORIGINAL, "its embedding, last norm or head"),
     "llama, biased": ([*ORIGINAL[:5], "width_24"], "biases in blocks that are not alike"),
     "llama": (["skip", "original"] * 3, "no attention at all"),
+    "llama, tied": ([*ORIGINAL[:4], "linear_8", "original"], "llama's layers, and the linear map of 'attention_2'"),
 }
 
 

@@ -148,6 +148,31 @@ def test_attention_of_fewer_heads_begins_as_those_that_are_left_in_every_family(
             assert (layer(x) - original(x)).square().mean() < 0.5 * skipped
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_linear_maps_are_fitted_to_the_sub_layers_of_every_family(saved, name):
+    """A map of nearly full rank is as near as least squares on what the sub-layer takes; a low rank is between."""
+    _, folder = saved(name)
+    pool = published_pool(f"hf:{folder}", length=17, linear=[0.99, 0.25])
+    x = torch.randn(48, 17, 32, generator=torch.Generator().manual_seed(1))
+    for position in [one for one in pool.positions if one.name.endswith("_1")]:
+        original, whole, low = (candidate.factory().eval() for candidate in position.candidates[:3])
+        assert [one.name for one in position.candidates[1:]] == ["linear_32", "linear_8", "skip"]
+        part = getattr(original, "attention", original)
+        with torch.no_grad():
+            for one in original.parameters():
+                one.add_(torch.randn(one.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
+            for layer in (whole, low):
+                layer.begin_as(original, (x,))
+            taken, given = part.before(x).flatten(0, 1).double(), original.adds(x).flatten(0, 1).double()
+            torch.testing.assert_close(whole.behind(x, original.adds(x)), original(x), atol=1e-5, rtol=1e-4)
+            if whole.map[1].bias is not None:
+                taken = torch.cat((taken, torch.ones(len(taken), 1)), dim=1)
+            best = (taken @ torch.linalg.lstsq(taken, given).solution - given).square().sum()
+            found, less = ((one.adds(x).flatten(0, 1) - given).square().sum() for one in (whole, low))
+            assert best * 0.999 < found < best * 1.02
+            assert found < less < given.square().sum()
+
+
 def _config(folder, **change):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **change}))
@@ -244,6 +269,7 @@ def test_a_damaged_folder_is_refused_in_one_line(saved, how):
         ({"heads": [4]}, "heads must be fewer than the model's 4 and multiples of its 2 of keys and values, got 4"),
         ({"groups": [2]}, "'attention_0': groups must be fewer than the model's 2, got 2"),
         ({"windows": [0]}, "'attention_0': windows are of at least 1 token, got 0"),
+        ({"linear": [1.5]}, "'attention_0': linear are shares between 0 and 1, got 1.5"),
     ],
 )
 def test_candidates_that_cannot_be_are_refused(saved, options, words):
@@ -287,6 +313,19 @@ def test_matrices_that_are_products_already_have_no_smaller_ones(tmp_path):
     name = _of(tmp_path, feedforward_0="FeedForward(16, 32, rank=4)", feedforward_1="FeedForward(16, 32, rank=None)")
     pool = published_pool(name, skips=False, widths=[0.5], ranks=[0.25])
     assert _offered(pool) == [[], ["width_16", "rank_4"]]
+
+
+def test_a_linear_map_has_those_of_lower_ranks(tmp_path):
+    name = _of(tmp_path, feedforward_0="FeedForward(16, 8)", attention_0="LowRankMap(16, 8, style=Style(norm='rms'))")
+    pool = published_pool(name, linear=[0.25, 0.26, 0.5])
+    assert _offered(pool) == [["linear_4", "linear_8", "skip"], ["linear_4", "skip"]]
+    original, smaller = (candidate.factory().eval() for candidate in pool.positions[2].candidates[:2])
+    assert original.map[1].bias is not None
+    x = torch.randn(1, 9, 16)  # fewer rows than numbers
+    with torch.no_grad():
+        original.map[0].weight[4:] = 0
+        smaller.begin_as(original, (x,))
+        torch.testing.assert_close(smaller(x), original(x), atol=2e-4, rtol=1e-4)
 
 
 def test_a_rank_is_no_larger_than_a_matrix_has(tmp_path):
