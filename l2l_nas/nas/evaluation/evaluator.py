@@ -77,6 +77,22 @@ class Evaluator:
             self._scorer = trainer
         self._trainer = trainer
 
+    def on(self, relay: Relay) -> Evaluator:
+        """The same on another relay, of a pool of the same architectures."""
+        trainer = scorer = replace(self._trainer, executor=relay)
+        if self._scorer is not self._trainer:  # in fp32
+            plain = Relay(relay.server, device=str(relay.device.torch_device), seed=relay.seed)
+            scorer = replace(self._scorer, executor=plain)
+        return Evaluator(
+            relay,
+            trainer,
+            validation=self._validation,
+            budget=self._budget,
+            scorer=scorer,
+            test=self._test,
+            consensus=self._consensus,
+        )
+
     def run(
         self,
         segment: Segment,

@@ -83,7 +83,7 @@ class DistilBlocks(Phase):
     def _distillation(self, trainer: Trainer, relay: Relay, seed: int) -> BlockDistillation:
         settings = replace(self._settings, micro_batch=min(self._settings.batch_size, trainer.micro_batch))
         server = relay.server
-        return BlockDistillation(server, server.pool.original, _relays(relay), settings, seed=seed)
+        return BlockDistillation(server, server.pool.original, relays_like(relay), settings, seed=seed)
 
     def _inputs(self, trainer: Trainer) -> Batch:
         parts = []
@@ -132,7 +132,7 @@ class Teach(Phase):
         """
         whole = trainer.executor
         assert isinstance(whole, Relay)
-        relay, original = _relays(whole)(whole.server), whole.server.pool.original
+        relay, original = relays_like(whole)(whole.server), whole.server.pool.original
 
         def teacher(inputs: Batch) -> Batch:
             return relay.predict(original, inputs, micro_batch=trainer.micro_batch)
@@ -141,7 +141,7 @@ class Teach(Phase):
         return replace(trainer, task=task, batches=TaughtBatches(trainer.batches, teacher))
 
 
-def _relays(whole: Relay) -> Callable[[ParamServer], Relay]:
+def relays_like(whole: Relay) -> Callable[[ParamServer], Relay]:
     """Makes relays like this one, for other servers."""
 
     def relay_of(server: ParamServer) -> Relay:

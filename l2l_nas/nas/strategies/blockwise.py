@@ -15,6 +15,7 @@ from l2l_nas.nas.strategies.block_division import MOST_BLOCK_STEPS
 from l2l_nas.nas.strategies.block_scores import ScoreBlocks
 from l2l_nas.nas.strategies.block_training import DistilBlocks, Teach
 from l2l_nas.nas.strategies.finalist_phase import Finalists
+from l2l_nas.nas.strategies.low_rank_recovery import TrainPairs
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.strategies.trials import Trials
@@ -33,6 +34,7 @@ def blockwise(
     pairs: int = 32,
     sizes: Sequence[float] = (),
     teacher: float = 0.5,
+    lora: int = 0,
 ) -> list[Phase]:
     """The phases of a blockwise search.
 
@@ -47,6 +49,7 @@ def blockwise(
         pairs: that a round measures at most.
         sizes: shares of the original's parameters, where there is a choice, each of which a network is found without.
         teacher: share of the original's outputs in the loss of trials and finalists; 0 for tasks without classes.
+        lora: rank of pairs that finalists train in place of all their weights; 0: all weights.
 
     Raises:
         SettingError: a setting out of range.
@@ -58,10 +61,11 @@ def blockwise(
     if scores == "error" and (rounds or 1) > 1:
         raise SettingError(f"strategy.rounds={rounds} score networks whole, and strategy.scores=error scores none")
     rounds = (1 if scores == "error" else _ROUNDS) if rounds is None else rounds
-    for name, value, least in (("rounds", rounds, 1), ("pairs", pairs, 0)):
+    for name, value, least in (("rounds", rounds, 1), ("pairs", pairs, 0), ("lora", lora, 0)):
         if value < least:
             raise SettingError(f"strategy.{name} must be at least {least}, got {value}")
     settings = BlockSettings(steps=MOST_BLOCK_STEPS if steps is None else steps, learning_rate=learning_rate)
     taught = [Teach(teacher)] if teacher else []
     scored = ScoreBlocks(scores, rounds=rounds, pairs=pairs, sizes=sizes)
-    return [*taught, DistilBlocks(samples, settings), scored, Trials(), Finalists(), RandomSearch()]
+    recovery = [TrainPairs(lora)] if lora else []
+    return [*taught, DistilBlocks(samples, settings), scored, Trials(), *recovery, Finalists(), RandomSearch()]

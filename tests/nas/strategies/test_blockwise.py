@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from torch import nn
 
 import l2l_nas
@@ -111,6 +112,35 @@ def test_finalists_learn_from_the_original(tmp_path):
         found = search(tmp_path / f"run{teacher}", trials=1, strategy=strategy)
         losses.append(found.best.values["loss"])
     assert losses[0] != losses[1]
+
+
+@pytest.mark.slow
+def test_finalists_train_pairs_and_what_is_returned_is_a_plain_network(tmp_path):
+    found = {}
+    for name, lora in (("pairs", 2), ("again", 2), ("all", 0)):
+        strategy = {"name": "blockwise", "samples": 24, "steps": 5, "lora": lora}
+        rounds = {"trials": 2, "finalists": 2, "finalist_rounds": 2, "trial_weights": "fork"}
+        search(tmp_path / name, strategy=strategy, **rounds)
+        files = (tmp_path / name / "best").rglob("*.safetensors")
+        found[name] = {
+            (path.name.rsplit("-", 1)[0], *entry): t for path in files for *entry, t in load_file(path).items()
+        }
+    assert not any("parametrizations" in name for _, name in found["pairs"])
+    assert found["pairs"].keys() == found["again"].keys()
+    assert all(tensor.equal(found["again"][key]) for key, tensor in found["pairs"].items())
+    both = found["pairs"].keys() & found["all"].keys()
+    assert any(not found["pairs"][key].equal(found["all"][key]) for key in both if key[1].startswith("weights"))
+
+
+def test_pairs_that_nobody_could_train_are_refused(tmp_path):
+    strategy = {"name": "blockwise", "samples": 24, "lora": 2}
+    with pytest.raises(SettingError, match=r"search\.finalists=0 trains none"):
+        search(tmp_path / "run", strategy=strategy, finalists=0)
+    with pytest.raises(SettingError, match=r"search\.baseline=random networks from first weights"):
+        search(tmp_path / "run", strategy=strategy, baseline="random")
+    with pytest.raises(SettingError, match=r"strategy.lora must be at least 0, got -1"):
+        blockwise(lora=-1)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
