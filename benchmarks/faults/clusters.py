@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import forks
-from benchmarks.faults.kills import POOL, trials_of
+from benchmarks.faults.scenarios import POOL, trials_of
 from tests.cli.runs import events, write_pool
 
 WORDS = (

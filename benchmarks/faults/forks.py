@@ -46,16 +46,21 @@ class Process:
     started: float
     name: str = ""  # among several that work in one folder
 
-    def wait(self, seconds: float) -> int | None:
-        """Its exit code, below 0 for a signal; None if it runs after so long. What it leaves stays: see `left_of`."""
+    def wait(self, seconds: float, *, until: Callable[[], bool] | None = None) -> int | None:
+        """Its exit code, below 0 for a signal; None if it runs after so long. What it leaves stays: see `left_of`.
+
+        Args:
+            until: asked all the time; None as soon as it is true.
+        """
         end = time.monotonic() + seconds
         while True:
             done, status = os.waitpid(self.number, os.WNOHANG)
             if done:
                 return os.waitstatus_to_exitcode(status)
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or (until is not None and until()):
                 return None
-            time.sleep(0.002)
+            if until is None:
+                time.sleep(0.002)
 
     def kill(self) -> None:
         """`kill -9`, and wait until it is gone."""

@@ -13,14 +13,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from l2l_nas.cost.table import Limit
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, L2LError, SettingError
-from l2l_nas.nas.objectives import is_evaluated, ranked
+from l2l_nas.nas.objectives import ranked
 from l2l_nas.nas.strategies.block_prediction import Changes, SumPrediction, pairs_to_measure
 from l2l_nas.nas.strategies.block_solver import Block, best_paths, blocks_of, changed, changes_of, costs_of, key_of
 from l2l_nas.nas.strategies.block_speed import ScorePasses
@@ -30,7 +30,7 @@ from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext
 from l2l_nas.nas.strategies.phase import Phase
-from l2l_nas.nas.strategies.sizes import Size, by_size, sizes_of
+from l2l_nas.nas.strategies.sizes import Size, sizes_of
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 
@@ -155,19 +155,23 @@ class ScoreBlocks(Phase):
             for number in range(self._num_rounds - 1):
                 if not self._round(search, number):
                     break
-        for network in itertools.islice(self._trials(search), left):
+        tried = {record.architecture for record in search.study.records}
+        new = (network for network in self._trials(search) if network not in tried)
+        for network in itertools.islice(new, left):
             search.study.propose(network)
 
     def _trials(self, search: SearchContext) -> Iterator[Architecture]:
-        """Networks to propose, the best first; of sizes, that one's next of which there are fewest."""
-        known = {record.architecture for record in search.study.records}
+        """Networks to propose, the best first; of sizes, that one's next of which there are fewest.
+
+        Their order does not depend on how many of them have a trial, so that a search that was stopped goes on with
+        those that it would have had.
+        """
+        known: set[Architecture] = set()
         if not search.sizes:
-            yield from self._best(search, known)
+            yield from self._best(search)
             return
-        evaluated = [record for record in search.study.records if is_evaluated(record) and record.in_space]
-        found = by_size(search.sizes, evaluated, lambda record: record.architecture)
-        counts = {name: len(records) for name, records in found.items()}
-        streams = {size.name: self._best(search, known, size) for size in search.sizes}
+        counts = {size.name: 0 for size in search.sizes}
+        streams = {size.name: self._best(search, size) for size in search.sizes}
         while streams:
             name = min(streams, key=counts.__getitem__)
             network = next((one for one in streams[name] if one not in known), None)
@@ -256,22 +260,20 @@ class ScoreBlocks(Phase):
                     "add smaller candidates"
                 )
 
-    def _best(
-        self, search: SearchContext, known: Collection[Architecture], size: Size | None = None
-    ) -> Iterator[Architecture]:
-        """Allowed networks of a size but those known, the best first: by what was measured, else as is predicted.
+    def _best(self, search: SearchContext, size: Size | None = None) -> Iterator[Architecture]:
+        """Allowed networks of a size, the best first: by what was measured, else as is predicted.
 
         Of rounds, the best measured is the first in any case, as those that are predicted to be better may not be.
         """
         pool, values, predicted = search.pool, self._values(search), self._prediction(search)
         worse = {changed(pool, changes): values.worse(changes) for changes in self._found}
         scored = sorted(((value, one) for one, value in worse.items() if value is not None), key=_first)
-        small = [(value, one) for value, one in scored if one not in known and (size is None or size.holds(one))]
+        small = [(value, one) for value, one in scored if size is None or size.holds(one)]
         measured = (pair for pair in small if search.is_allowed(pair[1]))
         others = (
             (predicted.of(changes_of(pool, network)), network)
             for network in self._predicted(search, predicted, size)
-            if network not in worse and network not in known
+            if network not in worse
         )
         if self._rounds:
             yield from (network for _, network in itertools.islice(measured, 1))

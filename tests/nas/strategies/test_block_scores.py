@@ -122,6 +122,25 @@ def test_a_search_that_was_stopped_anywhere_proposes_the_same_networks(stop_afte
         assert stopped.scored + again.scored == whole.scored
 
 
+@pytest.mark.parametrize("sizes", [(), (0.3, 0.6)])
+@pytest.mark.parametrize("done", range(7))
+def test_a_search_that_was_stopped_between_trials_goes_on_with_those_that_it_would_have_had(done, sizes):
+    def phase():
+        return ScoreBlocks("exchange", rounds=2, pairs=8, sizes=sizes)
+
+    whole, first = Known(trials=8), phase()
+    whole.constraints = whole.constraints[: not sizes]
+    first.run(whole)
+    again, later = Known(trials=8), phase()
+    again.constraints = whole.constraints
+    again.study.records = [SimpleNamespace(architecture=one) for one in whole.proposed[:done]]
+    again.study.num_evaluated = done
+    later.restore(again, json.loads(json.dumps(first.state(whole))))
+    later.run(again)
+    assert again.proposed == whole.proposed[done:]
+    assert again.scored == []
+
+
 def test_what_is_told_of_a_prediction():
     search, phase = Known(), ScoreBlocks("exchange", rounds=3, pairs=32)
     phase.run(search)
