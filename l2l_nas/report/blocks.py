@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from l2l_nas.nas.objectives import Goal
+from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, axis_label, line
 from l2l_nas.report.charts.grid import DASH, Cell, Grid
 from l2l_nas.report.charts.tables import Table, TableColumn, TableRow
 from l2l_nas.report.network import TEST, VALIDATION, Network, finite
@@ -23,6 +25,7 @@ class TakenApart:
     scores: Grid  # of each candidate by position; which networks took it
     prediction: str  # how far it was off, in words; empty where no network was scored whole
     sizes: Table | None  # what was found of each size; None where none were asked for
+    front: Chart | None = None  # the same and the original as a picture
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TakenApart | None:
@@ -35,12 +38,13 @@ class TakenApart:
             return None
         first, *_ = content["objectives"]
         goal = str(first["name"])
-        sizes = content.get("sizes", [])
+        sizes, original = content.get("sizes", []), content.get("original")
         prediction = content.get("prediction")
         return cls(
             _scores(content, sizes, goal),
             _words(prediction) if prediction else "",
-            _sizes(sizes, goal) if sizes else None,
+            _sizes(sizes, goal, original) if sizes else None,
+            _front(sizes, Goal(goal, bool(first["maximize"])), original) if sizes and original else None,
         )
 
 
@@ -96,10 +100,14 @@ def _words(prediction: Mapping[str, Any]) -> str:
     )
 
 
-def _sizes(sizes: Sequence[Mapping[str, Any]], goal: str) -> Table:
+def _sizes(sizes: Sequence[Mapping[str, Any]], goal: str, original: Mapping[str, Any] | None) -> Table:
     parts = {VALIDATION: f"{goal}, validation", TEST: f"{goal}, test"}
-    columns = (TableColumn("removed", "n"), TableColumn("parameters"), *map(TableColumn, parts.values()))
+    columns = (TableColumn("removed"), TableColumn("parameters"), *map(TableColumn, parts.values()))
     rows = []
+    if original:
+        whole, before = original["costs"].get("parameters"), finite(original["values"][goal])
+        shown = DASH if whole is None else format_value("parameters", finite(whole))
+        rows.append(TableRow(("original", shown, format_value(goal, before), DASH)))
     for one in sizes:
         removed = f"{finite(one['removed']):.3g}"
         if not one["best"]:
@@ -111,3 +119,29 @@ def _sizes(sizes: Sequence[Mapping[str, Any]], goal: str) -> Table:
         shown = DASH if count is None else format_value("parameters", count)
         rows.append(TableRow((removed, shown, *scores), network.trial))
     return Table(columns, tuple(rows), is_whole=True)
+
+
+def _front(sizes: Sequence[Mapping[str, Any]], goal: Goal, original: Mapping[str, Any]) -> Chart | None:
+    """The first objective over the parameters; None where nothing was found."""
+    found = {network.trial: network for network in (Network.from_json(one["best"]) for one in sizes if one["best"])}
+    whole = Point(finite(original["costs"]["parameters"]), finite(original["values"][goal.name]))
+    points = [
+        Point(costs["parameters"], value, reach=(value - error, value + error), trial=trial)
+        for trial, one in found.items()
+        if "parameters" in (costs := one.costs) and (value := one.values.get(goal.name)) is not None
+        for error in [one.error(VALIDATION, goal.name) or 0.0]
+    ]
+    if not points:
+        return None
+    ordered = sorted([*points, whole], key=lambda point: point.x)
+    ends = [end for point in ordered for end in point.reach or (point.y,)]
+    return Chart(
+        f"{goal.name} against parameters: the original, and the best network of each size",
+        Axis.counting("number of parameters (less is better)", [point.x for point in ordered]),
+        Axis.around(axis_label(goal, "validation"), ends, (0.1, 0.1)),
+        (
+            line("stairs", [(point.x, point.y) for point in ordered]),
+            Series("final", (whole,), "the original"),
+            Series("front", tuple(points), "the best network of each size; the bars are one standard error"),
+        ),
+    )

@@ -78,6 +78,16 @@ def test_of_sizes_each_cell_names_those_that_took_it():
         ("0.4", "1,234", "0.5000 ± 0.0100", DASH),
         ("0.9", DASH, DASH, DASH),
     ]
+    assert found.front is None
+
+
+def test_the_original_stands_before_the_sizes_and_in_their_picture():
+    original = {"values": {"loss": 0.125}, "costs": {"parameters": 2000.0}}
+    found = TakenApart.from_json({**RESULT, "sizes": SIZES, "original": original})
+    assert found.sizes.rows[0].cells == ("original", "2,000", "0.1250", DASH)
+    _, whole, networks = found.front.series
+    assert [(point.x, point.y) for point in whole.points] == [(2000.0, 0.125)]
+    assert [(point.x, point.y, point.reach) for point in networks.points] == [(1234.0, 0.5, (0.49, 0.51))]
 
 
 def test_scores_that_are_errors_are_called_so_and_other_searches_have_none_of_this():

@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import transformers as hf
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from l2l_nas.__main__ import main
 from l2l_nas.errors import StorageError
 from l2l_nas.files import write_json
 from l2l_nas.runs.evaluated import Measurement, evaluations_of, note_evaluation
 from l2l_nas.training.score import Score
+from tests.pretrained.small_model import save_small_llama
 
 PERPLEXITY = "token_perplexity"
 BEST = {"architecture": ["a"], "values": {"loss": 2.0}}
@@ -99,16 +98,7 @@ def test_a_run_without_a_result_is_named(tmp_path):
 def test_the_card_tells_what_was_removed_measured_and_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    torch.manual_seed(0)
-    config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config |= {"vocab_size": 264, "max_position_embeddings": 24, "bos_token_id": 0, "eos_token_id": 1}
-    hf.LlamaForCausalLM(hf.LlamaConfig(**config)).save_pretrained("model")
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet, special = pre_tokenizers.ByteLevel.alphabet(), ["<s>", "</s>"]
-    trainer = trainers.BpeTrainer(vocab_size=262, special_tokens=special, initial_alphabet=alphabet)
-    made.train_from_iterator(["a line of text in a line"], trainer)
-    hf.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>").save_pretrained("model")
+    save_small_llama("model")
     Path("model/README.md").write_text("---\nlicense: mit\n---\n# Theirs\n")
     Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 40)
     write_json(Path("choice.json"), {"choices": ["original", "original", "skip", "original", "original"]})

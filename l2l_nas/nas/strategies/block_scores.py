@@ -288,7 +288,10 @@ class ScoreBlocks(Phase):
         scores = {key_of(pool, [block]): score for block, score in predicted.singles.items()}
         blocks = {key: {"score": score, "error": errors.get(key)} for key, score in scores.items()}
         more = {"prediction": self._figures(search, predicted)} if self._rounds else {}
-        return {"blocks": blocks, **more, **sizes}
+        first = self._found.get(())  # of the original, with the scores of networks
+        whole = {"values": {search.goals[0].name: first}, "costs": search.figures(pool.original)}
+        original = {} if first is None else {"original": whole}
+        return {"blocks": blocks, **original, **more, **sizes}
 
     def _figures(self, search: SearchContext, predicted: SumPrediction) -> dict[str, Any]:
         """How far the prediction is off: errors of networks that it did not know, and what it told of each before."""

@@ -121,6 +121,10 @@ def best_table(results: Results, *, metrics: Collection[str], limit: int = 5) ->
     return Table((TableColumn("rank", "n"), TRIAL, *map(TableColumn, names), ARCHITECTURE), tuple(rows))
 
 
+# costs of training, and what follows from the number of parameters
+_OF_STEPS = ("file_bytes", "streamed_bytes", "device_bytes", "step_ms", "forward_ms")
+
+
 def finalist_table(results: Results, *, winner: int | None, is_narrow: bool = False) -> Table:
     """What was trained further: every score beside its error, each kind in a column of its own.
 
@@ -133,6 +137,8 @@ def finalist_table(results: Results, *, winner: int | None, is_narrow: bool = Fa
     finalists, goals = results.finalists, results.goals
     metrics = [g.name for g in goals if any(g.name in network.part(VALIDATION) for network in finalists)]
     costs = list(dict.fromkeys(name for network in finalists for name in network.costs))
+    if "cache_bytes" in costs:  # of networks that write there are many, and not all have space
+        costs = [name for name in costs if name not in _OF_STEPS or name in [goal.name for goal in goals]]
     parts = [VALIDATION, *([TEST] if any(network.test for network in finalists) else [])]
     scored = [(part, name) for part in parts for name in metrics]
     is_raced = in_rounds(finalists)
