@@ -141,13 +141,19 @@ class Teach(Phase):
         return replace(trainer, task=task, batches=TaughtBatches(trainer.batches, teacher))
 
 
-def relays_like(whole: Relay) -> Callable[[ParamServer], Relay]:
-    """Makes relays like this one, for other servers."""
+def relays_like(whole: Relay, *, keeps: bool = False) -> Callable[[ParamServer], Relay]:
+    """Makes relays like this one, for other servers.
+
+    Args:
+        keeps: whether they keep layers on the device as this one does: in half of what it has left free.
+    """
+    budget = "auto" if keeps and whole.config.memory.device_budget in ("auto", "all") else None
 
     def relay_of(server: ParamServer) -> Relay:
         return Relay(
             server,
             slots=1 if len(server.pool) == 1 else 2,
+            device_budget=budget,
             update=whole.update,
             precision=whole.precision,
             device=str(whole.device.torch_device),

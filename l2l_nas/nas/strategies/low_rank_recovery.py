@@ -63,7 +63,7 @@ class _PairExecutor:
     def __init__(self, search: SearchContext, rank: int) -> None:
         self._server, self._poll = search.server, search.callback.poll
         self._pool = with_pairs(search.server.pool, rank)
-        relay = relays_like(search.relay)(paired_server(search.server, self._pool, ()))
+        relay = relays_like(search.relay, keeps=True)(paired_server(search.server, self._pool, ()))
         self._evaluator = search.evaluator.on(relay)
         self._waiting: deque[tuple[Segment, AfterStep | None]] = deque()
 
