@@ -116,9 +116,14 @@ def _times(source: ExportSource) -> Iterator[list[str]]:
     flows = [pool.flow(pool.path(one)) for one in (pool.original, source.architecture)]
     behind, here = f"behind {length - 1:,} others", "measured here on one thread"
     read = [typical_seconds(network, row) for network in both]
-    yield [f"ms to read a text of {length:,} tokens, {here}", *(f"{1000 * one:.3g}" for one in read)]
+    yield [f"ms to read a text of {length:,} tokens, {here}", *map(_milliseconds, read)]
     more = [token_seconds(network, flow, row) for network, flow in zip(both, flows, strict=True)]
-    yield [f"ms of a token {behind}, {here}", *(f"{1000 * one:.3g}" for one in more)]
+    yield [f"ms of a token {behind}, {here}", *map(_milliseconds, more)]
+
+
+def _milliseconds(seconds: float) -> str:
+    """With three digits, which is more than such a measurement is good for."""
+    return f"{float(f'{1000 * seconds:.3g}'):,g}"
 
 
 def _lost(source: ExportSource) -> Iterator[str]:

@@ -48,6 +48,8 @@ SIZES = [
     {"removed": 0.9, "most": 100.0, "best": None},
 ]
 
+ORIGINAL = {"values": {"loss": 0.125}, "costs": {"parameters": 2000.0}}
+
 
 def texts(found):
     return {row: [cell and (cell.text, cell.small) for cell in cells] for row, cells in found.scores.rows.items()}
@@ -82,8 +84,7 @@ def test_of_sizes_each_cell_names_those_that_took_it():
 
 
 def test_the_original_stands_before_the_sizes_and_in_their_picture():
-    original = {"values": {"loss": 0.125}, "costs": {"parameters": 2000.0}}
-    found = TakenApart.from_json({**RESULT, "sizes": SIZES, "original": original})
+    found = TakenApart.from_json({**RESULT, "sizes": SIZES, "original": ORIGINAL})
     assert found.sizes.rows[0].cells == ("original", "2,000", "0.1250", DASH)
     _, whole, networks = found.front.series
     assert [(point.x, point.y) for point in whole.points] == [(2000.0, 0.125)]

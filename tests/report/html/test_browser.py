@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from l2l_nas.report.blocks import TakenApart
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.text import format_choices
 from tests.debian import install
 from tests.report.examples import small_pool
 from tests.report.html.test_view import PLANNED
 from tests.report.pages import card_of_pool, every_state, hostile_card, random_trials, summary_of
+from tests.report.test_blocks import ORIGINAL, RESULT, SIZES
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +28,8 @@ pytestmark = pytest.mark.slow
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
+
+APART = TakenApart.from_json({**RESULT, "sizes": SIZES, "original": ORIGINAL})
 
 # contrast with the background, at least: of text, and of marks (WCAG 2.2, 1.4.3 and 1.4.11)
 CONTRAST, OF_MARKS = 4.5, 3.0
@@ -89,6 +94,7 @@ def pages() -> dict[str, str]:
         "deep": render_page(summary_of(deep, random_trials(deep, 30), num_finalists=3)),
         "3,000 trials": render_page(summary_of(card, random_trials(card, 3000), num_finalists=8)),
         "planned": render_page(summary_of(card, many, planned=PLANNED, planned_picture=PNG)),
+        "taken apart": render_page(replace(summary_of(card, many), apart=APART)),
         "hostile": render_page(summary_of(forged, random_trials(forged, 30), num_finalists=3)),
     }
 
