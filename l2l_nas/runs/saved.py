@@ -241,7 +241,7 @@ def original_of(found: LoadedRun, *, ranks: NetworkRanks | None = None, gather_l
         SpaceError: see `load_found`.
     """
     pool = found.server.whole_pool
-    if all(layer.candidate.weights is None for layer in pool.path(pool.original)):
+    if not any(layer.candidate.has_weights for layer in pool.path(pool.original)):
         raise SettingError(
             f"{found.root}: its pool has no original with weights, as that of a published or converted model has"
         )

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import transformers as hf
+from torch import nn
 
+from l2l_nas import SGD, Candidate, Data, LayerPool, ParamServer, Position, Problem, TensorSpec, skip
 from l2l_nas.__main__ import main
-from l2l_nas.errors import StorageError
+from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import write_json
 from l2l_nas.runs.evaluated import Measurement, evaluations_of, note_evaluation
+from l2l_nas.runs.saved import LoadedRun, original_of
+from l2l_nas.runs.section_settings import RelayConf
+from l2l_nas.training.export import build_network
 from l2l_nas.training.score import Score
 from tests.pretrained.small_model import save_small_llama
 
@@ -92,6 +99,26 @@ def test_a_damaged_file_tells_nothing_and_is_written_anew(tmp_path, content):
 def test_a_run_without_a_result_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"result\.json"):
         note_evaluation(str(tmp_path), Measurement("text", "a.txt"), Score({"p": 3.0}))
+
+
+def found_in(positions, root) -> LoadedRun:
+    pool = LayerPool(
+        [Position("a", positions), Position("head", [Candidate("own", partial(nn.Linear, 3, 2))])],
+        inputs=TensorSpec((3,)),
+    )
+    problem = Problem(pool, Data.from_arrays(torch.rand(40, 3), torch.arange(40) % 2))
+    server = ParamServer(pool, optimizer=SGD(momentum=0.0), seed=0)
+    return LoadedRun(root, problem, pool.architecture(["skip", "own"]), server, {}, 4, 4, RelayConf())
+
+
+def test_the_original_has_the_weights_that_it_came_with(tmp_path):
+    layer = nn.Linear(3, 3)
+    found = original_of(found_in([Candidate("own", layer), skip()], tmp_path))
+    pool = found.problem.pool
+    assert found.architecture == pool.original
+    assert torch.equal(build_network(found.server, pool.original)[0].weight, layer.weight)
+    with pytest.raises(SettingError, match="its pool has no original with weights"):
+        original_of(found_in([Candidate("own", partial(nn.Linear, 3, 3)), skip()], tmp_path))
 
 
 @pytest.mark.slow
