@@ -107,7 +107,7 @@ def _sizes(sizes: Sequence[Mapping[str, Any]], goal: str, original: Mapping[str,
     if original:
         whole, before = original["costs"].get("parameters"), finite(original["values"][goal])
         shown = DASH if whole is None else format_value("parameters", finite(whole))
-        rows.append(TableRow(("original", shown, format_value(goal, before), DASH)))
+        rows.append(TableRow(("0, the original", shown, format_value(goal, before), DASH)))
     for one in sizes:
         removed = f"{finite(one['removed']):.3g}"
         if not one["best"]:

@@ -85,7 +85,7 @@ def test_of_sizes_each_cell_names_those_that_took_it():
 
 def test_the_original_stands_before_the_sizes_and_in_their_picture():
     found = TakenApart.from_json({**RESULT, "sizes": SIZES, "original": ORIGINAL})
-    assert found.sizes.rows[0].cells == ("original", "2,000", "0.1250", DASH)
+    assert found.sizes.rows[0].cells == ("0, the original", "2,000", "0.1250", DASH)
     _, whole, networks = found.front.series
     assert [(point.x, point.y) for point in whole.points] == [(2000.0, 0.125)]
     assert [(point.x, point.y, point.reach) for point in networks.points] == [(1234.0, 0.5, (0.49, 0.51))]

@@ -191,3 +191,18 @@ def test_the_mean_that_finalists_are_compared_by_has_a_column_of_its_own() -> No
     once = replace(results, finalists=tuple(replace(one, num_validations=1) for one in results.finalists))
     titles = [column.title for column in tables.finalist_table(once, winner=2).columns]
     assert not any("mean" in title for title in titles)  # one validation is no mean
+
+
+def test_networks_that_write_show_what_writing_costs_and_of_training_what_is_a_goal() -> None:
+    costs = {"parameters": 5.0, "streamed_bytes": 6.0, "cache_bytes": 7.0, "token_latency_ms": 8.0, "device_bytes": 9.0}
+    for left_out, goals in ((set(), [ACCURACY]), ({"cache_bytes"}, [ACCURACY])):
+        found = {name: value for name, value in costs.items() if name not in left_out}
+        results = Results(card_of_pool(), tuple(goals), (), (replace(finalist(1, 0.9), costs=found),))
+        titles = {column.title for column in tables.finalist_table(results, winner=1).columns}
+        assert ({"streamed bytes", "device bytes"} <= titles) is bool(left_out)
+        assert {"parameters", "token latency"} <= titles
+    goals = (ACCURACY, Goal("device_bytes", False))
+    results = Results(card_of_pool(), goals, (), (replace(finalist(1, 0.9), costs=costs),))
+    titles = {column.title for column in tables.finalist_table(results, winner=1).columns}
+    assert "device bytes" in titles
+    assert "streamed bytes" not in titles
