@@ -75,6 +75,7 @@ class FoundForCausalLM(FoundNetwork, GenerationMixin):
         use_cache: bool | None = None,
         position_ids: None = None,
         inputs_embeds: None = None,
+        logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits [batch, length, vocabulary] of what follows each token, and their loss where there are labels.
@@ -85,7 +86,9 @@ class FoundForCausalLM(FoundNetwork, GenerationMixin):
             labels: int64 [batch, length], -100 for those that do not count; each is compared with the logits before it.
             past_key_values: what was returned for the tokens before.
             use_cache: whether to return what is needed to go on; without padding alone.
+            logits_to_keep: of so many last tokens, or of these places, logits are returned; 0: of all.
         """
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         if position_ids is not None or inputs_embeds is not None:
             raise ValueError("this network takes input_ids and attention_mask; it has no position_ids or inputs_embeds")
         is_padded = attention_mask is not None and not bool(attention_mask.all())
@@ -97,11 +100,11 @@ class FoundForCausalLM(FoundNetwork, GenerationMixin):
         elif use_cache and self.config.has_cache and not is_padded:
             past = Past()
         if past is not None:
-            logits = self._extended(input_ids, past)
+            logits = self._extended(input_ids, past, kept)
         elif attention_mask is not None and is_padded:
-            logits = self._padded(input_ids, attention_mask)
+            logits = self._padded(input_ids, attention_mask)[:, kept]
         else:
-            logits = self.network(input_ids)
+            logits = self.network(input_ids)[:, kept]
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs)
@@ -122,6 +125,7 @@ class FoundForCausalLM(FoundNetwork, GenerationMixin):
             "past_key_values": past_key_values,
             "attention_mask": attention_mask,
             "use_cache": use_cache,
+            "logits_to_keep": kwargs.get("logits_to_keep", 0),
         }
 
     def _padded(self, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -130,16 +134,21 @@ class FoundForCausalLM(FoundNetwork, GenerationMixin):
         logits = self.network(tokens.gather(1, order))
         return logits.gather(1, order.argsort(dim=1)[..., None].expand_as(logits))
 
-    def _extended(self, tokens: Tensor, past: Past) -> Tensor:
+    def _extended(self, tokens: Tensor, past: Past, kept: slice | Tensor) -> Tensor:
         x = tokens
         layer: Any
+        # a Sequential means something else by `extend`
+        extends = [hasattr(layer, "extend") and not isinstance(layer, nn.Sequential) for layer in self.network]
+        last = max((number for number, does in enumerate(extends) if does), default=-1)
         for number, layer in enumerate(self.network):
-            if hasattr(layer, "extend") and not isinstance(layer, nn.Sequential):  # which means something else by it
+            if number == last + 1:  # all behind it treat every token alike
+                x = x[:, kept]
+            if extends[number]:
                 x, past.caches[number] = layer.extend(x, past.caches.get(number))
-            else:  # it treats every token alike
+            else:
                 x = layer(x)
         past.seen += tokens.shape[1]
-        return x
+        return x if last + 1 < len(extends) else x[:, kept]
 
 
 class FoundForMaskedLM(FoundNetwork):

@@ -97,6 +97,22 @@ def test_it_writes_the_same_with_and_without_a_cache(tmp_path, name):
     assert torch.equal(padded[1], model.generate(TOKENS[1:2, :6], **how)[0])
 
 
+def test_a_head_computes_the_places_that_are_asked_for_alone(tmp_path):
+    model, expected = coded(tmp_path, "llama, tied")
+    places = []
+    model.network.head.register_forward_hook(lambda _, given, made: places.append(made.shape[1]))
+    with torch.no_grad():
+        for kept in (2, torch.tensor([3, 16])):
+            wanted = expected[:, -kept:] if isinstance(kept, int) else expected[:, kept]
+            for more in ({}, {"use_cache": True}):
+                got = model(input_ids=TOKENS, logits_to_keep=kept, **more).logits
+                torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-5)
+            assert places.pop() == 2
+    places.clear()
+    model.generate(TOKENS[:, :6], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert places == [1, 1, 1, 1]
+
+
 def test_its_loss_is_that_of_the_next_token_and_it_can_be_trained(tmp_path):
     model, expected = coded(tmp_path, "llama, tied")
     given = model(input_ids=TOKENS, labels=TOKENS)
