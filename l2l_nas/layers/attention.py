@@ -18,6 +18,7 @@ from torch.nn import functional
 from l2l_nas.errors import DataError
 from l2l_nas.layers.feed_forward import FeedForward
 from l2l_nas.layers.least_squares import Moments, fit, kept_units, once, places
+from l2l_nas.layers.merged_heads import key_maps, value_maps
 from l2l_nas.layers.rotary import Rotary, rotated
 from l2l_nas.layers.style import NORMS, Cache, Residual, Style
 from l2l_nas.space.split import Attended, Column, KeyValue, Row, SplitRule, Splits, Within, under
@@ -147,20 +148,51 @@ class SelfAttention(Residual):
         """Take over attention of the same size of heads, of which there may be fewer here.
 
         With fewer heads of queries, those of keys and values that cost most to remove stay, and of their queries those
-        that do. With fewer of keys and values alone, these are means (arXiv 2305.13245, section 2.1). The last layer is
-        fitted by least squares to what the original adds for `inputs`, as `forward` takes them; see
+        that do. With fewer of keys and values alone, these are merged: see `l2l_nas.layers.merged_heads`. The last
+        layer is fitted by least squares to what the original adds for `inputs`, as `forward` takes them: see
         `l2l_nas.layers.least_squares`.
         """
         assert isinstance(original, SelfAttention)
         if self.heads.count < original.heads.count:
             state = self._fewer_heads(original, inputs)
+        elif self.heads.shared < original.heads.shared:
+            state = self._merged_heads(original, inputs)
         else:
             state = original.state_dict()
-            for name in ("key.weight", "value.weight", "key.bias", "value.bias", "key_norm.weight"):
-                if name in state and (name != "key_norm.weight" or self.heads.is_normed_whole):
-                    state[name] = state[name].unflatten(0, (self.heads.shared, -1, self.size)).mean(dim=1).flatten(0, 1)
         self.load_state_dict(state)
         fit(self.out, Moments.of(inputs, partial(_adds, self, original)))
+
+    def _merged_heads(self, original: SelfAttention, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """The original's weights, with fewer keys and values; keys that have a norm are means (arXiv 2305.13245)."""
+        heads, size, shared = original.heads, self.size, self.heads.shared
+        sums = once("projections", (original, inputs[0]), lambda: Moments.of(inputs[:1], original._projections)).gram
+        first, second = heads.count * size, (heads.count + heads.shared) * size
+        query, key, value = (sums[part, part] for part in (slice(first), slice(first, second), slice(second, None)))
+        key, value = (part.unflatten(1, (-1, size)).unflatten(0, (-1, size)) for part in (key, value))
+        last = original.out.weight.double().t().unflatten(0, (-1, size))
+        maps, state = value_maps(value, last, shared), original.state_dict()
+        state["out.weight"] = maps.taken_on(state["out.weight"].t()).t()
+        merged = {"value": maps}
+        if heads.is_normed or heads.is_normed_whole:
+            for name in ("key.weight", "key.bias", *(["key_norm.weight"] if heads.is_normed_whole else [])):
+                if name in state:
+                    state[name] = state[name].unflatten(0, (shared, -1, size)).mean(dim=1).flatten(0, 1)
+        else:
+            query = query.unflatten(1, (-1, size)).unflatten(0, (-1, size)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+            turning = 0 if self.rotary is None else self.rotary.turning(size)
+            merged["key"] = key_maps(key, query.unflatten(0, (heads.shared, -1)).sum(1), shared, turning)
+        for part, maps in merged.items():
+            for leaf in ("weight", "bias"):
+                if f"{part}.{leaf}" in state:
+                    state[f"{part}.{leaf}"] = maps.merged(state[f"{part}.{leaf}"])
+                if part == "key" and f"query.{leaf}" in state:
+                    state[f"query.{leaf}"] = maps.taken_on(state[f"query.{leaf}"])
+        return state
+
+    def _projections(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries, keys and values before norms and places, [batch, length, all of their numbers]; and nothing."""
+        normed = self.before(x)
+        return torch.cat((self.query(normed), self.key(normed), self.value(normed)), dim=-1), normed[..., :0]
 
     def _fewer_heads(self, original: SelfAttention, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """The original's weights of the heads that stay."""

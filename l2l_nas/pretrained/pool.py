@@ -157,7 +157,7 @@ def published_pool(
         widths: of narrower feed-forward networks, as shares of the model's: the units that cost most to remove.
         heads: of queries, of attention that keeps all keys and values; where each head has its own, these go along.
         groups: of attention that keeps only so many heads of keys and values, and their queries.
-        key_value: heads of attention with fewer keys and values for as many queries: the means of the model's.
+        key_value: heads of attention with fewer keys and values for as many queries: the model's, merged.
         ranks: of feed-forward networks whose matrices are products, as shares of the width of the model. Where they
             are products already, there are no further ones, nor narrower ones.
         windows: of attention to so many tokens.

@@ -105,14 +105,14 @@ def test_smaller_layers_begin_as_the_original(saved):
     assert 1e-6 < errors["feedforward_1/width_24"] < errors["feedforward_1/skip"]
 
 
-def test_heads_that_are_merged_are_means(saved):
-    _, folder = saved("llama")
+def test_keys_with_a_norm_that_are_merged_are_means(saved):
+    _, folder = saved("qwen3")
     pool = published_pool(f"hf:{folder}", length=17, key_value=[1])
     modules = {layer.candidate.name: pool.build_module(layer) for layer in pool.layers if layer.position == 1}
     attention = plain_module(pool, pool.original).attention_0
     with torch.no_grad():
         modules["key_value_1"].begin_as(attention, (torch.randn(3, 17, 32),))
-        means = (attention.key.weight[:8] + attention.key.weight[8:]) / 2
+        means = (attention.key.weight[:12] + attention.key.weight[12:]) / 2
         torch.testing.assert_close(modules["key_value_1"].key.weight, means)
 
 
