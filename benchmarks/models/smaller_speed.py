@@ -8,8 +8,8 @@ Each goes out as a Hugging Face folder that `transformers` loads, and is generat
 is read, then tokens are written one by one. Networks take turns, and the original does so twice, as a control.
 
 What is promised: the time of a prompt is in proportion to its operations of matrix products, with the head of the last
-token alone; that of a token to the bytes of weights, keys and values that are read for it. `kept` is the speed that was gained over the one
-that was promised: the ratio of times promised over the ratio measured.
+token alone; that of a token to the bytes of weights, keys and values that are read for it. `kept` is the speed that was
+gained over the one that was promised: the ratio of times promised over the ratio measured.
 """
 
 from __future__ import annotations
