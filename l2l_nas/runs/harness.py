@@ -14,13 +14,15 @@ tokens beyond the context's are those of what follows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import DataError, SettingError, user_code
-from l2l_nas.files import read_yaml
 from l2l_nas.relay.interface import Executor
+from l2l_nas.runs import harness_task
 from l2l_nas.runs.language import LanguageModel, executor_of, relay_of, write_on
 from l2l_nas.text.cloze import Cloze, continuations
 from l2l_nas.text.generate import Sampling
@@ -31,8 +33,10 @@ from l2l_nas.training.score import Score
 
 try:
     import lm_eval
+    import lm_eval.api.metrics
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import METRIC_REGISTRY
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
@@ -41,8 +45,6 @@ except ImportError as error:
 # what the harness's own models give where a task says nothing
 _TOKENS = 256
 
-# kinds of local files that tasks may be of
-_FILES = ("json", "csv", "text", "parquet", "arrow")
 _RESAMPLED = 1000  # times, for the standard error of what is no mean
 
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -167,22 +169,9 @@ def read_task(file: Path) -> dict[str, Any]:
     """A task of the harness on local files, as a YAML file tells it.
 
     Raises:
-        StorageError: the file cannot be read, or names code of its own (`!function`).
-        SettingError: a group of tasks, a task with a class of its own, or one whose data are not files of this machine.
+        StorageError, SettingError: see `harness_task.read_task`.
     """
-    task = read_yaml(file)
-    if not isinstance(task.get("task"), str):
-        raise SettingError(f"{file}: no task of the harness: it needs a name, task: NAME")
-    if named := {"include", "class"}.intersection(task):
-        raise SettingError(f"{file}: '{min(named)}' is not taken: write the whole task into this file")
-    options = task.get("dataset_kwargs")
-    files = options.get("data_files") if isinstance(options, dict) else None
-    if task.get("dataset_path") not in _FILES or not files:
-        kinds = ", ".join(_FILES)
-        raise SettingError(
-            f"{file}: its data must be files of this machine: dataset_path: {kinds}; dataset_kwargs: data_files"
-        )
-    return task
+    return harness_task.read_task(file, metrics=set(METRIC_REGISTRY.keys()))
 
 
 def evaluate_task(model: LanguageModel, task: Mapping[str, Any]) -> tuple[Score, int]:
@@ -196,7 +185,7 @@ def evaluate_task(model: LanguageModel, task: Mapping[str, Any]) -> tuple[Score,
     """
     name = str(task["task"])
     harness, manager = Harness(model), TaskManager(include_defaults=False)
-    with user_code(f"task '{name}' of lm-evaluation-harness", DataError):
+    with user_code(f"task '{name}' of lm-evaluation-harness", DataError), _one_process():
         found = lm_eval.simple_evaluate(
             harness, tasks=[dict(task)], task_manager=manager, bootstrap_iters=_RESAMPLED, log_samples=False
         )
@@ -208,3 +197,17 @@ def evaluate_task(model: LanguageModel, task: Mapping[str, Any]) -> tuple[Score,
             shown = metric.removesuffix("_stderr") + ("" if how == "none" else f" {how}")
             (errors if metric.endswith("_stderr") else values)[shown] = float(value)
     return Score(values, errors), int(found["n-samples"][name]["effective"])
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Standard errors without processes: a fork of one whose threads hold locks may never end."""
+    name = "DISABLE_MULTIPROC"  # which the harness reads
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before

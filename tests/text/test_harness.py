@@ -10,6 +10,7 @@ import re
 import pytest
 import torch
 import transformers as hf
+import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
@@ -156,12 +157,35 @@ def test_evaluate_measures_on_a_task_of_the_docs(published, tmp_path, monkeypatc
     assert "task 'last_word' of lm-evaluation-harness raised" in capsys.readouterr().err.splitlines()[-1]
 
 
+LOCAL = "task: a\ndataset_path: json\ndataset_kwargs: {data_files: b.jsonl"
+PLAIN = """{% for one in options %}{{loop.index}}. {{one.strip()|upper}} {% endfor %}
+{{ names[label] if label is defined else words[0:2] ~ "a" }}{% set b = 1 + 2 %}{{ b > 2 and not c }}"""
+
+
+def test_templates_that_only_read_are_taken(tmp_path):
+    task = {"task": "a", "dataset_path": "json", "dataset_kwargs": {"data_files": "b.jsonl"}}
+    task |= {"doc_to_text": PLAIN, "doc_to_choice": "{{choices}}", "metric_list": [{"metric": "acc"}]}
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    assert read_task(tmp_path / "task.yaml") == task
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("task: [a]\ngroup: b", "it needs a name"),
         ("task: a\ninclude: b.yaml", "'include' is not taken"),
         ("task: a\nclass: b.C", "'class' is not taken"),
+        (f"{LOCAL}, download_mode: x}}", "its data must be files of this machine"),
+        ("task: a\ndataset_path: json\ndataset_kwargs: {data_files: 'https://a/b'}", "files of this machine"),
+        (f"{LOCAL}}}\nmetric_list: [{{metric: mine.py}}]", "expected a metric of the harness"),
+        (f"{LOCAL}}}\nmetric_list: [{{metric: acc, hf_evaluate: true}}]", "'hf_evaluate' is not taken"),
+        (f"{LOCAL}}}\ndoc_to_text: '{{{{a.__class__}}}}'", "may not have the name '__class__'"),
+        (f"{LOCAL}}}\ndoc_to_text: '{{{{a[\"__class__\"]}}}}'", "may not have the name '__class__'"),
+        (f"{LOCAL}}}\ndoc_to_choice: ['{{{{a.b()}}}}']", "may not have calls but of"),
+        (f"{LOCAL}}}\ndoc_to_text: '{{{{lipsum()}}}}'", "may not have calls but of"),
+        (f"{LOCAL}}}\ndoc_to_text: '{{{{a|attr(b)}}}}'", "may not have the filter 'attr'"),
+        (f"{LOCAL}}}\ndoc_to_text: '{{% include a %}}'", "may not have a include"),
+        (f"{LOCAL}}}\ndoc_to_text: '{{{{a'", "may not have this syntax"),
         ("task: a\ndataset_path: lambada", "its data must be files of this machine"),
         ("task: a\ndataset_path: json", "its data must be files of this machine"),
     ],
