@@ -110,7 +110,7 @@ class BlockDistillation:
         Args:
             inputs: samples as the pool takes them, of which a quarter is held out.
             done: errors of candidates that were trained before, by `position/candidate`.
-            poll: called between two steps.
+            poll: called between two steps; it may raise, and what is trained goes on behind its last update next time.
 
         Yields:
             `position/candidate` and its error on the samples held out: the mean squared difference to what the original
@@ -170,7 +170,7 @@ class BlockDistillation:
                 error = block.error(inputs[: len(targets)], targets)
             else:
                 if layers[candidate.name] in trained:
-                    block.train(candidate.name, targets, poll)
+                    block.train(layers[candidate.name], targets, poll)
                 error = block.error(block.outputs(candidate.name), targets)
             yield f"{position.name}/{candidate.name}", error
         return targets
@@ -227,16 +227,20 @@ class _PositionTraining:
         some = [tuple(tensor[self._first_held_out :] for tensor in batch) for batch in (outputs, targets)]
         return float(_Imitation(some[1]).loss(*some) / len(some[1][0]))
 
-    def train(self, name: str, targets: Batch, poll: Callable[[], None]) -> None:
+    def train(self, layer: Layer, targets: Batch, poll: Callable[[], None]) -> None:
+        """The steps that a candidate has not had: one that was interrupted goes on behind its last update."""
         count, settings = max(1, self._first_held_out), self.settings
+        done = self.relay.server.state(layer.key).visits
         objective = _Imitation(targets)
         schedule = Cosine(settings.learning_rate, steps=max(1, settings.steps))
         generator = torch.Generator().manual_seed(self.seed)
         for step in range(settings.steps):
-            poll()
             rows = torch.randperm(count, generator=generator)[: settings.batch_size]
+            if step < done:
+                continue
+            poll()
             self.relay.train_step(
-                Architecture((name,)),
+                Architecture((layer.candidate.name,)),
                 tuple(tensor[rows] for tensor in self.inputs),
                 tuple(tensor[rows] for tensor in targets),
                 objective=objective,

@@ -150,6 +150,26 @@ def test_what_is_done_is_not_done_again_and_the_rest_comes_to_the_same():
         assert all(torch.equal(v, weights(cut.server, key)[n]) for n, v in weights(whole.server, key).items())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_after", [0, 1, 17, 29, 30, 31, 45])
+def test_a_candidate_that_was_interrupted_comes_to_the_same(stop_after):
+    whole, cut = distillation(), distillation()
+    errors, done, polls = dict(whole.run(INPUTS)), {}, iter(range(stop_after))
+
+    def poll():
+        if next(polls, None) is None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        for key, error in cut.run(INPUTS, poll=poll):
+            done[key] = error
+    again = dict(distillation(cut.server).run(INPUTS, done=done))
+    assert {**done, **again} == errors
+    for key in whole.server.visited:
+        found, expected = cut.server.state(key).tensors(), whole.server.state(key).tensors()
+        assert all(torch.equal(found[name], value) for name, value in expected.items()), key
+
+
 def test_a_network_of_trained_blocks_runs_in_the_whole_pool():
     running = distillation()
     dict(running.run(INPUTS))
