@@ -161,8 +161,7 @@ def test_a_candidate_that_was_interrupted_comes_to_the_same(stop_after):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        for key, error in cut.run(INPUTS, poll=poll):
-            done[key] = error
+        done.update(cut.run(INPUTS, poll=poll))
     again = dict(distillation(cut.server).run(INPUTS, done=done))
     assert {**done, **again} == errors
     for key in whole.server.visited:

@@ -155,7 +155,7 @@ class ScoreBlocks(Phase):
             for number in range(self._num_rounds - 1):
                 if not self._round(search, number):
                     break
-        tried = {record.architecture for record in search.study.records}
+        tried = {record.architecture for record in search.study.records} | {*search.enqueued}
         new = (network for network in self._trials(search) if network not in tried)
         for network in itertools.islice(new, left):
             search.study.propose(network)

@@ -152,6 +152,7 @@ class Study:
             ),
         )
         self._asked: dict[int, Architecture] = {}  # by the trial's number in memory
+        self._proposed: list[tuple[Architecture, bool]] = []  # that wait, and whether the user asked for them
         with readable(store.place):
             self.records = tuple(map(self._read, finished))
         self.num_evaluated = num_evaluated(self.records)
@@ -159,12 +160,8 @@ class Study:
     @property
     def is_exhausted(self) -> bool:
         """Whether nothing is left to ask for: the sampler stopped, and no architecture that was proposed waits."""
-        found: bool = self._consensus.first(lambda: self._memory.is_stopped and not self._has_waiting)
+        found: bool = self._consensus.first(lambda: self._memory.is_stopped and not self._proposed)
         return found
-
-    @property
-    def _has_waiting(self) -> bool:
-        return bool(self._memory.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def keep_finalists(self, key: str, finalists: Sequence[Mapping[str, Any]]) -> None:
         """Keep what came of finalists, as JSON, in place of those before.
@@ -192,7 +189,7 @@ class Study:
         self._store.close()
 
     def ask(self) -> tuple[Trial, Architecture]:
-        """The sampler's next proposal, in canonical form.
+        """What was proposed, else the sampler's next proposal, in canonical form.
 
         Raises:
             UserCodeError: the sampler raised something.
@@ -200,13 +197,15 @@ class Study:
         asked: list[Trial] = []
 
         def choices() -> list[str]:
+            if self._proposed:
+                self._enqueue(*self._proposed.pop(0))
             with of_user(self._memory.sampler, "sampler"):
                 asked.append(self._memory.ask({**self._choices}))
             return list(self._pool.canonical(choices_of(asked[0].params, self._pool)).choices)
 
         architecture = Architecture(tuple(self._consensus.first(choices)))
         if not asked:  # by rank 0
-            if not self._has_waiting:
+            if not self._proposed:
                 self.propose(architecture)
             choices()
         self._asked[asked[0].number] = architecture
@@ -286,11 +285,15 @@ class Study:
         return {self._pool.canonical(choices_of(params, self._pool)): values for params, values in found}
 
     def propose(self, architecture: Architecture, *, enqueued: bool = False) -> None:
-        """Make the next `ask` give this architecture.
+        """Have `ask` give this architecture, behind those proposed before it.
 
         Args:
-            enqueued: whether the user asked for it; its trial says so.
+            enqueued: whether the user asked for it: it comes before all others, and its trial says so.
         """
+        place = sum(is_enqueued for _, is_enqueued in self._proposed) if enqueued else len(self._proposed)
+        self._proposed.insert(place, (architecture, enqueued))
+
+    def _enqueue(self, architecture: Architecture, enqueued: bool) -> None:
         named = zip(self._pool.positions, architecture.choices, strict=True)
         self._memory.enqueue_trial(
             {p.name: name for p, name in named if p.name in self._choices},

@@ -57,6 +57,7 @@ class Known(SimpleNamespace):
             study=SimpleNamespace(num_evaluated=0, records=[], propose=lambda one: self.proposed.append(one)),
             evaluator=SimpleNamespace(score_all=self.score_all),
             callback=Callback(),
+            enqueued=(),
             phases=[],
             proposed=[],
             scored=[],
@@ -73,6 +74,9 @@ class Known(SimpleNamespace):
     def poll(self):
         if self.stop_after is not None and len(self.scored) >= self.stop_after:
             raise KeyboardInterrupt
+
+    def figures(self, network):
+        return self.costs.figures(network)
 
     def is_allowed(self, network):
         return not any(one.violation(network) for one in self.constraints)

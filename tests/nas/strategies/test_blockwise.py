@@ -73,6 +73,15 @@ def test_a_search_that_goes_on_does_not_train_blocks_again(tmp_path):
     assert found.content["blocks"]["block_1/half"]["score"] != 0
 
 
+@pytest.mark.slow
+def test_architectures_that_the_user_names_are_tried_before_those_of_the_scores(tmp_path):
+    named = [("half", "half", "skip", "skip", "linear"), ("skip", "skip", "whole", "half", "linear")]
+    found = search(tmp_path / "run", enqueue=named)
+    trials = found.study.trials
+    assert [list(trial.params.values()) for trial in trials[:2]] == [list(one[:-1]) for one in named]
+    assert [trial.user_attrs.get("enqueued", False) for trial in trials] == [True, True, False, False]
+
+
 class Phases(Callback):
     """Notes which phases begin, and how much of them was done."""
 
