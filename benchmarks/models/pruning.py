@@ -153,18 +153,20 @@ class Comparison:
         """Run the search of all shares where its folder has no result yet, and load what it found for this one."""
         options = self.options
         folder = options.folder / f"search_{'_'.join(map(str, options.shares))}"
-        seconds = folder.with_suffix(".json")
+        seconds, words = folder.with_suffix(".json"), f"search {self._words()} folder={folder}"
         if not seconds.exists():
-            words = f"search {self._words()} folder={folder}"
             print(f"python -m l2l_nas {words}", flush=True)
             used = _children()
             subprocess.run([sys.executable, "-m", "l2l_nas", *shlex.split(words)], check=True)
-            write_json(seconds, {"search_processor_seconds": round(_children() - used)})
+            write_json(seconds, {"search_processor_seconds": round(_children() - used), "words": words})
+        known = read_json(seconds)
+        if known.pop("words", words) != words:
+            raise SettingError(f"{folder}: its search had other settings; name another --folder")
         run = load_found(str(folder / "sizes" / f"{share / 100:g}"), pool=options.model)
         names = zip(run.problem.pool.positions, run.architecture.choices, strict=True)
         changed = {position.name: name for position, name in names if name != "original"}
         network = build_network(run.server, run.architecture).eval()
-        return network, {**read_json(seconds), "search": options.search, "changed": changed}
+        return network, {**known, "search": options.search, "changed": changed}
 
     def _words(self) -> str:
         """A search of one network for each share that goes, with this fine-tuning."""

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.errors import SettingError, TrialError, user_code
+from l2l_nas.errors import DataError, SettingError, TrialError, user_code
 from l2l_nas.relay.extend import extend_of, is_placewise
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.values import Flow
@@ -74,7 +74,8 @@ class Latency:
 def token_seconds(network: nn.Sequential, flow: Flow, inputs: Sequence[Tensor]) -> float:
     """Seconds for the last token of a text whose other tokens were read before; see `typical_seconds`.
 
-    Where a layer cannot go on token by token, all of the text is read again for it, as `generate` does.
+    Where a layer cannot go on token by token, all of the text is read again for it, as `generate` does. An input that
+    is not as long as the text is given whole.
 
     Args:
         network: its layers in the order of the flow.
@@ -82,7 +83,9 @@ def token_seconds(network: nn.Sequential, flow: Flow, inputs: Sequence[Tensor]) 
     """
     layers = list(network)
     goes_on = [extend_of(layer) for layer in layers]
-    if not all(extend or is_placewise(layer) for extend, layer in zip(goes_on, layers, strict=True)):
+    can = all(extend or is_placewise(layer) for extend, layer in zip(goes_on, layers, strict=True))
+    length = inputs[0].shape[1]
+    if not can or length < 2:
         return typical_seconds(network, inputs)
     before: dict[int, tuple[Tensor, ...]] = {}
     after: dict[int, tuple[Tensor, ...]] = {}
@@ -94,10 +97,16 @@ def token_seconds(network: nn.Sequential, flow: Flow, inputs: Sequence[Tensor]) 
         outputs, after[place] = extend(x, before.get(place))
         return outputs
 
-    with torch.inference_mode():
-        flow.run([tensor[:, :-1] for tensor in inputs], call)
+    def cut(places: slice) -> list[Tensor]:
+        return [tensor[:, places] if tensor.shape[1:2] == (length,) else tensor for tensor in inputs]
+
+    try:
+        with torch.inference_mode():
+            flow.run(cut(slice(-1)), call)
+    except DataError:  # attention that sees later tokens
+        return typical_seconds(network, inputs)
     before.update(after)
-    return typical_seconds(lambda *last: flow.run(last, call), [tensor[:, -1:] for tensor in inputs])
+    return typical_seconds(lambda *last: flow.run(last, call), cut(slice(-1, None)))
 
 
 def typical_seconds(network: Callable[..., object], inputs: Sequence[Tensor], *, limit_s: float = _LIMIT_S) -> float:

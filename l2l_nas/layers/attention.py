@@ -165,10 +165,10 @@ class SelfAttention(Residual):
     def _merged_heads(self, original: SelfAttention, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """The original's weights, with fewer keys and values; keys that have a norm are means (arXiv 2305.13245)."""
         heads, size, shared = original.heads, self.size, self.heads.shared
-        sums = once("projections", (original, inputs[0]), lambda: Moments.of(inputs[:1], original._projections)).gram
-        first, second = heads.count * size, (heads.count + heads.shared) * size
-        query, key, value = (sums[part, part] for part in (slice(first), slice(first, second), slice(second, None)))
-        key, value = (part.unflatten(1, (-1, size)).unflatten(0, (-1, size)) for part in (key, value))
+        query, key, value = (
+            sums.unflatten(1, (-1, size)).unflatten(0, (-1, size))
+            for sums in once("projections", (original, inputs[0]), lambda: original._products(inputs[0]))
+        )
         last = original.out.weight.double().t().unflatten(0, (-1, size))
         maps, state = value_maps(value, last, shared), original.state_dict()
         state["out.weight"] = maps.taken_on(state["out.weight"].t()).t()
@@ -178,7 +178,7 @@ class SelfAttention(Residual):
                 if name in state:
                     state[name] = state[name].unflatten(0, (shared, -1, size)).mean(dim=1).flatten(0, 1)
         else:
-            query = query.unflatten(1, (-1, size)).unflatten(0, (-1, size)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+            query = query.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
             turning = 0 if self.rotary is None else self.rotary.turning(size)
             merged["key"] = key_maps(key, query.unflatten(0, (heads.shared, -1)).sum(1), shared, turning)
         for part, maps in merged.items():
@@ -189,10 +189,13 @@ class SelfAttention(Residual):
                     state[f"query.{leaf}"] = maps.taken_on(state[f"query.{leaf}"])
         return state
 
-    def _projections(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries, keys and values before norms and places, [batch, length, all of their numbers]; and nothing."""
-        normed = self.before(x)
-        return torch.cat((self.query(normed), self.key(normed), self.value(normed)), dim=-1), normed[..., :0]
+    def _products(self, x: Tensor) -> list[Tensor]:
+        """Sums over tokens of products of queries, of keys and of values, before norms and places; float64.
+
+        They follow from those of the input, which is narrower than all three side by side.
+        """
+        moments = Moments.of((x,), lambda some: (self.before(some), some[..., :0]))
+        return [moments.products(layer) for layer in (self.query, self.key, self.value)]
 
     def _fewer_heads(self, original: SelfAttention, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """The original's weights of the heads that stay."""

@@ -49,14 +49,19 @@ class Moments:
         """
         first = inputs[0]
         size = max(1, _ROWS * len(first) * first.shape[-1] // max(1, first.numel()))
-        parts = []
+        rows = 0
+        totals: list[Tensor] = []
         for some in zip(*(tensor.split(size) for tensor in inputs), strict=True):
             taken, given = (side.flatten(0, -2) for side in pair(*some))
             sums = taken.sum(0), given.sum(0), taken.t() @ taken, given.t() @ taken
-            parts.append((len(taken), *(part.double() for part in sums)))
-        rows, *columns = zip(*parts, strict=True)
-        taken, given, gram, cross = (sum(column[1:], column[0]) for column in columns)
-        return Moments(sum(rows), taken, given, gram, cross, gram.diagonal())
+            rows += len(taken)
+            if totals:
+                for total, part in zip(totals, sums, strict=True):
+                    total.add_(part)  # one sum at a time: there are as many parts as samples need
+            else:
+                totals = [part.double() for part in sums]
+        taken, given, gram, cross = totals
+        return Moments(rows, taken, given, gram, cross, gram.diagonal())
 
     def some(self, kept: Tensor) -> Moments:
         """Those of a layer that takes only these of the numbers."""
@@ -92,6 +97,15 @@ class Moments:
     def inverse(self) -> Tensor:
         """The inverse of `gram` with its ridge."""
         return torch.cholesky_inverse(self.factor)
+
+    def products(self, layer: nn.Linear) -> Tensor:
+        """Sums of products of what a layer gives, [outside, outside], that takes what was summed."""
+        weight, gram = layer.weight.double(), self.gram
+        if layer.bias is not None:
+            ones = torch.cat((self.taken, self.taken.new_tensor([self.rows])))
+            gram = torch.cat((torch.cat((gram, self.taken[:, None]), dim=1), ones[None]))
+            weight = torch.cat((weight, layer.bias.double()[:, None]), dim=1)
+        return weight @ gram @ weight.t()
 
     def components(self, layer: nn.Linear) -> Tensor:
         """Principal components of what a layer gives, the largest last, [outside, outside]; computed once."""

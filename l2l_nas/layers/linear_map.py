@@ -55,7 +55,7 @@ class LowRankMap(Residual):
         assert isinstance(part, Residual)
         self.take_norms(part)
         has_bias = self.map[1].bias is not None
-        whole, moments = once("map", (original, *inputs), lambda: _whole(part, original, inputs, has_bias))
+        whole, moments = once(f"map {has_bias}", (original, *inputs), lambda: _whole(part, original, inputs, has_bias))
         fit_product(self.map, whole, moments)
 
     def splits(self) -> Splits:

@@ -10,6 +10,7 @@ from torch import nn
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.cost.latency import Latency, _fastest, _is_stable, token_seconds, typical_seconds
 from l2l_nas.errors import SettingError, TrialError
+from l2l_nas.layers import Embedding, Heads, SelfAttention
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.export import plain_module
 
@@ -147,3 +148,39 @@ def test_a_token_is_read_behind_the_others_of_its_text():
         seen.clear()
         assert token_seconds(network, flow, [torch.zeros(1, 7, 4)]) > 0
         assert set(seen) == expected
+
+
+def test_where_tokens_see_later_ones_all_of_the_text_is_read_again():
+    seen = []
+
+    class Seen(SelfAttention):
+        def forward(self, x, documents=None):
+            seen.append(x.shape[1])
+            return super().forward(x, documents)
+
+    attention = partial(Seen, 8, Heads(2, is_causal=False))
+    pool = LayerPool(
+        [Position("table", Candidate("table", partial(Embedding, 5, 8))), Position("a", Candidate("a", attention))],
+        inputs=TensorSpec((7,), torch.int64),
+    )
+    network, flow = plain_module(pool, pool.original), pool.flow(pool.path(pool.original))
+    assert token_seconds(network, flow, [torch.zeros(1, 7, dtype=torch.int64)]) > 0
+    assert set(seen) == {7}
+
+
+def test_an_input_that_is_no_text_is_given_whole_behind_a_text():
+    seen = []
+
+    class Beside(nn.Module):
+        is_placewise = True
+
+        def forward(self, x, beside):
+            seen.append((x.shape[1], beside.shape[1]))
+            return x
+
+    inputs = {"x": TensorSpec((7, 4)), "beside": TensorSpec((3,))}
+    pool = LayerPool([Position("both", Candidate("both", Beside), reads=("x", "beside"))], inputs=inputs)
+    network, flow = plain_module(pool, pool.original), pool.flow(pool.path(pool.original))
+    seen.clear()
+    assert token_seconds(network, flow, [torch.zeros(1, 7, 4), torch.zeros(1, 3)]) > 0
+    assert set(seen) == {(6, 3), (1, 3)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
 from torch import nn
 
-from l2l_nas.layers.least_squares import Moments, fit, fit_product, kept_units, places
+from l2l_nas.layers.least_squares import _ROWS, Moments, fit, fit_product, kept_units, places
 
 
 def random(*shape, seed=0):
@@ -106,3 +107,25 @@ def test_sums_do_not_depend_on_how_many_rows_are_taken_at_a_time(monkeypatch):
     for name in ("taken", "given", "gram", "cross"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
     torch.testing.assert_close(found.cross, given.flatten(0, 1).t() @ taken.flatten(0, 1))
+
+
+def test_sums_over_many_samples_take_no_more_memory_than_those_over_few():
+    there = []
+
+    def pair(x):
+        there.append(sum(isinstance(one, torch.Tensor) and one.shape == (7, 7) for one in gc.get_objects()))
+        return x, x[:, :2]
+
+    taken = random(5 * _ROWS, 7).float()
+    sums = Moments.of((taken,), pair)
+    assert there[1:] == [there[1]] * 4
+    torch.testing.assert_close(sums.gram, taken.double().t() @ taken.double(), rtol=1e-5, atol=1e-2)
+    assert sums.rows == 5 * _ROWS
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_of_what_a_layer_gives_follow_from_those_of_what_it_takes(has_bias):
+    layer, taken = nn.Linear(6, 4, bias=has_bias).double(), correlated(50, 6)
+    with torch.no_grad():
+        given = layer(taken)
+        torch.testing.assert_close(moments(taken, given).products(layer), given.t() @ given)

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from l2l_nas.layers import FeedForward, LowRankMap, Style
+from l2l_nas.layers.least_squares import shared_sums
 
 X = torch.randn(64, 32, 12, generator=torch.Generator().manual_seed(0)) @ torch.randn(12, 12)
 
@@ -51,6 +52,20 @@ def test_no_map_of_its_rank_is_nearer_to_the_sub_layer(bias):
         found = (layer.adds(X).flatten(0, 1) - given).square().sum()
     assert least * 0.9999 < found < least * 1.001
     assert values[4:].square().sum() > 0.01 * least
+
+
+@torch.no_grad()
+def test_a_map_begins_the_same_behind_one_that_has_no_bias():
+    torch.manual_seed(1)
+    original = FeedForward(12, 48)
+    original.down.bias.add_(3)
+    with shared_sums():
+        for bias in (False, True):
+            layer = LowRankMap(12, 4, style=Style(bias=bias))
+            layer.begin_as(original, (X,))
+    alone = LowRankMap(12, 4)
+    alone.begin_as(original, (X,))
+    torch.testing.assert_close(layer.state_dict(), alone.state_dict())
 
 
 def test_a_rank_of_nothing_is_refused():

@@ -147,3 +147,19 @@ def test_what_the_search_found_is_measured(command, tmp_path):
     assert one["layer_parameters"] <= 0.75 * whole
     assert one["changed"]
     assert one["search_processor_seconds"] >= 1
+
+
+@pytest.mark.slow
+def test_without_fine_tuning_networks_are_as_they_were_made(command, tmp_path, capsys):
+    small = "strategy=blockwise strategy.samples=4 strategy.steps=1 space.args.widths=[0.5] search.trials=1"
+    assert main([*command, "--arms", "original", "search", "wanda_sp", "--steps", "0", "--search", small]) == 0
+    rows = read_json(tmp_path / "out.json")["rows"]
+    assert rows["wanda_sp_25"]["losses"] == rows["wanda_sp_25"]["losses_before"]
+    assert rows["wanda_sp_25"]["tuning_losses"] == []
+    assert rows["search_25"]["changed"]
+    assert read_json(tmp_path / "runs" / "search_25" / "result.json")["best"]["steps"] == 0
+    assert main(["pruning", "table", "--out", str(tmp_path / "out.json")]) == 0
+    assert "| 25 % | search |" in capsys.readouterr().out
+    again = [*command, "--arms", "search", "--search", small, "--out", str(tmp_path / "other.json")]
+    assert main([*again, "--steps", "1"]) == 2
+    assert "its search had other settings; name another --folder" in capsys.readouterr().err
