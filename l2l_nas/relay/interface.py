@@ -76,7 +76,9 @@ class StepResult:
 class Executor(Protocol):
     """Runs architectures of a pool."""
 
-    server: ParamServer
+    @property
+    def server(self) -> ParamServer:
+        """With the states."""
 
     def train_step(
         self,

@@ -201,6 +201,7 @@ class Relay:
         if server.pool is not self.pool:
             raise SettingError("server: it is of another pool; a relay runs layers of one pool, so make another relay")
         self.drain()
+        self.server.drain()  # what another relay has under way
         if server is self.server:
             return
         self.server.leave(self._training)

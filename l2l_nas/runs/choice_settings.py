@@ -131,6 +131,7 @@ class BlockwiseConf:
     pairs: int = setting(32, "pairs of blocks a round measures at most", least=0)
     sizes: list[float] = setting([], "for each, a network with this share removed")
     teacher: float = setting(0.5, "share of the teacher's outputs in the loss", least=0.0)
+    hidden: float = setting(0.0, "weight of the teacher's hidden states", least=0.0)
     lora: int = setting(0, "rank of pairs finalists train; 0: all weights", least=0)
 
 

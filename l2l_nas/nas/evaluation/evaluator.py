@@ -27,6 +27,7 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.fit import Trainer, tested
+from l2l_nas.training.hidden_states import HiddenStateExecutor
 from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
 
@@ -79,7 +80,9 @@ class Evaluator:
 
     def on(self, relay: Relay) -> Evaluator:
         """The same on another relay, of a pool of the same architectures."""
-        trainer = scorer = replace(self._trainer, executor=relay)
+        executor = self._trainer.executor
+        executor = executor.on(relay) if isinstance(executor, HiddenStateExecutor) else relay
+        trainer = scorer = replace(self._trainer, executor=executor)
         if self._scorer is not self._trainer:  # in fp32
             plain = Relay(relay.server, device=str(relay.device.torch_device), seed=relay.seed)
             scorer = replace(self._scorer, executor=plain)

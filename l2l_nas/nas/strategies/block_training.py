@@ -19,8 +19,10 @@ from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
+from l2l_nas.space.values import as_tuple
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.hidden_states import HiddenStateExecutor, same_states, with_hidden
 from l2l_nas.training.metrics import measured
 from l2l_nas.training.teach import TaughtBatches, TaughtTask
 
@@ -105,19 +107,20 @@ class Teach(Phase):
 
     Args:
         share: of these in the loss.
+        hidden: weight of the original's hidden states.
     """
 
     is_saved = False
 
-    def __init__(self, share: float) -> None:
-        self._share = share
+    def __init__(self, share: float, *, hidden: float = 0.0) -> None:
+        self._share, self._hidden = share, hidden
 
     def run(self, search: SearchContext) -> None:
         """See `Phase`.
 
         Raises:
             DataError: the task has no classes.
-            SettingError: a share outside of 0 to 1, or worker processes.
+            SettingError: see `trainer`; or there are worker processes.
         """
         if not isinstance(search.executor, InlineExecutor):
             raise SettingError("strategy.teacher: worker processes have no teacher; use search.workers=1, or teacher=0")
@@ -128,17 +131,27 @@ class Teach(Phase):
 
         Raises:
             DataError: the task has no classes.
-            SettingError: a share outside of 0 to 1.
+            SettingError: a share outside of 0 to 1, or networks without hidden states that can be compared.
         """
-        whole = trainer.executor
+        whole, task = trainer.executor, TaughtTask(measured(trainer.task), share=self._share, hidden=self._hidden)
         assert isinstance(whole, Relay)
-        relay, original = relays_like(whole)(whole.server), whole.server.pool.original
+        server, executor = whole.server, trainer.executor
+        original, micro_batch = server.pool.original, trainer.micro_batch
+        if not self._hidden:
+            relay = relays_like(whole)(server)
+        else:
+            targets = trainer.batches.at(0)[1]
+            pool = with_hidden(server.pool, places=as_tuple(targets)[0].shape[1:])
+            relay = relays_like(whole)(same_states(server, pool))
+            executor = HiddenStateExecutor(whole, pool, relays_like(whole, keeps=True))
 
         def teacher(inputs: Batch) -> Batch:
-            return relay.predict(original, inputs, micro_batch=trainer.micro_batch)
+            server.drain()  # of which another relay may have updates under way
+            outputs = relay.predict(original, inputs, micro_batch=micro_batch)
+            return outputs if self._hidden else outputs[:1]
 
-        task = TaughtTask(measured(trainer.task), share=self._share)
-        return replace(trainer, task=task, batches=TaughtBatches(trainer.batches, teacher))
+        batches = TaughtBatches(trainer.batches, teacher)
+        return replace(trainer, executor=executor, task=task, batches=batches)
 
 
 def relays_like(whole: Relay, *, keeps: bool = False) -> Callable[[ParamServer], Relay]:

@@ -107,6 +107,8 @@ def test_settings_out_of_range_are_refused():
         blockwise(rounds=0)
     with pytest.raises(SettingError, match=r"strategy.pairs must be at least 0, got -1"):
         blockwise(pairs=-1)
+    with pytest.raises(SettingError, match=r"strategy.hidden adds to what a teacher gives; set strategy.teacher"):
+        blockwise(teacher=0, hidden=1.0)
     with pytest.raises(SettingError, match=r"strategy.rounds=2 score networks whole, and strategy.scores=error scores"):
         blockwise(scores="error", rounds=2)
     with pytest.raises(SpaceError, match="this pool shares them"):
@@ -116,11 +118,13 @@ def test_settings_out_of_range_are_refused():
 @pytest.mark.slow
 def test_finalists_learn_from_the_original(tmp_path):
     losses = []
-    for teacher in (0.0, 0.9):
-        strategy = {"name": "blockwise", "samples": 24, "steps": 0, "teacher": teacher}
-        found = search(tmp_path / f"run{teacher}", trials=1, strategy=strategy)
+    for number, given in enumerate(({"teacher": 0.0}, {"teacher": 0.9}, {"hidden": 1.0}, {"hidden": 1.0, "lora": 2})):
+        strategy = {"name": "blockwise", "samples": 24, "steps": 0, "teacher": 0.9, **given}
+        found = search(tmp_path / f"run{number}", trials=1, strategy=strategy)
         losses.append(found.best.values["loss"])
-    assert losses[0] != losses[1]
+    assert len(set(losses)) == 4
+    again = search(tmp_path / "again", trials=1, strategy={**strategy, "lora": 0})
+    assert again.best.values["loss"] == losses[2]
 
 
 @pytest.mark.slow
