@@ -25,6 +25,7 @@ from l2l_nas import (
 )
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.interface import cut_sizes
+from l2l_nas.relay.stress import Stress
 from l2l_nas.training.hidden_states import HiddenStateExecutor, hidden_values, same_states, with_hidden
 from l2l_nas.training.metrics import measured
 from l2l_nas.training.teach import TaughtTask, relative_error
@@ -145,7 +146,9 @@ def plain(steps=4, micro_batch=3):
 BETAS = {name: getattr(AdamW(), name) for name in ("betas", "weight_decay", "eps")}
 
 
-@pytest.mark.parametrize("settings", [{}, {"update": "exact"}, {"device_budget": "all"}, {"lanes": "threads"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"update": "exact"}, {"device_budget": "all"}, {"update": "exact", "lanes": "threads"}]
+)
 @pytest.mark.parametrize("micro_batch", [3, 7])
 def test_a_relay_learns_from_hidden_states_as_plain_training_does(monkeypatch, settings, micro_batch):
     monkeypatch.setattr(relay_of, "settings", settings)
@@ -182,6 +185,14 @@ def test_all_else_is_done_with_the_weights_that_were_learned():
     assert fork.pool is pool
     assert all(tensor.equal(before[name]) for name, tensor in weights(server).items())
     assert not all(tensor.equal(before[name]) for name, tensor in weights(fork).items())
+
+
+def test_updates_that_are_under_way_are_waited_for(monkeypatch):
+    server, again = new_server(), new_server()
+    taught(again)
+    monkeypatch.setattr(relay_of, "settings", {"lanes": "threads", "stress": Stress(slow={"update": 0.1})})
+    taught(server)
+    assert all(tensor.equal(weights(again)[name]) for name, tensor in weights(server).items())
 
 
 def test_errors_are_shares_at_targets_that_count():

@@ -138,6 +138,9 @@ def test_a_step_on_pairs_is_the_one_by_hand():
     # AdamW's first step goes by the sign
     found = paired.state("head/linear").parameters()["parametrizations.weight.0.up"]
     torch.testing.assert_close(found, -0.01 * up.grad.sign(), rtol=1e-3, atol=1e-5)
+    down = paired.state("head/linear").parameters()["parametrizations.weight.0.down"]
+    given = relay.predict(alone, (x,), micro_batch=5)[0]
+    torch.testing.assert_close(given, x @ (weight + found @ down).T + bias)
 
 
 def test_shared_weights_have_no_pairs_and_pools_without_linear_layers_are_refused():
