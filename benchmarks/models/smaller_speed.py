@@ -33,8 +33,9 @@ from benchmarks.paired import Seconds, ratios, shown, timed
 from benchmarks.timing import machine
 from l2l_nas import AdamW, Architecture, ParamServer, Relay
 from l2l_nas.eps.layout import layout_of
+from l2l_nas.errors import SettingError
 from l2l_nas.files import write_json
-from l2l_nas.layers import SelfAttention
+from l2l_nas.layers import FeedForward, SelfAttention
 from l2l_nas.pretrained.pool import PublishedPool, published_pool
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.training.export import build_network
@@ -145,9 +146,15 @@ class Sides:
 
 
 def pool_of(model: str, length: int) -> PublishedPool:
-    """The model's pool with feed-forward networks of half the width, and attention with a group of heads less."""
+    """The model's pool with feed-forward networks of half the width, and attention with a group of heads less.
+
+    Raises:
+        SettingError: its blocks are others than attention and one feed-forward network: what they promise is not known.
+    """
     whole = published_pool(model, length=length)
     factories: list[Any] = [one.candidates[0].factory for one in whole.positions]
+    if not {SelfAttention, FeedForward} <= {factory.func for factory in factories}:
+        raise SettingError(f"--model {model}: its blocks are not attention and one feed-forward network")
     heads = next(factory.args[1] for factory in factories if factory.func is SelfAttention)
     fewer = heads.shared - 1
     pool = published_pool(

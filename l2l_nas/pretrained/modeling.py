@@ -66,6 +66,8 @@ class FoundNetwork(PreTrainedModel):
 class FoundForCausalLM(FoundNetwork, GenerationMixin):
     """A network that says of each token which one comes next."""
 
+    _is_stateful = True  # what layers know of tokens cannot be taken back: `generate` refuses what would need that
+
     def forward(
         self,
         input_ids: Tensor,
@@ -107,7 +109,8 @@ class FoundForCausalLM(FoundNetwork, GenerationMixin):
             logits = self.network(input_ids)[:, kept]
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs)
+            some = logits.contiguous()  # of which it makes another view
+            loss = self.loss_function(logits=some, labels=labels, vocab_size=logits.shape[-1], **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)
 
     def prepare_inputs_for_generation(

@@ -113,6 +113,20 @@ def test_a_head_computes_the_places_that_are_asked_for_alone(tmp_path):
     assert places == [1, 1, 1, 1]
 
 
+def test_a_loss_of_the_places_that_are_asked_for_is_that_of_their_labels(tmp_path):
+    model, expected = coded(tmp_path, "llama, tied")
+    loss = torch.nn.functional.cross_entropy(expected[:, -4:-1].flatten(0, 1), TOKENS[:, -3:].flatten())
+    for more in ({}, {"use_cache": True}):
+        given = model(input_ids=TOKENS, labels=TOKENS[:, -4:], logits_to_keep=4, **more)
+        torch.testing.assert_close(given.loss, loss)
+
+
+def test_a_way_to_write_that_takes_tokens_back_is_refused(tmp_path):
+    model, _ = coded(tmp_path, "llama, tied")
+    with pytest.raises(ValueError, match="not supported with stateful models"):
+        model.generate(TOKENS[:1, :6], max_new_tokens=5, prompt_lookup_num_tokens=2, do_sample=False)
+
+
 def test_its_loss_is_that_of_the_next_token_and_it_can_be_trained(tmp_path):
     model, expected = coded(tmp_path, "llama, tied")
     given = model(input_ids=TOKENS, labels=TOKENS)
