@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from l2l_nas.cost.closed_form import path_states
-from l2l_nas.cost.table import MEASURED
+from l2l_nas.cost.table import MEASURED, readable
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, StorageError, one_line
 from l2l_nas.files import read_yaml, write_json, write_yaml
@@ -132,21 +133,28 @@ def data_without_effect(conf: SearchConf, given: Collection[str], problem: Probl
 
 
 _LATENCY_SECONDS = 5.0  # into which finalists are measured, best first
+_MOST_BUILT = 0.5  # of free memory, by a network that is measured
 
 
 def _latencies(search: SearchContext) -> dict[str, Any]:
     """Latencies of finalists in ms, by their trials; they are measured when nothing may depend on them any more."""
     found: dict[str, dict[str, float]] = {name: {} for name in MEASURED if name in search.costs}
+    problems: dict[str, str] = {}
     end = time.monotonic() + _LATENCY_SECONDS
     for one in order(search.finalists, search.goals):
         if time.monotonic() >= end:
             break
-        try:
-            for name, ms in found.items():
-                ms[str(one.record.number)] = search.costs.value(name, one.record.architecture)
-        except L2LError as error:  # a network that does not fit on the device as a whole
-            return {**found, "problem": one_line(str(error))}
-    return found
+        # built with first weights and as a module: who is killed for it would be each time that the run goes on
+        needs = 2 * 4 * search.costs.value("parameters", one.architecture)
+        if needs > _MOST_BUILT * free_memory_bytes():
+            problems.setdefault("memory", f"not measured, as {readable('file_bytes', needs)} of memory are too many")
+            continue
+        for name in [name for name in found if name not in problems]:
+            try:
+                found[name][str(one.record.number)] = search.costs.value(name, one.architecture)
+            except L2LError as error:  # a network that does not fit on the device as a whole
+                problems[name] = one_line(str(error))
+    return {**found, **({"problem": "; ".join(problems.values())} if problems else {})}
 
 
 def _entry(search: SearchContext, one: Finalist) -> dict[str, Any]:

@@ -47,6 +47,16 @@ def cut_off(run, *, after: str) -> None:
 
 
 @pytest.mark.slow
+def test_networks_that_memory_is_too_small_for_are_not_measured(pool, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("l2l_nas.runs.output.free_memory_bytes", lambda: 100)
+    assert main([*WORDS, "folder=run"]) == 0
+    (latency,) = events(tmp_path / "run", "latency")
+    assert latency["latency_ms"] == {}
+    assert "not measured" in latency["problem"]
+    assert "measured" not in json.loads((tmp_path / "run" / "result.json").read_text())["best"]
+
+
+@pytest.mark.slow
 def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     assert main([*WORDS, "folder=run", "search.finalists=3"]) == 0
     said = capsys.readouterr().out
