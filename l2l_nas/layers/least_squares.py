@@ -88,15 +88,16 @@ class Moments:
         least = 1e-5 * self.squares + 1e-9 * self.squares.mean() + 1e-30  # above the rounding of float32 sums
         return torch.maximum(self.gram.diagonal(), least) * len(least) / self.rows
 
-    @cached_property
     def factor(self) -> Tensor:
-        """The Cholesky factor of `gram` with its ridge."""
-        return torch.linalg.cholesky(self.gram + torch.diag(self.ridge))
+        """The Cholesky factor of `gram` with its ridge, which is as large and not kept."""
+        gram = self.gram.clone()
+        gram.diagonal().add_(self.ridge)
+        return torch.linalg.cholesky(gram)
 
     @cached_property
     def inverse(self) -> Tensor:
         """The inverse of `gram` with its ridge."""
-        return torch.cholesky_inverse(self.factor)
+        return torch.cholesky_inverse(self.factor())
 
     def products(self, layer: nn.Linear) -> Tensor:
         """Sums of products of what a layer gives, [outside, outside], that takes what was summed."""
@@ -148,7 +149,7 @@ def fit(layer: nn.Linear, moments: Moments) -> None:
     about = moments.about(layer)
     before = layer.weight.double()
     left = about.cross - before @ about.gram
-    layer.weight.copy_(before + torch.cholesky_solve(left.t(), about.factor).t())
+    layer.weight.copy_(before + torch.cholesky_solve(left.t(), about.factor()).t())
     if layer.bias is not None:
         layer.bias.copy_((moments.given - layer.weight.double() @ moments.taken) / moments.rows)
 

@@ -108,8 +108,7 @@ def _costs(pool: LayerPool, chosen: Architecture, *, size: int, is_causal: bool)
 def _times(source: ExportSource) -> Iterator[list[str]]:
     """What a text and a token of it take on this machine."""
     pool, row = source.pool, [tensor[:1] for tensor in source.example]
-    length = text_length(pool)
-    if length is None or length < 2:
+    if text_length(pool) is None or (length := row[0].shape[1]) < 2:
         return
     networks = {pool.original: plain_module(pool, pool.original), source.architecture: source.network}
     both = [networks[one] for one in (pool.original, source.architecture)]

@@ -129,3 +129,10 @@ def test_products_of_what_a_layer_gives_follow_from_those_of_what_it_takes(has_b
     with torch.no_grad():
         given = layer(taken)
         torch.testing.assert_close(moments(taken, given).products(layer), given.t() @ given)
+
+
+def test_of_what_several_layers_share_sums_and_their_inverse_stay():
+    taken, weight = random(50, 11), random(3, 11)
+    shared = moments(taken, taken[:, :3])
+    kept_units(weight, shared, 5)
+    assert sum(isinstance(one, torch.Tensor) and one.shape == (11, 11) for one in gc.get_objects()) == 2

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
+import torch
 from safetensors import safe_open
 
 from l2l_nas.cost.generation import KeptBytes
-from l2l_nas.pretrained.model_card import _costs, _licence
+from l2l_nas.pretrained.model_card import _costs, _licence, _times
 from l2l_nas.pretrained.tensors import Published
+from l2l_nas.training.export import plain_module
+from l2l_nas.training.formats import ExportSource
 from tests.cost.test_generation import LENGTH, path, pool_of
 from tests.pretrained.test_found import exported
 
@@ -53,6 +57,15 @@ def test_it_tells_parameters_bytes_and_what_is_remembered_of_a_token(tmp_path):
     times = re.findall(r"^\| ms (?:to read a text|of a token).* \| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
     assert len(times) == 2
     assert all(float(one) > 0 for pair in times for one in pair)
+
+
+def test_times_are_of_the_text_that_was_read():
+    pool = pool_of()
+    network, text = plain_module(pool, pool.original), torch.zeros(2, LENGTH - 2, dtype=torch.int64)
+    empty = partial(plain_module, pool, pool.original)
+    rows = [*_times(ExportSource(network, (text,), pool, pool.original, empty))]
+    assert rows[0][0].startswith(f"ms to read a text of {LENGTH - 2} tokens")
+    assert rows[1][0].startswith(f"ms of a token behind {LENGTH - 3} others")
 
 
 def test_a_window_and_a_state_count_for_what_writing_keeps():
