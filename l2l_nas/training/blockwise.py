@@ -123,13 +123,25 @@ class BlockDistillation:
         pool, flow = self.server.pool, self.server.pool.wiring
         values: dict[str, Batch] = pool.flow(()).by_input(inputs)
         last = {name: index for index, reads in enumerate(flow.reads) for name in reads}
-        for index, position in enumerate(pool.positions):
+        for index, position in enumerate(pool.positions[: self._end(done)]):
             taken = tuple(tensor for name in flow.reads[index] for tensor in values[name])
             given = yield from self._position(index, taken, done, poll)
             if given:
                 values |= by_value(position.writes, given)
             for name in [name for name in values if last.get(name, -1) <= index]:
                 del values[name]
+
+    def _end(self, done: Mapping[str, float]) -> int:
+        """The position behind the last one with anything to do: what those behind it would be given is of no use."""
+        left = (
+            index
+            for index, (position, name) in enumerate(
+                zip(self.server.pool.positions, self.original.choices, strict=True)
+            )
+            if not position[name].is_skip
+            and any(f"{position.name}/{one.name}" not in done for one in position.candidates)
+        )
+        return max(left, default=-1) + 1
 
     def _position(
         self, index: int, inputs: Batch, done: Mapping[str, float], poll: Callable[[], None]

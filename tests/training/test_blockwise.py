@@ -151,6 +151,18 @@ def test_what_is_done_is_not_done_again_and_the_rest_comes_to_the_same():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("left", "positions"), [([], 0), (["block_1/half", "stem/linear"], 3), (["head/linear"], 4)])
+def test_nothing_runs_behind_the_last_position_with_anything_left(left, positions):
+    running, made = distillation(), []
+    done = dict(running.run(INPUTS))
+    again = distillation(running.server)
+    again.relay_of = lambda server: made.append(server) or Relay(server, device="cpu", seed=SEED)
+    found = dict(again.run(INPUTS, done={key: error for key, error in done.items() if key not in left}))
+    assert found == {key: done[key] for key in left}
+    assert len(made) == positions
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [0, 1, 17, 29, 30, 31, 45])
 def test_a_candidate_that_was_interrupted_comes_to_the_same(stop_after):
     whole, cut = distillation(), distillation()

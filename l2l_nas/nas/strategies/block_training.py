@@ -124,7 +124,10 @@ class Teach(Phase):
         """
         if not isinstance(search.executor, InlineExecutor):
             raise SettingError("strategy.teacher: worker processes have no teacher; use search.workers=1, or teacher=0")
-        search.evaluator.learn_from(self.trainer(search.trainer))
+        server, budget = search.server, search.budget
+        if budget.trial_weights == "shared" and budget.steps_per_trial:  # trials train the original's weights, too
+            server = ParamServer(server.pool, optimizer=server.optimizer, seed=server.seed)
+        search.evaluator.learn_from(self._taught(search.trainer, server))
 
     def trainer(self, trainer: Trainer) -> Trainer:
         """See `Phase`.
@@ -133,9 +136,14 @@ class Teach(Phase):
             DataError: the task has no classes.
             SettingError: a share outside of 0 to 1, or networks without hidden states that can be compared.
         """
+        assert isinstance(trainer.executor, Relay)
+        return self._taught(trainer, trainer.executor.server)
+
+    def _taught(self, trainer: Trainer, server: ParamServer) -> Trainer:
+        """With a server of the original's weights."""
         whole, task = trainer.executor, TaughtTask(measured(trainer.task), share=self._share, hidden=self._hidden)
         assert isinstance(whole, Relay)
-        server, executor = whole.server, trainer.executor
+        executor = trainer.executor
         original, micro_batch = server.pool.original, trainer.micro_batch
         if not self._hidden:
             relay = relays_like(whole)(server)

@@ -11,11 +11,26 @@ from safetensors.torch import load_file
 from torch import nn
 
 import l2l_nas
-from l2l_nas import Callback, Candidate, Data, LayerPool, Position, Problem, Regression, TensorSpec, Tokens, skip
+from l2l_nas import (
+    SGD,
+    Callback,
+    Candidate,
+    Data,
+    LayerPool,
+    ParamServer,
+    Position,
+    Problem,
+    Regression,
+    Relay,
+    TensorSpec,
+    Tokens,
+    skip,
+)
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.errors import DataError, SettingError, SpaceError
 from l2l_nas.layers import Embedding, FeedForward
+from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.strategies.blockwise import blockwise
 from tests.training.test_blockwise import WIDTH, Mlp
 
@@ -125,6 +140,22 @@ def test_finalists_learn_from_the_original(tmp_path):
     assert len(set(losses)) == 4
     again = search(tmp_path / "again", trials=1, strategy={**strategy, "lora": 0})
     assert again.best.values["loss"] == losses[2]
+
+
+@pytest.mark.slow
+def test_trials_that_train_shared_weights_leave_their_teacher_as_it_is(tmp_path, monkeypatch):
+    trainers, learn_from = [], Evaluator.learn_from
+
+    def noted(evaluator, trainer):
+        trainers.append(trainer)
+        learn_from(evaluator, trainer)
+
+    monkeypatch.setattr(Evaluator, "learn_from", noted)
+    search(tmp_path / "run", steps_per_trial=4, export=False)
+    pool = problem().pool
+    relay = Relay(ParamServer(pool, optimizer=SGD(momentum=0.0), seed=0), device="cpu")
+    inputs, (_, taught) = trainers[0].batches.at(0)
+    assert torch.equal(taught, relay.predict(pool.original, inputs, micro_batch=trainers[0].micro_batch)[0])
 
 
 @pytest.mark.slow
