@@ -157,7 +157,9 @@ class Comparison:
         if not seconds.exists():
             print(f"python -m l2l_nas {words}", flush=True)
             used = _children()
-            subprocess.run([sys.executable, "-m", "l2l_nas", *shlex.split(words)], check=True)
+            code = subprocess.run([sys.executable, "-m", "l2l_nas", *shlex.split(words)], check=False).returncode
+            if code:
+                raise SettingError(f"{folder}: its search ended with {code}, and said why; see --search and --folder")
             write_json(seconds, {"search_processor_seconds": round(_children() - used), "words": words})
         known = read_json(seconds)
         if known.pop("words", words) != words:

@@ -163,3 +163,10 @@ def test_without_fine_tuning_networks_are_as_they_were_made(command, tmp_path, c
     again = [*command, "--arms", "search", "--search", small, "--out", str(tmp_path / "other.json")]
     assert main([*again, "--steps", "1"]) == 2
     assert "its search had other settings; name another --folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_search_that_is_refused_is_one_line(command, tmp_path, capfd):
+    assert main([*command, "--arms", "search", "--search", "strategy=blockwise strategy.steps=no"]) == 2
+    *_, said = capfd.readouterr().err.splitlines()
+    assert "search_25: its search ended with 2, and said why" in said
