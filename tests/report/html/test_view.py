@@ -430,3 +430,13 @@ def test_the_style_prints_everything() -> None:
     for hue in range(8):
         assert f".hue{hue} {{ --hue: #" in style[1]
     assert all(STYLES[state].hue in range(8) for state in State if not state.has_score)
+
+
+def test_a_predicted_time_of_a_token_says_for_which_machine_it_is() -> None:
+    card = card_of_pool()
+    summary = summary_of(card, random_trials(card, 4), num_finalists=1)
+    best = summary.found
+    found = replace(best, costs={**best.costs, "token_ms": 3.0})
+    history = replace(summary.history, latency={"token_latency_ms": {best.trial: 12.0}}, finalists=(found,))
+    text = read(replace(summary, history=history, found=found)).text
+    assert re.search(r"12 ms\s+for search\.hardware 3 ms predicted", text), text[:900]
