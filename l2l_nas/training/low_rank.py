@@ -88,18 +88,18 @@ def _build_paired(factory: Callable[[], nn.Module], rank: int, tied: frozenset[s
 
 
 def _linear(module: nn.Module, tied: frozenset[str]) -> list[nn.Linear]:
-    """Parts with a weight that is trained, and that nothing else has."""
+    """Parts with a weight that is trained, and that nothing else has; a weight that is computed is none."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    return [
-        part
-        for part in module.modules()
-        if isinstance(part, nn.Linear)
-        and part.weight.requires_grad
-        and len(names[id(part.weight)]) == 1
-        and tied.isdisjoint(names[id(part.weight)])
-    ]
+
+    def is_own(part: nn.Linear) -> bool:
+        weight = dict(part.named_parameters(recurse=False)).get("weight")
+        if weight is None or not weight.requires_grad:
+            return False
+        return len(names[id(weight)]) == 1 and tied.isdisjoint(names[id(weight)])
+
+    return [part for part in module.modules() if isinstance(part, nn.Linear) and is_own(part)]
 
 
 def paired_server(server: ParamServer, pool: LayerPool, keys: Sequence[str]) -> ParamServer:
@@ -109,9 +109,10 @@ def paired_server(server: ParamServer, pool: LayerPool, keys: Sequence[str]) -> 
         found.prepare([key])
         with server.whole(key) as state, found.writing(key) as paired, torch.no_grad():
             tensors = {**state.parameters(), **state.named_buffers()}
-            for name, value in {**paired.parameters(), **paired.named_buffers()}.items():
+            values = {**paired.parameters(), **paired.named_buffers()}
+            for name, value in values.items():
                 if not name.endswith((_DOWN, _UP)):
-                    value.copy_(tensors[_plain(name)])
+                    value.copy_(tensors[_plain(name, values)])
             paired.mark_changed()
     return found
 
@@ -121,7 +122,9 @@ def merge(paired: ParamServer, server: ParamServer, keys: Sequence[str]) -> Para
     for key in keys:
         with paired.whole(key) as state, server.writing(key) as plain, torch.no_grad():
             tensors: Mapping[str, Tensor] = {**state.parameters(), **state.named_buffers()}
-            found = {_plain(name): _merged(name, tensors) for name in tensors if not name.endswith((_DOWN, _UP))}
+            found = {
+                _plain(name, tensors): _merged(name, tensors) for name in tensors if not name.endswith((_DOWN, _UP))
+            }
             for name, value in {**plain.parameters(), **plain.named_buffers()}.items():
                 value.copy_(found[name])
             plain.mark_changed()
@@ -129,12 +132,17 @@ def merge(paired: ParamServer, server: ParamServer, keys: Sequence[str]) -> Para
 
 
 def _merged(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    if not name.endswith(_ORIGINAL):
+    if not _has_pair(name, tensors):
         return tensors[name]
     path = name.removesuffix(_ORIGINAL)
     return _sum(tensors[name], tensors[path + _UP], tensors[path + _DOWN])
 
 
-def _plain(name: str) -> str:
+def _plain(name: str, tensors: Mapping[str, Tensor]) -> str:
     """What a tensor of a layer with pairs is called without them."""
-    return name.removesuffix(_ORIGINAL) + "weight" if name.endswith(_ORIGINAL) else name
+    return name.removesuffix(_ORIGINAL) + "weight" if _has_pair(name, tensors) else name
+
+
+def _has_pair(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor has one; the originals of the layer's own parametrizations have none."""
+    return name.endswith(_ORIGINAL) and name.removesuffix(_ORIGINAL) + _UP in tensors

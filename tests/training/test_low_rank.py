@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from l2l_nas import (
     AdamW,
@@ -159,3 +160,15 @@ def test_shared_weights_have_no_pairs_and_pools_without_linear_layers_are_refuse
     mixed = with_pairs(LayerPool([*tied.positions, *pool_of().positions[:1]], inputs=TensorSpec((WIDTH,))), RANK)
     names = [name for name, _ in mixed.build_module(mixed.layers[0]).named_parameters()]
     assert names == ["weight"]
+
+
+@pytest.mark.parametrize("normed", [weight_norm, spectral_norm])
+def test_a_weight_that_is_computed_has_no_pair_and_stays(normed):
+    layers = [Candidate("l", lambda: nn.Sequential(normed(nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, WIDTH)))]
+    pool = LayerPool([Position("block", layers)], inputs=TensorSpec((WIDTH,)))
+    server = ParamServer(pool, optimizer=AdamW(), seed=0)
+    server.prepare(["block/l"])
+    paired = paired_server(server, with_pairs(pool, RANK), ["block/l"])
+    assert sum(name.endswith(".up") for name in paired.state("block/l").parameters()) == 1
+    merged = merge(paired, server.fork(["block/l"]), ["block/l"]).state("block/l").parameters()
+    assert all(torch.equal(merged[name], value) for name, value in server.state("block/l").parameters().items())
