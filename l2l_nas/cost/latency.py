@@ -21,6 +21,7 @@ from l2l_nas.space.values import Flow
 
 _WARM_UP = 3  # calls: the first ones make buffers and choose kernels
 _LEAST = 5  # calls, however slow the network
+_LONG = 10  # times the limit that a call takes: one warms up, two are measured
 _ROW = 10  # calls, of which the fastest counts
 _LEAST_ROWS = 5  # rows whose spread says anything
 _SPREAD = 0.05  # of the median: the quartiles' distance below which it is known well enough
@@ -120,11 +121,16 @@ def typical_seconds(network: Callable[..., object], inputs: Sequence[Tensor], *,
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():
-            for _ in range(_WARM_UP):
+            start = time.perf_counter()
+            network(*inputs)
+            wait()
+            is_long = time.perf_counter() - start > _LONG * limit_s
+            least = 2 if is_long else _LEAST
+            for _ in range(0 if is_long else _WARM_UP - 1):
                 network(*inputs)
             wait()
             end = time.perf_counter() + limit_s
-            while len(times) < _LEAST or (time.perf_counter() < end and not _is_stable(times)):
+            while len(times) < least or (time.perf_counter() < end and not _is_stable(times)):
                 start = time.perf_counter()
                 network(*inputs)
                 wait()

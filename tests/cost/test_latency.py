@@ -54,6 +54,12 @@ def test_a_slow_network_is_not_called_more_often_than_it_must_be():
     assert len(network.calls) == 3 + 5
 
 
+def test_a_network_that_takes_very_long_is_called_three_times():
+    network = Slow(0.05)
+    assert 0.05 <= typical_seconds(network, [torch.zeros(1)], limit_s=0.004) < 0.5
+    assert len(network.calls) == 3
+
+
 def test_a_slower_network_takes_longer():
     fast, slow = (
         typical_seconds(nn.Sequential(*(nn.Linear(128, 128) for _ in range(depth))), [torch.zeros(64, 128)])
