@@ -9,6 +9,7 @@ from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.report.text import with_error
 from l2l_nas.runs.evaluated import Measurement, note_evaluation
+from l2l_nas.runs.harness_task import files_of
 from l2l_nas.runs.language import (
     HARNESS,
     TASKS,
@@ -123,7 +124,8 @@ def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
     console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
     if conf.run and consensus.is_first:
         try:
-            what = Measurement.of(conf.task, file, stride=conf.stride, tokenizer=tokenizer)
+            others = files_of(file) if conf.task == HARNESS else ()
+            what = Measurement.of(conf.task, file, stride=conf.stride, tokenizer=tokenizer, others=others)
             original = fingerprint(network.server.whole_pool) if conf.original else ""
             note_evaluation(conf.run, what, score, original=original)
         except StorageError as error:

@@ -6,6 +6,7 @@ what a template may say are listed here; anything else is refused.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,19 @@ def read_task(file: Path, *, metrics: Collection[str]) -> dict[str, Any]:
         if (what := _refused(text)) is not None:
             raise SettingError(f"{file}: a template may not have {what}: {text.strip()}")
     return task
+
+
+def files_of(file: Path) -> list[Path]:
+    """The files that a task's samples are in; patterns name those that there are.
+
+    Args:
+        file: of a task that `read_task` takes.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    named = _texts(read_yaml(file)["dataset_kwargs"]["data_files"])
+    return [path for text in named for path in map(Path, sorted(glob.glob(text, recursive=True))) if path.is_file()]
 
 
 def _only(given: Mapping[str, Any], known: Collection[str], file: Path, why: str) -> None:

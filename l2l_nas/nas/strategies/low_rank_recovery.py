@@ -36,8 +36,9 @@ class TrainPairs(Phase):
             SettingError: there is nothing to train pairs beside, or nothing that trains them.
         """
         with_pairs(server.pool, self._rank)
-        if not budget.finalists:
-            raise SettingError("strategy.lora is how finalists are trained, and search.finalists=0 trains none")
+        for name in ("finalists", "finalist_steps"):
+            if not getattr(budget, name):
+                raise SettingError(f"strategy.lora is how finalists are trained, and search.{name}=0 trains none")
         if budget.baseline != "none":
             raise SettingError(
                 f"strategy.lora trains pairs from here on, and search.baseline={budget.baseline} networks from first "

@@ -180,6 +180,8 @@ def test_pairs_that_nobody_could_train_are_refused(tmp_path):
     strategy = {"name": "blockwise", "samples": 24, "lora": 2}
     with pytest.raises(SettingError, match=r"search\.finalists=0 trains none"):
         search(tmp_path / "run", strategy=strategy, finalists=0)
+    with pytest.raises(SettingError, match=r"search\.finalist_steps=0 trains none"):
+        search(tmp_path / "run", strategy=strategy, finalist_steps=0)
     with pytest.raises(SettingError, match=r"search\.baseline=random networks from first weights"):
         search(tmp_path / "run", strategy=strategy, baseline="random")
     with pytest.raises(SettingError, match=r"strategy.lora must be at least 0, got -1"):
