@@ -112,11 +112,22 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     exempt = {*PLACES, "callbacks"}  # what stands in a folder is never imported
     if "relay.budget" in given:
         exempt |= _DECIDED - given
-    found = inherit(conf, folder, given=given, exempt=exempt)
+    found = _as_divided(inherit(conf, folder, given=given, exempt=exempt), config)
     for name, (before, now) in changes(config, found).items():
         if why := rule_of(name).refusal(config):
             raise must_stay(folder, name, before, now, why)
     return found
+
+
+def _as_divided(conf: Conf, config: Mapping[str, Any]) -> Conf:
+    """With the steps of blocks that the run's time allowed, where its strategy is named again without a number."""
+    before = config.get("strategy")
+    if not isinstance(conf, SearchConf) or not isinstance(before, Mapping) or not value_of(config, "search.time"):
+        return conf
+    now, steps = conf.strategy, before.get("steps")
+    if steps is None or now.get("name") != before.get("name") or now.get("steps") is not None:
+        return conf
+    return replace(conf, strategy={**now, "steps": steps})
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def blockwise(
 
     Args:
         samples: of the training part, whose values in the original the candidates imitate.
-        steps: of each candidate. None: 100; with a time, see [Note: a time for blocks] in `block_division.py`.
+        steps: of each candidate. None: 100; where the strategy is named and a time given, see `block_division.py`.
         learning_rate: peak, of these.
         scores: what a block's score is: "exchange", by how much the original's first metric is worse on the validation
             part with this block in place of its own; "error", how well it imitates.

@@ -97,6 +97,20 @@ def test_architectures_that_the_user_names_are_tried_before_those_of_the_scores(
     assert [trial.user_attrs.get("enqueued", False) for trial in trials] == [True, True, False, False]
 
 
+@pytest.mark.slow
+def test_a_search_of_a_time_goes_on_by_what_it_was_begun_with(tmp_path):
+    search(tmp_path / "run", trials=2, export=False)
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    again = {"resume": tmp_path / "run", "trials": 3, "strategy": {"name": "blockwise", "samples": 24}}
+    with pytest.raises(SettingError, match=r"strategy.steps=null: the run in .* has strategy.steps=5 and must keep it"):
+        l2l_nas.search(problem(), **again)
+    config["search"]["time"] = "1m"
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    found = l2l_nas.search(problem(), **again, time="1m")
+    assert len(found.study.trials) == 3
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["strategy"]["steps"] == 5
+
+
 class Phases(Callback):
     """Notes which phases begin, and how much of them was done."""
 
