@@ -117,3 +117,11 @@ def assert_pages_whole(place: Path) -> None:
         page = folder / "report.html"
         if page.is_file():
             assert page.read_text().rstrip().endswith("</html>"), f"{page}: cut off"
+
+
+def without_times(content: Any) -> Any:
+    """What is in a result, at any depth, but seconds and measured latencies."""
+    if isinstance(content, dict):
+        kept = {name: one for name, one in content.items() if "seconds" not in name and "latency_ms" not in name}
+        return {name: without_times(one) for name, one in kept.items()}
+    return [without_times(one) for one in content] if isinstance(content, list) else content

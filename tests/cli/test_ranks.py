@@ -15,7 +15,7 @@ import pytest
 from l2l_nas.cli.launch import reporting_errors
 from l2l_nas.errors import L2LError
 from l2l_nas.runs.ranks import RunRanks
-from tests.cli.runs import environment, write_pool
+from tests.cli.runs import environment, without_times, write_pool
 from tests.parallel.ranked import end_torchrun, free_port
 
 WIDE = "space.args.width=200"  # so that states are cut: smaller ones are whole on each rank
@@ -88,12 +88,6 @@ def apart(words: list[list[str]], *, variables: list[dict[str, str]] | None = No
 def result(folder: str) -> dict:
     """What a run found, without times."""
     return without_times(json.loads(Path(folder, "result.json").read_text()))
-
-
-def without_times(content):
-    if isinstance(content, dict):
-        return {name: without_times(one) for name, one in content.items() if "seconds" not in name}
-    return [without_times(one) for one in content] if isinstance(content, list) else content
 
 
 def weights(folder: str) -> dict[str, str]:

@@ -383,8 +383,8 @@ def test_a_time_is_divided_once_and_not_by_every_worker(pool, tmp_path, capsys):
 def test_a_time_is_divided_by_the_pace_of_a_worker_with_a_worker_s_threads(pool, monkeypatch):
     seen = []
 
-    def measured(*_, workers):
-        seen.append((workers, torch.get_num_threads()))
+    def measured(context):
+        seen.append((context.workers, torch.get_num_threads()))
         raise SettingError("enough")
 
     monkeypatch.setattr("l2l_nas.runs.components.measured", measured)

@@ -20,10 +20,11 @@ def batches():
 
 def test_batches_bring_what_the_teacher_gives():
     plain, taught = batches(), TaughtBatches(batches(), lambda inputs: (inputs[0] * 2, inputs[0]))
-    for step, (inputs, (targets, given)) in enumerate(taught.ahead(0, 5)):
+    for step, (inputs, (targets, given, state)) in enumerate(taught.ahead(0, 5)):
         assert torch.equal(inputs[0], plain.at(step)[0][0])
         assert torch.equal(targets, plain.at(step)[1])
         assert torch.equal(given, inputs[0] * 2)
+        assert torch.equal(state, inputs[0])
     assert torch.equal(taught.at(3)[1][1], plain.at(3)[0][0] * 2)
 
 
