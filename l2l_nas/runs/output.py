@@ -157,10 +157,10 @@ def _latencies(search: SearchContext) -> dict[str, Any]:
     return {**found, **({"problem": "; ".join(problems.values())} if problems else {})}
 
 
-def _entry(search: SearchContext, one: Finalist) -> dict[str, Any]:
-    """A network of the result, with the latencies that were measured."""
+def _measured(search: SearchContext, one: Finalist) -> dict[str, Any]:
+    """The latencies that were measured of a network, for its result."""
     measured = search.costs.measured(one.architecture)
-    return {**one.entry(), "measured": measured} if measured else one.entry()
+    return {"measured": measured} if measured else {}
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,8 @@ class Output:
             write_yaml(folder.config, config)
             write_architecture(folder, self.components.problem.pool, one.architecture)
             data = describe_data(self.components.problem.data)
-            write_json(folder.result, {"best": _entry(search, one), "data": data, "versions": versions()})
+            result = {"best": one.entry(), **_measured(search, one), "data": data, "versions": versions()}
+            write_json(folder.result, result)
 
     def write(
         self, search: SearchContext, best: Finalist, log: Log, *, recalled: Recalled | None, seconds: float
@@ -217,16 +218,17 @@ class Output:
         records, coverage = search.allowed(search.study.records), search.coverage
         write_architecture(self.folder, self.components.problem.pool, best.record.architecture)
         exported = self._export(self.folder, best)
-        log.write("latency", **_latencies(search))
-        self._write_sizes(search)
         trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, search.goals)]
         entries = {one.record.number: one.entry() for one in search.finalists}
         trained_front = [entries[one.trial] for one in front(map(Network.from_json, entries.values()), search.goals)]
+        log.write("latency", **_latencies(search))  # behind all entries, which no time that was measured may be in
+        self._write_sizes(search)
         results = self._results(search, best)
         write_json(
             self.folder.result,
             {
-                "best": _entry(search, best),
+                "best": best.entry(),
+                **_measured(search, best),
                 "finalists": list(entries.values()),
                 "given_up": [{"trial": number, "reason": reason} for number, reason in search.abandoned.items()],
                 "pareto": trained_front or trials,

@@ -137,10 +137,10 @@ def test_the_card_tells_what_was_removed_measured_and_evaluated(tmp_path, monkey
     assert main(["evaluate", "run=run", "task=text", "file=text.txt", "original=true"]) == 0
     assert main(["evaluate", "run=run", "original=true"]) == 0
     assert "reported" not in capsys.readouterr().out
-    assert main(["export", "run=run", "formats=[hugging_face,gguf]", "out=out"]) == 0
+    assert main(["export", "run=run", "formats=[hugging_face,gguf]", "out=carded"]) == 0
     said = capsys.readouterr().out
     assert "trust_remote_code=True" in said
-    card = Path("out/README.md").read_text()
+    card = Path("carded/README.md").read_text()
     assert "license: mit" in card
     assert "# Theirs" not in card
     assert "| feedforward_0 | left out | 1,552 | 0 |" in card
@@ -155,10 +155,10 @@ def test_the_card_tells_what_was_removed_measured_and_evaluated(tmp_path, monkey
     shown = [f"{one['values'][PERPLEXITY]:.4g} ± {one['errors'][PERPLEXITY]:.2g}" for one in both]
     assert shown[0] != shown[1]
     assert f"| `text.txt`, text {PERPLEXITY} | {shown[0]} | {shown[1]} |\n" in card
-    tokenizer = hf.AutoTokenizer.from_pretrained("out", trust_remote_code=True)
-    model = hf.AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True)
+    tokenizer = hf.AutoTokenizer.from_pretrained("carded", trust_remote_code=True)
+    model = hf.AutoModelForCausalLM.from_pretrained("carded", trust_remote_code=True)
     written = model.generate(**tokenizer("A line", return_tensors="pt"), max_new_tokens=3, do_sample=False)
-    for pool in ("hf:out", "gguf:out/model.gguf"):
+    for pool in ("hf:carded", "gguf:carded/model.gguf"):
         assert main(["generate", f"space.pool={pool}", "prompt=A line", "tokens=3", "temperature=0"]) == 0
         text = capsys.readouterr().out.removesuffix("\n")
         assert tokenizer(text).input_ids == [token for token in written[0].tolist() if token != 1]
