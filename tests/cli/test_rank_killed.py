@@ -45,7 +45,8 @@ def test_a_rank_that_is_killed_is_named_with_what_it_did(rank, tmp_path, monkeyp
     (line,) = errors
     what = r"(load|send|agreement) \d+( of \w+/\w+)?"
     assert re.fullmatch(
-        rf"error: rank {rank} \([^ ]+, pid \d+\) ended in (step \d+|the validation after \d+ steps)(, (in|after) {what})?: "
+        rf"error: rank {rank} \([^ ]+, pid \d+\) ended in (step \d+|the validation after \d+ steps)"
+        rf"(, (in|after) {what})?: "
         "it was killed, or crashed; see its own output",
         line,
     ), line

@@ -15,6 +15,7 @@ from l2l_nas.pretrained.coded_family import model_of
 from l2l_nas.pretrained.gguf_out import GGUFModel
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.training.export import ExportError
+from tests.pretrained.code_cache import use_code_cache
 from tests.pretrained.test_families import MODELS, TOKENS
 from tests.pretrained.test_found import GROUPED, exported
 
@@ -25,7 +26,7 @@ MIXED = ["original", "original", "original", "skip", "linear_8", "width_24"]
 def _modules(tmp_path_factory):
     """Code of folders is copied to a place of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        use_code_cache(patch, tmp_path_factory.mktemp("modules"))
         yield
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
-import transformers as hf
 
 from l2l_nas.__main__ import main
 from tests.cli.runs import ROOT
+from tests.pretrained.code_cache import use_code_cache
 from tests.pretrained.small_model import save_small_llama
 
 PAGE = (ROOT / "docs" / "tutorials" / "smaller.md").read_text()
@@ -24,7 +24,7 @@ SMALL += ["space.args.widths=[0.5]", "search.trials=4", "search.finalist_steps=2
 @pytest.mark.slow
 def test_the_tutorial_leads_from_a_folder_to_a_smaller_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    use_code_cache(monkeypatch, tmp_path / "modules")
     save_small_llama("model", layers=2, places=64)
     text = "\n".join(topics.values())
     Path("text.txt").write_text(text[:12000])

@@ -22,6 +22,7 @@ from l2l_nas.runs.saved import LoadedRun, original_of
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.training.export import build_network
 from l2l_nas.training.score import Score
+from tests.pretrained.code_cache import use_code_cache
 from tests.pretrained.small_model import save_small_llama
 
 PERPLEXITY = "token_perplexity"
@@ -125,7 +126,7 @@ def test_the_original_has_the_weights_that_it_came_with(tmp_path):
 @pytest.mark.slow
 def test_the_card_tells_what_was_removed_measured_and_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    use_code_cache(monkeypatch, tmp_path / "modules")
     save_small_llama("model")
     Path("model/README.md").write_text("---\nlicense: mit\n---\n# Theirs\n")
     Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 40)
