@@ -83,6 +83,7 @@ def test_a_run_that_is_refused_takes_no_other_along(words, tmp_path, plugin, lau
     assert "2 runs in sweep" in out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plugin", "launcher", "error"),

@@ -39,6 +39,7 @@ def found_in(folder: Path) -> tuple[object, dict[str, bytes]]:
     return finalists, {path.name: path.read_bytes() for path in (folder / "best").glob("*.safetensors")}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_group_finds_what_a_worker_alone_does_and_a_lost_rank_costs_no_trial(pool, tmp_path):
     assert main([*WORDS, "parallel.chunks=2", "folder=alone"]) == 0

@@ -122,6 +122,7 @@ def test_workers_stop_trials_that_lag_behind_what_all_of_them_found(pool, tmp_pa
     assert max(compared) > 12
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_workers_and_the_search_itself_may_be_killed_and_stopped_and_no_trial_is_lost(pool, tmp_path, monkeypatch):
     folder = tmp_path / "run"

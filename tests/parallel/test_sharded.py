@@ -74,6 +74,7 @@ def test_every_setting_trains_to_the_same_bits(tmp_path, part):
         assert False in skipped
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
 def test_every_kind_of_pool_trains_to_the_same_bits(tmp_path, part):
@@ -103,6 +104,7 @@ def test_ranks_whose_layers_run_on_one_cuda_device_train_to_the_same_bits(tmp_pa
     assert_same_bits(tmp_path, names, [2])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="the simulated accelerator needs a C++ compiler")
 @pytest.mark.parametrize(
@@ -120,6 +122,7 @@ def files_of(weights):
     return {path.name: path.read_bytes() for path in weights.glob("*.safetensors")}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["ahead", pytest.param("elastic_eager", marks=pytest.mark.long)])
 def test_a_checkpoint_of_some_ranks_goes_on_on_others(tmp_path, case):
