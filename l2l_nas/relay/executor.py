@@ -209,7 +209,7 @@ class PlanExecutor:
     def _poison(self, step: Step, job: PlanJob) -> None:
         assert self._stress is not None
         slot = self.bank.slots[step.slot]
-        self._stress.poison(slot.weights, slot.gradients, slot.buffers)
+        self._stress.poison(*slot.blocks)
 
     def _load(self, step: Step, job: PlanJob) -> None:
         layer, states = job.layers[step.layer], job.states
@@ -353,6 +353,8 @@ class PlanExecutor:
     @staticmethod
     def _bind(step: Step, job: PlanJob, template: Template) -> None:
         """Have a template compute on what its slot was loaded with."""
+        if isinstance(job, TrainJob):
+            template.have_gradients()
         tail = job.tail
         # a repeated layer of the tail enters again, with the gradients of its first place
         begins = step.op is Op.BACKWARD or (step.op is Op.ENTER and (tail is None or template not in tail.templates))

@@ -72,7 +72,7 @@ class Slot:
     @property
     def blocks(self) -> tuple[Tensor, ...]:
         """Those that were used."""
-        single = (block for block in vars(self).values() if isinstance(block, Tensor))
+        single = [block for block in tuple(vars(self).values()) if isinstance(block, Tensor)]
         return (*single, *vars(self).get("partials", ()))
 
 
@@ -89,9 +89,10 @@ class _BoundBuffer(NamedTuple):
 class Template:
     """A module bound to a slot.
 
-    Its parameters are views of the slot's weights and its `.grad`s views of the slot's gradients, so that a layer
-    crosses in one copy each way and autograd accumulates in place over micro-batches. `bind` puts them elsewhere: see
-    `relay/access.py`. What belongs to one of the layer's states has its number in `Layer.states`.
+    Its parameters are views of the slot's weights and, from the first training on, its `.grad`s views of the slot's
+    gradients, so that a layer crosses in one copy each way and autograd accumulates in place over micro-batches. `bind`
+    puts them elsewhere: see `relay/access.py`. What belongs to one of the layer's states has its number in
+    `Layer.states`.
     """
 
     def __init__(self, pool: LayerPool, layer: Layer, slot: Slot, dtype: torch.dtype) -> None:
@@ -106,17 +107,16 @@ class Template:
         self._layouts = layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
         self.weights = tuple(_cut(slot.weights, [wire.parameter_bytes for wire in wires]))
-        self._in_slot = [GradientBlock(memory) for memory in _cut(slot.gradients, map(slot_bytes, layouts))]
         self._slot = slot
         self._tree = None if slot.chunks is None else ChunkTree(slot.chunks)
-        self.gradients = list(self._in_slot)
+        self._in_slot: list[GradientBlock] = []
+        self.gradients: list[GradientBlock] = []  # by state; none before `have_gradients`
         self.parameters: list[list[nn.Parameter]] = []  # by state
         self.places: list[tuple[nn.Module, str, nn.Parameter]] = []  # where the module has them
         owners: dict[int, tuple[int, int]] = {}
         for number, (key, wire) in enumerate(zip(layer.states, wires, strict=True)):
             self.parameters.append(self._bind_state(layer, key, wire, self.weights[number]))
             owners |= {id(parameter): (number, index) for index, parameter in enumerate(self.parameters[number])}
-            self._bind_gradients(number)
         self._slot_weights = [[parameter.data for parameter in parameters] for parameters in self.parameters]
         self._bound: list[Sequence[Tensor]] = list(self._slot_weights)
         # number of the state and index of each parameter, as the module lists them
@@ -174,10 +174,19 @@ class Template:
                 for parameter, tensor in zip(self.parameters[number], tensors, strict=True):
                     parameter.data = tensor
                 self._bound[number] = tensors
-        for number, block in enumerate(gradients or ()):
+        for number, block in enumerate((gradients or ()) if self.gradients else ()):
             block = self._in_slot[number] if block is None else block
             if block is not self.gradients[number]:
                 self.gradients[number] = block
+                self._bind_gradients(number)
+
+    def have_gradients(self) -> None:
+        """Have memory for gradients, in the slot, which only training takes."""
+        if not self.gradients:
+            blocks = _cut(self._slot.gradients, map(slot_bytes, self._layouts))
+            self._in_slot = [GradientBlock(memory) for memory in blocks]
+            self.gradients = list(self._in_slot)
+            for number in range(len(self.gradients)):
                 self._bind_gradients(number)
 
     def unbind(self) -> None:
@@ -202,8 +211,10 @@ class Template:
 
     @property
     def addresses(self) -> tuple[int, ...]:
+        """Of weights, and of gradients where they are added to."""
+        gradients = self.gradients if torch.is_grad_enabled() else ()
         weights = (tensors[0].data_ptr() for tensors in self._bound if tensors)
-        return (*weights, *(block.memory.data_ptr() for block in self.gradients))
+        return (*weights, *(block.memory.data_ptr() for block in gradients))
 
     @property
     def weights_version(self) -> int:

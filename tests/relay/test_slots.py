@@ -14,16 +14,17 @@ from l2l_nas.eps.layout import align, layout_of
 from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.device import Cpu
 from tests.relay.counting import tensors_of
-from tests.relay.steps import PATH, relay_of, train
-from tests.toys import Partial, dense_pool, language_pool
+from tests.relay.steps import PATH, is_same, relay_of, tensors, train
+from tests.toys import Partial, dense_pool, language_pool, random_data
 
 
 def bank_of(pool, slots=2, **options):
-    """With all templates."""
+    """With all templates, as they are in training."""
     bank = SlotBank(pool, slots=slots, device=Cpu(), **options)
     for layer in pool.layers:
         for slot in range(0 if layer.candidate.is_skip else slots):
             bank.build(layer, slot)
+            bank.template(layer, slot).have_gradients()
     return bank
 
 
@@ -65,8 +66,23 @@ def test_slots_take_memory_when_they_are_first_used():
     assert bank.unused_bytes == bank.num_bytes
     layer = next(layer for layer in pool.layers if not layer.candidate.is_skip)
     bank.build(layer, 1)
+    assert [len(slot.blocks) for slot in bank.slots] == [0, 2, 0]  # weights and buffers
+    bank.template(layer, 1).have_gradients()
     assert [len(slot.blocks) for slot in bank.slots] == [0, 3, 0]
     assert bank.unused_bytes == 2 * bank.slot_bytes
+
+
+def test_evaluation_takes_no_memory_for_gradients_and_training_is_the_same_behind_it():
+    pool = dense_pool()
+    (relay, other), inputs = (relay_of(pool) for _ in range(2)), random_data(pool, 5, seed=0)[0]
+    relay.predict(pool.architecture(PATH), inputs, micro_batch=2)
+    assert all(slot.blocks and "gradients" not in vars(slot) for slot in relay.bank.slots)
+    for step in range(2):
+        assert train(relay, PATH, step=step) == train(other, PATH, step=step)
+    assert all("gradients" in vars(slot) for slot in relay.bank.slots)
+    relay.drain()
+    other.drain()
+    assert is_same(relay.server, tensors(other.server))
 
 
 def test_every_parameter_gradient_and_buffer_lies_in_a_slot():
