@@ -1,4 +1,4 @@
-"""A published model of Llama's kind as plain PyTorch, whose layers may each have another size.
+"""A published model of Llama's kind, or of Gemma 3's, as plain PyTorch, whose layers may each have another size.
 
 Nothing of the relay is in it: it is what the ways to prune work on.
 """
@@ -14,8 +14,11 @@ from torch.nn import functional
 from l2l_nas.errors import SettingError
 from l2l_nas.layers import FeedForward, SelfAttention
 from l2l_nas.layers.rotary import rotated
+from l2l_nas.layers.style import OffsetRMSNorm
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.training.export import plain_module
+
+LONGEST = 512  # tokens; a window of attention that is as long changes nothing
 
 
 class PlainNorm(nn.Module):
@@ -41,7 +44,9 @@ class PlainAttention(nn.Module):
         heads = layer.heads
         assert layer.rotary is not None
         self.query, self.key, self.value, self.out = layer.query, layer.key, layer.value, layer.out
-        self.size, self.rotary = layer.size, layer.rotary
+        self.size, self.rotary, self.scale = layer.size, layer.rotary, heads.scale
+        normed = (layer.query_norm, layer.key_norm) if heads.is_normed else ()
+        self.norms = nn.ModuleList(map(_norm, normed))  # of the heads of queries, and of keys
         self.per_group = heads.count // heads.shared
 
     @property
@@ -66,10 +71,12 @@ class PlainAttention(nn.Module):
         query, key, value = (
             part(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
+        if self.norms:
+            query, key = self.norms[0](query), self.norms[1](key)
         cosine, sine = self.rotary.table(0, x.shape[1], size=self.size, like=x)
         query, key = rotated(query, cosine, sine), rotated(key, cosine, sine)
         key, value = (part.repeat_interleave(self.per_group, dim=1) for part in (key, value))
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.scale)
         return self.out(attended.transpose(1, 2).flatten(2))
 
 
@@ -99,16 +106,26 @@ class PlainFeedForward(nn.Module):
 
 
 class Sublayer(nn.Module):
-    """Attention or a feed-forward network, added to the residual stream; `carry` turns a stream that is sliced."""
+    """Attention or a feed-forward network, added to the residual stream.
 
-    def __init__(self, norm: PlainNorm, body: PlainAttention | PlainFeedForward) -> None:
+    Args:
+        norm: of what goes in.
+        after: of what is added; None: none.
+
+    `carry` turns a stream that is sliced.
+    """
+
+    def __init__(
+        self, norm: PlainNorm, body: PlainAttention | PlainFeedForward, after: PlainNorm | None = None
+    ) -> None:
         super().__init__()
-        self.norm, self.body = norm, body
+        self.norm, self.body, self.after = norm, body, after
         self.carry: nn.Linear | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, width] in and out."""
-        return (x if self.carry is None else self.carry(x)) + self.body(self.norm(x))
+        added = self.body(self.norm(x))
+        return (x if self.carry is None else self.carry(x)) + (added if self.after is None else self.after(added))
 
 
 class PlainBlock(nn.Module):
@@ -124,11 +141,15 @@ class PlainBlock(nn.Module):
 
 
 class PlainLlama(nn.Module):
-    """The model. The table of tokens is that of the head; `into` and `back` lead to a sliced stream and from it."""
+    """The model. The table of tokens is that of the head; `into` and `back` lead to a sliced stream and from it.
 
-    def __init__(self, token: nn.Embedding, blocks: list[PlainBlock], norm: PlainNorm) -> None:
+    Args:
+        scale: what the embedding of a token is multiplied by.
+    """
+
+    def __init__(self, token: nn.Embedding, blocks: list[PlainBlock], norm: PlainNorm, scale: float = 1.0) -> None:
         super().__init__()
-        self.token, self.layers, self.norm = token, nn.ModuleList(blocks), norm
+        self.token, self.layers, self.norm, self.scale = token, nn.ModuleList(blocks), norm, scale
         self.into: nn.Linear | None = None
         self.back: nn.Linear | None = None
 
@@ -139,7 +160,7 @@ class PlainLlama(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Int64 [batch, length] to [batch, length, width]."""
-        states = self.token(tokens)
+        states = self.token(tokens) * self.scale
         return states if self.into is None else self.into(states)
 
     def head(self, states: Tensor) -> Tensor:
@@ -169,27 +190,32 @@ def plain_llama(model: str) -> PlainLlama:
         if not (_is_plain(attention) and isinstance(network, FeedForward) and network.gate is not None):
             raise SettingError(f"{model}: the ways to prune are written for models of Llama's kind; this is another")
         assert isinstance(attention, SelfAttention)
-        parts = (PlainAttention(attention), attention.norm), (PlainFeedForward(network), network.norm)
-        blocks.append(PlainBlock(*(Sublayer(_norm(norm), body) for body, norm in parts)))
+        parts = (PlainAttention(attention), attention), (PlainFeedForward(network), network)
+        blocks.append(PlainBlock(*(Sublayer(_norm(one.norm), body, _after(one)) for body, one in parts)))
     token, norm = getattr(modules["embedding"], "token", None), modules.get("norm")
     tied = getattr(modules["head"], "weight", None)
     if not blocks or not isinstance(token, nn.Embedding) or norm is None or tied is not token.weight:
         raise SettingError(f"{model}: the ways to prune are written for models with one table of tokens")
-    return PlainLlama(token, blocks, _norm(norm)).eval()
+    return PlainLlama(token, blocks, _norm(norm), scale=getattr(modules["embedding"], "scale", 1.0)).eval()
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    if not isinstance(layer, SelfAttention) or not isinstance(layer.norm, nn.RMSNorm):
+    if not isinstance(layer, SelfAttention) or not isinstance(layer.norm, nn.RMSNorm | OffsetRMSNorm):
         return False
     heads = layer.heads
-    odd = (heads.window, heads.scale, heads.cap, heads.is_normed, heads.is_normed_whole)
+    odd = (heads.window is not None and heads.window < LONGEST, heads.cap, heads.is_normed_whole)
     return layer.rotary is not None and heads.is_causal and not any(odd)
 
 
 def _norm(norm: nn.Module) -> PlainNorm:
-    assert isinstance(norm, nn.RMSNorm)
+    assert isinstance(norm, nn.RMSNorm | OffsetRMSNorm)
     assert norm.eps is not None
-    return PlainNorm(norm.weight.detach(), eps=norm.eps)
+    weight = norm.weight.detach()
+    return PlainNorm(weight + 1 if isinstance(norm, OffsetRMSNorm) else weight, eps=norm.eps)
+
+
+def _after(layer: SelfAttention | FeedForward) -> PlainNorm | None:
+    return None if isinstance(layer.added_norm, nn.Identity) else _norm(layer.added_norm)
 
 
 def sublayers(network: PlainLlama) -> list[Sublayer]:

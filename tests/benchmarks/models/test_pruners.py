@@ -269,6 +269,42 @@ def test_a_published_model_gives_the_logits_of_transformers(tmp_path, tokens):
     assert num_layer_parameters(network) == sum(sizes) + 32
 
 
+OF_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def gemma(folder: Path, *, window: int = 512) -> tuple[str, Any]:
+    config = transformers.Gemma3TextConfig(**OF_LLAMA, **OF_GEMMA, sliding_window=window)
+    model = transformers.Gemma3ForCausalLM(config).eval()
+    return saved(model, folder), model
+
+
+def test_a_model_of_gemma_gives_the_logits_of_transformers(tmp_path, tokens):
+    name, model = gemma(tmp_path)
+    network = plain_llama(name)
+    torch.testing.assert_close(network(tokens % 60), model(tokens % 60).logits)
+    sizes = [sum(parameter.numel() for parameter in one.parameters()) for one in (network, model)]
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("name", sorted(PRUNERS.keys() - {"slicegpt"}))
+def test_a_model_of_gemma_is_pruned(name, tmp_path, tokens):
+    whole = plain_llama(gemma(tmp_path)[0])
+    size = num_layer_parameters(whole)
+    network = PRUNERS[name](copy.deepcopy(whole), tokens % 60, 0.5)
+    assert 0.35 * size < num_layer_parameters(network) < 0.65 * size
+    assert network(tokens % 60).isfinite().all()
+
+
+def test_a_model_of_gemma_has_norms_that_rotations_do_not_pass_through(tmp_path, tokens):
+    with pytest.raises(SettingError, match="slicegpt: this model's sub-layers have norms behind them"):
+        PRUNERS["slicegpt"](plain_llama(gemma(tmp_path)[0]), tokens % 60, 0.5)
+
+
+def test_a_model_that_sees_fewer_tokens_than_are_measured_is_refused(tmp_path):
+    with pytest.raises(SettingError, match="models of Llama's kind"):
+        plain_llama(gemma(tmp_path, window=8)[0])
+
+
 def test_a_model_of_another_kind_is_refused(tmp_path):
     config = transformers.GPT2Config(vocab_size=60, n_layer=2, n_embd=32, n_head=4, n_positions=64)
     with pytest.raises(SettingError, match="models of Llama's kind"):
