@@ -124,7 +124,9 @@ def _sized_by_text(pool: str, signature: inspect.Signature, conf: dict[str, Any]
             wanted = "table of sentences; write data.source=FILE.csv"
         raise SettingError(f"{pool} is of language models, and data.source={source} is no {wanted}")
     tokenizer = tokenizer_of(pool, str(conf.get("tokenizer", AUTO)))
-    data = load_data(**{**conf, "tokenizer": tokenizer})
+    # as evaluation has it: models that were trained with it are others without
+    begin = tokenizer.begin if is_published(pool) else None
+    data = load_data(**{**conf, "tokenizer": tokenizer, "begin": begin})
     sizes: dict[str, Any] = {} if is_published(pool) else {"vocabulary": tokenizer.size}
     sizes["length"] = int(data.train.inputs_specs[0].shape[0])
     if isinstance(data.train, Sentences):
@@ -206,7 +208,8 @@ def load_data(
         source: a name, an .npz file, a file of text, or a folder.
         validation_fraction, test_fraction: shares of the samples.
         size, workers: of a folder of images, see `Data.from_folder`.
-        text: the other settings of `data`, which are of text; `tokenizer` may be one.
+        text: the other settings of `data`, which are of text; `tokenizer` may be one, and `begin` is a token that
+            each sequence begins with.
 
     Raises:
         SettingError: no such source, or a setting that it does not take.
@@ -250,7 +253,7 @@ def is_text(source: str) -> bool:
 
 
 def _load_text(source: str, fractions: Mapping[str, float], text: Mapping[str, Any]) -> Data:
-    conf = DataConf(**{name: value for name, value in text.items() if name != "tokenizer"})
+    conf = DataConf(**{name: value for name, value in text.items() if name not in ("tokenizer", "begin")})
     tokenizer = text.get("tokenizer", AUTO)
     if isinstance(tokenizer, str):
         tokenizer = load_tokenizer("bytes" if tokenizer == AUTO else tokenizer)
@@ -272,6 +275,7 @@ def _load_text(source: str, fractions: Mapping[str, float], text: Mapping[str, A
         is_apart=conf.documents == "apart",
         masking=Masking(conf.masked, conf.predictions or None),
         text_key=conf.text_key,
+        begin=text.get("begin"),
     )
     return text_data(source, tokenizer, form, cache=conf.cache)
 

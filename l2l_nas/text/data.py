@@ -34,6 +34,7 @@ class TextForm:
     # Where there is one document, its text is cut in these shares.
     splits: Sequence[float] = (90, 5, 5)
     is_apart: bool = False  # whether attention stays within documents; see `Packed`
+    begin: int | None = None  # the token that each sequence of "causal" begins with; None: none
     masking: Masking = field(default_factory=Masking)  # of "masked"
     text_key: str = "text"  # of JSON; see `read_documents`
 
@@ -75,7 +76,7 @@ def text_data(source: str, tokenizer: Tokenizer, form: TextForm | None = None, *
     parts: dict[str, Samples] = {}
     for name, span in spans(file, form.splits).items():
         if form.objective == "causal":
-            parts[name] = Packed(span, form.length, is_apart=form.is_apart)
+            parts[name] = Packed(span, form.length, is_apart=form.is_apart, begin=form.begin)
         else:
             parts[name] = Masked(span, form.length, tokenizer, form.masking)
         if not len(parts[name]):

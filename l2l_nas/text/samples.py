@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.device import stream_seed
@@ -44,25 +45,34 @@ class Packed(Samples):
     """Sequences of so many tokens, cut from the documents one behind the other; the target of each is the next one.
 
     A sequence may hold the end of one document and the begin of the next. If `is_apart`, there is a second input, the
-    number of each token's document, so that attention stays within it. The first token of a document is then no target.
+    number of each token's document, so that attention stays within it. The first token of a document is then no target,
+    unless a sequence begins with it.
+
+    Args:
+        begin: a token that each sequence begins with, so that all tokens of the text are targets; None: none.
     """
 
     is_by_row = True
 
-    def __init__(self, span: TokenSpan, length: int, *, is_apart: bool = False) -> None:
-        self._span, self._length, self._is_apart = span, length, is_apart
+    def __init__(self, span: TokenSpan, length: int, *, is_apart: bool = False, begin: int | None = None) -> None:
+        self._span, self._length, self._is_apart, self._begin = span, length, is_apart, begin
+        self._more = int(begin is None)  # a token of the text that is no target
 
     def __len__(self) -> int:
-        return max(0, (len(self._span) - 1) // self._length)
+        return max(0, (len(self._span) - self._more) // self._length)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`: tokens, int64 [batch, length], and targets of this shape."""
-        places = rows.numpy()[:, None] * self._length + np.arange(self._length + 1)
+        places = rows.numpy()[:, None] * self._length + np.arange(self._length + self._more)
         tokens = torch.from_numpy(self._span.read(places))
+        if self._begin is not None:
+            tokens = functional.pad(tokens, (1, 0), value=self._begin)
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if not self._is_apart:
             return (inputs,), targets
         documents = torch.from_numpy(self._span.documents(places))
+        if self._begin is not None:
+            documents = torch.cat([documents[:, :1], documents], dim=1)
         targets[documents[:, 1:] != documents[:, :-1]] = IGNORED
         return (inputs, documents[:, :-1].contiguous()), targets
 

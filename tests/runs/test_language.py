@@ -7,6 +7,7 @@ import math
 import signal
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from l2l_nas.__main__ import main
 from l2l_nas.runs.language import evaluate_text, executor_of, open_model, write_on
+from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.section_settings import DataConf
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.wikitext import detokenized
 from tests.cli.runs import TINY, environment, start
@@ -260,6 +263,17 @@ def test_a_prompt_begins_as_the_published_tokenizer_has_it(llama, capsys, prompt
     found = model.generate(torch.tensor([tokens]), max_new_tokens=8, do_sample=False, eos_token_id=1, pad_token_id=1)
     new = [token for token in found[0].tolist()[len(tokens) :] if token != 1]
     assert capsys.readouterr().out.endswith(made.decode(new, skip_special_tokens=False) + "\n")
+
+
+def test_what_a_published_model_learns_from_begins_as_its_tokenizer_has_it(llama):
+    Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 40)
+    conf = replace(DataConf(), source="text.txt", length=24, cache="cache")
+    parts = load_problem("hf:model", {}, **asdict(conf)).data
+    for part in (parts.train, parts.validation):
+        (inputs,), targets = part.batch(torch.arange(2))
+        assert inputs[:, 0].tolist() == [0, 0]
+        assert torch.equal(inputs[:, 1:], targets[:, :-1])
+        assert (targets > 1).all()
 
 
 def exported(*words: str) -> None:

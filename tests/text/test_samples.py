@@ -42,6 +42,29 @@ def test_packed_sequences_are_the_text_shifted_by_one(source, tmp_path):
         assert inputs.dtype == targets.dtype == torch.int64
 
 
+def test_sequences_that_begin_with_a_token_have_all_others_as_targets(source, tmp_path):
+    data = data_of(source, tmp_path, length=16, splits=(40, 10, 10), begin=7)
+    for part, texts in ((data.train, TEXTS[:40]), (data.validation, TEXTS[40:50])):
+        stream = [token for text in texts for token in [*text.encode(), 256]]
+        rows = [stream[start : start + 16] for start in range(0, len(stream) - 15, 16)]
+        (inputs,), targets = part.batch(torch.arange(len(part)))
+        assert inputs.tolist() == [[7, *row[:-1]] for row in rows]
+        assert targets.tolist() == rows
+
+
+def test_a_token_that_begins_a_sequence_is_of_the_document_behind_it(source, tmp_path):
+    data = data_of(source, tmp_path, length=16, splits=(40, 10, 10), begin=7, is_apart=True)
+    (inputs, documents), targets = data.validation.batch(torch.arange(len(data.validation)))
+    stream = [(token, 40 + number) for number, text in enumerate(TEXTS[40:50]) for token in [*text.encode(), 256]]
+    for row in range(len(inputs)):
+        window = stream[row * 16 : row * 16 + 16]
+        window.insert(0, (7, window[0][1]))
+        assert inputs[row].tolist() == [token for token, _ in window[:-1]]
+        assert documents[row].tolist() == [number for _, number in window[:-1]]
+        pairs = itertools.pairwise(window)
+        assert targets[row].tolist() == [new if one == other else -1 for (_, one), (new, other) in pairs]
+
+
 def test_documents_apart_are_told_and_their_first_tokens_are_no_targets(source, tmp_path):
     data = data_of(source, tmp_path, length=16, splits=(40, 10, 10), is_apart=True)
     (inputs, documents), targets = data.validation.batch(torch.arange(len(data.validation)))
