@@ -86,6 +86,7 @@ _SEARCH = {
 _MODELS = {
     "published": Entry("models", "a published model's figures, by the relay and by a plain loop", "10 minutes"),
     "pruning": Entry("models", "a published model made smaller, by a search and other ways", "a day"),
+    "cut_vocabulary": Entry("models", "a published model with the tokens of some texts alone", "1 minute"),
     "smaller_speed": Entry("models", "how fast smaller networks are, beside what they promise", "5 minutes"),
     "distil_memory": Entry("models", "device memory of taking a published model apart", "1 minute"),
     "language_training": Entry("models", "GPT-2 and BERT in the relay and in plain PyTorch", "10 minutes"),

@@ -17,7 +17,8 @@ done: called again, it goes on with those that are left. The arms:
     effect      the blocks dropped whose loss, each dropped alone, is least
     random      whole blocks dropped at random: the best of 20 draws
 
-Perplexity is that of windows of 512 tokens from a place of the text on; last words are those of passages behind the
+Perplexity is that of windows of 512 tokens from a place of the text on, the first of which is that which the tokenizer
+begins texts with, if it does; last words are those of passages behind the
 first ones. What each window and passage gives is kept, so that rows are compared pair by pair.
 """
 
@@ -39,6 +40,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from benchmarks.models.passages import last_words, window_losses
 from benchmarks.models.pruners import PRUNERS
@@ -102,8 +104,11 @@ class Comparison:
         text = options.text[0].read_bytes()[options.text_from :].decode(errors="ignore")
         numbers = tokenizer.encode(text[: 8 * WINDOW * options.windows])[: WINDOW * options.windows]
         passages = read_passages(options.lambada)[options.items_from :][: options.items]
-        windows = torch.tensor(numbers[: len(numbers) // WINDOW * WINDOW]).view(-1, WINDOW)
-        return windows, lambada(passages, tokenizer, length=WORDS)[1]
+        begin = [] if tokenizer.begin is None else [tokenizer.begin]
+        size = WINDOW - len(begin)
+        windows = torch.tensor(numbers[: len(numbers) // size * size]).view(-1, size)
+        windows = functional.pad(windows[: options.windows], (len(begin), 0), value=sum(begin))
+        return windows, lambada(passages, tokenizer, length=WORDS, begin=tokenizer.begin)[1]
 
     def calibration(self) -> Tensor:
         """Tokens that networks are judged by: the first sequences of the fine-tuning."""
