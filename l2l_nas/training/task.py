@@ -79,6 +79,7 @@ class SampleMetrics(SummedMetrics):
 
 
 IGNORED = -100  # a target that does not count, in torch's cross_entropy and in labels of transformers' models
+_PIECE = 1 << 24  # bytes of logits that figures are computed of at a time
 
 
 def counting(targets: Tensor) -> Tensor:
@@ -188,11 +189,17 @@ class Tokens(SampleMetrics, Classification):
     @staticmethod
     def places(outputs: Batch, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of each place [batch, length], whether it counts, whether its token is right, and its cross entropy."""
-        counts = counting(targets)
-        logits, wanted = outputs[0][counts], targets[counts]
-        is_right = torch.zeros_like(counts).masked_scatter(counts, logits.argmax(dim=-1) == wanted)
-        losses = functional.cross_entropy(logits, wanted, reduction="none")
-        return counts, is_right, torch.zeros_like(targets, dtype=losses.dtype).masked_scatter(counts, losses)
+        counts, logits = counting(targets), outputs[0].flatten(0, 1)
+        where = counts.flatten().nonzero().flatten()
+        hits, losses = [], []
+        # in pieces: what is computed of all logits at once takes twice their memory
+        for some in where.split(max(1, _PIECE // (logits.shape[1] * logits.element_size()))):
+            own, wanted = logits[some], targets.flatten()[some]
+            hits.append(own.argmax(dim=-1) == wanted)
+            losses.append(functional.cross_entropy(own, wanted, reduction="none"))
+        is_right = torch.zeros_like(counts).masked_scatter(counts, torch.cat(hits))
+        loss = torch.cat(losses)
+        return counts, is_right, torch.zeros_like(targets, dtype=loss.dtype).masked_scatter(counts, loss)
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
         if targets.dtype != torch.int64 or targets.dim() != 2:

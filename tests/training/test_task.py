@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from l2l_nas import SGD, Candidate, Classification, LayerPool, ParamServer, Position, Regression, Relay, TensorSpec
 from l2l_nas.errors import DataError
+from l2l_nas.training import task as task_module
 from l2l_nas.training.export import build_network
 from l2l_nas.training.task import BalancedClassification, Tokens
 
@@ -55,6 +56,27 @@ def test_places_of_minus_1_and_minus_100_do_not_count(ignored):
     task.check(targets, (TensorSpec((2, 3)),))
     with pytest.raises(DataError, match="range from -2"):
         task.check(torch.full_like(targets, -2), (TensorSpec((2, 3)),))
+
+
+@pytest.mark.parametrize("num_bytes", [1, 3 * 4 * 97, 1 << 30], ids=["a place", "some places", "all places"])
+def test_figures_of_places_are_the_same_however_many_are_computed_at_a_time(num_bytes, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 7, 97, generator=generator)
+    targets = torch.randint(97, (3, 7), generator=generator)
+    targets[0, 2:] = -1
+    monkeypatch.setattr(task_module, "_PIECE", num_bytes)
+    counts, is_right, losses = Tokens.places((logits,), targets)
+    expected = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
+    assert torch.equal(losses.flatten(), expected)
+    assert torch.equal(counts, targets >= 0)
+    assert torch.equal(is_right, logits.argmax(-1) == targets)
+
+
+def test_places_of_which_none_counts_have_no_figures():
+    counts, is_right, losses = Tokens.places((torch.randn(2, 3, 5),), torch.full((2, 3), -1))
+    assert not counts.any()
+    assert not is_right.any()
+    assert not losses.any()
 
 
 @pytest.mark.parametrize("task", [Classification(), Tokens()])
