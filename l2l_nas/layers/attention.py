@@ -251,7 +251,7 @@ class SelfAttention(Residual):
     def _mask(self, new: int, seen: int, device: torch.device, documents: Tensor | None) -> Tensor | None:
         """Bool [new, seen] or [batch, 1, new, seen], where a token sees another; None where all do, or all earlier."""
         window = self.heads.window if self.heads.window is not None and self.heads.window < seen else None
-        if documents is None and window is None and (new == seen or not self.heads.is_causal):
+        if documents is None and window is None and (new == seen or new == 1 or not self.heads.is_causal):
             return None
         distances = torch.arange(seen - new, seen, device=device)[:, None] - torch.arange(seen, device=device)
         mask = torch.ones(new, seen, dtype=torch.bool, device=device)
@@ -265,15 +265,22 @@ class SelfAttention(Residual):
 
     def _attended(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         groups = query.shape[1] // key.shape[1]
-        if groups > 1:
+        is_next = query.shape[2] == 1 and mask is None and self.heads.cap is None  # one token, which sees all
+        if groups > 1 and not is_next:
             key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
         dropout = self.heads.dropout if self.training else 0.0
         if self.heads.cap is not None:
             attended = self._capped(query, key, value, mask, dropout)
         else:
-            is_causal = self.heads.is_causal and mask is None
             attended = functional.scaled_dot_product_attention(
-                query, key, value, mask, dropout_p=dropout, is_causal=is_causal, scale=self.heads.scale
+                query,
+                key,
+                value,
+                mask,
+                dropout_p=dropout,
+                is_causal=self.heads.is_causal and mask is None and not is_next,
+                scale=self.heads.scale,
+                enable_gqa=is_next and groups > 1,
             )
         return attended.transpose(1, 2).flatten(2)
 
@@ -283,7 +290,7 @@ class SelfAttention(Residual):
         assert cap is not None
         products = query @ key.transpose(-2, -1) * (self.size**-0.5 if self.heads.scale is None else self.heads.scale)
         products = cap * torch.tanh(products / cap)
-        if mask is None and self.heads.is_causal:
+        if mask is None and self.heads.is_causal and query.shape[2] > 1:
             mask = torch.ones(products.shape[-2:], dtype=torch.bool, device=products.device).tril()
         if mask is not None:
             products = products.masked_fill(~mask, -torch.inf)
