@@ -60,15 +60,15 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.export import build_network
 from l2l_nas.training.samples import Split
 
-PIECE = 2_000  # characters
-LENGTH, BATCH, RATE = 256, 4, 3e-4  # of fine-tuning
+PIECE = 4_000  # characters
+LENGTH, BATCH, RATE = 512, 2, 3e-4  # of fine-tuning
 BEFORE = 16  # windows that tell what a network loses before fine-tuning
 WINDOW = 512  # tokens
 WORDS = 224  # tokens of the longest passage, about
-SPLITS = (99.4, 0.3, 0.3)
+SPLITS = (99.1, 0.6, 0.3)
 WHOLE = "original"
 SEARCH = (
-    "strategy=blockwise strategy.samples=32 strategy.steps=20 strategy.learning_rate=0.0003 "
+    "strategy=blockwise strategy.samples=16 strategy.steps=20 strategy.learning_rate=0.0003 "
     "space.args.widths=[0.85,0.7,0.5,0.3] space.args.heads=[6] space.args.groups=[2] search.trials=9"
 )
 ARMS = (WHOLE, "search", *PRUNERS)
@@ -250,7 +250,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--shares", nargs="+", type=at_least(1), default=[15, 25, 40], help="per cent")
     parser.add_argument("--search", default=SEARCH, help="settings of the search but those that all arms share")
-    parser.add_argument("--samples", type=at_least(1), default=128, help="sequences of 256 tokens that others judge by")
+    parser.add_argument("--samples", type=at_least(1), default=64, help="sequences of 512 tokens that others judge by")
     parser.add_argument("--steps", type=at_least(0), default=60, help="of fine-tuning")
     parser.add_argument("--precision", choices=tuple(PRECISIONS), default="bf16", help="of fine-tuning")
     parser.add_argument("--text", type=Path, nargs="+", default=[])

@@ -82,7 +82,7 @@ def test_a_corpus_holds_all_of_its_texts(tmp_path):
     pruning.corpus(texts, tmp_path / "c.jsonl")
     lines = Path(tmp_path / "c.jsonl").read_text().splitlines()
     pieces = [json.loads(line)["text"] for line in lines]
-    assert sorted(map(len, pieces)) == [1000, 1000, 2000, 2000, 2000, 2000]
+    assert sorted(map(len, pieces)) == [1000, 1000, 4000, 4000]
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def command(tmp_path) -> list[str]:
     made.save(str(tmp_path / "model" / "tokenizer.json"))
     text = "It jumped over the dogs, and over the cats; it did not jump over the river.\n" * 200
     (tmp_path / "text.txt").write_text(text)
-    (tmp_path / "corpus.jsonl").write_text((json.dumps({"text": text[:400]}) + "\n") * 400)
+    (tmp_path / "corpus.jsonl").write_text((json.dumps({"text": text[:1200]}) + "\n") * 400)
     passages = [{"text": f"passage {number} has a last word"} for number in range(4)]
     (tmp_path / "words.jsonl").write_text("".join(json.dumps(one) + "\n" for one in passages))
     files = {
