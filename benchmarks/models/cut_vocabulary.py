@@ -110,12 +110,14 @@ def cut_model(folder: Path, texts: Sequence[str], out: Path) -> int:
 
 def _renumbered(config: dict[str, Any], old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, Any]:
     """A configuration with the new numbers of special tokens."""
-    names = {number: token for token, number in old.items()}
-    changed = {
-        key: new[names[value]]
-        for key in (f"{name}_token_id" for name in _SPECIAL)
-        if isinstance(value := config.get(key), int) and names.get(value) in new
-    }
+    numbers = {number: new[token] for token, number in old.items() if token in new}
+    changed: dict[str, Any] = {}
+    for key in (f"{name}_token_id" for name in _SPECIAL):
+        match config.get(key):
+            case int(number):
+                changed[key] = numbers.get(number)
+            case list(several):  # ends of a text; those that went are none
+                changed[key] = [numbers[number] for number in several if number in numbers]
     size = {"vocab_size": len(new)} if "vocab_size" in config else {}
     return {**config, **changed, **size}
 

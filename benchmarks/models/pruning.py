@@ -18,7 +18,7 @@ done: called again, it goes on with those that are left. The arms:
     random      whole blocks dropped at random: the best of 20 draws
 
 Perplexity is that of windows of 512 tokens from a place of the text on, the first of which is that which the tokenizer
-begins texts with, if it does; last words are those of passages behind the
+begins texts with, if it does (before fine-tuning, of the first 16); last words are those of passages behind the
 first ones. What each window and passage gives is kept, so that rows are compared pair by pair.
 """
 
@@ -44,7 +44,7 @@ from torch.nn import functional
 
 from benchmarks.models.passages import last_words, window_losses
 from benchmarks.models.pruners import PRUNERS
-from benchmarks.models.pruners.llama import num_layer_parameters, plain_llama
+from benchmarks.models.pruners.llama import LONGEST, num_layer_parameters, plain_llama
 from benchmarks.models.pruning_table import figures, name_of, table
 from benchmarks.models.recovery import PRECISIONS, fine_tune
 from benchmarks.options import at_least, need
@@ -61,9 +61,9 @@ from l2l_nas.training.export import build_network
 from l2l_nas.training.samples import Split
 
 PIECE = 4_000  # characters
-LENGTH, BATCH, RATE = 512, 2, 3e-4  # of fine-tuning
+LENGTH, BATCH, RATE = LONGEST, 2, 3e-4  # of fine-tuning
 BEFORE = 16  # windows that tell what a network loses before fine-tuning
-WINDOW = 512  # tokens
+WINDOW = LONGEST  # tokens
 WORDS = 224  # tokens of the longest passage, about
 SPLITS = (99.1, 0.6, 0.3)
 WHOLE = "original"

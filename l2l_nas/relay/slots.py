@@ -72,7 +72,8 @@ class Slot:
     @property
     def blocks(self) -> tuple[Tensor, ...]:
         """Those that were used."""
-        single = [block for block in tuple(vars(self).values()) if isinstance(block, Tensor)]
+        known = tuple(vars(self).values())  # at once: another thread may take memory meanwhile
+        single = [block for block in known if isinstance(block, Tensor)]
         return (*single, *vars(self).get("partials", ()))
 
 
@@ -166,7 +167,8 @@ class Template:
 
         Args:
             weights: by state, its parameters; None: those in the slot.
-            gradients: by state, where the gradients of a backward go, each None: to the slot.
+            gradients: by state, where the gradients of a backward go, each None: to the slot. Before `have_gradients`
+                they go nowhere.
         """
         for number, tensors in enumerate(weights):
             tensors = self._slot_weights[number] if tensors is None else tensors

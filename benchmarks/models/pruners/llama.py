@@ -18,7 +18,7 @@ from l2l_nas.layers.style import OffsetRMSNorm
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.training.export import plain_module
 
-LONGEST = 512  # tokens; a window of attention that is as long changes nothing
+LONGEST = 512  # tokens of a text; a window of attention that is as long changes nothing
 
 
 class PlainNorm(nn.Module):

@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
 
 from benchmarks.__main__ import main
-from benchmarks.models.cut_vocabulary import cut_tokenizer
+from benchmarks.models.cut_vocabulary import _renumbered, cut_tokenizer
 from l2l_nas.errors import SettingError
 
 TEXTS = ["the cat sat on the mat", "a cat and a dog", "that mat, the dog\u2026"]
@@ -69,6 +69,13 @@ def test_other_texts_are_made_of_what_is_left():
     cut = Tokenizer.from_str(json.dumps(cut_tokenizer(content, ["<unk>", "<bos>"], TEXTS)))
     assert cut.decode(cut.encode("the other cat").ids, skip_special_tokens=True) != ""
     assert len(cut.encode(OTHERS[0]).ids) > len(trained().encode(OTHERS[0]).ids)
+
+
+def test_numbers_of_special_tokens_are_the_new_ones():
+    config = {"eos_token_id": [5, 3], "bos_token_id": 3, "pad_token_id": 5, "unk_token_id": None, "vocab_size": 6}
+    old, new = {"a": 3, "b": 4, "c": 5}, {"a": 0, "b": 1}
+    found = {"eos_token_id": [0], "bos_token_id": 0, "pad_token_id": None, "unk_token_id": None, "vocab_size": 2}
+    assert _renumbered(config, old, new) == found
 
 
 def test_a_tokenizer_of_another_kind_is_refused():
