@@ -19,7 +19,7 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.locate import AUTO, CLASSIFY, is_text, tokenizer_of
+from l2l_nas.runs.locate import AUTO, CLASSIFY, begin_of, is_text, tokenizer_of
 from l2l_nas.runs.mesh import NetworkRanks, refuse_undivided
 from l2l_nas.runs.ranks import compare
 from l2l_nas.runs.saved import LoadedRun, load_found, original_of, read_config
@@ -100,7 +100,7 @@ def open_model(
         server = ranks.server(made, optimizer=SGD(momentum=0.0), seed=0)
         refuse_undivided(server, made.original)
         chosen = tokenizer_of(pool, tokenizer or AUTO)
-        return LanguageModel(server, made.original, chosen, RelayConf(), begin=chosen.begin)
+        return LanguageModel(server, made.original, chosen, RelayConf(), begin=begin_of(pool, chosen))
     found = load_found(run, pool=pool, ranks=ranks, gather_logits=True)
     if original:
         found = original_of(found, ranks=ranks, gather_logits=True)
@@ -113,7 +113,7 @@ def open_model(
         )
     pool = pool or str(value_of(config, "space.pool"))
     chosen = tokenizer_of(pool, str(named))
-    begin = chosen.begin if is_published(pool) else None
+    begin = begin_of(pool, chosen)
     return LanguageModel(found.server, found.architecture, chosen, found.relay, found.micro_batch, begin)
 
 

@@ -124,9 +124,7 @@ def _sized_by_text(pool: str, signature: inspect.Signature, conf: dict[str, Any]
             wanted = "table of sentences; write data.source=FILE.csv"
         raise SettingError(f"{pool} is of language models, and data.source={source} is no {wanted}")
     tokenizer = tokenizer_of(pool, str(conf.get("tokenizer", AUTO)))
-    # as evaluation has it: models that were trained with it are others without
-    begin = tokenizer.begin if is_published(pool) else None
-    data = load_data(**{**conf, "tokenizer": tokenizer, "begin": begin})
+    data = load_data(**{**conf, "tokenizer": tokenizer, "begin": begin_of(pool, tokenizer)})
     sizes: dict[str, Any] = {} if is_published(pool) else {"vocabulary": tokenizer.size}
     sizes["length"] = int(data.train.inputs_specs[0].shape[0])
     if isinstance(data.train, Sentences):
@@ -168,6 +166,11 @@ def tokenizer_of(pool: str, name: str) -> Tokenizer:
     tokenizer = published.tokenizer() if name == AUTO else load_tokenizer(name)
     vocabulary = model_of(published.config).vocabulary
     return tokenizer if tokenizer.size <= vocabulary else tokenizer.within(vocabulary)
+
+
+def begin_of(pool: str, tokenizer: Tokenizer) -> int | None:
+    """The token that texts begin with: a published model's, which is another model without; None for other pools."""
+    return tokenizer.begin if is_published(pool) else None
 
 
 def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:
