@@ -44,9 +44,9 @@ def test_a_rank_that_is_killed_is_named_with_what_it_did(rank, tmp_path, monkeyp
     assert code != 0
     (line,) = errors
     what = r"(load|send|agreement) \d+( of \w+/\w+)?"
+    phase = r"step \d+|the (validation|save|save of the best weights) after \d+ steps"
     assert re.fullmatch(
-        rf"error: rank {rank} \([^ ]+, pid \d+\) ended in (step \d+|the validation after \d+ steps)"
-        rf"(, (in|after) {what})?: "
+        rf"error: rank {rank} \([^ ]+, pid \d+\) ended in ({phase})(, (in|after) {what})?: "
         "it was killed, or crashed; see its own output",
         line,
     ), line
