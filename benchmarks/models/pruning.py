@@ -46,7 +46,7 @@ from benchmarks.models.passages import last_words, window_losses
 from benchmarks.models.pruners import PRUNERS
 from benchmarks.models.pruners.llama import LONGEST, num_layer_parameters, plain_llama
 from benchmarks.models.pruning_table import figures, name_of, table
-from benchmarks.models.recovery import PRECISIONS, fine_tune
+from benchmarks.models.recovery import PRECISIONS, fine_tune, in_precision
 from benchmarks.options import at_least, need
 from benchmarks.timing import machine
 from l2l_nas.errors import SettingError
@@ -125,8 +125,9 @@ class Comparison:
         else:
             network, row = self._pruned(arm, share)
         begun = time.process_time()
-        losses = window_losses(network, self.windows)
-        words = last_words(network, self.words)
+        measured = in_precision(network, self.options.precision)
+        losses = window_losses(measured, self.windows)
+        words = last_words(measured, self.words)
         return {
             **row,
             "layer_parameters": num_layer_parameters(network),
@@ -141,7 +142,7 @@ class Comparison:
         times, network = [time.process_time()], copy.deepcopy(self.original)
         network = PRUNERS[arm](network, self.calibration(), share / 100)
         times.append(time.process_time())
-        before = window_losses(network, self.windows[:BEFORE])
+        before = window_losses(in_precision(network, self.options.precision), self.windows[:BEFORE])
         times.append(time.process_time())
         options = self.options
         losses = fine_tune(
@@ -252,7 +253,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--search", default=SEARCH, help="settings of the search but those that all arms share")
     parser.add_argument("--samples", type=at_least(1), default=64, help="sequences of 512 tokens that others judge by")
     parser.add_argument("--steps", type=at_least(0), default=60, help="of fine-tuning")
-    parser.add_argument("--precision", choices=tuple(PRECISIONS), default="bf16", help="of fine-tuning")
+    parser.add_argument("--precision", choices=tuple(PRECISIONS), default="bf16", help="of fine-tuning and measuring")
     parser.add_argument("--text", type=Path, nargs="+", default=[])
     parser.add_argument("--text-from", type=at_least(0), default=600_000, help="byte of the first window")
     parser.add_argument("--windows", type=at_least(2), default=96)

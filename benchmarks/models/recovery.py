@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,17 @@ def fine_tune(
         losses.append(float(loss.detach()))
     optimizer.zero_grad()
     return losses
+
+
+def in_precision(network: nn.Module, precision: str) -> Callable[[Tensor], Tensor]:
+    """A copy that runs in this precision; its logits are float32.
+
+    Args:
+        network: takes tokens [batch, length] and gives logits [batch, length, vocabulary].
+        precision: a key of `PRECISIONS`.
+    """
+    copied = copy.deepcopy(network).to(PRECISIONS[precision]).eval()
+    return lambda tokens: copied(tokens).float()
 
 
 def _logits(network: nn.Module, tokens: Tensor, kind: torch.dtype) -> Tensor:
