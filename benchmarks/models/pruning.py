@@ -68,8 +68,9 @@ WORDS = 224  # tokens of the longest passage, about
 SPLITS = (99.1, 0.6, 0.3)
 WHOLE = "original"
 SEARCH = (
-    "strategy=blockwise strategy.samples=16 strategy.steps=20 strategy.learning_rate=0.0003 "
-    "space.args.widths=[0.85,0.7,0.5,0.3] space.args.heads=[6] search.trials=9"
+    "strategy=blockwise strategy.scores=divergence strategy.samples=32 strategy.steps=20 strategy.rounds=2 "
+    "strategy.pairs=16 strategy.learning_rate=0.0003 space.args.widths=[0.85,0.7,0.5,0.3] space.args.heads=[6] "
+    "search.trials=9"
 )
 ARMS = (WHOLE, "search", *PRUNERS)
 

@@ -287,6 +287,7 @@ def _predicted(
     size = chunk_size(executor, micro_batch)
     if reduced is not None:
         size, micro_batch = _reduced_sizes(executor, micro_batch)
+    size = min(size, split.at_once or size)
     micro_batch = min(micro_batch, size)
     predict = partial(executor.predict_population, micro_batch=micro_batch, max_bytes=max_bytes)
     exchange = executor.server.exchange

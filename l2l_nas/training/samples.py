@@ -81,6 +81,7 @@ class Samples(ABC):
     # whether texts end before their tensors do: with targets that do not count, or another number in `documents`
     is_padded = False
     is_by_row = False  # whether a sample is the same whatever is read with it, so that ranks may each read a part
+    at_once: int | None = None  # rows that may be read together; None: as many as outputs leave room for
 
     @abstractmethod
     def __len__(self) -> int:
@@ -272,7 +273,7 @@ class _Some(Samples):
         self._whole = whole
         self._rows = rows
         self.is_sequential, self.drops_last = whole.is_sequential, whole.drops_last
-        self.is_by_row, self.is_padded = whole.is_by_row, whole.is_padded
+        self.is_by_row, self.is_padded, self.at_once = whole.is_by_row, whole.is_padded, whole.at_once
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -79,7 +79,7 @@ class SampleMetrics(SummedMetrics):
 
 
 IGNORED = -100  # a target that does not count, in torch's cross_entropy and in labels of transformers' models
-_PIECE = 1 << 24  # bytes of logits that figures are computed of at a time
+PIECE = 1 << 24  # bytes of logits that figures are computed of at a time
 
 
 def counting(targets: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class Tokens(SampleMetrics, Classification):
         where = counts.flatten().nonzero().flatten()
         hits, losses = [], []
         # in pieces: what is computed of all logits at once takes twice their memory
-        for some in where.split(max(1, _PIECE // (logits.shape[1] * logits.element_size()))):
+        for some in where.split(max(1, PIECE // (logits.shape[1] * logits.element_size()))):
             own, wanted = logits[some], targets.flatten()[some]
             hits.append(own.argmax(dim=-1) == wanted)
             losses.append(functional.cross_entropy(own, wanted, reduction="none"))

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.interface import Batch, Targets
+from l2l_nas.space.candidate import Specs
 from l2l_nas.space.values import as_tuple
 from l2l_nas.training.data import Batches
-from l2l_nas.training.metrics import MeasuredTask
-from l2l_nas.training.samples import Loaded
-from l2l_nas.training.task import Classification
+from l2l_nas.training.metrics import MeasuredTask, measured
+from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, read
+from l2l_nas.training.task import PIECE, Classification, SampleMetrics, Task
 
 Teacher = Callable[[Batch], Batch]
+_MOST_BYTES = 1 << 30  # of what a teacher gives for samples that are scored
 
 
 class TaughtBatches(Batches):
@@ -26,17 +29,13 @@ class TaughtBatches(Batches):
         self._batches, self._teacher = batches, teacher
 
     def at(self, step: int) -> Loaded:
-        return self._taught(self._batches.at(step))
+        return _taught(self._batches.at(step), self._teacher)
 
     def ahead(self, start: int, steps: int) -> Iterator[Loaded]:
-        return map(self._taught, self._batches.ahead(start, steps))
+        return (_taught(loaded, self._teacher) for loaded in self._batches.ahead(start, steps))
 
     def sizes(self, start: int, steps: int) -> set[int]:
         return self._batches.sizes(start, steps)
-
-    def _taught(self, loaded: Loaded) -> Loaded:
-        inputs, targets = loaded
-        return inputs, (*as_tuple(targets), *self._teacher(inputs))
 
 
 class TaughtTask(MeasuredTask):
@@ -54,10 +53,7 @@ class TaughtTask(MeasuredTask):
     """
 
     def __init__(self, task: MeasuredTask, *, share: float, hidden: float = 0.0) -> None:
-        if not isinstance(task.plain, Classification):
-            raise DataError(
-                f"a teacher gives probabilities of classes, which {type(task.plain).__name__} has not; leave it out"
-            )
+        _refuse_without_classes(task, "leave it out")
         if not 0 < share <= 1:
             raise SettingError(f"the share of a teacher must be above 0 and at most 1, got {share}")
         if not 0 <= hidden < math.inf:
@@ -77,6 +73,83 @@ class TaughtTask(MeasuredTask):
 
     def count(self, targets: Targets) -> float:
         return super().count(targets[0])
+
+
+class TaughtSamples(Samples):
+    """Samples whose targets are followed by what a teacher gives, asked anew each time that they are read.
+
+    Args:
+        whole: the samples.
+        teacher: gives tensors [batch, ...].
+        sample_bytes: of what it gives for one sample. So few are read together that no more than 1 GiB waits.
+    """
+
+    def __init__(self, whole: Samples, teacher: Teacher, *, sample_bytes: int) -> None:
+        self._whole, self._teacher = whole, teacher
+        self.is_sequential, self.drops_last = whole.is_sequential, whole.drops_last
+        self.at_once = max(1, _MOST_BYTES // max(1, sample_bytes))
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        return _taught(read(self._whole, rows, key=key), self._teacher)
+
+
+class Divergence(SampleMetrics):
+    """How far a network's probabilities are from a teacher's: the mean divergence of Kullback and Leibler, in nats.
+
+    Outputs are logits [batch, ..., classes]. Targets are those of the task, [batch, ...], and the teacher's logits; the
+    mean is over targets that count.
+
+    Args:
+        task: whose targets they are.
+
+    Raises:
+        DataError: it has no classes.
+    """
+
+    names = ("targets", "divergence")
+    metrics: Mapping[str, bool] = {"divergence": False}
+
+    def __init__(self, task: Task) -> None:
+        _refuse_without_classes(measured(task), "use another strategy.scores")
+
+    def loss(self, outputs: Batch, targets: Targets) -> Tensor:
+        return self.figures(outputs, targets)[:, 1].sum()
+
+    def count(self, targets: Targets) -> float:
+        return int((as_tuple(targets)[0] >= 0).sum())
+
+    def figures(self, outputs: Batch, targets: Targets) -> Tensor:
+        own, taught = targets
+        counts = own >= 0
+        mine, theirs = outputs[0].flatten(0, -2), taught.flatten(0, -2)
+        found = torch.zeros(counts.numel(), dtype=torch.float64, device=mine.device)
+        # in pieces, as those of `Tokens`
+        for some in counts.flatten().nonzero().flatten().split(max(1, PIECE // (4 * mine.shape[1]))):
+            known, wanted = (logits[some].float().log_softmax(dim=-1) for logits in (mine, theirs))
+            each = functional.kl_div(known, wanted, reduction="none", log_target=True)
+            found[some] = each.sum(dim=1, dtype=torch.float64)
+        return torch.stack([part.view(len(own), -1).sum(dim=1) for part in (counts.double(), found)], dim=1)
+
+    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        return {"divergence": float(totals["divergence"]) / int(totals["targets"])}
+
+    def check(self, targets: Targets, outputs: Specs) -> None:
+        """Nothing: the task has checked its own targets."""
+
+
+def _taught(loaded: Loaded, teacher: Teacher) -> Loaded:
+    inputs, targets = loaded
+    return inputs, (*as_tuple(targets), *teacher(inputs))
+
+
+def _refuse_without_classes(task: MeasuredTask, advice: str) -> None:
+    if not isinstance(task.plain, Classification):
+        raise DataError(
+            f"a teacher gives probabilities of classes, which {type(task.plain).__name__} has not; {advice}"
+        )
 
 
 def relative_error(states: Tensor, wanted: Tensor, counts: Tensor) -> Tensor:

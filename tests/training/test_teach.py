@@ -9,8 +9,9 @@ from torch.nn import functional
 from l2l_nas import Classification, Data, Regression, Tokens
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.training.data import Batches
+from l2l_nas.training.fit import chunks
 from l2l_nas.training.metrics import MeasuredTask
-from l2l_nas.training.teach import TaughtBatches, TaughtTask
+from l2l_nas.training.teach import Divergence, TaughtBatches, TaughtSamples, TaughtTask
 
 
 def batches():
@@ -56,3 +57,34 @@ def test_what_cannot_be_taught_is_refused():
         TaughtTask(MeasuredTask(Regression(), {}), share=0.5)
     with pytest.raises(SettingError, match="the share of a teacher must be above 0 and at most 1, got 2"):
         TaughtTask(MeasuredTask(Classification(), {}), share=2)
+
+
+@pytest.mark.parametrize("task", [Classification(), Tokens()])
+def test_divergence_is_that_of_kullback_and_leibler_over_targets_that_count(task):
+    places = (5,) if isinstance(task, Tokens) else ()
+    logits, teacher = torch.randn(4, *places, 3), torch.randn(4, *places, 3)
+    targets = torch.arange(logits[..., 0].numel()).view(logits.shape[:-1]) % 3
+    targets.view(-1)[1] = -100
+    some = targets >= 0
+    each = teacher.softmax(-1) * (teacher.log_softmax(-1) - logits.log_softmax(-1))
+    measure = Divergence(MeasuredTask(task, {})).measure
+    assert measure((logits,), (targets, teacher)) == {"divergence": pytest.approx(float(each.sum(-1)[some].mean()))}
+    assert measure((teacher,), (targets, teacher)) == {"divergence": 0.0}
+    assert measure((logits + 1,), (targets, teacher)) == {"divergence": pytest.approx(float(each.sum(-1)[some].mean()))}
+
+
+def test_samples_bring_what_the_teacher_gives_and_few_are_read_at_once():
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    whole = Data.from_arrays(x, x.argmax(dim=1)).train
+    taught = TaughtSamples(whole, lambda inputs: (inputs[0] * 2,), sample_bytes=1 << 28)
+    assert taught.at_once == 4
+    assert [len(inputs[0]) for (inputs, _) in chunks(taught, taught.at_once)] == [4] * (len(whole) // 4)
+    (inputs,), (targets, given) = taught.batch(torch.tensor([3, 1]))
+    assert torch.equal(targets, whole.batch(torch.tensor([3, 1]))[1])
+    assert torch.equal(given, inputs * 2)
+    assert TaughtSamples(whole, taught.batch, sample_bytes=1 << 40).at_once == 1
+
+
+def test_divergence_of_a_task_without_classes_is_refused():
+    with pytest.raises(DataError, match="probabilities of classes, which Regression has not; use another"):
+        Divergence(Regression())

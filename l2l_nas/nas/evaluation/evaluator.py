@@ -22,14 +22,18 @@ from l2l_nas.eps.state import Part
 from l2l_nas.errors import L2LError, MetricError, NonFiniteError, RankError, failure_of
 from l2l_nas.nas.evaluation.segment import START_WEIGHTS, AfterStep, ScoredOn, Segment, SegmentResult
 from l2l_nas.nas.strategies.budget import Budget
+from l2l_nas.relay.interface import bytes_of
 from l2l_nas.relay.plan import UpdatePolicy
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.fit import Trainer, tested
 from l2l_nas.training.hidden_states import HiddenStateExecutor
+from l2l_nas.training.metrics import measured
 from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
+from l2l_nas.training.teach import Divergence, TaughtSamples, Teacher
 
 _SAMPLE = 1024  # samples that a trial is scored on at its rungs
 
@@ -77,6 +81,16 @@ class Evaluator:
         if self._scorer is self._trainer:
             self._scorer = trainer
         self._trainer = trainer
+
+    def compared_with(self, teacher: Teacher) -> Evaluator:
+        """Scores the same networks on the same samples by their `Divergence` from a teacher's logits; trains nothing.
+
+        Raises:
+            DataError: the task has no classes.
+        """
+        trainer = replace(self._trainer, task=measured(Divergence(self._trainer.task)))
+        samples = TaughtSamples(self._validation, teacher, sample_bytes=bytes_of(check_shapes(self._pool).outputs))
+        return Evaluator(self._relay, trainer, validation=samples, budget=self._budget, consensus=self._consensus)
 
     def on(self, relay: Relay) -> Evaluator:
         """The same on another relay, of a pool of the same architectures."""

@@ -20,11 +20,12 @@ from typing import Any
 from l2l_nas.cost.table import Limit
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, L2LError, SettingError
-from l2l_nas.nas.objectives import ranked
+from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.objectives import Goal, ranked
 from l2l_nas.nas.strategies.block_prediction import Changes, SumPrediction, pairs_to_measure
 from l2l_nas.nas.strategies.block_solver import Block, best_paths, blocks_of, changed, changes_of, costs_of, key_of
 from l2l_nas.nas.strategies.block_speed import ScorePasses
-from l2l_nas.nas.strategies.block_training import DistilBlocks
+from l2l_nas.nas.strategies.block_training import DistilBlocks, original_outputs, relays_like
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist
@@ -33,6 +34,8 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.sizes import Size, sizes_of
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.fit import Trainer
+from l2l_nas.training.teach import Divergence
 
 # networks that a constraint refuses before it is given up
 _MOST_REFUSED = 1000
@@ -88,7 +91,7 @@ class ScoreBlocks(Phase):
     """Scores each block, and proposes the best networks within the limits as the trials.
 
     Args:
-        scores: "exchange" or "error"; see `blockwise`.
+        scores: "exchange", "divergence" or "error"; see `blockwise`.
         rounds: see [Note: rounds of scores]; the last one proposes.
         pairs: to be measured in a round at most.
         sizes: among which rounds, trials and finalists are divided, as shares; see [Note: sizes] in `sizes.py`.
@@ -97,7 +100,19 @@ class ScoreBlocks(Phase):
     def __init__(self, scores: str, *, rounds: int = 1, pairs: int = 0, sizes: Sequence[float] = ()) -> None:
         self._kind, self._num_rounds, self._most_pairs, self._shares = scores, rounds, pairs, tuple(sizes)
         self._found: dict[Changes, float | None] = {}
+        self._original: dict[str, float] = {}  # its metrics, if they are not what blocks are scored by
         self._rounds: list[ScoreRound] = []
+        self._scorer: Evaluator | None = None
+
+    def trainer(self, trainer: Trainer) -> Trainer:
+        """See `Phase`.
+
+        Raises:
+            DataError: scores are divergences, and the task has no classes.
+        """
+        if self._kind == "divergence":
+            Divergence(trainer.task)
+        return trainer
 
     def check(self, server: ParamServer, budget: Budget) -> None:
         """See `Phase`.
@@ -117,10 +132,10 @@ class ScoreBlocks(Phase):
 
     def speed(self, speed: MachineSpeed, context: SpeedContext) -> MachineSpeed:
         """See `Phase`: as many passes as all rounds take, if each has something new."""
-        if self._kind != "exchange":
+        if self._kind == "error":
             return speed
         pool, population = context.relay.server.pool, context.budget.population
-        passes = ScorePasses(pool, population=population)
+        passes = ScorePasses(pool, population=population, extra=int(self._kind == "divergence"))
         singles = [changed(pool, [block]) for block in blocks_of(pool) if block not in _own(pool)]
         scored = passes([pool.original, *singles])
         if self._num_rounds > 1 and singles:
@@ -144,14 +159,10 @@ class ScoreBlocks(Phase):
         left = search.budget.trials - search.study.num_evaluated
         if left <= 0:
             return
-        if self._kind == "exchange":
+        if self._kind != "error":
             singles = [(block,) for block in blocks_of(search.pool) if block not in _own(search.pool)]
             self._measure(search, [(), *singles], "scores")
-            if self._found[()] is None:
-                raise L2LError(
-                    f"strategy=blockwise compares networks with the original, whose {search.goals[0].name} on the "
-                    "validation part is not finite or could not be measured; check its weights, or use scores=error"
-                )
+            self._check_original(search)
             for number in range(self._num_rounds - 1):
                 if not self._round(search, number):
                     break
@@ -159,6 +170,30 @@ class ScoreBlocks(Phase):
         new = (network for network in self._trials(search) if network not in tried)
         for network in itertools.islice(new, left):
             search.study.propose(network)
+
+    def _check_original(self, search: SearchContext) -> None:
+        name = search.goals[0].name
+        if self._kind == "divergence" and not self._original:
+            (whole,) = search.evaluator.score_all([search.pool.original])
+            self._original = dict(whole or {})
+        if self._found[()] is None or (self._kind == "divergence" and name not in self._original):
+            raise L2LError(
+                f"strategy=blockwise compares networks with the original, whose {name} on the validation part is not "
+                "finite or could not be measured; check its weights, or use scores=error"
+            )
+
+    def _metric(self, search: SearchContext) -> Goal:
+        """What networks are scored by."""
+        return Goal("divergence", maximize=False) if self._kind == "divergence" else search.goals[0]
+
+    def _scored_by(self, search: SearchContext) -> Evaluator:
+        if self._kind != "divergence":
+            return search.evaluator
+        if self._scorer is None:
+            relay = relays_like(search.relay)(search.server)
+            teacher = original_outputs(relay, micro_batch=search.trainer.micro_batch)
+            self._scorer = search.evaluator.compared_with(lambda inputs: teacher(inputs)[:1])
+        return self._scorer
 
     def _trials(self, search: SearchContext) -> Iterator[Architecture]:
         """Networks to propose, the best first; of sizes, that one's next of which there are fewest.
@@ -206,11 +241,11 @@ class ScoreBlocks(Phase):
         """The first metric of networks that are not measured yet; so many share the layers in which they agree."""
         left = [changes for changes in networks if changes not in self._found]
         search.callback.phase(phase, total=len(networks), done=len(networks) - len(left))
-        name = search.goals[0].name
+        name, evaluator = self._metric(search).name, self._scored_by(search)
         for start in range(0, len(left), search.budget.population):
             search.callback.poll()
             some = left[start : start + search.budget.population]
-            scores = search.evaluator.score_all([changed(search.pool, changes) for changes in some])
+            scores = evaluator.score_all([changed(search.pool, changes) for changes in some])
             for changes, one in zip(some, scores, strict=True):
                 value = math.nan if one is None else one[name]
                 self._found[changes] = value if math.isfinite(value) else None
@@ -218,11 +253,11 @@ class ScoreBlocks(Phase):
             search.save_when_due()
 
     def _values(self, search: SearchContext) -> BlockValues:
-        return BlockValues(search.goals[0].maximize, self._found)
+        return BlockValues(self._metric(search).maximize, self._found)
 
     def _prediction(self, search: SearchContext) -> SumPrediction:
         pool = search.pool
-        if self._kind == "exchange":
+        if self._kind != "error":
             return self._values(search).prediction(pool)
         errors = _errors(search)
         known, _ = _with_bad({block: errors[key_of(pool, [block])] for block in blocks_of(pool)})
@@ -282,20 +317,22 @@ class ScoreBlocks(Phase):
     def results(self, search: SearchContext) -> Mapping[str, Any]:
         """See `Phase`: of each block its score, and its error of imitation; of networks what was predicted."""
         sizes = {"sizes": [_entry(search, size) for size in search.sizes]} if search.sizes else {}
-        if self._kind == "exchange" and self._found.get(()) is None:
+        if self._kind != "error" and self._found.get(()) is None:
             return sizes
         pool, errors, predicted = search.pool, _errors(search), self._prediction(search)
         scores = {key_of(pool, [block]): score for block, score in predicted.singles.items()}
         blocks = {key: {"score": score, "error": errors.get(key)} for key, score in scores.items()}
         more = {"prediction": self._figures(search, predicted)} if self._rounds else {}
-        first = self._found.get(())  # of the original, with the scores of networks
-        whole = {"values": {search.goals[0].name: first}, "costs": search.figures(pool.original)}
+        goal = search.goals[0].name
+        # of the original, with the scores of networks
+        first = self._original.get(goal) if self._kind == "divergence" else self._found.get(())
+        whole = {"values": {goal: first}, "costs": search.figures(pool.original)}
         original = {} if first is None else {"original": whole}
         return {"blocks": blocks, **original, **more, **sizes}
 
     def _figures(self, search: SearchContext, predicted: SumPrediction) -> dict[str, Any]:
         """How far the prediction is off: errors of networks that it did not know, and what it told of each before."""
-        pool, values, goal = search.pool, self._values(search), search.goals[0]
+        pool, values, goal = search.pool, self._values(search), self._metric(search)
         sign, first, scored = -1 if goal.maximize else 1, self._found[()], values.networks()
         assert first is not None  # else there are no results
         left_out = predicted.left_out(scored)
@@ -329,7 +366,8 @@ class ScoreBlocks(Phase):
             }
             for this in self._rounds
         ]
-        return {"block_values": {key(one): value for one, value in self._found.items()}, "block_rounds": rounds}
+        values = {key(one): value for one, value in self._found.items()}
+        return {"block_values": values, "block_original": self._original, "block_rounds": rounds}
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
         blocks = {key_of(search.pool, [block]): block for block in blocks_of(search.pool)}
@@ -341,6 +379,8 @@ class ScoreBlocks(Phase):
 
         found = known(state.get("block_values", {}))
         self._found = {changes: None if value is None else float(value) for changes, value in found.items()}
+        original = state.get("block_original", {})
+        self._original = {str(name): float(value) for name, value in original.items()}
         self._rounds = [
             ScoreRound(
                 {changes: float(predicted) for changes, predicted in known(this["networks"]).items()},

@@ -90,10 +90,15 @@ def _kinds(pool: LayerPool) -> dict[str, object]:
 
 
 class ScorePasses:
-    """Counts passes of the original network that scores of networks take; see [Note: seconds of blocks]."""
+    """Counts passes of the original network that scores of networks take; see [Note: seconds of blocks].
 
-    def __init__(self, pool: LayerPool, *, population: int) -> None:
-        self._pool, self._population = pool, population
+    Args:
+        population: networks that are scored at once.
+        extra: passes of the original beside those.
+    """
+
+    def __init__(self, pool: LayerPool, *, population: int, extra: int = 0) -> None:
+        self._pool, self._population, self._extra = pool, population, extra
         self._flops = Flops(pool, check_shapes(pool))
         self._whole = sum(map(self._work, pool.path(pool.original)))
 
@@ -105,7 +110,7 @@ class ScorePasses:
     def _pass(self, networks: Iterable[Architecture]) -> float:
         tree = prefixes(self._pool, [self._pool.path(one) for one in networks])
         work = sum(len(visits) * self._work(layer) for layer, visits in zip(tree.layers, tree.visits, strict=True))
-        return work / self._whole
+        return work / self._whole + self._extra
 
     def _work(self, layer: Layer) -> int:
         return 1 + self._flops.of_layer(layer)  # one that multiplies nothing takes time, too

@@ -144,7 +144,6 @@ class Teach(Phase):
         whole, task = trainer.executor, TaughtTask(measured(trainer.task), share=self._share, hidden=self._hidden)
         assert isinstance(whole, Relay)
         executor = trainer.executor
-        original, micro_batch = server.pool.original, trainer.micro_batch
         if not self._hidden:
             relay = relays_like(whole)(server)
         else:
@@ -153,13 +152,20 @@ class Teach(Phase):
             relay = relays_like(whole)(same_states(server, pool))
             executor = HiddenStateExecutor(whole, pool, relays_like(whole, keeps=True))
 
-        def teacher(inputs: Batch) -> Batch:
-            server.drain()  # of which another relay may have updates under way
-            outputs = relay.predict(original, inputs, micro_batch=micro_batch)
-            return outputs if self._hidden else outputs[:1]
-
-        batches = TaughtBatches(trainer.batches, teacher)
+        teacher = original_outputs(relay, micro_batch=trainer.micro_batch)
+        batches = TaughtBatches(trainer.batches, teacher if self._hidden else lambda inputs: teacher(inputs)[:1])
         return replace(trainer, executor=executor, task=task, batches=batches)
+
+
+def original_outputs(relay: Relay, *, micro_batch: int) -> Callable[[Batch], Batch]:
+    """What the original of a relay's pool gives for inputs."""
+    server = relay.server
+
+    def outputs(inputs: Batch) -> Batch:
+        server.drain()  # of which another relay may have updates under way
+        return relay.predict(server.pool.original, inputs, micro_batch=micro_batch)
+
+    return outputs
 
 
 def relays_like(whole: Relay, *, keeps: bool = False) -> Callable[[ParamServer], Relay]:

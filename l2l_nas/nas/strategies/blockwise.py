@@ -21,7 +21,7 @@ from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.training.blockwise import BlockSettings
 
-SCORES = ("exchange", "error")
+SCORES = ("exchange", "divergence", "error")
 _ROUNDS = 3
 
 
@@ -44,7 +44,8 @@ def blockwise(
         steps: of each candidate. None: 100; where the strategy is named and a time given, see `block_division.py`.
         learning_rate: peak, of these.
         scores: what a block's score is: "exchange", by how much the original's first metric is worse on the validation
-            part with this block in place of its own; "error", how well it imitates.
+            part with this block in place of its own; "divergence", how far the network's probabilities are from the
+            original's then, see `Divergence`; "error", how well it imitates.
         rounds: of scores: before trials are proposed, so many less one score the best predicted networks whole, and
             pairs of blocks where the prediction was wrong. None: 3; with "error" there is one.
         pairs: that a round measures at most.
@@ -57,7 +58,7 @@ def blockwise(
         SettingError: a setting out of range.
     """
     if scores not in SCORES:
-        raise SettingError(f"strategy.scores: expected {' or '.join(SCORES)}, got '{scores}'")
+        raise SettingError(f"strategy.scores: expected {', '.join(SCORES[:-1])} or {SCORES[-1]}, got '{scores}'")
     if samples < 2:
         raise SettingError(f"strategy.samples must be at least 2, got {samples}")
     if scores == "error" and (rounds or 1) > 1:

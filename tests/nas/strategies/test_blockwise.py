@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -28,10 +29,12 @@ from l2l_nas import (
 )
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.closed_form import num_parameters
+from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import DataError, SettingError, SpaceError
 from l2l_nas.layers import Embedding, FeedForward
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.strategies.blockwise import blockwise
+from l2l_nas.training.export import build_network
 from tests.training.test_blockwise import WIDTH, Mlp
 
 
@@ -128,7 +131,7 @@ def test_trials_that_would_not_use_the_blocks_are_refused(tmp_path):
 
 
 def test_settings_out_of_range_are_refused():
-    with pytest.raises(SettingError, match=r"strategy.scores: expected exchange or error, got 'best'"):
+    with pytest.raises(SettingError, match=r"strategy.scores: expected exchange, divergence or error, got 'best'"):
         blockwise(scores="best")
     with pytest.raises(SettingError, match=r"strategy.samples must be at least 2"):
         blockwise(samples=1)
@@ -255,3 +258,46 @@ def test_a_limit_is_met_where_head_and_embedding_share_weights(tmp_path):
     for trial in found.study.trials:
         choices = [trial.params.get(position.name, "tied") for position in pool.positions]
         assert num_parameters(pool, pool.architecture(choices)) <= 1000
+
+
+@pytest.mark.slow
+def test_scores_are_divergences_from_the_original(tmp_path):
+    folder, strategy = tmp_path / "run", {"name": "blockwise", "samples": 24, "steps": 5, "scores": "divergence"}
+    found = search(folder, strategy=strategy, trials=2, finalists=0)
+    given = problem()
+    server = ParamServer(given.pool, optimizer=SGD(), seed=0)
+    Checkpoint(folder / "weights").load(server, weights_only=True)
+    (inputs,), targets = given.data.validation.batch(torch.arange(len(given.data.validation)))
+    networks = {
+        key: build_network(server, given.pool.architecture(choices)).eval()
+        for key, choices in (
+            ("original", given.pool.original.choices),
+            ("block_1/half", ("whole", "half", "whole", "whole", "linear")),
+            ("block_2/skip", ("whole", "whole", "skip", "whole", "linear")),
+        )
+    }
+    logs = {key: one(inputs).log_softmax(dim=-1) for key, one in networks.items()}
+    whole = logs["original"]
+    for key in ("block_1/half", "block_2/skip"):
+        each = (whole.exp() * (whole - logs[key])).sum(dim=1)
+        assert found.content["blocks"][key]["score"] == pytest.approx(float(each.detach().mean()), rel=1e-3)
+    assert found.content["prediction"]["metric"] == "divergence"
+    loss = float(nn.functional.cross_entropy(networks["original"](inputs), targets).detach())
+    assert found.content["original"]["values"] == {"loss": pytest.approx(loss, rel=1e-4)}
+    again = l2l_nas.search(problem(), resume=folder, trials=4)
+    assert again.content["blocks"] == found.content["blocks"]
+    assert again.content["original"] == found.content["original"]
+
+
+def test_divergences_of_a_task_without_classes_are_refused(tmp_path):
+    given = problem()
+    x = torch.randn(200, WIDTH)
+    with pytest.raises(DataError, match="probabilities of classes, which Regression has not; use another"):
+        l2l_nas.search(
+            replace(given, data=Data.from_arrays(x, x[:, :3]), task=Regression()),
+            strategy=blockwise(scores="divergence", teacher=0),
+            objectives=["loss"],
+            trial_weights="shared",
+            folder=tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()
