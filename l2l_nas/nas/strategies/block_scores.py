@@ -34,8 +34,6 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.sizes import Size, sizes_of
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.fit import Trainer
-from l2l_nas.training.teach import Divergence
 
 # networks that a constraint refuses before it is given up
 _MOST_REFUSED = 1000
@@ -103,16 +101,6 @@ class ScoreBlocks(Phase):
         self._original: dict[str, float] = {}  # its metrics, if they are not what blocks are scored by
         self._rounds: list[ScoreRound] = []
         self._scorer: Evaluator | None = None
-
-    def trainer(self, trainer: Trainer) -> Trainer:
-        """See `Phase`.
-
-        Raises:
-            DataError: scores are divergences, and the task has no classes.
-        """
-        if self._kind == "divergence":
-            Divergence(trainer.task)
-        return trainer
 
     def check(self, server: ParamServer, budget: Budget) -> None:
         """See `Phase`.

@@ -24,7 +24,7 @@ from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
 from l2l_nas.training.fit import Trainer
 from l2l_nas.training.hidden_states import HiddenStateExecutor, same_states, with_hidden
 from l2l_nas.training.metrics import measured
-from l2l_nas.training.teach import TaughtBatches, TaughtTask
+from l2l_nas.training.teach import Divergence, TaughtBatches, TaughtTask
 
 
 class DistilBlocks(Phase):
@@ -100,6 +100,20 @@ class DistilBlocks(Phase):
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
         self.errors = {str(key): float(value) for key, value in state.get("block_errors", {}).items()}
+
+
+class AskForClasses(Phase):
+    """Refuses a task without classes before blocks are trained that could not be scored by `Divergence`."""
+
+    is_saved = False
+
+    def run(self, search: SearchContext) -> None:
+        """See `Phase`.
+
+        Raises:
+            DataError: the task has no classes.
+        """
+        Divergence(search.trainer.task)
 
 
 class Teach(Phase):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.strategies.block_division import MOST_BLOCK_STEPS
 from l2l_nas.nas.strategies.block_scores import ScoreBlocks
-from l2l_nas.nas.strategies.block_training import DistilBlocks, Teach
+from l2l_nas.nas.strategies.block_training import AskForClasses, DistilBlocks, Teach
 from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.low_rank_recovery import TrainPairs
 from l2l_nas.nas.strategies.phase import Phase
@@ -70,7 +70,8 @@ def blockwise(
     settings = BlockSettings(steps=MOST_BLOCK_STEPS if steps is None else steps, learning_rate=learning_rate)
     if hidden and not teacher:
         raise SettingError("strategy.hidden adds to what a teacher gives; set strategy.teacher above 0, or hidden=0")
+    asked = [AskForClasses()] if scores == "divergence" else []
     taught = [Teach(teacher, hidden=hidden)] if teacher else []
     scored = ScoreBlocks(scores, rounds=rounds, pairs=pairs, sizes=sizes)
     recovery = [TrainPairs(lora)] if lora else []
-    return [*taught, DistilBlocks(samples, settings), scored, Trials(), *recovery, Finalists(), RandomSearch()]
+    return [*asked, *taught, DistilBlocks(samples, settings), scored, Trials(), *recovery, Finalists(), RandomSearch()]
