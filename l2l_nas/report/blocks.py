@@ -41,20 +41,19 @@ class TakenApart:
         sizes, original = content.get("sizes", []), content.get("original")
         prediction = content.get("prediction")
         return cls(
-            _scores(content, sizes, goal),
+            _scores(content, sizes),
             _words(prediction) if prediction else "",
             _sizes(sizes, goal, original) if sizes else None,
             _front(sizes, Goal(goal, bool(first["maximize"])), original) if sizes and original else None,
         )
 
 
-def _scores(content: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], goal: str) -> Grid:
+def _scores(content: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]]) -> Grid:
     rows: dict[str, dict[str, float]] = {}
     for key, block in content["blocks"].items():
         position, candidate = str(key).split("/")
         rows.setdefault(position, {})[candidate] = finite(block["score"])
     title = "What each block costs"
-    is_error = all(block["score"] == block["error"] for block in content["blocks"].values())
     taken = {f"{one['removed']:g}": one["best"]["architecture"] for one in sizes if one["best"]}
     networks = taken or {_TAKEN: content["best"]["architecture"]}
     if any(len(choices) != len(rows) for choices in networks.values()):
@@ -72,11 +71,13 @@ def _scores(content: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], goal
                 None if name not in row else _cell(row[name], marks[name], widest, is_own=name == own)
                 for name in columns
             )
-    what = (
-        "how far a candidate's outputs are from those of the original's layer"
-        if is_error
-        else f"how much worse {goal} is if this candidate alone replaces the original's layer"
-    )
+    scored_by = str(content["scored_by"])
+    alone = "if this candidate alone replaces the original's layer"
+    kinds = {
+        "error": "how far a candidate's outputs are from those of the original's layer",
+        "divergence": f"how far the network's probabilities are from the original's, in nats, {alone}",
+    }
+    what = kinds.get(scored_by, f"how much worse {scored_by} is {alone}")
     behind = "the sizes whose networks took it" if taken else f"{_TAKEN} where the best network took it"
     caption = (
         f"Each cell has {what}, then {behind}. Orange is worse, blue better than the original; colours go by the root."

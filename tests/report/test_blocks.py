@@ -37,6 +37,7 @@ RESULT = {
         "b/own": block(0.0, 0.0), "b/skip": block(0.01),
         "c/head": block(0.0, 0.0),
     },
+    "scored_by": "loss",
     "prediction": {
         "metric": "loss", "factor": 1.25, "pair_factor": 0.75, "error": 0.031, "pairs": {"a/skip b/skip": 0.5},
         "networks": [{"architecture": ["skip", "skip", "head"], "round": 1, "predicted": 0.3, "measured": 0.8}],
@@ -93,9 +94,11 @@ def test_the_original_stands_before_the_sizes_and_in_their_picture():
 
 def test_scores_that_are_errors_are_called_so_and_other_searches_have_none_of_this():
     errors = {key: block(one["error"], one["error"]) for key, one in RESULT["blocks"].items()}
-    found = TakenApart.from_json({**RESULT, "blocks": errors, "prediction": None})
+    found = TakenApart.from_json({**RESULT, "blocks": errors, "scored_by": "error", "prediction": None})
     assert "how far a candidate's outputs are" in found.scores.caption
     assert found.prediction == ""
+    far = TakenApart.from_json({**RESULT, "scored_by": "divergence"})
+    assert "how far the network's probabilities are from the original's" in far.scores.caption
     assert TakenApart.from_json({"best": RESULT["best"]}) is None
 
 

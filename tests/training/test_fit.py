@@ -11,6 +11,7 @@ from l2l_nas.relay.interface import StepResult
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.data import Batches, Split
 from l2l_nas.training.fit import Trainer, evaluate
+from l2l_nas.training.samples import SCORING, Samples
 from l2l_nas.training.schedule import Cosine
 from tests.nas.problems import data, pool_of
 
@@ -163,3 +164,31 @@ def test_a_layer_that_cannot_train_on_one_sample_is_refused_before_anything_runs
         fit("tanh", "normed", done=done)
     assert (refused.value.position, refused.value.candidate) == ("p1", "normed")
     assert len(done) == steps
+
+
+class InParts(Samples):
+    """Few are read together; the sizes are noted."""
+
+    at_once = 3
+
+    def __init__(self, whole):
+        self.whole, self.sizes = whole, []
+
+    def __len__(self):
+        return len(self.whole)
+
+    def batch(self, rows, *, key=SCORING):
+        self.sizes.append(len(rows))
+        return self.whole.batch(rows)
+
+
+def test_an_evaluation_reads_no_more_together_than_samples_allow():
+    pool = pool_of("tanh", depth=2)
+    _, train = trainer(pool)
+    split = data().train
+    parts = InParts(split)
+    assert train.evaluate(pool.original, parts) == pytest.approx(train.evaluate(pool.original, split))
+    assert parts.sizes == [3] * (len(split) // 3) + [len(split) % 3] * (len(split) % 3 > 0)
+    train.evaluate(pool.original, some := parts.some(torch.arange(7)))
+    assert parts.sizes[-3:] == [3, 3, 1]
+    assert some.at_once == 3

@@ -316,7 +316,8 @@ class ScoreBlocks(Phase):
         first = self._original.get(goal) if self._kind == "divergence" else self._found.get(())
         whole = {"values": {goal: first}, "costs": search.figures(pool.original)}
         original = {} if first is None else {"original": whole}
-        return {"blocks": blocks, **original, **more, **sizes}
+        scored_by = "error" if self._kind == "error" else self._metric(search).name
+        return {"blocks": blocks, "scored_by": scored_by, **original, **more, **sizes}
 
     def _figures(self, search: SearchContext, predicted: SumPrediction) -> dict[str, Any]:
         """How far the prediction is off: errors of networks that it did not know, and what it told of each before."""

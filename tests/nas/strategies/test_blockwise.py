@@ -281,7 +281,7 @@ def test_scores_are_divergences_from_the_original(tmp_path):
     for key in ("block_1/half", "block_2/skip"):
         each = (whole.exp() * (whole - logs[key])).sum(dim=1)
         assert found.content["blocks"][key]["score"] == pytest.approx(float(each.detach().mean()), rel=1e-3)
-    assert found.content["prediction"]["metric"] == "divergence"
+    assert found.content["scored_by"] == found.content["prediction"]["metric"] == "divergence"
     loss = float(nn.functional.cross_entropy(networks["original"](inputs), targets).detach())
     assert found.content["original"]["values"] == {"loss": pytest.approx(loss, rel=1e-4)}
     again = l2l_nas.search(problem(), resume=folder, trials=4)
