@@ -64,7 +64,7 @@ def test_figures_of_places_are_the_same_however_many_are_computed_at_a_time(num_
     logits = torch.randn(3, 7, 97, generator=generator)
     targets = torch.randint(97, (3, 7), generator=generator)
     targets[0, 2:] = -1
-    monkeypatch.setattr(task_module, "_PIECE", num_bytes)
+    monkeypatch.setattr(task_module, "PIECE", num_bytes)
     counts, is_right, losses = Tokens.places((logits,), targets)
     expected = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
     assert torch.equal(losses.flatten(), expected)
