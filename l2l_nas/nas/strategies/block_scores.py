@@ -154,6 +154,7 @@ class ScoreBlocks(Phase):
             for number in range(self._num_rounds - 1):
                 if not self._round(search, number):
                     break
+            self._scorer = None  # with the memory of its relay
         tried = {record.architecture for record in search.study.records} | {*search.enqueued}
         new = (network for network in self._trials(search) if network not in tried)
         for network in itertools.islice(new, left):
