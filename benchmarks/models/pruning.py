@@ -17,9 +17,9 @@ done: called again, it goes on with those that are left. The arms:
     effect      the blocks dropped whose loss, each dropped alone, is least
     random      whole blocks dropped at random: the best of 20 draws
 
-Perplexity is that of windows of 512 tokens from a place of the text on, the first of which is that which the tokenizer
-begins texts with, if it does (before fine-tuning, of the first 16); last words are those of passages behind the
-first ones. What each window and passage gives is kept, so that rows are compared pair by pair.
+Perplexity is that of windows of 512 tokens from a place of the text on; before fine-tuning, of the first 16. Each
+window begins with the token that the tokenizer begins texts with, if there is one. Last words are those of passages
+behind the first ones. What each window and passage gives is kept, so that rows are compared pair by pair.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class BlockwiseConf:
     samples: int = setting(64, "training samples to imitate on", least=2)
     steps: Optional[int] = setting(None, "steps of a block; null: 100, or search.time", least=0)
     learning_rate: float = setting(0.001, "peak learning rate of the blocks")
-    scores: str = setting("exchange", "exchange, divergence (in the network), error")
+    scores: str = setting("exchange", "of a block: exchange, divergence or error")
     rounds: Optional[int] = setting(None, "rounds of scores; null: 3, or 1 with error", least=1)
     pairs: int = setting(32, "pairs of blocks a round measures at most", least=0)
     sizes: list[float] = setting([], "for each, a network with this share removed")
