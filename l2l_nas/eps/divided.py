@@ -226,4 +226,4 @@ class DividedServer(ShardedServer):
         return super().build_module(self.whole_pool.owner(layer.key), tied)
 
     def _empty(self) -> ParamServer:
-        return DividedServer(self.divided, self.mesh, optimizer=self.optimizer, seed=self.seed)
+        return DividedServer(self.divided, self.mesh, optimizer=self.optimizer, seed=self.seed, frozen=self.frozen)

@@ -258,9 +258,19 @@ class ParamServer:
                     other.storage.put(key, state.clone(masters, part))
         return other
 
+    def another(self, pool: LayerPool | None = None, *, storage: Storage | None = None) -> ParamServer:
+        """A server of this process alone, with the same optimizer, seed and frozen states.
+
+        Args:
+            pool: what it has; without one, what this one has, whole.
+            storage: where its states are; without one, in memory, where each begins with its first weights.
+        """
+        pool = self.whole_pool if pool is None else pool
+        return ParamServer(pool, optimizer=self.optimizer, seed=self.seed, storage=storage, frozen=self.frozen)
+
     def _empty(self) -> ParamServer:
-        """Another server, in memory, without a state."""
-        return ParamServer(self.pool, optimizer=self.optimizer, seed=self.seed)
+        """Another server, in memory, without a state; of a server of several ranks, one of them."""
+        return self.another()
 
     def prepare(self, keys: Iterable[str]) -> None:
         """Create the states that do not exist yet.

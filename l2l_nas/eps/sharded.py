@@ -276,7 +276,7 @@ class ShardedServer(ParamServer):
         return total
 
     def _empty(self) -> ParamServer:
-        return ShardedServer(self.pool, self.exchange, optimizer=self.optimizer, seed=self.seed)
+        return ShardedServer(self.pool, self.exchange, optimizer=self.optimizer, seed=self.seed, frozen=self.frozen)
 
     def gather_weights(self, key: str, state: LayerState, slot: Tensor, dtype: torch.dtype) -> None:
         cut = self.cuts.of(key)

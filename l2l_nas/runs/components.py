@@ -342,13 +342,10 @@ def _costs(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, s
     if conf.parallel.tensor > 1:
         relay = paper_relay(relay, conf)
 
-    def first_weights() -> ParamServer:  # of this process alone
-        return ParamServer(problem.pool, optimizer=relay.server.optimizer, seed=relay.server.seed)
-
     return build_costs(
         relay,
         sizes,
-        build=lambda architecture: build_network(first_weights(), architecture),
+        build=lambda architecture: build_network(relay.server.another(problem.pool), architecture),
         inputs=train.batch(some)[0],
         own=own_costs(objects.costs or section.costs, pool=problem.pool, beside=problem.costs),
         hardware=_hardware(conf),

@@ -208,7 +208,7 @@ def executor_of(model: LanguageModel) -> Executor:
 
 def whole(model: LanguageModel) -> LanguageModel:
     """A model of several ranks with all its weights on rank 0, and none elsewhere; all ranks call it."""
-    server = ParamServer(model.server.whole_pool, optimizer=model.server.optimizer, seed=model.server.seed)
+    server = model.server.another()
     for key in path_states(server.pool, model.architecture):
         state = model.server.state(key)
         if model.server.everyone.rank == 0:

@@ -359,7 +359,7 @@ class Output:
             return False
         server = best.server
         if server.everyone.size > 1:  # it has a part of them
-            server = ParamServer(server.whole_pool, optimizer=server.optimizer, seed=server.seed)
+            server = server.another()
             Checkpoint(folder.best).load(server)
         return export_or_warn(
             self.console,

@@ -236,9 +236,9 @@ class TrainRun:
     ) -> None:
         """The result, the export, the pictures; then what was reached."""
         conf = self.conf
-        pool, checkpoint = self.components.problem.pool, Checkpoint(self.folder.best)
+        checkpoint = Checkpoint(self.folder.best)
         if server.everyone.size > 1:  # it has a part of the weights
-            server = ParamServer(pool, optimizer=server.optimizer, seed=conf.seed)
+            server = server.another()
             checkpoint.load(server)
         checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more
         write_json(self.folder.result, self._result(best, validations, scores, seconds=seconds))

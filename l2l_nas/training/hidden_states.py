@@ -61,11 +61,6 @@ def with_hidden(pool: LayerPool, *, places: Sequence[int] = ()) -> LayerPool:
     return LayerPool(pool.positions, inputs=pool.sources, outputs=outputs, shared=pool.shared)
 
 
-def same_states(server: ParamServer, pool: LayerPool) -> ParamServer:
-    """A server of a pool with the same states, which are those of this server."""
-    return ParamServer(pool, optimizer=server.optimizer, seed=server.seed, storage=server.storage, frozen=server.frozen)
-
-
 class HiddenStateExecutor:
     """Trains with hidden states as outputs, and does all else without; see `Executor`.
 
@@ -77,7 +72,7 @@ class HiddenStateExecutor:
 
     def __init__(self, relay: Relay, pool: LayerPool, relay_of: Callable[[ParamServer], Relay]) -> None:
         self._relay, self._relay_of = relay, relay_of
-        self._training = relay_of(same_states(relay.server, pool))
+        self._training = relay_of(relay.server.another(pool, storage=relay.server.storage))
         self._trained = relay.server  # whose states it has
 
     def on(self, relay: Relay) -> HiddenStateExecutor:
@@ -108,7 +103,7 @@ class HiddenStateExecutor:
         server = self._relay.server
         server.serve(self)  # what the relay has under way is done, and it holds no copies
         if server is not self._trained:
-            self._training.use(same_states(server, self._training.pool))
+            self._training.use(server.another(self._training.pool, storage=server.storage))
             self._trained = server
         about: dict[str, Any] = {"objective": objective, "micro_batch": micro_batch, "lr": lr, "step": step}
         more: dict[str, Any] = {"upcoming": upcoming, "samples": samples, "lengths": lengths}

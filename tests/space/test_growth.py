@@ -104,6 +104,10 @@ def test_frozen_layers_stay_to_the_bit_and_the_others_learn_as_beside_layers_tha
         new = tensors(other, key)
         is_same = all(torch.equal(old[name], new[name]) for name in old)
         assert is_same == (key in keys), key
+    fork = other.fork(other.visited)
+    step(Relay(fork, update=update), fork.pool, 6)
+    after = {key: tensors(fork, key) for key in keys}
+    assert all(torch.equal(before[key][name], after[key][name]) for key in keys for name in after[key])
 
     module = nn.Sequential(*(server.build_module(layer, {}) for layer in pool.path(
         pool.architecture(["linear", "normed", "tanh", "linear"]))))  # fmt: skip

@@ -26,7 +26,7 @@ from l2l_nas import (
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.relay.stress import Stress
-from l2l_nas.training.hidden_states import HiddenStateExecutor, hidden_values, same_states, with_hidden
+from l2l_nas.training.hidden_states import HiddenStateExecutor, hidden_values, with_hidden
 from l2l_nas.training.metrics import measured
 from l2l_nas.training.teach import TaughtTask, relative_error
 
@@ -75,7 +75,8 @@ relay_of.settings = {}
 def taught(server, steps=4, micro_batch=3, make=None):
     """Train on a server, with the original's first weights as the teacher."""
     pool = with_hidden(server.pool, places=(LENGTH,))
-    teacher = Relay(same_states(server.fork(()), pool), device="cpu")
+    fork = server.fork(())
+    teacher = Relay(fork.another(pool, storage=fork.storage), device="cpu")
     executor = HiddenStateExecutor(relay_of(server), pool, relay_of) if make is None else make(server, pool)
     for step in range(steps):
         x, targets = batch(step)
@@ -161,7 +162,9 @@ def test_a_relay_learns_from_hidden_states_as_plain_training_does(monkeypatch, s
 def test_the_reference_trainer_learns_the_same():
     server, other = new_server(), new_server()
     taught(server)
-    reference = taught(other, make=lambda base, pool: ReferenceTrainer(same_states(base, pool), device="cpu"))
+    reference = taught(
+        other, make=lambda base, pool: ReferenceTrainer(base.another(pool, storage=base.storage), device="cpu")
+    )
     reference.write_back()
     for name, tensor in weights(server).items():
         torch.testing.assert_close(tensor, weights(other)[name], rtol=0, atol=1e-6)
@@ -179,8 +182,8 @@ def test_all_else_is_done_with_the_weights_that_were_learned():
     executor.use(fork)
     assert executor.server is fork
     before = weights(server)
-    targets = (batch(5)[1], *Relay(same_states(fork, with_hidden(pool := fork.pool)), device="cpu").predict(
-        ORIGINAL, (batch(5)[0],), micro_batch=7))  # fmt: skip
+    teacher = Relay(fork.another(with_hidden(pool := fork.pool), storage=fork.storage), device="cpu")
+    targets = (batch(5)[1], *teacher.predict(ORIGINAL, (batch(5)[0],), micro_batch=7))
     executor.train_step(PATH, (batch(5)[0],), targets, objective=TASK, micro_batch=3, lr=0.01, step=5)
     assert fork.pool is pool
     assert all(tensor.equal(before[name]) for name, tensor in weights(server).items())

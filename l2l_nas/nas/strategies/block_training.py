@@ -22,7 +22,7 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.space.values import as_tuple
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
 from l2l_nas.training.fit import Trainer
-from l2l_nas.training.hidden_states import HiddenStateExecutor, same_states, with_hidden
+from l2l_nas.training.hidden_states import HiddenStateExecutor, with_hidden
 from l2l_nas.training.metrics import measured
 from l2l_nas.training.teach import Divergence, TaughtBatches, TaughtTask
 
@@ -140,7 +140,7 @@ class Teach(Phase):
             raise SettingError("strategy.teacher: worker processes have no teacher; use search.workers=1, or teacher=0")
         server, budget = search.server, search.budget
         if budget.trial_weights == "shared" and budget.steps_per_trial:  # trials train the original's weights, too
-            server = ParamServer(server.pool, optimizer=server.optimizer, seed=server.seed)
+            server = server.another()
         search.evaluator.learn_from(self._taught(search.trainer, server))
 
     def trainer(self, trainer: Trainer) -> Trainer:
@@ -163,7 +163,7 @@ class Teach(Phase):
         else:
             targets = trainer.batches.at(0)[1]
             pool = with_hidden(server.pool, places=as_tuple(targets)[0].shape[1:])
-            relay = relays_like(whole)(same_states(server, pool))
+            relay = relays_like(whole)(server.another(pool, storage=server.storage))
             executor = HiddenStateExecutor(whole, pool, relays_like(whole, keeps=True))
 
         teacher = original_outputs(relay, micro_batch=trainer.micro_batch)
