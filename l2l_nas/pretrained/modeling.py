@@ -123,8 +123,9 @@ class FoundForCausalLM(FoundNetwork, GenerationMixin):
     ) -> dict[str, Any]:
         """All tokens so far, or those that are new where there is something to go on with."""
         seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+        is_piece = input_ids.shape[1] <= seen  # of a prompt, which comes without the tokens before
         return {
-            "input_ids": input_ids[:, seen:],
+            "input_ids": input_ids if is_piece else input_ids[:, seen:],
             "past_key_values": past_key_values,
             "attention_mask": attention_mask,
             "use_cache": use_cache,

@@ -91,6 +91,8 @@ def test_it_writes_the_same_with_and_without_a_cache(tmp_path, name):
         assert not (calls and model.config.has_cache)  # layers go on by `extend`
         assert torch.equal(model.generate(TOKENS[:, :6], use_cache=False, **how, **more), with_cache)
         calls.clear()
+    whole = model.generate(TOKENS[:, :6], **how)
+    assert torch.equal(model.generate(TOKENS[:, :6], prefill_chunk_size=4, **how), whole)  # a prompt piece by piece
     alone = model.generate(TOKENS[:1, :4], **how)
     rows = torch.stack((torch.cat((torch.zeros(2, dtype=torch.int64), TOKENS[0, :4])), TOKENS[1, :6]))
     padded = model.generate(rows, attention_mask=(rows != 0).long(), **how)
