@@ -7,6 +7,7 @@ and that library may be of another age.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -73,3 +74,14 @@ def at_least(least: int) -> Callable[[str], int]:
 
     number.__name__ = "whole number"  # argparse names the type where `int` refuses the text
     return number
+
+
+def positive(text: str) -> float:
+    """A type of options: numbers above zero."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+positive.__name__ = "number"

@@ -2,7 +2,7 @@
 
     python -m benchmarks pruning corpus --text FILE ... --out FILE.jsonl       pieces of texts, one behind the other
     python -m benchmarks pruning run --model gguf:FILE --corpus FILE.jsonl --text FILE --lambada FILE --folder FOLDER
-        --out FILE.json [--arms search flap ...] [--shares 15 25 40] [--steps 60] [--precision bf16]
+        --out FILE.json [--arms search flap ...] [--shares 15 25 40] [--steps 60] [--rate 3e-4] [--precision bf16]
     python -m benchmarks pruning table --out FILE.json
 
 `run` makes the model smaller by each arm and share of the layers' parameters in per cent, gives all the same
@@ -10,7 +10,7 @@ fine-tuning towards the original's probabilities, and measures all by the same p
 done: called again, it goes on with those that are left. The arms:
 
     original    the model as it is
-    search      `strategy=blockwise`, one search of the command line for all shares, which ends with this fine-tuning
+    search      `strategy=blockwise`, one search of the command line for all shares, without fine-tuning of its own
     shortgpt, flap, wanda_sp, slicegpt, llm_pruner
                 from their papers, see `benchmarks/models/pruners`
     uniform     feed-forward networks of one width, whose units do most
@@ -47,7 +47,7 @@ from benchmarks.models.pruners import PRUNERS
 from benchmarks.models.pruners.llama import LONGEST, num_layer_parameters, plain_llama
 from benchmarks.models.pruning_table import figures, name_of, table
 from benchmarks.models.recovery import PRECISIONS, fine_tune, in_precision
-from benchmarks.options import at_least, need
+from benchmarks.options import at_least, need, positive
 from benchmarks.timing import machine
 from l2l_nas.errors import SettingError
 from l2l_nas.files import read_json, write_json
@@ -61,7 +61,7 @@ from l2l_nas.training.export import build_network
 from l2l_nas.training.samples import Split
 
 PIECE = 4_000  # characters
-LENGTH, BATCH, RATE = LONGEST, 2, 3e-4  # of fine-tuning
+LENGTH, BATCH = LONGEST, 2  # of fine-tuning
 BEFORE = 16  # windows that tell what a network loses before fine-tuning
 WINDOW = LONGEST  # tokens
 WORDS = 224  # tokens of the longest passage, about
@@ -119,12 +119,11 @@ class Comparison:
 
     def row(self, arm: str, share: int) -> dict[str, Any]:
         """What an arm makes of the original, and its figures."""
-        if arm == "search":
-            network, row = self._searched(share)
-        elif arm == WHOLE:
-            network, row = self.original, {}
-        else:
-            network, row = self._pruned(arm, share)
+        network: nn.Module = self.original
+        row: dict[str, Any] = {}
+        if arm != WHOLE:
+            network, row = self._searched(share) if arm == "search" else self._pruned(arm, share)
+            row |= self._tuned(network)
         begun = time.process_time()
         measured = in_precision(network, self.options.precision)
         losses = window_losses(measured, self.windows)
@@ -140,19 +139,20 @@ class Comparison:
         }
 
     def _pruned(self, arm: str, share: int) -> tuple[nn.Module, dict[str, Any]]:
-        times, network = [time.process_time()], copy.deepcopy(self.original)
+        begun, network = time.process_time(), copy.deepcopy(self.original)
         network = PRUNERS[arm](network, self.calibration(), share / 100)
-        times.append(time.process_time())
-        before = window_losses(in_precision(network, self.options.precision), self.windows[:BEFORE])
-        times.append(time.process_time())
+        return network, {"prune_processor_seconds": round(time.process_time() - begun)}
+
+    def _tuned(self, network: nn.Module) -> dict[str, Any]:
+        """Fine-tune a network; what it loses before, the losses of the steps, and their time."""
         options = self.options
+        before = window_losses(in_precision(network, options.precision), self.windows[:BEFORE])
+        begun = time.process_time()
         losses = fine_tune(
-            network, self.original, self.batches, steps=options.steps, rate=RATE, precision=options.precision
+            network, self.original, self.batches, steps=options.steps, rate=options.rate, precision=options.precision
         )
-        times.append(time.process_time())
-        return network, {
-            "prune_processor_seconds": round(times[1] - times[0]),
-            "tune_processor_seconds": round(times[3] - times[2]),
+        return {
+            "tune_processor_seconds": round(time.process_time() - begun),
             "losses_before": [round(loss, 5) for loss in before],
             "tuning_losses": [round(loss, 4) for loss in losses],
         }
@@ -179,14 +179,14 @@ class Comparison:
         return network, {**known, "search": options.search, "changed": changed}
 
     def _words(self) -> str:
-        """A search of one network for each share that goes, with this fine-tuning."""
+        """A search of one network for each share that goes."""
         options = self.options
         sizes = ",".join(f"{share / 100:g}" for share in options.shares)
         return (
             f"space.pool={options.model} data=text data.source={options.corpus} data.length={LENGTH} "
             f"data.splits=[{','.join(map(str, SPLITS))}] objectives.names=[loss,parameters] search.trial_weights=fork "
-            f"search.steps_per_trial=0 search.finalist_steps={options.steps} train.batch_size={BATCH} "
-            f"train.micro_batch={BATCH} train.learning_rate={RATE} relay.precision={options.precision} "
+            f"search.steps_per_trial=0 search.finalist_steps=0 train.batch_size={BATCH} "
+            f"train.micro_batch={BATCH} relay.precision={options.precision} "
             f"relay.budget=none relay.threads=1 export=false strategy.sizes=[{sizes}] "
             f"search.finalists={len(options.shares)} search.finalist_rounds=1 {options.search}"
         )
@@ -198,7 +198,8 @@ def _children() -> float:
 
 
 # what rows must have in common
-_COMMON = ("model", "corpus", "text", "lambada", "samples", "steps", "precision", "windows", "text_from", "items")
+_FINE_TUNING = ("samples", "steps", "rate", "precision")
+_COMMON = ("model", "corpus", "text", "lambada", *_FINE_TUNING, "windows", "text_from", "items", "items_from")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -208,7 +209,7 @@ def run(options: argparse.Namespace) -> None:
         SettingError: those that are there were measured in another way.
     """
     torch.set_num_threads(1)
-    common = {name: _plain(getattr(options, name)) for name in (*_COMMON, "items_from")}
+    common = {name: _plain(getattr(options, name)) for name in _COMMON}
     result: dict[str, Any] = {"machine": machine(), "common": common, "rows": {}}
     if options.out.exists():
         result = read_json(options.out)
@@ -254,6 +255,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--search", default=SEARCH, help="settings of the search but those that all arms share")
     parser.add_argument("--samples", type=at_least(1), default=64, help="sequences of 512 tokens that others judge by")
     parser.add_argument("--steps", type=at_least(0), default=60, help="of fine-tuning")
+    parser.add_argument("--rate", type=positive, default=3e-4, help="of fine-tuning, at its peak")
     parser.add_argument("--precision", choices=tuple(PRECISIONS), default="bf16", help="of fine-tuning and measuring")
     parser.add_argument("--text", type=Path, nargs="+", default=[])
     parser.add_argument("--text-from", type=at_least(0), default=600_000, help="byte of the first window")

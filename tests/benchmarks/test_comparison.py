@@ -219,6 +219,8 @@ def test_the_bench_of_samplers_says_what_to_install(refused, tmp_path, monkeypat
         (["depth", "--depths", "0"], "depths must be different numbers from 1"),
         (["storage", "--rouns", "3"], "no option '--rouns'; did you mean '--rounds'?"),
         (["storage", "--rounds", "-1"], "argument --rounds: must be at least 1 and at most"),
+        (["pruning", "run", "--rate", "nan"], "argument --rate: must be above 0, got nan"),
+        (["pruning", "run", "--rate", "fast"], "argument --rate: invalid number value: 'fast'"),
         (["storage", "--rounds", "many"], "argument --rounds: invalid whole number value: 'many'"),
         (["storage", "--depths", "3"], "no option '--depths'; did you mean '--depth'?"),
         (["depth", "--threads", "-1"], "argument --threads: must be at least 0"),

@@ -62,6 +62,8 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path, monkeypatch, capsy
     assert measured == [("slicegpt", 15)]
     assert main([*words, "--steps", "61"]) == 2
     assert "its rows have another --steps" in capsys.readouterr().err
+    assert main([*words, "--rate", "3e-5"]) == 2
+    assert "its rows have another --rate" in capsys.readouterr().err
 
 
 def test_the_search_finds_one_network_of_each_size():
@@ -71,7 +73,7 @@ def test_the_search_finds_one_network_of_each_size():
     one = object.__new__(pruning.Comparison)
     one.options = options
     words = shlex.split(one._words())
-    assert {"strategy.sizes=[0.15,0.25,0.4]", "search.finalists=3", "search.finalist_steps=7"} <= set(words)
+    assert {"strategy.sizes=[0.15,0.25,0.4]", "search.finalists=3", "search.finalist_steps=0"} <= set(words)
     assert {"strategy=blockwise", "relay.precision=fp32"} <= set(words)
 
 
@@ -147,6 +149,12 @@ def test_what_the_search_found_is_measured(command, tmp_path):
     assert one["layer_parameters"] <= 0.75 * whole
     assert one["changed"]
     assert one["search_processor_seconds"] >= 1
+    assert one["losses"] != one["losses_before"]
+    tuned = [*command, "--arms", "search", "--search", small, "--out", str(tmp_path / "other.json")]
+    assert main([*tuned, "--rate", "1e-5"]) == 0  # of the same search, whose blocks do not depend on it
+    other = read_json(tmp_path / "other.json")["rows"]["search_25"]
+    assert other["losses_before"] == one["losses_before"]
+    assert other["losses"] != one["losses"]
 
 
 @pytest.mark.slow
@@ -156,12 +164,13 @@ def test_without_fine_tuning_networks_are_as_they_were_made(command, tmp_path, c
     rows = read_json(tmp_path / "out.json")["rows"]
     assert rows["wanda_sp_25"]["losses"] == rows["wanda_sp_25"]["losses_before"]
     assert rows["wanda_sp_25"]["tuning_losses"] == []
+    assert rows["search_25"]["losses"] == rows["search_25"]["losses_before"]
     assert rows["search_25"]["changed"]
     assert read_json(tmp_path / "runs" / "search_25" / "result.json")["best"]["steps"] == 0
     assert main(["pruning", "table", "--out", str(tmp_path / "out.json")]) == 0
     assert "| 25 % | search |" in capsys.readouterr().out
-    again = [*command, "--arms", "search", "--search", small, "--out", str(tmp_path / "other.json")]
-    assert main([*again, "--steps", "1"]) == 2
+    again = [*command, "--arms", "search", "--search", f"{small} search.seed=1", "--out", str(tmp_path / "other.json")]
+    assert main(again) == 2
     assert "its search had other settings; name another --folder" in capsys.readouterr().err
 
 
