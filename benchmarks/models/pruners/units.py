@@ -35,8 +35,7 @@ def flap(network: PlainLlama, tokens: Tensor, share: float) -> PlainLlama:
     each sub-layer; that of a group is the mean over its features; the lowest of all sub-layers are removed.
     """
     bodies = [layer.body for layer in sublayers(network)]
-    with watched([body.last for body in bodies]) as features:
-        batched(network, tokens)
+    features = _features(network, bodies, tokens)
     parts: list[Tensor] = []
     for body, one in zip(bodies, features, strict=True):
         score = one.variance * body.last.weight.detach().double().square().sum(dim=0)
@@ -104,13 +103,23 @@ def _salience(layer: nn.Linear) -> Tensor:
 def one_width(network: PlainLlama, tokens: Tensor, share: float) -> PlainLlama:
     """Feed-forward networks of one width: the units that do most, by mean size of what they give x norm of weights."""
     bodies = [block.feed_forward.body for block in network.blocks]
-    with watched([body.last for body in bodies]) as features:
-        batched(network, tokens)
+    features = _features(network, bodies, tokens)
     removed = round(share * num_layer_parameters(network) / sum(_cost(body) for body in bodies))
     for body, one in zip(bodies, features, strict=True):
         score = one.sizes * body.last.weight.detach().double().norm(dim=0)
         _keep(body, _highest(score, _count(body) - removed))
     return network
+
+
+def _features(
+    network: PlainLlama, bodies: Sequence[PlainAttention | PlainFeedForward], tokens: Tensor
+) -> list[Features]:
+    """What these give, before the last of their linear layers; the logits, which take gigabytes, are not computed."""
+    states = batched(network.embed, tokens)
+    with watched([body.last for body in bodies]) as features:
+        for block in network.blocks:
+            states = batched(block, states)
+    return features
 
 
 def _narrow(block: PlainBlock, share: float, scores: Sequence[Tensor]) -> None:
