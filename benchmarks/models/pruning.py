@@ -197,9 +197,9 @@ def _children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-# what rows must have in common
-_FINE_TUNING = ("samples", "steps", "rate", "precision")
-_COMMON = ("model", "corpus", "text", "lambada", *_FINE_TUNING, "windows", "text_from", "items", "items_from")
+_TUNING = ("steps", "rate", "precision")
+_MEASURED = ("text", "text_from", "windows", "lambada", "items_from", "items")
+_COMMON = ("model", "corpus", "samples", *_TUNING, *_MEASURED)  # what rows must have in common
 
 
 def run(options: argparse.Namespace) -> None:
