@@ -64,7 +64,6 @@ bench-test: $(READY)
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/settings_page.py
-	$(BIN)/python docs/files_page.py
 	$(BIN)/python -m mkdocs build --strict
 
 wheel: $(READY)
