@@ -94,7 +94,7 @@ _MODELS = {
 _MACHINES = {
     "gpu": Entry("machines", "predicts and measures everything on a GPU", "10 minutes"),
     "simulator": Entry("machines", "the simulator against the real executor", "10 minutes"),
-    "simulated": Entry("machines", "writes the table of simulated machines", "seconds"),
+    "simulated": Entry("machines", "simulates steps on machines that nobody here has", "seconds"),
     "scale": Entry("machines", "writes docs/scale.md: what is published and predicted", "seconds"),
 }
 _FAULTS = {
@@ -104,12 +104,16 @@ _FAULTS = {
     "mutations": Entry("faults", "damaged files and hostile input, a command each", "hours"),
     "readers": Entry("faults", "damaged files read in one process", "5 minutes"),
 }
+_PAGES = {
+    "figures": Entry("pages", "makes the figures of README and docs of the raw results, and compares", "seconds"),
+}
 GROUPS: dict[str, dict[str, Entry]] = {
     "the relay": _RELAY,
     "searches": _SEARCH,
     "published models": _MODELS,
     "machines": _MACHINES,
     "faults": _FAULTS,
+    "pages": _PAGES,
 }
 CATALOGUE: dict[str, Entry] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 

@@ -2,7 +2,7 @@
 
 Two positions choose how the image is made smaller, six choose layers in between, and one chooses what the head sees.
 These choices decide how good a network is; its number of weights says little about that. Weights that architectures
-share learn almost nothing here (docs/log.md), so search.trial_weights=scratch, the default, suits this space.
+share learn almost nothing here, so search.trial_weights=scratch, the default, suits this space.
 """
 
 from collections.abc import Callable

@@ -45,7 +45,7 @@ from torch.nn import functional
 from benchmarks.models.passages import last_words, window_losses
 from benchmarks.models.pruners import PRUNERS
 from benchmarks.models.pruners.llama import LONGEST, num_layer_parameters, plain_llama
-from benchmarks.models.pruning_table import figures, name_of, table
+from benchmarks.models.pruning_table import name_of, perplexity, table
 from benchmarks.models.recovery import PRECISIONS, fine_tune, in_precision
 from benchmarks.options import at_least, need, positive
 from benchmarks.timing import machine
@@ -227,7 +227,7 @@ def run(options: argparse.Namespace) -> None:
         row = comparison.row(arm, share)
         result["rows"][name_of(arm, share)] = row
         write_json(options.out, result)
-        print(f"{name_of(arm, share)}: {', '.join(figures(row))}", flush=True)
+        print(f"{name_of(arm, share)}: perplexity {perplexity(row['losses']):.2f}", flush=True)
 
 
 def _plain(value: Any) -> Any:
@@ -273,4 +273,4 @@ def main(options: argparse.Namespace) -> None:
     elif options.what == "run":
         run(options)
     else:
-        print("\n".join(table(read_json(options.out))))
+        print(table(read_json(options.out)))

@@ -83,7 +83,7 @@ class Moments:
     def ridge(self) -> Tensor:
         """What is added to the diagonal of `gram`, [inside], so that few rows change little.
 
-        Of each number its mean square, for each number that the layer takes: the best of some shares in docs/log.md.
+        Of each number its mean square, for each number that the layer takes: the best of some shares.
         """
         least = 1e-5 * self.squares + 1e-9 * self.squares.mean() + 1e-30  # above the rounding of float32 sums
         return torch.maximum(self.gram.diagonal(), least) * len(least) / self.rows

@@ -1,8 +1,7 @@
 """What a layer asks of a device, by a dry run of each kind: memory beside its slot, and operations.
 
 Storages are counted while they live, in a forward and a backward of one micro-batch. On meta, kernels may make more
-inside (an LSTM on a CPU keeps gates) or other things (attention goes by its plain formula): see the log for how far it
-is off.
+inside (an LSTM on a CPU keeps gates) or other things (attention goes by its plain formula).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 [Note: three scores] One validation near the middle of a training says as much of the learning rate's last mini-batches
 as of the network. From 40 % of the steps on, a stage's score is the mean of its last three validations, a fifteenth of
 the training apart or less: that orders networks better. Earlier a network still learns too fast between two of them,
-and the last one alone is better (docs/log.md). A network's weights stay those at the end, and so do the metrics that
+and the last one alone is better. A network's weights stay those at the end, and so do the metrics that
 are reported of them.
 """
 

@@ -30,7 +30,7 @@ _SPREAD, _SPREAD_WITHIN = 1.0, 4.0
 _ITERATIONS = 30
 _BELIEF = 1e-3  # how much the mean is believed to be 0, in observations
 # by how much of the variance of true values a longer training changes them: 1 is a correlation of 0.7, as the score
-# after a tenth of the steps has with that after all of them, among good networks (docs/log.md)
+# after a tenth of the steps has with that after all of them, among good networks
 FURTHER = 1.0
 DRAWS = 512
 # in a race what comes of so many of the best trials is drawn, and of so many of what may come next

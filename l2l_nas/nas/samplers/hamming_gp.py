@@ -10,7 +10,7 @@ more, something elsewhere does. The optimum is then seen in fewer trials (docs/b
 
 [Note: a race] Where the best trials are trained further, their scores are early ones, and what decides in the end is
 in part another thing, which trials do not show. Climbing a hill of early scores gives near copies that come out alike,
-so that training them further chooses among nothing (docs/log.md). So what comes next is the one of many random
+so that training them further chooses among nothing. So what comes next is the one of many random
 architectures that is expected to gain most over all trials if it is trained further with them; and of the trials those
 are passed on that together promise the best of them most. What longer training changes is taken for a second process
 of the same covariance.

@@ -15,7 +15,7 @@ random numbers and its learning rate.
 
 [Note: a race] Where trials begin with first weights and finalists follow, all are one training, cut where networks are
 compared: each network has steps 0, 1, ... of the same batches, and the learning rate that a training to the end would
-have there. A trial whose learning rate falls by itself tells less of the end after as many steps (docs/log.md).
+have there. A trial whose learning rate falls by itself tells less of the end after as many steps.
 """
 
 from __future__ import annotations

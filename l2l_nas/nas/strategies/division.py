@@ -3,7 +3,7 @@
 [Note: first weights] Where trials train from first weights, they are the first steps of a race. A finalist in all
 rounds is trained for 90 steps times the root of the steps of a pass over the training data: a step means little across
 data sets, and so does a pass. A trial is a tenth of that, and there are 3 trials for each position that has a choice.
-With 4,308 samples, batches of 64 and nine such positions, these are 740 steps, and 27 trials of 74 (docs/log.md).
+With 4,308 samples, batches of 64 and nine such positions, these are 740 steps, and 27 trials of 74.
 
 [Note: passes] Where trials use shared weights, each candidate of the position that has most is trained by warm-up for
 20 passes over the training data, each finalist for 38, and trials number 8 for each position that has a choice. With
@@ -13,7 +13,7 @@ With 4,308 samples, batches of 64 and nine such positions, these are 740 steps, 
 take what finalists leave. Between 4 and 25 trainings these are the proportions of the default search, which takes 5.8.
 Below 4 a trial is a fifteenth of a whole training, more of them go on, and one network is trained to the end: so there
 is still something to choose from. From 25 on, five rounds halve the finalists, which would otherwise train networks to
-the end by the dozen; what that saves goes to trials (docs/log.md, docs/benchmarks.md).
+the end by the dozen; what that saves goes to trials (docs/benchmarks.md).
 
 [Note: a time] Given a time, all steps get longer or shorter by one factor, trials by its root: what more trials find
 gets less and less.

@@ -1,0 +1,1 @@
+"""What README and docs say of measurements, made of the raw results: `python -m benchmarks figures`."""

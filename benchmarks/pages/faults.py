@@ -1,0 +1,85 @@
+"""Figures of kills, failing ranks, clusters, damaged files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.pages.writing import bullets, markdown, raw
+
+
+def kills() -> str:
+    """All runs of kills, failures among them."""
+    runs = [raw("kills"), *raw("kills_2026_11_26"), *raw("kills_workers"), raw("kills_smaller")]
+    lines = []
+    for run in runs:
+        scenarios = [name for name in run["by_command"] if "shared study" not in name and "sampled" not in name]
+        failed = [f"{one['scenario']}: {one['wrong'].strip().removesuffix(':')}" for one in run["failures"]]
+        lines.append(
+            [
+                f"{run['kills']}",
+                f"{run['lives']}",
+                f"{run['seed']}",
+                f"{len(run['failures'])}",
+                ", ".join(scenarios),
+                "; ".join(dict.fromkeys(failed)),
+            ]
+        )
+    return markdown(["kills", "runs", "seed", "runs that went wrong", "of what that is still there", "how"], lines)
+
+
+def num_kills() -> int:
+    """Of all those runs."""
+    runs = [raw("kills"), *raw("kills_2026_11_26"), *raw("kills_workers"), raw("kills_smaller")]
+    return sum(run["kills"] for run in runs)
+
+
+def clusters() -> str:
+    """Kills on Ray and Dask, in the order they were run."""
+    lines = []
+    for run in raw("clusters"):
+        killed = ", ".join(f"{count} {what}s" for what, count in run["kills"].items())
+        lines.append([run["engine"], f"{run['searches']}", killed, "; ".join(run["failures"]) or "none"])
+    return markdown(["engine", "searches", "killed", "searches that went wrong"], lines)
+
+
+_KINDS = {
+    "kill": "`kill -9`",
+    "stop": "`SIGSTOP`",
+    "raise": "a layer raises; an exception in a save",
+    "nan": "a loss is NaN",
+    "nan_gradient": "a gradient is NaN, the loss is finite",
+    "memory": "MemoryError, in a layer or in a save",
+}
+
+
+def ranks() -> str:
+    """One of two ranks fails."""
+    found = raw("ranks")
+    lines = []
+    for kind, words in _KINDS.items():
+        rows: list[dict[str, Any]] = [
+            found[name]["table"][kind] for name in ("failures", "failures_seed_0", "failures_seed_2")
+        ]
+        seconds = [one["others_ended_s"] for one in rows]
+        ended = f"{min(one[0] for one in seconds):.2f} to {max(one[2] for one in seconds):.2f}"
+        counts = [sum(one[name] for one in rows) for name in ("failures", "in_saves", "resumed", "wrong")]
+        lines.append([words, f"{counts[0]} ({counts[1]})", ended, *(f"{one}" for one in counts[2:])])
+    head = ["what happens to a rank", "failures (in a save)", "seconds until the other has ended", "resumed", "wrong"]
+    return markdown(head, lines)
+
+
+def mutations() -> str:
+    """Damaged files and hostile input."""
+    first, later = raw("mutations")["rounds"], raw("mutations_2026_11_26")
+    files = [sum(one[name] for one in first) for name in ("files", "inputs")]
+    failed = sum(len(one["failures"]) for one in first)
+    return bullets(
+        [
+            f"{files[0]:,} damaged files and {files[1]:,} hostile inputs: {failed} tracebacks or more lines, mended.",
+            f"{later['files']:,} and {later['inputs']:,} more, of other seeds: {later['tracebacks']} tracebacks, "
+            f"{later['hangs']} hangs, {later['other_weights']} runs that went on with other weights.",
+        ]
+    )
+
+
+BLOCKS = {"kills": kills, "clusters": clusters, "rank_faults": ranks, "mutations": mutations}
