@@ -76,7 +76,6 @@ _SEARCH = {
     "early_stop": Entry("search", "early stopping beside none", "30 minutes"),
     "elastic": Entry("search", "elastic weights beside separate candidates", "10 minutes"),
     "cell_ranking": Entry("search", "shared weights against the table of NAS-Bench-201", "25 minutes"),
-    "study_storage": Entry("search", "what it costs to keep a finished trial: journal and SQLite", "2 minutes"),
     "whole_evaluations": Entry("search", "fronts of wide spaces beside a grid of uniform architectures", "5 minutes"),
     "small_spaces": Entry("search", "the optimum of small spaces, seen by 100 whole evaluations", "10 minutes"),
     "trial_overhead": Entry("search", "what a trial costs beside its training", "10 minutes"),

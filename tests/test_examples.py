@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import optuna
 import pytest
 import torch
 
 from l2l_nas.__main__ import main
-from tests.cli.runs import ROOT
+from tests.cli.runs import ROOT, TINY, write_pool
+from tests.postgres import Postgres
 from tests.studies import saved_study
 
 FOLDER = ROOT / "examples" / "extensions"
@@ -57,6 +59,44 @@ def test_a_callback(tmp_path, monkeypatch):
     found = json.loads((tmp_path / "run" / "result.json").read_text())["trials"]
     assert sum(row[1] == "complete" for row in rows) >= found["complete"] == 6
     assert all(row[2].startswith("accuracy=") for row in rows if row[1] == "complete")
+
+
+def test_every_finished_trial_is_in_a_database_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _search_and_copy("sqlite:///studies.db")
+
+
+@pytest.mark.slow
+def test_every_finished_trial_is_in_postgresql_too(tmp_path, monkeypatch):
+    pytest.importorskip("psycopg")
+    monkeypatch.chdir(tmp_path)
+    server = Postgres()
+    try:
+        monkeypatch.setenv("PGPASSWORD", server.PASSWORD)
+        _search_and_copy(server.address)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+    finally:
+        server.remove()
+
+
+def _search_and_copy(storage):
+    words = [f"callbacks=[{FOLDER}/study_in_database.py:Copy]", "callbacks.Copy.log=run/study.log"]
+    words += [f"callbacks.Copy.storage={storage}", "search.finalists=0", "space.pool=tiny.py:build", *TINY]
+    write_pool(Path.cwd())
+    assert main(["search", *words, "search.trials=2", "folder=run"]) == 0
+    before = _copied(storage)[:-1]  # as if the database had been away
+    optuna.delete_study(study_name="search", storage=storage)
+    copy = optuna.create_study(study_name="search", storage=storage, directions=["maximize", "minimize"])
+    copy.add_trials(before)
+    assert main(["search", *words, "search.trials=4", "resume=run"]) == 0
+    ours = saved_study("run").trials
+    assert len(ours) >= 4
+    facts = [(one.number, one.state, one.values, one.params, one.user_attrs) for one in ours]
+    assert [(one.number, one.state, one.values, one.params, one.user_attrs) for one in _copied(storage)] == facts
+
+
+def _copied(storage):
+    return optuna.load_study(study_name="search", storage=storage).trials
 
 
 @pytest.mark.slow

@@ -96,18 +96,6 @@ def test_the_engine_does_without_optuna_hydra_and_matplotlib():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.slow
-def test_a_search_in_a_folder_loads_nothing_of_databases(tmp_path):
-    code = (
-        "import sys; from pathlib import Path; from l2l_nas.testing.problems import searched;"
-        f"searched(Path({str(tmp_path / 'run')!r}), trials=2, warmup_steps=1, steps_per_trial=1);"
-        "print([name for name in sys.modules if name.startswith('l2l_nas.nas.study.database')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-    assert (tmp_path / "run" / "result.json").exists()
-
-
 def test_every_public_name_can_be_loaded_and_no_other():
     for name in l2l_nas.__all__:
         assert getattr(l2l_nas, name).__name__ == name

@@ -31,9 +31,6 @@ def preload() -> None:
     for name in _PRELOAD:
         with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)
-    from optuna.storages import RDBStorage
-
-    RDBStorage("sqlite://").remove_session()  # imports what it needs when it is made
 
 
 @dataclass

@@ -26,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults import forks
-from benchmarks.faults.scenarios import PATIENCE_S, SAVING, Scenario, scenarios, trials_in_database, trials_of
+from benchmarks.faults.scenarios import PATIENCE_S, SAVING, Scenario, scenarios, trials_of
 from benchmarks.options import at_least
 from tests.cli.runs import events
 
@@ -37,8 +37,7 @@ _ADVICE = "start without resume"  # what the harness follows, as a user would
 def lost_trials(place: Path) -> str:
     """What the logs tell of that no study has."""
     for log in place.glob("out/**/log.jsonl"):
-        study = log.parent / "study.log"
-        saved = trials_of(study) if study.exists() else trials_in_database(place / "shared.db")
+        saved = trials_of(log.parent / "study.log")
         for event in events(log.parent):
             if saved.get(event["number"]) != event["architecture"]:
                 return f"{log.parent.name}: trial {event['number']} of the log is not in the study"

@@ -37,10 +37,6 @@ REPORT = "report run=run out=page.html"
 RESUME = f"search space.pool=tiny.py:build {' '.join(TINY)} resume=run"
 TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build train.steps=2 train.validation_steps=1 export=false"
 RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
-SHARED = (
-    f"search space.pool=tiny.py:build {' '.join(TINY)} search.trial_weights=fork search.storage=journal:///study.log "
-    "search.storage_retry_seconds=1 resume=shared"
-)
 SWEEP = f"search -m hydra/sweeper=l2l space.pool=tiny.py:build {' '.join(TINY)} hydra.sweeper.trials=2 " + (
     "train.learning_rate=interval(0.001,0.01) resume=sweep"
 )
@@ -63,8 +59,6 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("trained/weights/manifest.json", 3, (RETRAIN,)),
     ("trained/weights/*.safetensors", 2, (RETRAIN,)),
     ("out/export.json", 3, ("export run=run space.pool=tiny.py:build out=out formats=[state_dict]",)),
-    ("study.log", 6, (SHARED,)),
-    ("shared/config.yaml", 1, (SHARED, REPORT.replace("run=run", "run=shared"))),
     ("sweep/sweep.log", 2, (SWEEP,)),
     ("sweep/0/result.json", 1, (SWEEP,)),
     ("data.npz", 10, (f"search space.pool=tiny.py:pool data.source=data.npz {' '.join(TINY)} folder=new",)),
@@ -95,7 +89,6 @@ def build(place: Path, *, small: bool) -> None:
         ["search", pool, *TINY, "folder=run"],
         ["train", "run=run", pool, "train.steps=5", "train.validation_steps=2", "export=false", "folder=trained"],
         ["export", "run=run", "space.pool=tiny.py:build", "out=out", "formats=[state_dict]"],
-        [*SHARED.split()[:-1], "folder=shared"],
         [*SWEEP.split()[:-1], "folder=sweep"],
     ):
         if small and words[0] != "export" and not {"folder=run", "folder=once"} & set(words):

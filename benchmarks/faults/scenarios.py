@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,24 +78,6 @@ def trials_of(path: Path) -> dict[int, list[str]]:
         return {record.number: list(record.architecture.choices) for record in records}
 
 
-def trials_in_database(path: Path) -> dict[int, list[str]]:
-    """The same of a study in an SQLite file."""
-    with tempfile.TemporaryDirectory() as scratch:
-        for part in path.parent.glob(path.name + "*"):
-            shutil.copy(part, Path(scratch, part.name))
-        copy = Path(scratch, path.name)
-        if not copy.exists():
-            return {}
-        with sqlite3.connect(copy) as base:
-            if not base.execute("SELECT name FROM sqlite_master WHERE name = 'trials'").fetchone():
-                return {}
-            rows = base.execute(
-                "SELECT trials.number, value_json FROM trials JOIN trial_user_attributes USING (trial_id) "
-                "WHERE key = 'architecture' AND state NOT IN ('RUNNING', 'WAITING')"
-            ).fetchall()
-        return {int(number): json.loads(text) for number, text in rows}
-
-
 def whole_weights(folder: Path) -> str:
     """Whether every file that a manifest names is there, with its checksum, and nothing else is."""
     import hashlib
@@ -123,17 +104,6 @@ def check_search(folder: Path) -> str:
         return f"{result['trials']} trials instead of 10"
     if not (folder / "report.html").exists():
         return "no report.html"
-    load_found(str(folder), pool=f"{folder.parent / 'tiny.py'}:build")
-    return whole_weights(folder / "weights") or whole_weights(folder / "best")
-
-
-def check_in_database(folder: Path) -> str:
-    """One whose study is in a database."""
-    from l2l_nas.runs.saved import load_found
-
-    trials = trials_in_database(folder.parent / "shared.db")
-    if len(trials) < 10:
-        return f"{len(trials)} trials in the study"
     load_found(str(folder), pool=f"{folder.parent / 'tiny.py'}:build")
     return whole_weights(folder / "weights") or whole_weights(folder / "best")
 
@@ -185,12 +155,6 @@ def scenarios() -> tuple[Scenario, ...]:
             check_search,
         ),
         Scenario("sweep with two workers", (*sweep, "seed=0,1", "search.workers=2"), 1, check_sweep, least=4, most=8),
-        Scenario(
-            "search with its study in a database",
-            (*search, "search.trial_weights=fork", "search.storage=sqlite:///shared.db"),
-            6,
-            check_in_database,
-        ),
         Scenario(
             "train",
             (

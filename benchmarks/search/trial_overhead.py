@@ -79,7 +79,6 @@ def measure_overhead(positions: int, trials: int, samplers: Sequence[str], goals
         study = study_in(filled, pool, goals, "random", trials)
         for _ in range(trials):
             tell(study, *study.ask(), rng)
-        study.close()
         for sampler in samplers:
             copy = Path(folder) / sampler
             shutil.copytree(filled, copy)
@@ -90,7 +89,6 @@ def measure_overhead(positions: int, trials: int, samplers: Sequence[str], goals
                 asks.append(milliseconds)
                 trial, architecture = asked
                 tells.append(timed(partial(tell, study, trial, architecture, rng))[1])
-            study.close()
             both = {"ask_ms": statistics.median(asks), "tell_ms": statistics.median(tells)}
             rows.append(
                 {"positions": positions, "trials": trials, "objectives": goals, "sampler": sampler}

@@ -32,7 +32,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rich.console import Console
 
 from l2l_nas.cli.words import config_folders, two_folders
-from l2l_nas.errors import SettingError, StorageError, without_passwords_in
+from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.fields import check_bounds
@@ -230,12 +230,11 @@ def in_sweep(conf: Any, about: HydraConf) -> Any:
 
 
 def hydra_files(config: DictConfig) -> dict[str, str]:
-    """What Hydra writes into `.hydra/`, by name, without passwords."""
+    """What Hydra writes into `.hydra/`, by name."""
     about: Any = HydraConfig.instance().cfg
     contents = {
         "config.yaml": config,
         "hydra.yaml": OmegaConf.masked_copy(about, "hydra"),
         "overrides.yaml": about.hydra.overrides.task,
     }
-    plain = {name: without_passwords_in(OmegaConf.to_container(one, resolve=False)) for name, one in contents.items()}
-    return {name: OmegaConf.to_yaml(OmegaConf.create(one)) for name, one in plain.items()}
+    return {name: OmegaConf.to_yaml(content) for name, content in contents.items()}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import io
 import logging
 import os
-import re
 import shlex
 import signal
 import sys
@@ -19,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import unquote
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -34,10 +31,8 @@ from l2l_nas.errors import (
     StorageError,
     one_line,
     what_raised,
-    without_passwords,
 )
 from l2l_nas.runs.command_line import fill_in, given_names
-from l2l_nas.runs.settings import PASSWORD_VARIABLE
 from l2l_nas.runs.terminal import explain, is_explained
 
 if TYPE_CHECKING:
@@ -76,8 +71,6 @@ def launch(command: str, words: list[str], *, is_program: bool = False, ranks: R
         with (
             _logging_as_it_was(),
             plain_warnings(),
-            _shown_without_passwords() if args.cfg or args.info else contextlib.nullcontext(),
-            _password_aside(args.overrides),
             _signals(signal.default_int_handler),
         ):
             if sweeps:
@@ -231,17 +224,6 @@ def _resumed_sweep(command: str, args: Namespace) -> list[str]:
 
 
 @contextlib.contextmanager
-def _shown_without_passwords() -> Iterator[None]:
-    """What Hydra prints of the settings."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    finally:
-        print("\n".join(without_passwords(line) for line in printed.getvalue().splitlines()))
-
-
-@contextlib.contextmanager
 def _logging_as_it_was() -> Iterator[None]:
     """With --info and hydra.verbose Hydra has the whole process log everything, and goes on to do so.
 
@@ -254,23 +236,3 @@ def _logging_as_it_was() -> Iterator[None]:
     finally:
         root.setLevel(level)
         root.handlers[:] = handlers
-
-
-_PASSWORD = re.compile(r"(\+*search\.storage=[\"']?[A-Za-z0-9+]+://[^/@:]*):(.*)@")
-
-
-@contextlib.contextmanager
-def _password_aside(overrides: list[str]) -> Iterator[None]:
-    """Take the database's password out of the overrides, which Hydra shows in tracebacks and writes for sweeps."""
-    before = os.environ.get(PASSWORD_VARIABLE)
-    for index, word in enumerate(overrides):
-        match = _PASSWORD.match(word)
-        if match:
-            overrides[index] = word.replace(match[0], match[1] + "@", 1)
-            os.environ[PASSWORD_VARIABLE] = unquote(match[2])
-    try:
-        yield
-    finally:
-        os.environ.pop(PASSWORD_VARIABLE, None)
-        if before is not None:
-            os.environ[PASSWORD_VARIABLE] = before

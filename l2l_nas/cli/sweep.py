@@ -36,9 +36,9 @@ from l2l_nas.errors import (
     SettingError,
     StorageError,
     described,
+    one_line,
     what_raised,
     without_passwords,
-    without_passwords_in,
 )
 from l2l_nas.files import (
     make_folder,
@@ -55,7 +55,7 @@ from l2l_nas.runs.command_line import fill_in, given_names, spell
 from l2l_nas.runs.fields import check_bounds, declared, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, SWEEP_NAMES, RunFolder, is_locked, locked, refuse_taken
 from l2l_nas.runs.resume import last_end
-from l2l_nas.runs.settings import COMMANDS, PASSWORD_VARIABLE, PLACES
+from l2l_nas.runs.settings import COMMANDS, PLACES
 from l2l_nas.runs.sweep_words import read_sweep, reading_sweep, refuse_sweep, resume_sweep
 from l2l_nas.runs.terminal import explain, open_terminal
 
@@ -106,12 +106,6 @@ class SweepCallback(Callback):
 
     def _begin(self, config: DictConfig) -> None:
         content: Any = OmegaConf.to_container(config, resolve=False)
-        task = content["hydra"]["overrides"]["task"]
-        if any(without_passwords(word) != word for word in task):
-            raise SettingError(
-                "a password would be written with the sweep's settings: write search.storage=ADDRESS by itself, "
-                f"or leave the password out and put it into {PASSWORD_VARIABLE}"
-            )
         if content["hydra"]["sweep"]["subdir"] != "${hydra.job.num}":
             raise no_effect("hydra.sweep.subdir")
         for override in _read_words(content):
@@ -122,13 +116,13 @@ class SweepCallback(Callback):
         self.root = Path(config.hydra.sweep.dir)
         with read_write(config), open_dict(config):
             # sweepers write the settings into the sweep's folder; each run is composed anew, of the words
-            config.merge_with(without_passwords_in(content))
+            config.merge_with(content)
             if content["hydra"]["sweep"]["dir"] == "${folder}":
                 word = f"folder={spell(str(self.root))}"
                 config.folder, self.words["folder"] = str(self.root), OverridesParser.create().parse_override(word)
                 config.hydra.overrides.task.append(word)
         if "resume" in self.words:
-            self._refuse_other(without_passwords_in(content))
+            self._refuse_other(content)
         if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
             size = config.hydra.sweeper.max_batch_size
             if size is not None and size < 1:
@@ -316,7 +310,7 @@ def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], fl
     except Exception as error:
         text, trace = explain(error), traceback.format_exc()
     path = folder / _ERROR_FILE
-    line = without_passwords(" ".join(text.split()) + (f" (traceback in {path})" if trace else ""))
+    line = one_line(text) + (f" (traceback in {path})" if trace else "")
     make_folder(folder)  # a run that wrote nothing leaves none
     write_atomically(path, f"{line}\n{without_passwords(trace)}")
     print(f"run {folder.name} failed: {line}", flush=True)

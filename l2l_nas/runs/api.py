@@ -17,14 +17,14 @@ from l2l_nas.arguments import check_kind, check_list, check_methods, check_path,
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
+from l2l_nas.nas.study.reading import load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.runs.components import Objects
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.repeats import search_of
-from l2l_nas.runs.saved import SavedRun, is_repeated, load_found, read_config
-from l2l_nas.runs.study_address import study_of
+from l2l_nas.runs.saved import SavedRun, is_repeated, load_found
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.runs.world import joined
 from l2l_nas.training.export import build_network
@@ -60,8 +60,6 @@ class SearchResult:
     Args:
         folder: the run's.
         problem: what was searched.
-        storage: where a study in a database is, password and all; by default as the folder tells, with the
-            password of the environment variable `L2L_NAS_STORAGE_PASSWORD`.
 
     Raises:
         SettingError: one of these is something else.
@@ -69,11 +67,9 @@ class SearchResult:
 
     folder: Path
     problem: Problem = field(repr=False)  # it holds all data
-    storage: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", check_path("SearchResult: folder", self.folder))
-        check_kind("SearchResult: storage", self.storage, str, wanted="an address")
         check_kind("SearchResult: problem", self.problem, Problem, wanted="a Problem")
 
     @cached_property
@@ -140,12 +136,10 @@ class SearchResult:
         """All trials, as Optuna has them.
 
         Raises:
-            StorageError: the study is missing or damaged, or its database is away.
+            StorageError: the study is missing or damaged.
         """
-        folder = RunFolder(self._one.folder if is_repeated(RunFolder(self.folder)) else self.folder)
-        if folder.study.exists() or not folder.config.exists():
-            return study_of(folder, {})[0]
-        return study_of(folder, read_config(folder.config), storage=self.storage)[0]
+        root = self._one.folder if is_repeated(RunFolder(self.folder)) else self.folder
+        return load_study(RunFolder(root).study)
 
     def network(self) -> nn.Module:
         """The best network with its weights, as a plain module in evaluation mode.
@@ -231,7 +225,7 @@ def search(
     finally:
         torch.set_num_threads(threads)
     root = (ranks.shared or run.folder).root
-    return SearchResult(root, run.components.problem, str(settings.get("storage") or ""))
+    return SearchResult(root, run.components.problem)
 
 
 _APART = (

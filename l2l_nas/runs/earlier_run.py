@@ -21,12 +21,11 @@ from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.default import RANDOM
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.journal import readable
-from l2l_nas.nas.study.reading import StudyContents, study_contents
+from l2l_nas.nas.study.reading import StudyContents, load_study, study_contents
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder, is_locked
 from l2l_nas.runs.resume import last_end
 from l2l_nas.runs.saved import SavedRun, is_repeated, name_in
-from l2l_nas.runs.study_address import study_of
 
 # strategies whose trials train from first weights, where search.trial_weights says so
 _PLAIN = ("default", RANDOM)
@@ -105,14 +104,13 @@ def read_earlier_run(root: Path, *, goal: Goal, metrics: Collection[str], must_b
     if must_be_finished and last_end(folder).get("event") != "done":
         raise UnusableRun("unfinished")
     _refuse_other_goal(goal, config)
-    if not (value_of(config, "search.storage") or folder.study.exists()):  # killed before its first trial, or lost
+    if not folder.study.exists():  # killed before its first trial, or lost
         raise UnusableRun("without a study")
-    study, place = study_of(folder, config)
-    content = study_contents(study, place)
+    content = study_contents(load_study(folder.study), folder.study)
     if goal not in content.goals:  # of another direction
         raise UnusableRun(f"{goal.name} the other way round")
     recipe = _Recipe.of(config, folder.config)
-    with readable(place):
+    with readable(folder.study):
         scores = tuple(_scores(content, recipe, {*metrics, goal.name}, goal))
     if not scores:
         raise UnusableRun(

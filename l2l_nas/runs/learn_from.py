@@ -207,7 +207,7 @@ class _Tasks:
                 found += 1
             except UnusableRun as error:
                 left.setdefault(error.reason, []).append(root.name)
-            except L2LError:  # damaged, or its database is away
+            except L2LError:  # damaged
                 left.setdefault("unreadable", []).append(root.name)
         if not found:
             self.notes.append(f"no finished run of this space lies in {own.parent}")

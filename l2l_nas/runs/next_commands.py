@@ -63,7 +63,6 @@ def next_commands(
     """
     run, files, own = str(folder), RunFolder(folder), own_names(config)
     pool = own.get("space.pool", "")
-    storage = str(config["search"].get("storage", "")).removeprefix("journal:///")
     more = {"search.trials": 2 * int(config["search"]["trials"])} if is_finished else {}
     name = "Go on, to twice as many trials" if is_finished else "Go on, to the trials asked for"
     again = resume_command("search", run, {**own, **more})
@@ -72,7 +71,7 @@ def next_commands(
         Command(name, again, "Trials stay; the finalists are chosen and trained again."),
         Command(
             "Look at all trials in optuna-dashboard",
-            shlex.join(["optuna-dashboard", storage or str(files.study)]),
+            shlex.join(["optuna-dashboard", str(files.study)]),
             "It comes with pip install 'l2l-nas[dashboard]'.",
         ),
         Command(

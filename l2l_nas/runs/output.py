@@ -165,12 +165,11 @@ def _measured(search: SearchContext, one: Finalist) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Output:
-    """Writes and shows what a search came to, whose study is at `place`."""
+    """Writes and shows what a search came to."""
 
     folder: RunFolder
     components: Components
     console: Console
-    place: str
 
     def recalled(self, search: SearchContext) -> Recalled | None:
         """What the search knew from earlier runs, and what came of it; None where it asked for none."""
@@ -258,7 +257,7 @@ class Output:
         pictures = write_pictures(self.folder.root, results, warmup=warmup)
         rows = [("result", str(self.folder.result))]
         rows += [("weights", str(self.folder.best))] if best.server is not None else []
-        rows.append(("study", self.place))
+        rows.append(("study", str(self.folder.study)))
         if exported:
             rows.append(("network", str(self.folder.export / "model.pt2")))
         rows += [("size", str(folder.root)) for folder, one in self._of_sizes(search) if one is not None]

@@ -23,7 +23,6 @@ from l2l_nas.report.network import Network
 from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.summary import Summary
-from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.next_commands import changed_settings, next_commands
 from l2l_nas.runs.progress import Log
@@ -94,11 +93,6 @@ def gather(
 
 
 def _read_records(folder: RunFolder) -> tuple[Sequence[Goal], Sequence[TrialRecord]]:
-    if folder.config.exists() and value_of(read_config(folder.config), "search.storage"):
-        raise StorageError(
-            f"{folder.root}: the study of this run is in a database, and its last page is {folder.report}; "
-            "resume the run for a new one"
-        )
     if folder.study.exists() and not folder.config.exists() and not folder.log.exists():
         raise StorageError(
             f"{folder.root}: holds no run of this program; the page of a study that a loop of your own has filled is "

@@ -108,8 +108,6 @@ class RepeatedSearch:
         if section.repeats is None:
             saved = value_of(SavedRun(self.folder).config, "search.repeats")
             raise must_stay(self.folder, "search.repeats", saved, None, "its folder holds repeats of a search")
-        if section.storage:
-            raise SettingError("search.repeats keeps a study in the folder of each repeat; leave search.storage out")
         if section.baseline == "none" and "search.baseline" in self.given:
             raise SettingError("search.repeats compares with random search; leave search.baseline=none out")
         if not section.finalists or section.finalist_steps == 0:

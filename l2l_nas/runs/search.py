@@ -28,6 +28,7 @@ from l2l_nas.nas.strategies.finalist_phase import Finalists
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
+from l2l_nas.nas.study.journal import StudyFile
 from l2l_nas.nas.study.study import Study, quiet_optuna
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
@@ -43,8 +44,7 @@ from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log, OneOfSeveral
 from l2l_nas.runs.ranks import RunRanks, greet_ranks, refuse_on_ranks
 from l2l_nas.runs.resume import finished_search, search_start
-from l2l_nas.runs.settings import PASSWORD_VARIABLE, SearchConf
-from l2l_nas.runs.study_address import public, refuse_weights_of_another, scoring, study_address, study_store
+from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import explain, warn
 from l2l_nas.runs.workers import check_workers, engine_name, worker_executor
 from l2l_nas.space.shapes import check_shapes
@@ -92,12 +92,10 @@ class SearchRun:
         check_sampler(conf.sampler if objects.sampler is None else objects.sampler)
         refuse_on_ranks(conf, self.consensus)
         check_workers(conf, objects, given=given)
-        self.address = study_address(conf, self.folder)
         self.components = build_components(conf, objects, given=given, consensus=self.consensus)
         self.conf = self.components.conf
-        self.output = Output(self.folder, self.components, console, place=self.place)
+        self.output = Output(self.folder, self.components, console)
         self._seen: Callbacks | None = None
-        self._display: Display | None = None
 
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
@@ -129,12 +127,12 @@ class SearchRun:
         )
         try:
             is_bare = self.conf.resume and self.start.is_new
-            if not resume and self.address is None:
+            if not resume:
                 self._write_settings()  # a folder knows its settings from the first moment on
             if not resume and self.components.learned is not None:  # before there is a trial that follows from it
                 write_memory(self.folder, self.components.learned, self.components.problem.measured_task.metrics)
             study = self._study(resume=resume)
-            self._refuse(study, resume=resume)
+            self._refuse_fewer_trials(study)
             if is_bare:
                 self.console.print(f"{self.folder.root} holds no settings: those of this command count", soft_wrap=True)
             with Display(
@@ -147,7 +145,6 @@ class SearchRun:
                 part=self.part,
                 consensus=self.consensus,
             ) as display:
-                self._display = display
                 search = self._search(study, display, log, workers)
                 if resume:
                     search.restore()
@@ -177,14 +174,11 @@ class SearchRun:
         finally:
             log.close()
             self.components.problem.data.close()
-            if study is not None:
-                study.close()
         return best.values[self.goals[0].name]
 
     def _finished(self, study: Study) -> float | None:
         """The best value of a run that is over, which is told; None of another."""
-        conf, goal = public(self.conf, self.address), self.goals[0].name
-        over = finished_search(self.folder, conf, goal=goal, evaluated=study.num_evaluated)
+        over = finished_search(self.folder, self.conf, goal=self.goals[0].name, evaluated=study.num_evaluated)
         if over is None:
             return None
         value, line = over
@@ -192,18 +186,16 @@ class SearchRun:
             self.console.print(line, markup=False, soft_wrap=True)
         return value
 
-    def _refuse(self, study: Study, *, resume: bool) -> None:
-        """Refuse another network's weights, and fewer trials than there are. Raises SettingError, StorageError."""
-        if not resume:
-            refuse_weights_of_another(self.conf, study)
+    def _refuse_fewer_trials(self, study: Study) -> None:
+        """Refuse fewer trials than there are. Raises SettingError."""
         done, asked = study.num_evaluated, self.components.search.budget.trials
-        if done > asked and "search.trials" in self.given and not self.address:
+        if done > asked and "search.trials" in self.given:
             raise SettingError(f"search.trials={asked}: {done} trials are already evaluated; ask for at least {done}")
 
     def _begin(self, study: Study, log: Log, *, resume: bool) -> None:
         """Write what a search is of, and tell it."""
         components, training = self.components, self.components.training
-        if not resume and self.address is None and self.conf.search.hardware:
+        if not resume and self.conf.search.hardware:
             within = replace(training.problem, constraints=unmeasured(components.search.constraints))
             plan_run(self.folder, within, self.conf, components.server.optimizer)
         about = {"versions": versions(), "device": hardware(training.relay.device.torch_device)}
@@ -218,8 +210,6 @@ class SearchRun:
         if whole := left_whole(components.server):
             self.console.print(f"whole on every rank: {', '.join(whole)}", soft_wrap=True)
         evaluated = study.num_evaluated
-        if self.address:
-            self.console.print(f"study in {self.place}: {evaluated} trials are evaluated", soft_wrap=True)
         if resume:
             self.console.print(f"resumed with {evaluated} of {self.conf.search.trials} trials evaluated")
 
@@ -275,9 +265,8 @@ class SearchRun:
         phase = None if search is None else search.phase
         at += next((f"; {words}" for kind, words in _ANEW.items() if isinstance(phase, kind)), "")
         at += f"; the best of them is in {self.folder.result}" if best is not None else ""
-        secret = f" ({PASSWORD_VARIABLE} holding the password)" if self.address and self.address.secret else ""
         who = f" by callback {by}" if by else ""
-        self.console.print(f"stopped{who}{at}. Go on with{secret}: {self.again}", soft_wrap=True, markup=False)
+        self.console.print(f"stopped{who}{at}. Go on with: {self.again}", soft_wrap=True, markup=False)
 
     @property
     def stopped_by(self) -> Callback | None:
@@ -287,7 +276,7 @@ class SearchRun:
     def _write_settings(self) -> None:
         if self.start.files:  # first, as a sweep knows its runs by them
             self.folder.write_hydra(self.start.files)
-        write_yaml(self.folder.config, asdict(public(self.conf, self.address)))
+        write_yaml(self.folder.config, asdict(self.conf))
 
     @property
     def sampler(self) -> Any:
@@ -299,24 +288,15 @@ class SearchRun:
         return self.conf.sampler
 
     def _study(self, *, resume: bool) -> Study:
-        store = study_store(
-            self.conf,
-            self.address,
-            self.folder,
-            resume=resume,
-            say=partial(self.console.print, soft_wrap=True),
-            waiting=lambda line: self._display.waiting(line) if self._display is not None else None,
-        )
-        problem, budget = self.components.problem, self.components.search.budget
+        problem = self.components.problem
         return Study(
-            store,
+            StudyFile(self.folder.study, resume=resume),
             pool=problem.pool,
             goals=self.goals,
             sampler=self.sampler,
             seed=self.conf.seed,
-            num_trials=budget.trials,
+            num_trials=self.components.search.budget.trials,
             data=problem.data.digest,
-            scoring=scoring(self.conf, budget) if self.address else None,
             consensus=self.consensus,
         )
 
@@ -350,8 +330,3 @@ class SearchRun:
     def goals(self) -> tuple[Goal, ...]:
         """What is searched for."""
         return self.components.search.goals
-
-    @property
-    def place(self) -> str:
-        """Where its study is."""
-        return f"{self.address.shown}, study '{self.conf.search.study}'" if self.address else str(self.folder.study)

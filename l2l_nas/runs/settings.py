@@ -28,9 +28,6 @@ from l2l_nas.runs.section_settings import (
     TrainConf,
 )
 
-# the password of search.storage; the command line puts it here when it is part of the address
-PASSWORD_VARIABLE = "L2L_NAS_STORAGE_PASSWORD"
-
 
 def _in_a_race(config: Mapping[str, Any]) -> str:
     search = config.get("search")
@@ -47,7 +44,6 @@ def _read_once(config: Mapping[str, Any]) -> str:
 
 
 _COMPARED = "what is scored otherwise cannot be compared with the trials so far"
-_IN_DATABASE = UsedIf("search.storage", lambda conf: bool(conf.search.storage))
 
 
 # the name of something, with its arguments
@@ -169,15 +165,6 @@ class SearchSection:
     retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5", resume=MAY_CHANGE)
     freeze: list[str] = setting([], "candidates whose weights are not trained", resume=MAY_CHANGE)
     catch_up_fraction: float = setting(1.0, "fraction of mean updates for new candidates", least=0, resume=MAY_CHANGE)
-    storage: str = setting("", "database of the study; '': the run's folder", resume=MAY_CHANGE)
-    study: str = setting("search", "name of the study in that database", effect=_IN_DATABASE, resume=MAY_CHANGE)
-    storage_retry_seconds: float = setting(
-        60.0,
-        "seconds to wait for an unreachable database",
-        least=0,
-        effect=_IN_DATABASE,
-        resume=MAY_CHANGE,
-    )
 
 
 @dataclass(frozen=True)

@@ -136,16 +136,3 @@ def test_training_and_scoring_name_the_run_and_the_pool_alike(finished) -> None:
     named = [f"run={finished}", "space.pool=tiny.py:build"]
     assert found["Train the best architecture by itself"] == ["python", "-m", "l2l_nas", "train", *named]
     assert found["Score the best network again"] == ["python", "-m", "l2l_nas", "evaluate", *named]
-
-
-def test_a_study_in_a_database_is_looked_at_where_it_is(finished) -> None:
-    config = config_of(finished)
-    for storage, shown in (
-        ("postgresql+psycopg://me@h/x", "postgresql+psycopg://me@h/x"),
-        ("journal:///a/s.log", "a/s.log"),
-    ):
-        config["search"]["storage"] = storage
-        found = {
-            c.purpose: shlex.split(c.line) for c in next_commands(finished, config, is_finished=True, has_result=True)
-        }
-        assert found["Look at all trials in optuna-dashboard"] == ["optuna-dashboard", shown]

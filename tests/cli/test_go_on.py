@@ -14,11 +14,8 @@ import yaml
 from l2l_nas.__main__ import main
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import spell
-from l2l_nas.runs.fields import changed, settings
-from l2l_nas.runs.groups import completed
-from l2l_nas.runs.numbers import budget_of
+from l2l_nas.runs.fields import settings
 from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
-from l2l_nas.runs.study_address import COMPARED, scoring
 from tests.cli.runs import TINY, contents, events, start, write_pool
 from tests.studies import saved_study, saved_sweep
 
@@ -211,32 +208,6 @@ def test_what_must_stay_is_refused_by_name_with_both_values(finished_once, monke
     assert line.endswith(f"; leave {name} out, or start a new run in another folder")
     # the same value again is no other
     assert contents(finished_once) == before
-
-
-def scoring_with(**values):
-    conf = completed(changed(SearchConf(), {"search.trial_weights": "fork", "search.steps_per_trial": 100} | values))
-    return scoring(conf, budget_of(conf))
-
-
-@pytest.mark.parametrize("name", [name for name, _, _ in settings(SearchConf) if rule_of(name).stays])
-def test_what_must_stay_is_what_processes_of_one_study_have_in_common(name):
-    value = {**CHANGED, "search.trial_weights": "scratch"}[name]
-    found = scoring_with(**{name: {"name": value} if name in CHOICES else value})
-    assert (found == scoring_with()) == (name.partition(".")[0] in COMPARED)
-
-
-def test_processes_of_one_study_may_differ_in_what_does_not_change_a_score():
-    machine = {"relay.device": "cuda", "relay.slots": 3, "relay.update": "exact", "relay.threads": 4}
-    search = {"search.workers": 2, "search.storage_retry_seconds": 3.0, "search.finalists": 0, "search.trials": 9}
-    where = {"folder": "other", "search.storage": "journal:////tmp/x", "data.source": "/there/x.npz"}
-    assert scoring_with(**machine, **search, **where, sampler={"name": "random"}) == scoring_with()
-
-
-def test_arguments_of_choices_are_common_to_processes_of_one_study():
-    found = scoring_with(optimizer={"name": "sgd", "momentum": 0.5}, schedule={"name": "linear", "floor": 0.1})
-    assert found["optimizer"] == "sgd"
-    assert found["schedule.floor"] == 0.1
-    assert found["optimizer.momentum"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler
 from l2l_nas.nas.strategies.default import STRATEGIES, build_phases
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.components import Objects
-from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import ABOUT, GROUPS, arguments, choices, shipped
 from l2l_nas.runs.settings import SearchConf, SearchSection
 from l2l_nas.runs.workers import check_workers
@@ -331,28 +330,6 @@ def test_a_run_that_is_refused_leaves_no_folder_of_hydra_s(pool, tmp_path, refus
     Path("a/b").mkdir(parents=True)
     refused("search", OWN, *TINY, "folder=a/b", "search.trials=0")
     assert Path("a/b").is_dir()  # it was there before
-
-
-def test_hydra_s_files_hold_no_password(pool, tmp_path, monkeypatch):
-    Path("conf").mkdir()
-    address = "postgresql://me:t0psecret@127.0.0.1:1/x?password=t0psecret"
-    Path("conf/mine.yaml").write_text(f"defaults: [search, _self_]\nsearch: {{storage: '{address}'}}\n")
-
-    class Run:
-        def __init__(self, conf, console, *, again, given, files):
-            self.folder, self.files = RunFolder(Path(conf.folder)), files
-
-        def go(self):
-            self.folder.write_hydra(self.files)
-
-    monkeypatch.setattr("l2l_nas.cli.search.prepared", Run)
-    for words in (["--config-dir", "conf", "--config-name", "mine"], [f"search.storage='{address}'"]):
-        folder = f"run{len(words)}"
-        assert main(["search", OWN, f"folder={folder}", *words]) == 0
-        texts = {path.name: path.read_text() for path in Path(folder, ".hydra").iterdir()}
-        assert sorted(texts) == ["config.yaml", "hydra.yaml", "overrides.yaml"]
-        assert "127.0.0.1:1/x" in texts["config.yaml"]
-        assert "t0psecret" not in "".join(texts.values())
 
 
 @pytest.mark.parametrize("flag", [["--cfg", "hydra"], ["--info", "defaults"], ["--info", "searchpath"]])

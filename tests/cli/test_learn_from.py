@@ -240,16 +240,6 @@ def test_of_a_folder_of_repeats_each_is_named_by_itself(place, refused):
     assert [task.name for task in memory_in("runs/other").tasks] == ["runs/twice/repeats/1, runs/a", "runs/c"]
 
 
-def test_a_study_in_a_database_takes_runs_with_and_without_memory(place):
-    base = ("search.storage=sqlite:///study.db", "search.study=one")
-    assert main([*SEARCH, *base, "folder=first"]) == 0
-    assert main([*SEARCH, *base, "search.trials=8", "search.learn_from=runs/a,runs/c", "folder=second"]) == 0
-    assert memory_in("second") == memory_in("new")
-    shutil.rmtree("runs")
-    assert main([*SEARCH, *base, "search.trials=10", "resume=second"]) == 0
-    assert read("second/result.json")["memory"]["trials"] == 10
-
-
 def test_a_sweep_s_runs_learn_from_those_before(place, capsys):
     assert main([*SEARCH, "-m", "seed=0,1", "search.learn_from=auto", "folder=sweep"]) == 0
     assert memory_in("sweep/0").tasks == ()

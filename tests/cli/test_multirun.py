@@ -197,13 +197,6 @@ def test_what_stood_in_a_sweep_s_folder_stays_where_nothing_could_begin(pool, tm
     assert (tmp_path / "mine" / "multirun.yaml").read_text() == "keep: me\n"
 
 
-def test_a_password_that_would_be_written_is_refused(pool, refused):
-    storage = "search={storage: 'postgresql://u:secret@localhost:1/db'}"
-    line = refused("search", "-m", "space.pool=tiny.py:build", "seed=0,1", "folder=s", storage)
-    assert "a password would be written" in line
-    assert "secret" not in line
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

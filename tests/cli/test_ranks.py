@@ -300,7 +300,6 @@ def test_a_trial_that_fails_on_one_rank_is_a_failed_trial_of_all():
         (["search.repeats=2"], "search.repeats: several ranks do one search at a time"),
         (["strategy=blockwise"], "strategy=blockwise: its phases do not run on several ranks"),
         (["relay.storage=tiny.py:build"], "relay.storage=tiny.py:build: each of several ranks keeps its part"),
-        (["search.storage=sqlite:///study.db"], "search.storage=sqlite:///study.db: a search on several ranks has"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_before_anything_is_written(words, said):

@@ -194,7 +194,6 @@ def test_killed_repeats_lose_no_trial_and_come_to_the_same(repeated_once, pool, 
     ("words", "said"),
     [
         (["search.repeats=1"], "search.repeats must be at least 2, got 1"),
-        (["search.repeats=2", "search.storage=sqlite:///a.db"], "leave search.storage out"),
         (["search.repeats=2", "search.baseline=none"], "leave search.baseline=none out"),
         (["search.repeats=2", "search.finalists=0"], "or leave search.repeats out"),
         (["search.repeats=2", "strategy=random_search"], "strategy=random_search has no RandomSearch()"),

@@ -17,7 +17,6 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.folder import RUN_NAMES, RunFolder, is_locked, locked, refuse_taken, tidy
 from tests.cli.runs import TINY, contents
 
-JOURNAL = "search.storage=journal:///run/journal"
 LEFT = ".result.json.999999999.l2l_nas.tmp"  # no process has this number
 
 
@@ -169,26 +168,12 @@ def test_a_folder_may_have_any_name(pool, tmp_path, name, capsys):
     assert there == {"mine.db", "tiny.py", name.split("/")[0]}
 
 
-@pytest.mark.slow
-def test_the_same_command_works_again_once_the_storage_can_be_reached(pool, tmp_path, refused):
-    words = ["search", f"space.pool={pool}", *TINY, "search.trial_weights=fork", "folder=out"]
-    storage = f"search.storage=sqlite:///{tmp_path}/later/study.db"
-    said = refused(*words, storage)
-    assert "give the same command again" in said
-    (tmp_path / "later").mkdir()
-    assert main([*words, storage]) == 0
-
-
 @pytest.mark.timeout(60)  # opening a pipe that nobody writes into waits for ever
 @pytest.mark.parametrize(
     ("name", "command"),
     [
         ("log.jsonl", ["search", "space.pool=tiny.py:build", *TINY, "resume=run"]),
         ("data.npz", ["search", "space.pool=tiny.py:pool", *TINY, "folder=new", "data.source=run/data.npz"]),
-        (
-            "journal",
-            ["search", "space.pool=tiny.py:build", *TINY, "folder=new", "search.trial_weights=fork", JOURNAL],
-        ),
         ("page.html", ["report", "run=run", "out=run/page.html"]),
         ("result.json", ["report", "run=run"]),
     ],

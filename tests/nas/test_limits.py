@@ -53,7 +53,6 @@ def test_every_trial_has_all_costs_in_the_saved_study(tmp_path):
         tmp_path, pool, spend=budget(**SPEND, trials=7), costs=costs, constraints=[limit], goals=goals
     )
     best = search.run()
-    study.close()
     again, bench_again = table(pool)
     resumed = search_on(tmp_path, pool, spend=budget(**SPEND), costs=again, goals=goals, resume=True)[2]
     assert [record.metrics for record in resumed.records] == [record.metrics for record in study.records]
@@ -69,7 +68,6 @@ def test_every_trial_has_all_costs_in_the_saved_study(tmp_path):
     assert bench_again.measured == []  # what the first run measured is known
     assert len(bench.measured) == len(set(bench.measured)) == counts(study.records)["complete"]
     assert best.costs["latency_ms"] == len(pool.path(best.record.architecture))
-    resumed.close()
 
 
 def test_a_latency_that_is_an_objective_is_measured_before_the_training(tmp_path, monkeypatch):
@@ -149,7 +147,6 @@ def test_what_a_limit_refuses_is_no_finalist_of_a_run_that_goes_on(tmp_path, mon
     costs, _ = table(pool)
     search, _, study, _ = search_on(tmp_path, pool, spend=budget(**SPEND, trials=9), costs=costs)
     search.run()
-    study.close()
     assert any("wide" in record.architecture.choices for record in study.records)
     limit = Limit(costs, "parameters", 100)
     search, _, study, _ = search_on(
@@ -168,7 +165,6 @@ def test_what_a_limit_refuses_is_no_finalist_of_a_run_that_goes_on(tmp_path, mon
     front = pareto_front(search.context.allowed(study.records), (Goal("accuracy", True), Goal("parameters", False)))
     assert front
     assert all("wide" not in record.architecture.choices for record in front)
-    study.close()
 
 
 def test_finalists_that_are_equal_on_the_first_goal_are_resolved_by_the_others(tmp_path):
@@ -215,7 +211,6 @@ def test_a_metric_that_is_not_finite_fails_the_trial_by_name(tmp_path, value):
     failed = next(record for record in study.records if record.state == "failed")
     assert failed.reason.startswith(f"the odd on the validation data ({value}) is not finite at step 0; lower")
     assert "update" not in failed.reason
-    study.close()
 
 
 def test_where_all_trials_give_nan_the_run_ends_with_the_metric_s_name(tmp_path):

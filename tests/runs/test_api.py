@@ -21,9 +21,7 @@ from l2l_nas import Candidate, Data, LayerPool, Position, TensorSpec
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, SpaceError, StorageError
 from l2l_nas.runs.api import conf_of, parted
-from l2l_nas.runs.fields import changed
 from l2l_nas.runs.next_commands import next_commands
-from l2l_nas.runs.settings import SearchConf
 from l2l_nas.testing.problems import searched, small_data, small_pool
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.samples import Split
@@ -216,18 +214,6 @@ def test_numbers_of_numpy_threads_and_limits_of_before(problem, tmp_path):
 
 def test_a_folder_without_a_study_says_so(problem, tmp_path):
     with pytest.raises(StorageError, match="there is no study"):
-        l2l_nas.SearchResult(tmp_path, problem).study  # noqa: B018
-
-
-def test_a_study_in_a_database_is_read_from_there(problem, tmp_path):
-    storage = f"sqlite:///{tmp_path / 'shared.db'}"
-    optuna.create_study(study_name="ours", storage=storage)
-    conf = changed(SearchConf(), {"search.storage": storage, "search.study": "ours"})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(conf)))
-    assert l2l_nas.SearchResult(tmp_path, problem).study.study_name == "ours"
-    conf = changed(conf, {"search.study": "theirs"})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(conf)))
-    with pytest.raises(StorageError, match="there is no study 'theirs'"):
         l2l_nas.SearchResult(tmp_path, problem).study  # noqa: B018
 
 

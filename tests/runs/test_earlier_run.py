@@ -77,12 +77,6 @@ def test_trials_that_were_stopped_early_count_with_what_they_had(pool):
     assert any("stopped" in trial.user_attrs for trial in saved_study("run").trials)
 
 
-def test_a_study_in_a_database_is_read_alike(pool):
-    for name, words in {"here": (), "there": ("search.storage=sqlite:///study.db", "search.study=some")}.items():
-        assert main([*SEARCH, *words, f"folder={name}"]) == 0
-    assert read("there") == read("here")
-
-
 @pytest.mark.parametrize(
     ("goal", "reason"),
     [

@@ -27,7 +27,6 @@ def lines(said, **changes):
         ("search.keep_fraction", {"search__early_stop": "mine.py:Rule"}),
         ("search.latency_batch", {"search__limits": {"latency_ms": 3}}),
         ("search.population", {"search__steps_per_trial": 0}),
-        ("search.study", {"search__storage": "journal:///x.log"}),
         ("data.masked", {"data__objective": "masked"}),
         ("data.predictions", {"data__objective": "masked"}),
         ("data.text_key", {"data__source": "texts.jsonl"}),

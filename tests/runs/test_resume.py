@@ -105,7 +105,7 @@ def test_a_sweep_that_goes_on_takes_over_nothing_that_would_be_imported(tmp_path
         "sampler=tpe,mine.py:S",
         "sampler=choice('mine.py:S',random)",
         "callbacks=[mine.py:C]",
-        "sampler=${search.study}",
+        "sampler=${search.early_stop}",
         "strategy=mine.py:phases",
         "strategy=${oc.env:STRATEGY}",
         "search.early_stop=none,mine.py:Rule",

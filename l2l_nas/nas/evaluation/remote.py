@@ -1,7 +1,7 @@
 """Segments in other processes: what is sent there, what is done there, and what comes back.
 
 Both sides are processes of one search, so that its recipe may be pickled: problems of a notebook's own classes and
-lambdas work. Weights travel as safetensors; nothing that is read from a folder or a database is ever unpickled.
+lambdas work. Weights travel as safetensors; nothing that is read from a folder is ever unpickled.
 """
 
 from __future__ import annotations

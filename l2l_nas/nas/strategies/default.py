@@ -60,7 +60,7 @@ class Search:
             StorageError: it is missing, damaged, or of another pool or optimizer.
         """
         search = self.context
-        if not search.checkpoint.exists() and not (search.study.is_in_folder and search.study.records):
+        if not search.checkpoint.exists() and not search.study.records:
             return  # killed before the first save
         extra = search.checkpoint.load(search.server)
         try:

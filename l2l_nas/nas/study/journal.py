@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import BaseJournalBackend, JournalFileSymlinkLock
+from optuna.storages.journal import BaseJournalBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
@@ -37,13 +37,11 @@ class JournalFile(BaseJournalBackend):
     """See [Note: journal].
 
     Args:
-        path: there already.
-        lock: held while a line is appended; None where one process at a time writes.
+        path: there already; one process at a time writes it.
     """
 
-    def __init__(self, path: Path, *, lock: JournalFileSymlinkLock | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = lock
         self._num_read = 0
         self._read_bytes = 0
 
@@ -76,15 +74,11 @@ class JournalFile(BaseJournalBackend):
             StorageError: the file is gone, or cannot be written.
         """
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        with named_failures(self._path), contextlib.ExitStack() as held:
-            if self._lock is not None:
-                self._lock.acquire()
-                held.callback(self._lock.release)
-            with open(self._path, "r+b", opener=_to_append) as file:
-                _go_behind_last_line(file)
-                file.write(lines.encode())
-                file.flush()
-                os.fsync(file.fileno())
+        with named_failures(self._path), open(self._path, "r+b", opener=_to_append) as file:
+            _go_behind_last_line(file)
+            file.write(lines.encode())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _to_append(path: str, flags: int) -> int:
@@ -209,8 +203,6 @@ class StudyFile:
         resume: go on with the study that it holds.
     """
 
-    is_in_folder = True
-
     def __init__(self, path: Path, *, resume: bool) -> None:
         self.place = str(path)
         self._path = path
@@ -247,6 +239,3 @@ class StudyFile:
     def noted(self, name: str) -> Any:
         with readable(self._path):
             return self._study.user_attrs.get(name)
-
-    def close(self) -> None:
-        pass  # the file is open only while a line is written

@@ -93,35 +93,6 @@ def load_study(path: Path) -> optuna.Study:
     return open_journal(path, name=STUDY_NAME)
 
 
-def load_database_study(storage: str, name: str, *, password: str) -> optuna.Study:
-    """A study in a database, for Optuna's own functions.
-
-    Args:
-        storage: its address, as `search.storage` takes it.
-        password: of the database, if it is not part of the address.
-
-    Raises:
-        SettingError: it is no address.
-        StorageError: the database is away, or has no such study.
-    """
-    from l2l_nas.nas.study.database import (  # SQLAlchemy: only where needed
-        failures,
-        newest_name,
-        open_storage,
-        parse_address,
-    )
-
-    address = parse_address(storage, password=password)
-    address.refuse_missing()
-    opened = open_storage(address)
-    try:
-        return optuna.load_study(study_name=newest_name(opened, name), storage=opened)
-    except KeyError:
-        raise StorageError(f"{address.shown}: there is no study '{name}'") from None
-    except failures() as error:
-        raise StorageError(f"{address.shown}: {address.explain(error)}") from None
-
-
 def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
     """The architecture of a trial in a saved study.
 

@@ -21,9 +21,6 @@ class Store(Protocol):
     place: str
     """Where, for messages."""
 
-    is_in_folder: bool
-    """Whether it lies in the run's folder."""
-
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         """Create or find the study.
 
@@ -34,7 +31,7 @@ class Store(Protocol):
             Its space (see `space_of`), whose candidates are the choices of its parameters, and its finished trials.
 
         Raises:
-            StorageError: it is damaged, of another search, or cannot be reached.
+            StorageError: it is damaged, or of another search.
         """
 
     def save(self, ended: FrozenTrial) -> int:
@@ -46,15 +43,11 @@ class Store(Protocol):
     def noted(self, name: str) -> Any:
         """What `note` stored; None if there is nothing."""
 
-    def close(self) -> None:
-        """Let go of it."""
-
 
 class Unsaved:
     """Keeps nothing, for benches."""
 
     place = "the study"
-    is_in_folder = True
 
     def open(self, identity: Mapping[str, Any], directions: Sequence[StudyDirection]) -> Opened:
         return identity["space"], []
@@ -67,9 +60,6 @@ class Unsaved:
 
     def noted(self, name: str) -> Any:
         return None
-
-    def close(self) -> None:
-        pass
 
 
 def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -102,11 +92,3 @@ def refuse_other(place: str, found: Mapping[str, Any], identity: Mapping[str, An
         raise StorageError(
             f"{place}: this study's objectives are {before}, not {now}; resume it with those it was started with"
         )
-    scoring, ours = dict(found.get("scoring") or {}), dict(identity.get("scoring") or {})
-    for name in {**scoring, **ours} if ours else ():
-        before, now = (one.get(name, "its default") for one in (scoring, ours))
-        if before != now:
-            raise StorageError(
-                f"{place}: this study's trials are scored with another {name}: {before}, not {now}; give the same "
-                "value, or another search.study"
-            )

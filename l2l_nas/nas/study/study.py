@@ -1,9 +1,9 @@
 """The study: an in-memory one that the sampler reads, and a saved one that gets each finished trial at once.
 
-In a saved study every `suggest` and every attribute would be a line, or a commit, of its own.
+In a saved study every `suggest` and every attribute would be a line of its own.
 
 [Note: attributes] What is in a study, beside what Optuna keeps (the names of the objectives, the choices by position as
-parameters, the goals' values), in a run's folder and in a database. Of a trial, as user attributes:
+parameters, the goals' values). Of a trial, as user attributes:
 
     architecture   list of str   candidate names by position, canonical
     digest         str           of the architecture, 16 hexadecimal digits
@@ -19,9 +19,8 @@ parameters, the goals' values), in a run's folder and in a database. Of a trial,
     weights        dict          which weights it was scored with; see `WeightProvenance.entry`
     process        int           the worker process (search.workers) that evaluated it, from 1
 
-Of the study: `space`, `goals`, `data` (see `Data.digest`), in a database `scoring`, `driver` and `continued_in`, and
-`finalists`: what came of those trained further, with validation and test metrics and standard errors, and the key that
-tells which they are.
+Of the study: `space`, `goals`, `data` (see `Data.digest`) and `finalists`: what came of those trained further, with
+validation and test metrics and standard errors, and the key that tells which they are.
 
 [Note: one numbering] A trial has the number that the saved study gives it: records, callbacks, files and pages have
 that one. The sampler alone works in a copy in memory, which lacks trials whose candidates are gone. A place in that
@@ -29,8 +28,8 @@ copy is known to the study and its store alone.
 
 [Note: parameters] A trial has one parameter for each position with a choice. Its name is the position's, its value a
 candidate's name. The sampler's copy has today's choices; trials with other candidates are left out of it, and of it
-alone. What is saved has the choices of all that ever were candidates, as far as was known then: a journal keeps older
-trials with the choices that they had, a database has one set of them for a study (see [Note: growth]).
+alone. What is saved has the choices of all that ever were candidates, as far as was known then: older trials keep the
+choices that they had.
 """
 
 from __future__ import annotations
@@ -91,13 +90,11 @@ class Study:
         sampler: its name, or the sampler itself.
         num_trials: how many trials are asked for in all.
         data: a hash of what trials are scored on; a study of other data is refused.
-        scoring: settings that all trials of a study in a database must have in common.
 
     Attributes:
         records: of all finished trials.
         num_evaluated: how many of the trials asked for are done.
         place: where it is saved, for messages.
-        is_in_folder: whether it lies beside the weights that its trials trained.
 
     Raises:
         StorageError: the file cannot be written; or, on resume, is missing, damaged, of another space or other goals.
@@ -114,7 +111,6 @@ class Study:
         seed: int,
         num_trials: int,
         data: str = "",
-        scoring: Mapping[str, Any] | None = None,
         consensus: Consensus | None = None,
     ) -> None:
         check_sampler(sampler, size=pool.size)
@@ -129,10 +125,9 @@ class Study:
             "space": space_of(pool),
             "goals": [[goal.name, goal.maximize] for goal in goals],
             "data": data,
-            **({"scoring": dict(scoring)} if scoring is not None else {}),
         }
         space, finished = self._store.open(identity, directions)
-        self.place, self.is_in_folder = store.place, store.is_in_folder
+        self.place = store.place
         self._order = [position.name for position in pool.positions]
         self._choices = choices_in(pool)
         with readable(store.place):
@@ -184,9 +179,6 @@ class Study:
         if not isinstance(content, dict) or content.get("key") != key:
             return None
         return list(content["finalists"])
-
-    def close(self) -> None:
-        self._store.close()
 
     def ask(self) -> tuple[Trial, Architecture]:
         """What was proposed, else the sampler's next proposal, in canonical form.

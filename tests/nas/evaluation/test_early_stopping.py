@@ -254,7 +254,6 @@ def test_the_saved_study_has_optuna_s_pruned_state_and_tells_stopped_from_refuse
     pool = pool_of("tanh", "relu", "skip", depth=3)
     search, _, study, _ = search_on(tmp_path, pool, spend=spend(), early_stop=Every(first=[1]))
     search.run()
-    study.close()
     saved = saved_study(tmp_path)
     stopped = [trial for trial in saved.trials if trial.user_attrs.get("stopped")]
     assert [trial.state for trial in stopped] == [optuna.trial.TrialState.PRUNED]
@@ -264,7 +263,6 @@ def test_the_saved_study_has_optuna_s_pruned_state_and_tells_stopped_from_refuse
     again = search_on(tmp_path, pool, spend=spend(), resume=True, early_stop=rule)[2]
     assert again.records == study.records
     assert rule.learned == list(study.records)
-    again.close()
 
 
 @pytest.mark.slow
@@ -277,7 +275,6 @@ def test_a_search_that_is_interrupted_judges_later_trials_as_one_in_one_go(tmp_p
     observer.stop_at, observer.stop = 60, Stopped
     with pytest.raises(Stopped):
         search.run()
-    study.close()
     finished = {r.architecture for r in study.records}
     assert 3 < len(finished) < 14
     other = Halving(GOALS, keep_fraction=0.5)
@@ -286,7 +283,6 @@ def test_a_search_that_is_interrupted_judges_later_trials_as_one_in_one_go(tmp_p
     assert {rung: there for rung, there in other._seen.items() if there} == {r: t for r, t in known.items() if t}
     search.run()
     assert num_evaluated(study.records) == 14
-    study.close()
 
 
 def test_nan_at_a_rung_fails_the_trial(tmp_path):

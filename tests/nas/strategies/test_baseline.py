@@ -137,7 +137,6 @@ def test_a_search_hands_out_the_same_with_it_and_without(tmp_path):
         weights = {key: relay.server.state(key).weights.clone() for key in relay.server.visited}
         found.append((best.record.architecture, best.scores, search.context.finalists, study.records, weights))
         assert (search.context.baseline is None) == (kind == "none")
-        study.close()
     (*plain, weights), (*other, same) = found
     assert plain[0] == other[0]
     assert plain[1] == other[1]

@@ -89,19 +89,17 @@ def test_constraints_that_refuse_all_new_candidates_at_once_take_them_one_by_one
 def run_and_grow(folder, *, stop_at=-1, share=1.0):
     folder.mkdir()
     spend = budget(warmup_steps=40, trials=3, finalist_steps=0, catch_up_fraction=share)
-    search, _, study, _ = search_on(folder, pool_of("tanh", "relu", depth=3), spend=spend)
+    search, _, _, _ = search_on(folder, pool_of("tanh", "relu", depth=3), spend=spend)
     search.run()
-    study.close()
     spend = budget(warmup_steps=40, trials=6, finalist_steps=0, catch_up_fraction=share)
     pool = pool_of("tanh", "relu", "wide", depth=3)
-    search, relay, study, observer = search_on(folder, pool, spend=spend, resume=True)
+    search, relay, _, observer = search_on(folder, pool, spend=spend, resume=True)
     if stop_at >= 0:
         observer.stop_at, observer.stop = stop_at, Stopped
         with pytest.raises(Stopped):
             search.run()
         assert observer.phases[-1][0] == "catch-up"
-        study.close()
-        search, relay, study, observer = search_on(folder, pool, spend=spend, resume=True)
+        search, relay, _, observer = search_on(folder, pool, spend=spend, resume=True)
     held = {}
     real = observer.phase
 
@@ -112,7 +110,6 @@ def run_and_grow(folder, *, stop_at=-1, share=1.0):
 
     observer.phase = phase
     search.run()
-    study.close()
     return search, observer, held
 
 

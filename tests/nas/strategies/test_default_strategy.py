@@ -202,11 +202,9 @@ def test_a_search_stopped_anywhere_and_resumed_ends_with_the_trials_asked_for(tm
     observer.stop_at, observer.stop = stop_at, Stopped
     with pytest.raises(Stopped):
         search.run()
-    study.close()
     before = study.records
     search, _, study, observer = search_on(tmp_path, pool, spend=budget(), resume=True)
     search.run()
-    study.close()
     assert study.records[: len(before)] == before
     assert counts(study.records)["complete"] == 4
 
@@ -222,14 +220,13 @@ def test_warm_up_stopped_and_resumed_is_warm_up_in_one_go(tmp_path, kind):
         folder.mkdir()
         for resume, stop_at in enumerate([*stops, -1]):
             paths = FairPaths(pool, seed=0) if kind == "fair" else None
-            search, relay, study, observer = search_on(folder, pool, spend=spend, resume=bool(resume), paths=paths)
+            search, relay, _, observer = search_on(folder, pool, spend=spend, resume=bool(resume), paths=paths)
             observer.stop_at, observer.stop = stop_at, Stopped
             if stop_at > 0:
                 with pytest.raises(Stopped):
                     search.run()
             else:
                 search.run()
-            study.close()
         weights.append(weights_of(relay.server))
         counts_of = search.context.coverage.to_json()["warmup"]
         assert counts_of == warm_coverage(pool, paths or UniformPaths(pool, seed=0), steps=8)

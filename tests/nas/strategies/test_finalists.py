@@ -146,7 +146,6 @@ def searched(folder, split: Data, seen=None):
     spend = budget(trials=8, finalists=3, warmup_steps=20)
     search, _, study, observer = search_on(folder, pool_of("tanh", "relu", "skip", depth=3), spend=spend, split=split)
     best = search.run()
-    study.close()
     weights = {key: {n: t.clone() for n, t in best.server.state(key).tensors().items()} for key in best.server.visited}
     given = [(r.number, r.architecture, r.state, r.values, r.metrics, r.weights) for r in study.records]
     return given, observer.finalists, best, weights
@@ -209,10 +208,9 @@ def resumed(folder, weights, **changes):
     spend = budget(**{"trials": 6, "finalists": 2, **changes})
     pool = pool_of("tanh", "relu", "skip", depth=3)
     done = (folder / "study.log").exists()
-    search, _, study, observer = search_on(folder, pool, spend=spend, resume=done, cache=cache)
+    search, _, _, observer = search_on(folder, pool, spend=spend, resume=done, cache=cache)
     observer.advance = lambda done, *, detail="": steps.append(detail) if "loss" in detail else None
     best = search.run()
-    study.close()
     assert observer.lost == search.context.abandoned
     return best, [name for name, *_ in observer.phases], observer.finalists, observer.lost
 

@@ -29,9 +29,8 @@ RACE = {
 def raced(folder, *, goals=ACCURACY, **changes):
     folder.mkdir(exist_ok=True)
     pool = pool_of("tanh", "relu", "normed", "skip", depth=3)
-    search, _, study, observer = search_on(folder, pool, spend=budget(**{**RACE, **changes}), goals=goals)
+    search, _, _, observer = search_on(folder, pool, spend=budget(**{**RACE, **changes}), goals=goals)
     best = search.run()
-    study.close()
     return search, best, observer
 
 

@@ -111,15 +111,13 @@ def test_finalists_are_kept_where_that_of_a_size_failed_in_a_later_round(tmp_pat
 
     change_finalists(monkeypatch, changed)
     spend = {"finalists": 4, "finalist_steps": 6, "finalist_rounds": 2}
-    found, study, observer = sized(tmp_path, [1000, SMALL], **spend)
+    found, _, observer = sized(tmp_path, [1000, SMALL], **spend)
     best = found.run()
-    study.close()
     assert list(found.context.of_sizes) == ["0.1"]
     assert sum(found.context.sizes[1].holds(one.architecture) for one in observer.finalists) == 2
     cache = FinalistCache({}, lambda one, size: None if size == "0.2" else best.server)
-    again, study, observer = sized(tmp_path, [1000, SMALL], cache=cache, resume=True, **spend)
+    again, _, observer = sized(tmp_path, [1000, SMALL], cache=cache, resume=True, **spend)
     again.run()
-    study.close()
     assert "finalists" not in [name for name, *_ in observer.phases]
     assert list(again.context.of_sizes) == ["0.1"]
 

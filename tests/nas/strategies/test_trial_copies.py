@@ -170,7 +170,6 @@ def test_a_trial_on_a_copy_may_be_stopped_at_any_step(tmp_path):
         search.run()
     assert study.records == ()
     assert relay.server is before
-    study.close()
     search, _, study, _ = search_on(tmp_path, pool, spend=spend, resume=True)
     search.run()
     assert counts(study.records)["complete"] == 2
@@ -182,7 +181,6 @@ def test_each_trial_records_the_weights_it_was_scored_with_in_the_saved_study(tm
     spend = budget(warmup_steps=4, trials=3, steps_per_trial=steps_per_trial, trial_weights=kind)
     search, _, study, _ = search_on(tmp_path, pool, spend=spend)
     search.run()
-    study.close()
     again = search_on(tmp_path, pool, spend=spend, resume=True)[2]
     assert [record.weights for record in again.records] == [record.weights for record in study.records]
     for record in again.records:
@@ -194,7 +192,6 @@ def test_each_trial_records_the_weights_it_was_scored_with_in_the_saved_study(tm
             assert weights["visits"] == [2] * 4
         if kind == "fork":
             assert weights["visits"][0] == 4 + 2  # the stem: all of warm-up, and the trial
-    again.close()
 
 
 def test_of_a_population_only_what_is_not_finite_fails(tmp_path):

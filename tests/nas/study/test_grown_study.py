@@ -50,7 +50,6 @@ def test_a_trial_has_the_choices_that_are_asked_for_as_far_as_it_has_values_for_
 def test_a_study_goes_on_with_candidates_added_and_removed(tmp_path, sampler):
     study = open_study(tmp_path, pool_of("tanh", "relu", "skip", depth=3), sampler=sampler, num_trials=40)
     first = fill(study, 12)
-    study.close()
     pool = pool_of("tanh", "wide", "skip", depth=3)  # relu is gone, wide is new
     study = open_study(tmp_path, pool, sampler=sampler, num_trials=40, resume=True)
     assert [(r.number, r.architecture, r.values) for r in study.records] == [
@@ -67,7 +66,6 @@ def test_a_study_goes_on_with_candidates_added_and_removed(tmp_path, sampler):
     assert [r.number for r in second] == list(range(12, 32))
     assert all(r.in_space for r in second)
     assert any("wide" in r.architecture.choices for r in second)
-    study.close()
     saved = reread(tmp_path).trials
     assert [t.number for t in saved] == list(range(32))
     then, ever = (
@@ -84,10 +82,8 @@ def test_a_study_goes_on_with_candidates_added_and_removed(tmp_path, sampler):
     assert all(r.in_space for r in again.records)
     assert len(again._memory.trials) == 32
     assert fill(again, 1)[0].number == 32
-    again.close()
     back = open_study(tmp_path, pool_of("relu", "skip", "tanh", depth=3), sampler=sampler, num_trials=40, resume=True)
     fill(back, 1)
-    back.close()
     assert reread(tmp_path).trials[33].distributions["p0"] == ever
 
 
@@ -95,15 +91,12 @@ def test_a_study_goes_on_with_candidates_added_and_removed(tmp_path, sampler):
 def test_a_position_may_become_a_choice_and_be_none_again(tmp_path):
     study = open_study(tmp_path, pool_of("tanh"))
     fill(study, 2)
-    study.close()
     study = open_study(tmp_path, pool_of("tanh", "relu"), resume=True)
     assert [t.params for t in study._memory.trials] == [{"p0": "tanh", "p1": "tanh"}] * 2
     fill(study, 5)
-    study.close()
     study = open_study(tmp_path, pool_of("relu"), resume=True)
     assert all(t.params == {} for t in study._memory.trials)
     assert fill(study, 1)[0].architecture.choices == ("linear", "relu", "relu", "linear")
-    study.close()
     saved = reread(tmp_path).trials
     assert [t.number for t in saved] == list(range(8))
     assert [t.params for t in saved[:2]] == [{}] * 2  # there was no choice
@@ -116,11 +109,9 @@ def test_nothing_that_was_written_changes_when_candidates_join(tmp_path):
     for state, more in (("failed", {"reason": "NaN"}), ("pruned", {"reason": "too large"}), ("stopped", {"rungs": {}})):
         study.tell(study.ask()[0], State(state), **more)
     study.keep_finalists("a", [{"trial": 2}])
-    study.close()
     before, trials = (tmp_path / "study.log").read_bytes(), reread(tmp_path).trials
     study = open_study(tmp_path, pool_of("tanh", "relu", "wide"), resume=True)
     assert fill(study, 1)[0].number == 6
-    study.close()
     assert (tmp_path / "study.log").read_bytes().startswith(before)
     after = reread(tmp_path)
     assert after.trials[:6] == trials
@@ -132,10 +123,8 @@ def test_nothing_that_was_written_changes_when_candidates_join(tmp_path):
 def test_optuna_s_own_functions_take_a_grown_study(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu"))
     fill(study, 4)
-    study.close()
     study = open_study(tmp_path, pool_of("tanh", "wide"), resume=True)
     fill(study, 4)
-    study.close()
     pytest.importorskip("matplotlib")
     read = reread(tmp_path)
     shown = optuna.visualization.matplotlib.plot_slice(read, target=lambda t: t.values[0])
@@ -143,13 +132,12 @@ def test_optuna_s_own_functions_take_a_grown_study(tmp_path):
 
 
 def test_a_candidate_that_keeps_its_name_must_keep_its_layout(tmp_path):
-    study = open_study(tmp_path, pool_of("tanh", "relu"))
-    study.close()
+    open_study(tmp_path, pool_of("tanh", "relu"))
     before = (tmp_path / "study.log").read_bytes()
     with pytest.raises(StorageError, match=r"study\.log: this study knows another layer by the name .* another name"):
         open_study(tmp_path, pool_of("tanh", "relu", width=5), resume=True)
     assert (tmp_path / "study.log").read_bytes() == before
-    open_study(tmp_path, pool_of("tanh", "wide"), resume=True).close()
+    open_study(tmp_path, pool_of("tanh", "wide"), resume=True)
     # what was there in between counts as well
     with pytest.raises(StorageError, match="another layer by the name"):
         open_study(tmp_path, pool_of("tanh", "wide", width=5), resume=True)
@@ -162,9 +150,7 @@ def test_a_position_that_follows_another_has_no_parameter(tmp_path):
     pool = LayerPool([*layers[:2], last, *layers[3:]], inputs=TensorSpec((2,)))
     study = open_study(tmp_path, pool, num_trials=20)
     first = fill(study, 9)
-    study.close()
     assert all(r.architecture.choices[1] == r.architecture.choices[2] for r in first)
     assert {tuple(trial.params) for trial in reread(tmp_path).trials} == {("p0",)}
     study = open_study(tmp_path, pool, num_trials=20, resume=True)
     assert len(study._memory.trials) == 9
-    study.close()

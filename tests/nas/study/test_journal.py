@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
-import time
 from functools import partial
 
 import optuna
 import pytest
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 from l2l_nas.errors import StorageError
@@ -78,22 +75,6 @@ def test_what_another_program_appends_while_we_do_stays(path, monkeypatch):
     monkeypatch.undo()
     values = [trial.value for trial in JournalStorage(JournalFile(path)).get_all_trials(study_id)]
     assert values == [1.0, 2.0]
-
-
-def test_a_lock_that_somebody_holds_is_waited_for(path):
-    storage = JournalStorage(JournalFile(path, lock=JournalFileSymlinkLock(str(path))))
-    study_id = storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "search")
-    os.symlink(path, f"{path}.lock")
-    with open(path, "ab") as writer:
-        writer.write(b'{"half of a line')
-        writer.flush()
-        waiting = threading.Thread(target=add, args=(storage, study_id))
-        waiting.start()
-        time.sleep(0.3)
-        assert path.read_bytes().endswith(b"half of a line")  # nobody cuts it off under the writer's hands
-    os.unlink(f"{path}.lock")
-    waiting.join(10)
-    assert storage.get_n_trials(study_id) == 1
 
 
 def changed(number, **values):

@@ -46,7 +46,6 @@ def test_the_very_first_trial_knows_of_it(tmp_path):
     for seed in range(6):
         study = opened(tmp_path / str(seed), memory(), seed=seed)
         scores += [score for _, score in told(study, 1)]
-        study.close()
     assert sum(scores) / len(scores) > 0.5  # by chance 0.25
 
 
@@ -54,15 +53,12 @@ def test_a_study_that_is_resumed_goes_on_alike_and_with_what_it_knew(tmp_path):
     for name in "ab":
         study = opened(tmp_path / name, memory())
         told(study, 5)
-        study.close()
     studies = [opened(tmp_path / name, memory(), resume=True) for name in "ab"]
     first, second = (told(study, 3) for study in studies)
     assert first == second
     (agreement,) = studies[0].agreements()
     assert (agreement.goal, agreement.trials) == ("accuracy", 8)
     assert agreement.tasks[0].weight > 0
-    for study in studies:
-        study.close()
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "evolution", "grid"])
@@ -73,4 +69,3 @@ def test_a_sampler_that_has_no_use_for_a_memory_is_named(tmp_path, sampler):
         study.inform(lambda architecture: True, memory=memory())
     study.inform(lambda architecture: True)
     assert study.agreements() == ()
-    study.close()

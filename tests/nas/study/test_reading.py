@@ -18,7 +18,6 @@ def test_a_study_is_read_without_its_pool_and_left_as_it_is(tmp_path):
     complete(study, state=State.PRUNED, values=None, reason="too large")
     complete(study, state=State.FAILED, values=None, reason="NaN")
     complete(study, cached=True)
-    study.close()
     before = (tmp_path / "study.log").read_bytes()
     assert read_study(tmp_path / "study.log") == (GOALS, study.records)
     assert (tmp_path / "study.log").read_bytes() == before

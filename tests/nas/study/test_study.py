@@ -40,7 +40,6 @@ def test_a_finished_trial_is_on_disk_before_tell_returns(tmp_path):
         assert saved.user_attrs["digest"] == record.architecture.digest
         assert saved.user_attrs["metric_loss"] == 0.25
         assert saved.state is optuna.trial.TrialState.COMPLETE
-    study.close()
     assert reread(tmp_path).metric_names == [goal.name for goal in GOALS]
 
 
@@ -49,13 +48,11 @@ def test_with_one_goal_rungs_are_optuna_s_intermediate_values(tmp_path):
     study = open_study(tmp_path, pool, goals=GOALS[:1])
     complete(study, rungs=rungs)
     complete(study, state=State.STOPPED, values=None, reason="lags behind", rungs={"5/20": {"accuracy": 0.125}})
-    study.close()
     first, second = reread(tmp_path).trials
     assert first.intermediate_values == {5: 0.25, 10: 0.375, 20: 0.5}
     assert (second.intermediate_values, second.state) == ({5: 0.125}, optuna.trial.TrialState.PRUNED)
     again = open_study(tmp_path, pool, goals=GOALS[:1], resume=True)
     assert [record.values for record in again.records] == [{"accuracy": 0.5}, {}]
-    again.close()
 
 
 def test_what_came_of_finalists_is_kept_under_its_key(tmp_path):
@@ -63,12 +60,10 @@ def test_what_came_of_finalists_is_kept_under_its_key(tmp_path):
     study = open_study(tmp_path, pool)
     assert study.stored_finalists("a") is None
     study.keep_finalists("a", [{"trial": 3}])
-    study.close()
     assert reread(tmp_path).user_attrs["finalists"] == {"key": "a", "finalists": [{"trial": 3}]}
     again = open_study(tmp_path, pool, resume=True)
     assert again.stored_finalists("a") == [{"trial": 3}]
     assert again.stored_finalists("b") is None
-    again.close()
 
 
 def test_a_resumed_study_has_the_same_records(tmp_path):
@@ -79,7 +74,6 @@ def test_a_resumed_study_has_the_same_records(tmp_path):
     complete(study, state=State.FAILED, values=None, reason="NaN")
     complete(study, state=State.STOPPED, values=None, reason="lags behind", rungs={"5/20": {"accuracy": 0.25}})
     complete(study, cached=True)
-    study.close()
     again = open_study(tmp_path, pool, resume=True)
     assert again.records == study.records
     assert [r.state for r in again.records] == ["complete", "pruned", "failed", "stopped", "complete"]
@@ -87,7 +81,6 @@ def test_a_resumed_study_has_the_same_records(tmp_path):
     assert again.records[3].rungs == {"5/20": {"accuracy": 0.25}}
     assert reread(tmp_path).trials[3].state is optuna.trial.TrialState.PRUNED
     assert complete(again).number == 5
-    again.close()
     assert [trial.number for trial in reread(tmp_path).trials] == [0, 1, 2, 3, 4, 5]
 
 
@@ -96,16 +89,14 @@ def test_a_resumed_sampler_does_not_draw_its_first_proposals_again(tmp_path, sam
     pool = pool_of("tanh", "relu", "skip", "wide", depth=8)
     study = open_study(tmp_path, pool, sampler=sampler)
     first = [complete(study).architecture for _ in range(4)]
-    study.close()
     again = open_study(tmp_path, pool, sampler=sampler, resume=True)
     second = [complete(again).architecture for _ in range(4)]
-    again.close()
     assert not set(first) & set(second)
 
 
 def test_another_space_or_other_goals_are_refused(tmp_path):
     pool = pool_of("tanh", "relu")
-    open_study(tmp_path, pool).close()
+    open_study(tmp_path, pool)
     before = (tmp_path / "study.log").read_bytes()
     with pytest.raises(StorageError, match="searches another space") as caught:
         open_study(tmp_path, pool_of("tanh", "relu", depth=3), resume=True)
@@ -141,7 +132,7 @@ def test_nothing_but_a_whole_study_ever_has_the_name(tmp_path, monkeypatch):
         real(self, name, value)
 
     monkeypatch.setattr(optuna.Study, "set_user_attr", watched)
-    open_study(tmp_path, pool_of("tanh")).close()
+    open_study(tmp_path, pool_of("tanh"))
     assert seen == [("space", False), ("goals", False), ("data", False)]
     assert [path.name for path in tmp_path.iterdir()] == ["study.log"]
 
@@ -152,7 +143,6 @@ def test_a_proposal_comes_next(tmp_path):
     wanted = pool.architecture(["linear", "skip", "relu", "tanh", "linear"])
     study.propose(wanted)
     assert study.ask()[1] == wanted
-    study.close()
 
 
 def test_proposals_are_canonical(tmp_path):
@@ -162,7 +152,6 @@ def test_proposals_are_canonical(tmp_path):
         trial, architecture = study.ask()
         assert architecture == pool.canonical(architecture)
         study.tell(trial, State.FAILED)
-    study.close()
 
 
 @pytest.mark.slow
@@ -170,7 +159,6 @@ def test_optuna_s_own_tools_read_the_study(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
     for accuracy in (0.5, 0.75):
         complete(study, values={"accuracy": accuracy, "parameters": 30.0})
-    study.close()
     read = reread(tmp_path)
     assert [d.name for d in read.directions] == ["MAXIMIZE", "MINIMIZE"]
     assert [trial.values for trial in read.best_trials] == [[0.75, 30.0]]
@@ -191,7 +179,6 @@ def test_a_study_that_cannot_be_written_is_named(tmp_path):
 def test_the_architecture_of_any_trial_is_read_from_the_file_alone(tmp_path):
     study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
     records = [complete(study), complete(study, state=State.FAILED, values=None), complete(study)]
-    study.close()
     for record in records:
         assert choices_of_trial(tmp_path / "study.log", record.number) == record.architecture.choices
     with pytest.raises(StorageError, match=r"study\.log: has no trial 3; it has 0 to 2"):
@@ -209,10 +196,8 @@ def test_trials_are_numbered_as_they_finish_and_say_which_worker_evaluated_them(
         record = study.tell(trial, State.COMPLETE, values, worker=number)
         assert (record.number, record.worker, record.architecture) == (number, number, architecture)
         assert record.to_json().get("worker", 0) == number
-    study.close()
     again = open_study(tmp_path, pool, resume=True)
     assert again.records == study.records
-    again.close()
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -263,7 +248,6 @@ def test_what_a_sampler_raises_names_it_and_no_trial_that_was_trained_is_lost(tm
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
     trained = 2 if where == "after_trial" else 1
     assert len(study.records) == trained
-    study.close()
     assert len(reread(tmp_path).trials) == trained
 
 

@@ -62,34 +62,17 @@ class Postgres:
                 f"port = {self.port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\n"
                 "fsync = off\nshared_buffers = 16MB\nmax_connections = 50\n"
             )
-        self.start()
+        self._command("pg_ctl", "-D", self._data, "-l", self._log, "-w", "-t", "60", "start")
         self.sql("CREATE DATABASE studies", database="postgres")
 
     @property
-    def url(self) -> str:
-        return f"postgresql://searcher:{self.PASSWORD}@127.0.0.1:{self.port}/studies"
-
-    @property
-    def public_url(self) -> str:
-        """Without the password, which the environment gives then."""
-        return f"postgresql://searcher@127.0.0.1:{self.port}/studies"
-
-    @property
-    def is_running(self) -> bool:
-        return (self._data / "postmaster.pid").exists()
-
-    def start(self) -> None:
-        if not self.is_running:
-            self._command("pg_ctl", "-D", self._data, "-l", self._log, "-w", "-t", "60", "start")
-
-    def stop(self) -> None:
-        """At once, as a crash would."""
-        self._command("pg_ctl", "-D", self._data, "-w", "-m", "immediate", "stop")
+    def address(self) -> str:
+        """Without the password, which the environment gives as PGPASSWORD."""
+        return f"postgresql+psycopg://searcher@127.0.0.1:{self.port}/studies"
 
     def remove(self) -> None:
         """Stop it and leave nothing."""
-        if self.is_running:
-            self.stop()
+        self._command("pg_ctl", "-D", self._data, "-w", "-m", "immediate", "stop")
         shutil.rmtree(self.folder)
 
     def sql(self, text: str, *, database: str = "studies") -> str:
