@@ -17,9 +17,8 @@ from torch.nn import functional
 
 from benchmarks.paired import in_turns, ratios, shown
 from l2l_nas import SGD, ParamServer, Relay
-from l2l_nas.errors import L2LError, SettingError
+from l2l_nas.errors import SettingError
 from l2l_nas.pretrained.pool import open_published, published_pool
-from l2l_nas.runs.language import open_model
 from l2l_nas.text.cloze import Passage, lambada
 from l2l_nas.text.perplexity import perplexity_of
 from l2l_nas.training.fit import score
@@ -58,8 +57,6 @@ def compared(
             "l2l_nas": partial(score, relay, pool.original, samples, task=task, micro_batch=micro_batch),
             "transformers": partial(_plain, network, batches),
         }
-    if (harness := _of_harness(model, network, passages, micro_batch)) is not None:
-        works["lm_eval"] = harness
     found: dict[str, Any] = {}
     for name, sides in works.items():
         seconds = in_turns(sides, rounds=rounds)
@@ -117,32 +114,3 @@ def _check(name: str, values: dict[str, float], plain: tuple[float, int], sample
         ours = math.log(values["target_perplexity"]) * samples
     if not math.isclose(ours, loss, rel_tol=_SAME):
         raise SettingError(f"{name}: the library's loss is {ours}, the plain loop's {loss}")
-
-
-def _of_harness(model: str, network: Any, passages: Sequence[Passage], micro_batch: int) -> Works | None:
-    """Last words as tasks of lm-evaluation-harness ask for them, of its own model and of ours; None without it."""
-    try:
-        from lm_eval.api.instance import Instance
-        from lm_eval.models.huggingface import HFLM
-
-        from l2l_nas.runs.harness import Harness
-    except (ImportError, L2LError):
-        return None
-    import transformers
-
-    from benchmarks.models.published import where
-
-    folder, options = where(model)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    theirs = HFLM(pretrained=network, tokenizer=tokenizer, batch_size=micro_batch, device="cpu")
-    ours = Harness(open_model("", pool=model))
-    pairs = [(passage.context, passage.between + passage.target) for passage in passages]
-    asked = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
-    found = (sum(value for value, _ in side(asked)) for side in (ours.loglikelihood, _quietly(theirs)))
-    if not math.isclose(*found, rel_tol=1e-3):
-        raise SettingError("lm_eval: the library's likelihoods are not those of the harness's own model")
-    return {"l2l_nas": partial(ours.loglikelihood, asked), "transformers": partial(_quietly(theirs), asked)}
-
-
-def _quietly(side: Any) -> Callable[..., Any]:
-    return partial(side.loglikelihood, disable_tqdm=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.report.text import with_error
 from l2l_nas.runs.evaluated import Measurement, note_evaluation
-from l2l_nas.runs.harness_task import files_of
 from l2l_nas.runs.language import (
-    HARNESS,
     TASKS,
     LanguageModel,
     check_task,
@@ -42,7 +39,7 @@ def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
         return
     for name in ("file", "stride", "tokenizer"):
         if getattr(conf, name):
-            raise SettingError(f"{name} is of a task on text; add task={', '.join(TASKS)}, {CLASSIFY} or {HARNESS}")
+            raise SettingError(f"{name} is of a task on text; add task={', '.join(TASKS)} or {CLASSIFY}")
     splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
@@ -109,13 +106,14 @@ def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
         compare_files(consensus, file)
         (score, count), noun = evaluate_sentences(found, file), "rows"
     else:
-        measure = _measure_of(conf, ranks)
+        check_task(conf.task, file, stride=conf.stride)
         with consensus.working("the reading of the weights"):
             network = model = open_model(
                 conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, original=conf.original, ranks=ranks
             )
         compare_files(consensus, file)
-        score, count, noun = measure(model)
+        score, count = evaluate_text(model, conf.task, file, stride=conf.stride)
+        noun = "passages" if conf.task == "lambada" else "windows"
         tokenizer = model.tokenizer.fingerprint
     console = open_terminal()
     console.print(str(network.architecture), soft_wrap=True)
@@ -124,32 +122,11 @@ def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
     console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
     if conf.run and consensus.is_first:
         try:
-            others = files_of(file) if conf.task == HARNESS else ()
-            what = Measurement.of(conf.task, file, stride=conf.stride, tokenizer=tokenizer, others=others)
+            what = Measurement.of(conf.task, file, stride=conf.stride, tokenizer=tokenizer)
             original = fingerprint(network.server.whole_pool) if conf.original else ""
             note_evaluation(conf.run, what, score, original=original)
         except StorageError as error:
             warn(console, f"not kept for the card of an export: {error}")
-
-
-def _measure_of(conf: EvaluateConf, ranks: NetworkRanks) -> Callable[[LanguageModel], tuple[Score, int, str]]:
-    """What measures a language model: its figures, how many samples there were, and what they are called.
-
-    Raises:
-        SettingError, DataError, StorageError: what no model could be measured on.
-    """
-    file = Path(conf.file)
-    if conf.task == HARNESS:
-        _refuse(conf, "stride")
-        if ranks.consensus.size > 1:
-            raise SettingError(f"task={HARNESS} is of one process; start one")
-        from l2l_nas.runs.harness import evaluate_task, read_task  # which has lm_eval imported
-
-        task = read_task(file)
-        return lambda model: (*evaluate_task(model, task), "samples")
-    check_task(conf.task, file, stride=conf.stride)
-    noun = "passages" if conf.task == "lambada" else "windows"
-    return lambda model: (*evaluate_text(model, conf.task, file, stride=conf.stride), noun)
 
 
 def _refuse(conf: EvaluateConf, *names: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ class Measurement:
     Args:
         task: see `runs.language.TASKS`.
         file: its name, without folders.
-        digest: of what it held, and of what files held that it names.
+        digest: of what it held.
         stride: of windows; 0: they do not overlap.
         tokenizer: its fingerprint; empty where there was none.
     """
@@ -35,15 +35,10 @@ class Measurement:
     tokenizer: str = ""
 
     @classmethod
-    def of(
-        cls, task: str, file: Path, *, stride: int = 0, tokenizer: str = "", others: Sequence[Path] = ()
-    ) -> Measurement:
-        """Of a file and others that it names. Raises StorageError: one of them cannot be read."""
-        digests = []
-        for one in (file, *others):
-            with open_file(one) as content:
-                digests.append(hashlib.file_digest(content, "sha256").hexdigest())  # type: ignore[arg-type]
-        digest = hashlib.sha256("".join(digests).encode()).hexdigest() if others else digests[0]
+    def of(cls, task: str, file: Path, *, stride: int = 0, tokenizer: str = "") -> Measurement:
+        """Of a file as it is now. Raises StorageError: it cannot be read."""
+        with open_file(file) as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
         return cls(task, file.name, digest, stride, tokenizer)
 
 

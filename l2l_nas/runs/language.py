@@ -38,7 +38,6 @@ from l2l_nas.training.score import Score
 from l2l_nas.training.task import Task
 
 TASKS = ("wikitext", "text", "lambada")
-HARNESS = "lm_eval"  # the task of `runs.harness.evaluate_task`
 # of the device's free memory, what weights may take that stay there
 _SHARE = 0.5
 
@@ -174,7 +173,7 @@ def check_task(task: str, file: Path, *, stride: int = 0) -> None:
         SettingError, DataError, StorageError: as `evaluate_text`.
     """
     if task not in TASKS:
-        raise SettingError(f"task: no task '{task}'{did_you_mean(task, (*TASKS, CLASSIFY, HARNESS))}")
+        raise SettingError(f"task: no task '{task}'{did_you_mean(task, (*TASKS, CLASSIFY))}")
     if task == "lambada" and stride:
         raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
     if task == "lambada":

@@ -90,7 +90,7 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["export", "run=run", "parallel.tensor=2"], "parallel.tensor=2: an export is of one process"),
         (["evaluate", "run=run", "parallel.tensor=2"], "parallel.tensor=2: there is 1 process"),
         (["evaluate", "space.pool=hf:x", "original=true"], "original=true is of a run: name it by run="),
-        (["evaluate", "run=run", "task=lm_evl", "file=x"], "no task 'lm_evl'; did you mean 'lm_eval'?"),
+        (["evaluate", "run=run", "task=lambda", "file=x"], "no task 'lambda'; did you mean 'lambada'?"),
         (["generate", "run=run", "parallel.data=2"], "parallel.data=2: there is 1 process"),
         (["evaluate", "hydra.run.dir=a/b"], "hydra.run.dir has no effect: this command makes no run folder"),
         (["search", "-m", "hydra.sweep.subdir=x", "seed=0,1"], "hydra.sweep.subdir has no effect: a run is in its"),

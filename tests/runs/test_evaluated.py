@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +18,13 @@ from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import write_json
 from l2l_nas.runs.evaluated import Measurement, evaluations_of, note_evaluation
-from l2l_nas.runs.harness_task import files_of
 from l2l_nas.runs.saved import LoadedRun, original_of
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.training.export import build_network
 from l2l_nas.training.score import Score
 from tests.pretrained.code_cache import use_code_cache
 from tests.pretrained.small_model import save_small_llama
+from tests.test_readme import PAGES
 
 PERPLEXITY = "token_perplexity"
 BEST = {"architecture": ["a"], "values": {"loss": 2.0}}
@@ -156,23 +157,12 @@ def test_the_card_tells_what_was_removed_measured_and_evaluated(tmp_path, monkey
     shown = [f"{one['values'][PERPLEXITY]:.4g} ± {one['errors'][PERPLEXITY]:.2g}" for one in both]
     assert shown[0] != shown[1]
     assert f"| `text.txt`, text {PERPLEXITY} | {shown[0]} | {shown[1]} |\n" in card
-    tokenizer = hf.AutoTokenizer.from_pretrained("carded", trust_remote_code=True)
-    model = hf.AutoModelForCausalLM.from_pretrained("carded", trust_remote_code=True)
+    # what `lm_eval --model hf` reads a folder by, with the arguments that the page shows
+    (shown,) = re.findall(r"--model_args pretrained=EXPORT,(\w+)=True", PAGES["docs/tutorials/evaluate_text.md"])
+    tokenizer = hf.AutoTokenizer.from_pretrained("carded", **{shown: True})
+    model = hf.AutoModelForCausalLM.from_pretrained("carded", **{shown: True})
     written = model.generate(**tokenizer("A line", return_tensors="pt"), max_new_tokens=3, do_sample=False)
     for pool in ("hf:carded", "gguf:carded/model.gguf"):
         assert main(["generate", f"space.pool={pool}", "prompt=A line", "tokens=3", "temperature=0"]) == 0
         text = capsys.readouterr().out.removesuffix("\n")
         assert tokenizer(text).input_ids == [token for token in written[0].tolist() if token != 1]
-
-
-def test_of_a_task_of_the_harness_what_its_samples_are_in_counts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    task, found = Path("task.yaml"), []
-    task.write_text("task: t\ndataset_path: json\ndataset_kwargs: {data_files: {test: [a.jsonl, 'more/*.jsonl']}}\n")
-    Path("more").mkdir()
-    for name, text in (("a.jsonl", "1"), ("a.jsonl", "2"), ("more/b.jsonl", "3"), ("more/c.txt", "4")):
-        Path(name).write_text(text)
-        found.append(Measurement.of("lm_eval", task, others=files_of(task)))
-    assert files_of(task) == [Path("a.jsonl"), Path("more/b.jsonl")]
-    assert len({one.digest for one in found}) == 3
-    assert found[2] == found[3]
