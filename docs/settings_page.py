@@ -6,7 +6,7 @@ from pathlib import Path
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import ABOUT, GROUPS, choices
-from l2l_nas.runs.settings import COMMANDS, HYDRA, rule_of
+from l2l_nas.runs.settings import COMMANDS, rule_of
 
 PAGE = Path(__file__).with_name("settings.md")
 HEAD = """\
@@ -75,10 +75,6 @@ def page() -> str:
         for name, default, text in rows:
             lines.append(f"| `{name}` | {shown(default)} | {text} |" + (f" {on_resume(name)} |" if goes_on else ""))
         lines.append("")
-        for section, more in HYDRA.get(command, {}).items():
-            lines += ["| setting | default | what |", "|---|---|---|"]
-            lines += [f"| `{name}` | {shown(one)} | {text} |" for name, one, text in settings(more, f"{section}.")]
-            lines.append("")
     return "\n".join(lines)
 
 

@@ -12,14 +12,13 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from inspect import cleandoc
 
 from l2l_nas.cli.completion import BASH, complete
 from l2l_nas.errors import did_you_mean
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import settings, titles
 from l2l_nas.runs.groups import ABOUT, GROUPS, choices
-from l2l_nas.runs.settings import COMMANDS, HYDRA
+from l2l_nas.runs.settings import COMMANDS
 
 _COLUMN = 30  # where help texts begin: lines of 80 hold every setting
 _LINES = 40
@@ -27,7 +26,6 @@ _WIDTH = 80
 _EPILOG = """\
 Settings are given as NAME=VALUE; `python -m l2l_nas COMMAND --help` lists them.
   -m, --multirun     run every combination: python -m l2l_nas search -m seed=0,1
-                     with hydra/sweeper=l2l those that a sampler chooses
   --cfg job          show the whole configuration and stop
   --version          show the version
   --completion       a script for bash: eval "$(l2l-nas --completion)"
@@ -96,31 +94,26 @@ def _overview() -> str:
 def _sections(command: str) -> list[str]:
     """Names of the groups and sections that a command's help can show by themselves."""
     named = dict.fromkeys(name.rpartition(".")[0] for name, _, _ in settings(COMMANDS[command]))
-    return [name for name in dict.fromkeys((*GROUPS.get(command, ()), *named, *HYDRA.get(command, {}))) if name]
+    return [name for name in dict.fromkeys((*GROUPS.get(command, ()), *named)) if name]
 
 
 def _help(command: str, wanted: list[str]) -> str:
     """Groups and settings; of the last sections their names alone, where all would not fit a terminal."""
-    schema, others, groups = COMMANDS[command], HYDRA.get(command, {}), GROUPS.get(command, ())
+    schema, groups = COMMANDS[command], GROUPS.get(command, ())
     head = [f"usage: python -m l2l_nas {command} [NAME=VALUE ...]", "", schema.__doc__ or "", ""]
     sections: dict[str, list[str]] = {}
-    every = [*settings(schema), *(line for name, more in others.items() for line in settings(more, f"{name}."))]
-    for name, default, text in every:
+    for name, default, text in settings(schema):
         section = name if name in groups else name.rpartition(".")[0]
         sections.setdefault(section, []).append(_line(name, default, text))
     if wanted:
-        abouts = {**{name: cleandoc(more.__doc__ or "") for name, more in others.items()}}
-        head[2] = "\n".join(ABOUT[name][0] + "." if name in groups else abouts.get(name, head[2]) for name in wanted)
+        head[2] = "\n".join(ABOUT[name][0] + "." if name in groups else head[2] for name in wanted)
         shown = [line for name in wanted for line in (*_choices(name, groups), *sections.get(name, []))]
         return "\n".join([*head, *shown])
     listed = _groups(command, groups)
     sections = {name: lines for name, lines in sections.items() if name not in groups}
-    abouts = {
-        **dict(titles(schema)),
-        **{name: cleandoc(more.__doc__ or "").split(".")[0] for name, more in others.items()},
-    }
+    abouts = dict(titles(schema))
     for name in reversed(sections):
-        if name not in others and len(head) + len(listed) + sum(map(len, sections.values())) <= _LINES:
+        if len(head) + len(listed) + sum(map(len, sections.values())) <= _LINES:
             break
         sections[name] = [f"  {f'{name}.NAME':{_COLUMN}} {abouts[name]}: {command} --help {name}"]
     top = sections.pop("", [])

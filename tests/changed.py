@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # rooms whose changes could move a result of training, whatever test shows it
 _ENGINE = ("space", "eps", "relay", "layers")
-_SETTINGS = ("conf", "search_spaces", "hydra_plugins")
+_SETTINGS = ("conf", "search_spaces")
 
 
 def due(changed: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads what runs and sweeps saved, as a user of Optuna does: by the line that stands in the docs."""
+"""Reads what runs saved, as a user of Optuna does: by the line that stands in the docs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,3 @@ from optuna.storages.journal import JournalFileBackend
 def saved_study(folder: Path | str) -> optuna.Study:
     """The study of a run's folder."""
     return optuna.load_study(study_name="search", storage=JournalStorage(JournalFileBackend(f"{folder}/study.log")))
-
-
-def saved_sweep(folder: Path | str) -> optuna.Study:
-    """The study of a sweep's folder."""
-    return optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(f"{folder}/sweep.log")))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import runpy
 from pathlib import Path
 
 import optuna
 import pytest
 import torch
 
+import l2l_nas
 from l2l_nas.__main__ import main
 from tests.cli.runs import ROOT, TINY, write_pool
 from tests.postgres import Postgres
@@ -61,6 +63,7 @@ def test_a_callback(tmp_path, monkeypatch):
     assert all(row[2].startswith("accuracy=") for row in rows if row[1] == "complete")
 
 
+@pytest.mark.slow
 def test_every_finished_trial_is_in_a_database_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _search_and_copy("sqlite:///studies.db")
@@ -81,7 +84,13 @@ def test_every_finished_trial_is_in_postgresql_too(tmp_path, monkeypatch):
 
 def _search_and_copy(storage):
     words = [f"callbacks=[{FOLDER}/study_in_database.py:Copy]", "callbacks.Copy.log=run/study.log"]
-    words += [f"callbacks.Copy.storage={storage}", "search.finalists=0", "space.pool=tiny.py:build", *TINY]
+    words += [
+        f"callbacks.Copy.storage={storage}",
+        "search.finalists=0",
+        "space.pool=tiny.py:build",
+        *TINY,
+        "sampler=random",
+    ]
     write_pool(Path.cwd())
     assert main(["search", *words, "search.trials=2", "folder=run"]) == 0
     before = _copied(storage)[:-1]  # as if the database had been away
@@ -118,6 +127,20 @@ def test_a_storage(tmp_path, monkeypatch):
     ours, theirs = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("packed", "plain"))
     assert ours["best"] == theirs["best"]
     assert ours["finalists"] == theirs["finalists"]
+
+
+@pytest.mark.slow
+def test_optuna_chooses_settings_of_searches(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    search = l2l_nas.search
+    small = {"trials": 1, "steps_per_trial": 1, "finalist_steps": 2, "export": False, "progress": False}
+    small |= {"space": {"args": {"depth": 1, "channels": 4}}}
+    monkeypatch.setattr(l2l_nas, "search", lambda space, **said: search(space, **said, **small))
+    accuracy = runpy.run_path(str(ROOT / "examples" / "settings_by_optuna.py"))["accuracy"]
+    study = optuna.create_study(direction="maximize")
+    study.optimize(accuracy, n_trials=2)
+    assert len({trial.params["learning_rate"] for trial in study.trials}) == 2
+    assert sorted(path.name for path in (tmp_path / "runs" / "rates").iterdir()) == ["0", "1"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _PRELOAD = (
     *(f"l2l_nas.cli.{name}" for name in ("search", "train", "evaluate", "export", "report", "generate", "plan")),
-    *("l2l_nas.cli.sampled", "l2l_nas.cli.sweep", "l2l_nas.nas.study.reading"),
+    *("l2l_nas.cli.sweep", "l2l_nas.nas.study.reading"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.model_selection", "torch._dynamo"),
     *("torch.export", "onnxscript", "torch.onnx", "tokenizers", "gguf.quants", "PIL.Image", "l2l_nas.pretrained.pool"),
 )

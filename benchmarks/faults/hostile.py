@@ -336,7 +336,6 @@ def _folder(place: Path, generator: random.Random) -> tuple[list[str], str]:
         "model.pt2",
         "state_dict.safetensors",
         "export.json",
-        "sweep.log",
         "multirun.yaml",
         "summary.json",
         "0",

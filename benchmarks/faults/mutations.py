@@ -37,9 +37,7 @@ REPORT = "report run=run out=page.html"
 RESUME = f"search space.pool=tiny.py:build {' '.join(TINY)} resume=run"
 TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build train.steps=2 train.validation_steps=1 export=false"
 RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
-SWEEP = f"search -m hydra/sweeper=l2l space.pool=tiny.py:build {' '.join(TINY)} hydra.sweeper.trials=2 " + (
-    "train.learning_rate=interval(0.001,0.01) resume=sweep"
-)
+SWEEP = f"search -m space.pool=tiny.py:build {' '.join(TINY)} train.learning_rate=0.001,0.01 resume=sweep"
 TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     (
         "run/study.log",
@@ -59,7 +57,6 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("trained/weights/manifest.json", 3, (RETRAIN,)),
     ("trained/weights/*.safetensors", 2, (RETRAIN,)),
     ("out/export.json", 3, ("export run=run space.pool=tiny.py:build out=out formats=[state_dict]",)),
-    ("sweep/sweep.log", 2, (SWEEP,)),
     ("sweep/0/result.json", 1, (SWEEP,)),
     ("data.npz", 10, (f"search space.pool=tiny.py:pool data.source=data.npz {' '.join(TINY)} folder=new",)),
     ("tiny.py", 4, (EVALUATE,)),

@@ -120,7 +120,7 @@ def check_training(folder: Path) -> str:
 def check_sweep(folder: Path) -> str:
     """Two finished runs."""
     runs = [path for path in folder.iterdir() if path.is_dir()]
-    if len(runs) != 2:  # of a sampled one, a number may be left out: its trial was killed while it was asked for
+    if len(runs) != 2:
         return f"runs {sorted(path.name for path in runs)}"
     for run in runs:
         if json.loads((run / "result.json").read_text())["trials"]["complete"] != 10:
@@ -170,14 +170,6 @@ def scenarios() -> tuple[Scenario, ...]:
             check_training,
         ),
         Scenario("sweep of combinations", (*sweep, "seed=0,1"), 4, check_sweep, least=6, most=8),
-        Scenario(
-            "sampled sweep",
-            (*sweep, "hydra/sweeper=l2l", "hydra.sweeper.trials=2", "train.learning_rate=interval(0.001,0.01)"),
-            4,
-            check_sweep,
-            least=6,
-            most=8,
-        ),
         Scenario(
             "export",
             ("export", "run=run", "space.pool=tiny.py:build", "formats=[state_dict]"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import GROUPS, choices
-from l2l_nas.runs.settings import COMMANDS, HYDRA
+from l2l_nas.runs.settings import COMMANDS
 
 # file names where no setting fits, as behind run= and resume=; zsh: autoload -U bashcompinit && bashcompinit before it
 BASH = """\
@@ -32,8 +32,5 @@ def complete(words: Sequence[str]) -> list[str]:
     names = list(GROUPS.get(command, ()))
     names += [name for name, _, _ in settings(COMMANDS[command])]
     if "-m" in words or "--multirun" in words:
-        names += ["hydra/sweeper", "hydra/launcher"]
-        names += [
-            name for section, more in HYDRA.get(command, {}).items() for name, _, _ in settings(more, f"{section}.")
-        ]
+        names.append("hydra/launcher")
     return ["--help", "-m", *(f"{name}=" for name in dict.fromkeys(names))]

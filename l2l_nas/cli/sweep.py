@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,6 @@ from l2l_nas.runs.settings import COMMANDS, PLACES
 from l2l_nas.runs.sweep_words import read_sweep, reading_sweep, refuse_sweep, resume_sweep
 from l2l_nas.runs.terminal import explain, open_terminal
 
-# the study of a sweep that a sampler leads, in the sweep's folder
-SWEEP_FILE = "sweep.log"
 # in the folder of a run that failed: why, in its first line, and where that came from
 _ERROR_FILE = "error.txt"
 _WAIT_SECONDS = 0.2
@@ -87,8 +85,6 @@ class SweepCallback(Callback):
         self.root = Path()  # the sweep's folder
         self.words: dict[str, Override] = {}  # of the command line, by setting
         self.runs: dict[int, list[str]] = {}  # overrides of each run, by its number
-        self.names: Sequence[str] = ()  # objectives that are shown; by default those of each run
-        self.best: Collection[int] = ()  # runs that stand out in the table
 
     @property
     def swept(self) -> dict[str, Override]:
@@ -164,7 +160,7 @@ class SweepCallback(Callback):
     def _decisive(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """What decides the results of a sweep: its settings but for those that say where, or how fast."""
         known = [one.name for one in declared(COMMANDS[self.command]) if one.resume is None or not one.resume.is_free]
-        of_hydra = ["hydra.sweeper._target_", "hydra.sweeper.objectives"]
+        of_hydra = ["hydra.sweeper._target_"]
         found = {name: value_of(content, name, _UNKNOWN) for name in (*of_hydra, *known) if name not in PLACES}
         swept = [str(one.input_line) for one in _read_words(content) if one.is_sweep_override()]
         return {"swept settings": swept, **found}  # in order, as it numbers the runs
@@ -226,7 +222,7 @@ class SweepCallback(Callback):
         failed: dict[str, list[str]] = {}
         for number, words in sorted(self.runs.items()):
             folder = self.root / str(number)
-            values, error = outcome(folder, self.names)
+            values, error = outcome(folder)
             if error:
                 failed.setdefault(error, []).append(str(folder))
             said = [word for word in words if not given_names([word]) & PLACES]
@@ -235,7 +231,7 @@ class SweepCallback(Callback):
             report(f"{', '.join(folders)}: {error}")
         write_json(self.root / "summary.json", rows)
         console = open_terminal()
-        console.print(sweep_table(rows, best=[str(self.root / str(number)) for number in self.best]))
+        console.print(sweep_table(rows))
         console.print(f"  summary {self.root / 'summary.json'}", soft_wrap=True)
         if failed:
             sys.exit(2)
@@ -317,13 +313,8 @@ def run_of_sweep(command: str, about: HydraConf, go: Callable[[Console, str], fl
     return math.nan
 
 
-def outcome(folder: Path, names: Sequence[str] = ()) -> tuple[dict[str, float], str]:
-    """What a run found, and the seconds that it took; or why it has no result, in one line.
-
-    Args:
-        folder: of the run.
-        names: of objectives; by default those of the run itself.
-    """
+def outcome(folder: Path) -> tuple[dict[str, float], str]:
+    """What a run found, and the seconds that it took; or why it has no result, in one line."""
     if (folder / _ERROR_FILE).exists():
         return {}, read_bytes(folder / _ERROR_FILE).decode("utf-8", "replace").partition("\n")[0]
     path = RunFolder(folder).result
@@ -334,7 +325,7 @@ def outcome(folder: Path, names: Sequence[str] = ()) -> tuple[dict[str, float], 
         # of repeats their mean: the best of more runs would look better
         values = result["mean_values"] if "mean_values" in result else result["best"]["values"]
         found = {**values, "seconds": result["seconds"]}
-        names = names or [goal["name"] for goal in result["objectives"]]
+        names = [goal["name"] for goal in result["objectives"]]
         return {name: float(found[name]) for name in dict.fromkeys((*names, "seconds"))}, ""
     except (StorageError, KeyError, TypeError, ValueError) as error:
         return {}, f"its result cannot be used ({described(error)})"
@@ -356,7 +347,7 @@ def values_of(override: Override) -> list[str]:
     """
     name = override.key_or_group
     if not override.is_discrete_sweep():
-        raise SettingError(f"{name}: a sampler chooses from an interval: add hydra/sweeper=l2l, or write choice(A,B)")
+        raise SettingError(f"{name}: an interval has no combinations; write choice(A,B)")
     if values := list(map(str, override.sweep_string_iterator())):
         return values
     raise SettingError(

@@ -28,7 +28,7 @@ from l2l_nas.runs.command_line import as_one_value, as_text
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import ABOUT, GROUPS, choices
 from l2l_nas.runs.renamed import renamed, value_of_today
-from l2l_nas.runs.settings import COMMANDS, HYDRA, OPEN, SweeperConf
+from l2l_nas.runs.settings import COMMANDS, OPEN
 
 # what other commands call the same
 _OTHER_WORDS = {"run": "resume", "resume": "run", "folder": "run"}
@@ -84,8 +84,6 @@ def check_words(command: str, args: Namespace) -> None:
             raise SettingError(f"'{override}' is not a setting; write NAME=VALUE")
         if name in groups and value == "null" and name != "experiment":
             raise SettingError(f"{name}=null: choose one; --help lists them")
-        if name == "hydra/sweeper" and value == "l2l" and command not in HYDRA:
-            raise SettingError(f"hydra/sweeper=l2l leads searches alone; {command} -m takes every combination")
         if re.match("hydra[./]", name):
             _check_hydra(name, makes_runs=bool(groups), is_sweep=is_sweep(args))
         elif name.startswith(tuple(f"{one}." for one in OPEN if one in known)):
@@ -234,13 +232,6 @@ def _explain_word(word: str, error: Exception, args: Namespace) -> str:
         for one in named_choices(override):
             if not isinstance(one, str) or (is_missing and one not in offered and not is_own_choice(group, one)):
                 return _no_choice(group, value if one is None else str(one), offered, folders)
-    if name.startswith("hydra.sweeper."):
-        sampled = {known for known, _, _ in settings(SweeperConf, "hydra.sweeper.")}
-        if not any(one.startswith("hydra/sweeper=") for one in args.overrides):
-            if name in sampled - {"hydra.sweeper.params"}:
-                return f"{name} is a setting of sampled sweeps: add hydra/sweeper=l2l"
-        elif "hydra/sweeper=l2l" in args.overrides and re.sub(r"(\.params)\..*", r"\1", name) not in sampled:
-            return f"no setting '{name}'{nearest(name, sorted(sampled))}"
     return ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -56,13 +56,12 @@ def baseline_line(best: Network, other: RandomBaseline | None, goal: Goal) -> st
     return "\n".join(filter(None, (line, margin(best, other.best, goal))))
 
 
-def sweep_table(rows: Sequence[Mapping[str, Any]], *, best: Collection[str] = ()) -> Table:
+def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The runs of a sweep, in order: folder, overrides that not all have, objectives, seconds.
 
     Args:
         rows: one for each run, with `folder`, `overrides` (a list of texts), `seconds`, `error` if it failed, and under
             every other key the value of an objective. What a run lacks is shown as a dash.
-        best: folders of the runs that stand out.
     """
     words: list[list[str]] = [row["overrides"] for row in rows]
     common = set.intersection(*map(set, words)) if len(rows) > 1 else set()
@@ -73,7 +72,7 @@ def sweep_table(rows: Sequence[Mapping[str, Any]], *, best: Collection[str] = ()
         values = (_cell(name, row.get(name)) for name in names)
         differing = " ".join(word for word in own if word not in common)
         cells = folder.name, differing or "-", *values, _seconds(row.get("seconds"))
-        described.append(TableRow(cells, is_winner=str(folder) in best))
+        described.append(TableRow(cells))
     columns = (
         TableColumn("run", "words"),
         TableColumn("overrides", ""),

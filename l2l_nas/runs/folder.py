@@ -31,7 +31,7 @@ RUN_NAMES = (
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
 # all that a sweep writes beside its runs, which are called by their numbers
-SWEEP_NAMES = (SWEEP_CONFIG, "summary.json", "sweep.log")
+SWEEP_NAMES = (SWEEP_CONFIG, "summary.json")
 # of a study that is being made
 _DRAFT = ".study.log.tmp"
 

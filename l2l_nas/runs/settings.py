@@ -267,22 +267,6 @@ class RetrainConf(RunConf):
 
 
 @dataclass(frozen=True)
-class SweeperConf:
-    """Sampled sweeps.
-
-    With -m hydra/sweeper=l2l a sampler chooses the values of settings written as
-    choice(A,B), range(1,9,2), interval(0.1,0.5) or tag(log,interval(0.001,0.1)).
-    """
-
-    trials: int = setting(20, "number of runs, earlier ones included", least=1)
-    jobs: int = setting(1, "runs of a batch, at once if hydra/launcher can", least=1)
-    sampler: str = setting("tpe", "tpe, random, nsga2, nsga3, gp; or FILE.py:NAME")
-    objectives: list[str] = setting([], "one to three; []: the first one of the runs")
-    seed: int = setting(0, "seed of the sampler", most=2**63 - 1)
-    params: dict[str, Any] = setting({}, "settings to sweep, for a config file")
-
-
-@dataclass(frozen=True)
 class PlanSection:
     """The steps that are planned."""
 
@@ -369,10 +353,6 @@ COMMANDS: dict[str, type] = {
     "export": ExportConf,
     "report": ReportConf,
 }
-
-
-# settings of Hydra's that a command's help tells of too, by section
-HYDRA: dict[str, dict[str, type]] = {"search": {"hydra.sweeper": SweeperConf}}
 
 
 # settings that are text, taken as it is typed

@@ -16,7 +16,7 @@ from l2l_nas.runs.folder import SWEEP_CONFIG
 from l2l_nas.runs.groups import GROUPS
 from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.saved import OWN, read_config
-from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES, SweeperConf
+from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES
 
 # what is read of what Hydra writes there
 _KINDS = {
@@ -27,7 +27,7 @@ _KINDS = {
 }
 _ABSENT = object()
 # settings whose values are imported where they name something of the user's own
-_IMPORTED = {"hydra.sweeper.sampler", *OWN, *(f"{name}.name" for name in OWN if name in CHOICES)}
+_IMPORTED = {*OWN, *(f"{name}.name" for name in OWN if name in CHOICES)}
 # what a sweep says itself when it goes on
 _OF_THE_SWEEP = {*PLACES, "hydra.mode", "hydra.sweep.dir"}
 # names of what comes with this program; what names a file or a module, or interpolates, has other characters
@@ -84,14 +84,15 @@ def _is_data(command: str, word: str) -> bool:
     key, _, value = word.partition("=")
     name = key.lstrip("+~")
     known = {name for name, _, _ in settings(COMMANDS[command])}
-    sweeper = {f"hydra.sweeper.{name}" for name in ("max_batch_size", *vars(SweeperConf()))} - {"hydra.sweeper.params"}
     if "@" in key or name.partition(".")[0] == "callbacks":
         return False
     if name == "space.pool":
         return all(map(is_builtin, re.sub(r"^choice\((.*)\)$", r"\1", value).split(",")))
     if name in _IMPORTED or name in GROUPS[command] or name == "hydra/sweeper":
         return bool(_OURS.fullmatch(value))
-    return name in known | sweeper or any(name.startswith(f"{one}.") for one in OPEN if one in known)
+    return name in {*known, "hydra.sweeper.max_batch_size"} or any(
+        name.startswith(f"{one}.") for one in OPEN if one in known
+    )
 
 
 def is_choice(word: str) -> bool:

@@ -95,19 +95,19 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["evaluate", "hydra.run.dir=a/b"], "hydra.run.dir has no effect: this command makes no run folder"),
         (["search", "-m", "hydra.sweep.subdir=x", "seed=0,1"], "hydra.sweep.subdir has no effect: a run is in its"),
         (["search", "-m", "folder=a", "hydra.sweep.dir=b"], "folder=a and hydra.sweep.dir=b name two folders"),
-        (["search", "hydra/sweeper=l2l"], "hydra/sweeper is for sweeps: add -m"),
+        (["search", "hydra/sweeper=basic"], "hydra/sweeper is for sweeps: add -m"),
         (
             ["search", "-m", "hydra.run.dir=a", "seed=0,1"],
             "hydra.run.dir is for one run: a sweep is in hydra.sweep.dir",
         ),
         (["search", "-m", "folder=a,b"], "folder cannot be swept: it is the same for all runs of a sweep"),
-        (["search", "-m", "hydra/sweeper=l2l", "resume=a,b", "seed=0,1"], "resume cannot be swept"),
+        (["search", "-m", "resume=a,b", "seed=0,1"], "resume cannot be swept"),
         (["train", "-m", "resume=a,b"], "resume cannot be swept"),
         (["plan", "devices=1000000000"], "devices must be at most 1,000,000, got 1e+09"),
         (["search", "search.trainings=1e9"], "search.trainings must be at most 100,000, got 1e+09"),
-        (["search", "hydra.sweeper.trials=3"], "hydra.sweeper.trials is for sweeps: add -m"),
+        (["search", "hydra.sweeper.max_batch_size=3"], "hydra.sweeper.max_batch_size is for sweeps: add -m"),
         (["search", "-m", "search.study=glob(*)"], "search.study=glob(*): there is nothing to choose from"),
-        (["search", "-m", "hydra/sweeper=l2l", "search.study=glob(*)"], "glob(*): there is nothing to choose from"),
+        (["search", "-m", "search.time=glob(*)"], "glob(*): there is nothing to choose from"),
     ],
 )
 def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypatch, words, says):

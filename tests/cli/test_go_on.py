@@ -17,7 +17,7 @@ from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
 from tests.cli.runs import TINY, contents, events, start, write_pool
-from tests.studies import saved_study, saved_sweep
+from tests.studies import saved_study
 
 OWN = "space.pool=tiny.py:build"
 OTHERS = (
@@ -353,19 +353,6 @@ def test_a_sweep_goes_on_by_its_folder_alone(pool, refused, capsys):
     line = refused("search", OWN, "resume=sweep")
     again = f"python -m l2l_nas search -m {OWN} resume=sweep"
     assert line.endswith(f"sweep holds a sweep (multirun.yaml); go on with it by: {again}; or take another folder")
-
-
-@pytest.mark.slow
-def test_a_sampled_sweep_goes_on_by_its_folder_alone_and_a_launcher_is_said_again(pool, capsys):
-    words = ["search", "-m", "hydra/sweeper=l2l", OWN, *TINY, "search.trials=2", "hydra/launcher=basic"]
-    swept = "train.learning_rate=tag(log,interval(0.001,0.05))"
-    assert main([*words, swept, "hydra.sweeper.trials=2", "hydra.sweeper.sampler=random", "folder=sweep"]) == 0
-    capsys.readouterr()
-    assert main(["search", "-m", OWN, "resume=sweep", "hydra.sweeper.trials=3"]) == 0
-    said = capsys.readouterr().out
-    assert "2 of 3 runs are finished" in said
-    assert "not taken over from sweep, say it again if you want it: hydra/launcher=basic" in said
-    assert len({trial.params["train.learning_rate"] for trial in saved_sweep("sweep").trials}) == 3
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from l2l_nas.runs.settings import SearchConf, SearchSection
 from l2l_nas.runs.workers import check_workers
 from l2l_nas.training.schedule import SCHEDULES, build_schedule
 from tests.cli.runs import TINY, contents, events
-from tests.studies import saved_sweep
 
 OWN = "space=tiny.py:build"
 MINE = """\
@@ -282,10 +281,6 @@ def test_choices_are_swept_as_others_are(mine, capsys):
     found = [config_of(f"sweep/{number}") for number in range(4)]
     assert [one["sampler"]["name"] for one in found] == ["random"] * 2 + ["mine.py:Sampler"] * 2
     assert [one["optimizer"]["momentum"] for one in found] == [0.5, 0.8] * 2
-    words = ["search", "-m", "hydra/sweeper=l2l", "hydra.sweeper.trials=2", OWN, *TINY, "search.trials=3"]
-    assert main([*words, "sampler=tpe", "sampler.n_startup_trials=range(2,9)", "folder=sampled"]) == 0
-    assert saved_sweep("sampled").trials[0].params.keys() == {"sampler.n_startup_trials"}
-    assert main(["search", "-m", OWN, "resume=sampled", "hydra.sweeper.trials=3"]) == 0
 
 
 @pytest.mark.slow

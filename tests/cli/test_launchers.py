@@ -8,7 +8,6 @@ import time
 import pytest
 
 from tests.cli.runs import TINY, start
-from tests.studies import saved_sweep
 
 JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]  # on one core it would use the sweep's own process
 SUBMITIT = ["hydra/launcher=submitit_local"]
@@ -44,14 +43,6 @@ def run(words, cwd):
     process = start(*words, cwd=cwd)
     out, err = process.communicate(timeout=280)
     return process.returncode, out, sorted(err.splitlines())
-
-
-def runs_of(folder):
-    """Trials that are runs: the first with each fate; the others were proposed again."""
-    first = {}
-    for trial in saved_sweep(folder).trials:
-        first.setdefault(trial.params["space.args.fate"], trial)
-    return list(first.values())
 
 
 def check_fates(fates, code, errors, folder):
@@ -105,43 +96,3 @@ def test_a_killed_run_ends_a_sweep_of_combinations_with_one_line(words, tmp_path
         while not (tmp_path / "sweep" / "1" / "result.json").exists():
             assert time.monotonic() < deadline
             time.sleep(0.2)
-
-
-SAMPLED = ["hydra/sweeper=l2l", "hydra.sweeper.sampler=random", "hydra.sweeper.trials=2"]
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_with_joblib_a_sampler_learns_what_became_of_every_run_of_a_batch(words, tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    swept = ["hydra.sweeper.jobs=2", "space.args.fate=refused,fine"]
-    code, out, errors = run([*words, *JOBLIB, *SAMPLED, *swept], tmp_path)
-    trials = runs_of(tmp_path / "sweep")
-    fates = {trial.number: trial.params["space.args.fate"] for trial in trials}
-    assert sorted(fates.values()) == ["fine", "refused"]
-    check_fates(fates, code, errors, tmp_path / "sweep")
-    for trial in trials:
-        assert trial.state.name == ("COMPLETE" if fates[trial.number] == "fine" else "FAIL")
-        if fates[trial.number] == "fine":
-            result = json.loads((tmp_path / "sweep" / str(trial.number) / "result.json").read_text())
-            assert trial.values == [result["best"]["values"]["accuracy"]]
-    assert max(trial.datetime_start for trial in trials) < min(trial.datetime_complete for trial in trials)
-    assert "warm-up" not in out  # processes that share a terminal do not all write to it
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_killed_run_ends_a_sampled_sweep_with_one_line_and_goes_on_with_it(words, tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    code, _, errors = run([*words, *JOBLIB, *SAMPLED, "hydra.sweeper.jobs=2", "space.args.fate=killed,fine"], tmp_path)
-    assert code == 2
-    (line,) = errors
-    assert line.startswith("error: hydra/launcher: TerminatedWorkerError: ")
-    again = " ".join(["python -m l2l_nas search -m", *JOBLIB, "space.pool=tiny.py:fated", "resume=sweep"])
-    assert line.endswith(f"; go on with: {again}")
-    path = tmp_path / "tiny.py"
-    path.write_text(path.read_text().replace("os.kill(os.getpid(), signal.SIGKILL)", "pass"))
-    assert run(again.split()[3:], tmp_path)[0] == 0
-    runs = runs_of(tmp_path / "sweep")
-    assert len(runs) == 2
-    assert {(tmp_path / "sweep" / str(trial.number) / "result.json").exists() for trial in runs} == {True}

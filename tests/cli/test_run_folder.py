@@ -50,7 +50,6 @@ def test_any_name_that_runs_write_is_refused(tmp_path, name, kind):
         (["search"], "config.yaml", "file"),
         (["search", "-m", "seed=0,1"], "multirun.yaml", "file"),
         (["search", "-m", "seed=0,1"], "1", "folder"),
-        (["search", "-m", "hydra/sweeper=l2l", "seed=choice(0,1)"], "sweep.log", "file"),
     ],
 )
 def test_a_new_run_leaves_what_is_there_alone(pool, tmp_path, capsys, words, name, kind):

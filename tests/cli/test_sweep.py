@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.sampled import SamplerSweeper
-from l2l_nas.errors import SettingError, TrialError
+from l2l_nas.errors import TrialError
 from l2l_nas.files import read_yaml, write_json, write_yaml
 from l2l_nas.runs.folder import RunFolder
 from tests.cli.runs import TINY, contents
@@ -131,11 +130,10 @@ class Enough(Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sweeper", [[], ["hydra/sweeper=l2l", "hydra.sweeper.trials=2"]])
-def test_a_run_that_its_callback_stopped_is_over_and_the_next_one_begins(pool, tmp_path, sweeper, capsys):
+def test_a_run_that_its_callback_stopped_is_over_and_the_next_one_begins(pool, tmp_path, capsys):
     (tmp_path / "own.py").write_text(STOPS)
     again = ["search", "-m", "space.pool=tiny.py:build", "callbacks.enough=own.py:Enough"]
-    assert main([*REAL, *sweeper, again[-1], "seed=0,1", "folder=s"]) == 0
+    assert main([*REAL, again[-1], "seed=0,1", "folder=s"]) == 0
     assert "stopped by callback Enough after 1 of 12 trials" in capsys.readouterr().out
     before = contents(tmp_path / "s")
     rows = json.loads((tmp_path / "s" / "summary.json").read_text())
@@ -177,16 +175,9 @@ def test_settings_of_a_sweep_that_are_damaged_are_one_line(quick, refused, damag
         (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size must be at least 1, or null, got 0"),
         (["resume="], "resume= names no folder"),
         (["resume=''"], "resume= names no folder"),
-        (["hydra/sweeper=l2l", "hydra.sweeper.sampler=own.py:Broken"], "own.py:Broken raised ValueError: not today"),
     ],
 )
 def test_what_no_sweep_can_begin_with_is_one_line_and_leaves_nothing(pool, tmp_path, refused, words, says):
     (tmp_path / "own.py").write_text('def Broken():\n    raise ValueError("not today")\n')
     assert says in refused("search", "-m", "space.pool=tiny.py:build", "seed=0,1", "folder=s", *words)
     assert contents(tmp_path).keys() == {"own.py", "tiny.py"}
-
-
-def test_a_sweeper_of_ours_refuses_to_lead_another_program(monkeypatch):
-    monkeypatch.setattr("l2l_nas.cli.sweep.SweepCallback.current", None)
-    with pytest.raises(SettingError, match="leads searches of l2l_nas alone"):
-        SamplerSweeper().sweep(["seed=0,1"])

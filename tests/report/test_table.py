@@ -151,7 +151,7 @@ def test_a_sweep_shows_every_run_what_it_differs_in_and_dashes_for_what_one_lack
         {"folder": "runs/9/1", "overrides": ["a=b", "seed=2"], "accuracy": 0.5, "parameters": 12345, "seconds": 3},
         {"folder": "runs/9/2", "overrides": ["a=b"], "error": "too hot"},
     ]
-    text = rendered(sweep_table(rows, best=["runs/9/1"]))
+    text = rendered(sweep_table(rows))
     assert "3 runs in runs/9" in text
     assert text.split("─")[0].split()[-5:] == ["run", "overrides", "accuracy", "parameters", "seconds"]
     assert rows_of(text) == [

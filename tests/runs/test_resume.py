@@ -114,7 +114,6 @@ def test_a_sweep_that_goes_on_takes_over_nothing_that_would_be_imported(tmp_path
         "space=digits_conv,mine.py:build",
         "data=mine/data.npz",
         "data=mine.py:x.npz",
-        "hydra.sweeper.sampler=mine.py:S",
     ]
     settings = {"hydra": {"overrides": {"hydra": [], "task": [*words, *own]}}}
     (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(settings))
