@@ -54,14 +54,10 @@ _RELAY = {
     "larger_than_memory": Entry("", "a pool larger than memory, in files", "26 minutes, 33 GB"),
     "small_networks": Entry("relay", "small networks held on a CPU, beside plain PyTorch", "10 minutes"),
     "before_after": Entry("relay", "time of steps and searches over another checkout's", "10 minutes"),
-    "chain_before": Entry("relay", "time of a chain's step over that of a commit", "3 minutes"),
     "scaling": Entry("relay", "steps of several ranks over one process, beside PyTorch's ways", "5 minutes"),
     "bits": Entry("relay", "whether two checkouts compute the same, bit for bit", "3 minutes"),
-    "planning": Entry("relay", "time of a plan", "1 minute"),
-    "one_mask": Entry("relay", "a mask that every layer reads, stored once", "1 minute"),
     "data": Entry("relay", "data that do not lie in memory", "10 minutes"),
     "moments": Entry("relay", "what moments in bf16 change, and save", "10 minutes"),
-    "put_back": Entry("relay", "how often updates ahead of the check are put back", "10 minutes"),
 }
 _SEARCH = {
     "nas201": Entry("", "samplers on NAS-Bench-201", "20 minutes"),
@@ -72,13 +68,8 @@ _SEARCH = {
     "search_memory": Entry("search", "what a memory of other tasks is worth, by real searches", "three hours"),
     "search_front": Entry("search", "the front of two objectives against random search", "hours"),
     "search_peers": Entry("search", "the search beside other packages at equal steps, simulated", "2 hours"),
-    "race_design": Entry("search", "how long trials should be, and how many", "an hour"),
-    "early_stop": Entry("search", "early stopping beside none", "30 minutes"),
-    "elastic": Entry("search", "elastic weights beside separate candidates", "10 minutes"),
-    "cell_ranking": Entry("search", "shared weights against the table of NAS-Bench-201", "25 minutes"),
     "whole_evaluations": Entry("search", "fronts of wide spaces beside a grid of uniform architectures", "5 minutes"),
     "small_spaces": Entry("search", "the optimum of small spaces, seen by 100 whole evaluations", "10 minutes"),
-    "trial_overhead": Entry("search", "what a trial costs beside its training", "10 minutes"),
     "shipped_memory": Entry("search", "writes what comes with the program of earlier tasks", "seconds"),
     "images": Entry("search", "makes the .npz files of the searches on images", "seconds"),
 }
@@ -87,7 +78,6 @@ _MODELS = {
     "pruning": Entry("models", "a published model made smaller, by a search and other ways", "a day"),
     "cut_vocabulary": Entry("models", "a published model with the tokens of some texts alone", "1 minute"),
     "smaller_speed": Entry("models", "how fast smaller networks are, beside what they promise", "5 minutes"),
-    "distil_memory": Entry("models", "device memory of taking a published model apart", "1 minute"),
     "language_training": Entry("models", "GPT-2 and BERT in the relay and in plain PyTorch", "10 minutes"),
 }
 _MACHINES = {

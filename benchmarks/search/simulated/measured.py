@@ -1,7 +1,8 @@
 """Accuracies of 100 networks on the way, as they were trained for other benches: what landscapes are made of.
 
 `search_chain` trained 100 random networks of the default space twice, and scored them after four shares of the steps
-and on the test part. `race_design` trained 45 to 60 of the same networks a third time, and scored them after eleven.
+and on the test part. 45 to 60 of the same networks were trained a third time (`race_design_*.json`),
+and scored after eleven.
 Here each training is brought to the same seven columns: the validation accuracy after `SHARES` of the steps, taken
 between its scores along the logarithm of the share, and the test accuracy at the end. The third trainings had a little
 fewer or more steps, so their mean is moved to that of the other two. The first score of `search_chain` is after a
