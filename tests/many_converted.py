@@ -202,6 +202,8 @@ def _decoders() -> None:
     }
     _decoder("GPT-J", "GPTJ", "transformer.h", **gpt, n_head=2)
     _decoder("CodeGen", "CodeGen", "transformer.h", **gpt, n_head=4)
+    sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "dff": 32, "n_layer": 2, "n_head": 2}
+    _decoder("CTRL", "CTRL", "transformer.h", "CTRLLMHeadModel", **sizes, resid_pdrop=0.0, embd_pdrop=0.0)
     neo = {"attention_types": [[["global", "local"], 1]], "window_size": 4, "bos_token_id": 1, "eos_token_id": 2}
     neo |= dict.fromkeys(("resid_dropout", "embed_dropout", "attention_dropout"), 0.0)
     _decoder(
@@ -420,6 +422,8 @@ def _of_timm_all() -> None:
     )
     _of_timm("CaiT", "cait_xxs24_224", ["blocks", "blocks_token_only"], img_size=32, **words)
     _of_timm("MobileViT", "mobilevit_xxs", "stages.*")
+    small = {"layers": (1, 1, 1, 1), "patch_sizes": (7, 2, 2, 1), "embed_dims": (16,) * 4, "hidden_sizes": (4,) * 4}
+    _of_timm("Sequencer", "Sequencer2d", "stages.*", 28, img_size=28, **small)
 
 
 _decoders()

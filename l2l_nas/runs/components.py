@@ -58,8 +58,11 @@ from l2l_nas.runs.ranks import compare_problems, with_chunks
 from l2l_nas.runs.saved import read_enqueued
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.runs.settings import RetrainConf, SearchConf
+from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty
+from l2l_nas.space.convert.convert import is_converted
 from l2l_nas.space.growth import frozen, retired
+from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import PathSampler, build_paths
 from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Batches
@@ -201,7 +204,7 @@ def build_components(
     budget = replace(budget_of(conf), schedule=schedule)
     if not conf.resume:  # what has run may go on: a trial that fails is one that failed
         training.trainer.check(None, steps=budget.last_step)
-    enqueued = read_enqueued(conf.search.enqueue, pool, is_given=not conf.resume or "search.enqueue" in given)
+    enqueued = _enqueued(conf, objects, pool, given)
     # files may be gone when it goes on
     conf = changed(conf, {"search.enqueue": list(map(str, enqueued))})
     _refuse_unused_memory(conf, objects)
@@ -308,6 +311,16 @@ def _phases(conf: SearchConf, objects: Objects, server: ParamServer) -> list[Pha
         with of_user(phase, "phase"):
             phase.check(server, budget_of(conf))
     return phases
+
+
+def _enqueued(conf: SearchConf, objects: Objects, pool: LayerPool, given: Collection[str]) -> list[Architecture]:
+    """What is tried first: a user's own model, unless they say what; other strategies score that by themselves."""
+    is_given = not conf.resume or "search.enqueue" in given
+    is_default = not conf.resume and "search.enqueue" not in given
+    chooses = conf.strategy["name"] == "default" or objects.strategy is not None
+    if is_default and chooses and is_converted(pool):
+        return [pool.original]
+    return read_enqueued(conf.search.enqueue, pool, is_given=is_given)
 
 
 def _refuse_unused_memory(conf: SearchConf, objects: Objects) -> None:

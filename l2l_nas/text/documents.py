@@ -56,10 +56,9 @@ def _texts(path: Path, text_key: str) -> Iterator[str]:
     for number, entry in json_objects(path):
         text = entry.get(text_key)
         if not isinstance(text, str):
-            raise DataError(
-                f"{path}, line {number}: no text at '{text_key}' (it has {', '.join(entry)}); name the key: "
-                "data.text_key=KEY"
-            )
+            has = f"it is {json.dumps(text)[:40]}" if text_key in entry else f"it has {', '.join(entry)}"
+            advice = "mend or remove the line, or name the key" if text_key in entry else "name the key"
+            raise DataError(f"{path}, line {number}: no text at '{text_key}' ({has}); {advice}: data.text_key=KEY")
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -83,6 +82,8 @@ def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             place += len(line)
             if not text.strip():
                 continue
+            if text.lstrip().startswith("["):
+                raise DataError(f"{path}, line {number}: a JSON array, where an object is expected; write one a line")
             try:
                 entry = json.loads(text)
             except (ValueError, RecursionError) as error:

@@ -36,6 +36,8 @@ from l2l_nas.text.tokenizer import Tokenizer
 _VERSION = 1
 # bytes of tokens that are compared with their digest when a file is opened: a second or two for each GiB
 _VERIFIED = 1 << 33
+# bytes of a text file that are hashed to know it again: a second for each GiB
+_HASHED = 1 << 30
 _SEEN = 1000  # characters on either side of a cut that are compared
 _TOKENS, _DOCUMENTS, _MANIFEST = "tokens.bin", "documents.npy", "manifest.json"
 
@@ -60,7 +62,9 @@ def cache_folder(name: str = "") -> Path:
 def token_file(paths: Sequence[Path], tokenizer: Tokenizer, *, text_key: str = "text", cache: Path) -> TokenFile:
     """The tokens of text files (see `read_documents`): those of the cache, or made now.
 
-    They are made anew where a file has another name, size or time than before, for another tokenizer or key.
+    They are made anew where a file has another name or content than before, for another tokenizer or key. Content is
+    compared by a digest; that of files above 1 GiB by size, inode and times, of which the one of the last change of any
+    kind cannot be set back.
 
     Raises:
         StorageError: a file cannot be read or written, or a token file is damaged.
@@ -70,7 +74,7 @@ def token_file(paths: Sequence[Path], tokenizer: Tokenizer, *, text_key: str = "
         "version": _VERSION,
         "tokenizer": tokenizer.fingerprint,
         "text_key": text_key,
-        "sources": [[str(path.absolute()), *_state(path)] for path in paths],
+        "sources": [[str(path.absolute()), *_identity(path)] for path in paths],
     }
     return cached(cache, json.dumps(about), read_documents(paths, text_key=text_key), tokenizer, about)
 
@@ -97,11 +101,15 @@ def _make_cache(folder: Path) -> None:
         raise StorageError(f"{one_line(str(error))}; name another folder for token files: data.cache=FOLDER") from None
 
 
-def _state(path: Path) -> tuple[int, int]:
+def _identity(path: Path) -> tuple[str] | tuple[int, ...]:
     if not path.is_file():
         raise StorageError(f"there is no file {path}; name text files, or a folder of them")
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    with open_file(path) as file:
+        found = os.fstat(file.fileno())
+        if found.st_size > _HASHED:
+            return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+        with named_failures(path):
+            return (hashlib.file_digest(file, "sha256").hexdigest(),)
 
 
 def build(

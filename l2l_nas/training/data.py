@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +23,7 @@ from l2l_nas.training.dataset import DatasetSamples, SampleSource
 from l2l_nas.training.folder import image_parts
 from l2l_nas.training.form import Columns, SampleForm
 from l2l_nas.training.samples import Loaded, Mapped, Samples, Split, Wanted, as_target, read, tensor_of
+from l2l_nas.training.task import IGNORED
 
 # how the names of arrays of parts end
 _ENDS = ("_train", "_validation", "_test")
@@ -150,7 +152,7 @@ class Data:
         step and the sample, so that it is the same after a resume, in whatever process. See [Note: keys].
 
         Args:
-            train: training samples. Without `validation`, they are cut in three.
+            train: training samples. Without `validation`, they are cut in three, which augmented ones cannot be.
             validation, test: likewise.
             columns: names of inputs and of targets where samples are dicts, such as `("image", "label")` or
                 `(("tokens", "mask"), "label")`; places where they are tuples.
@@ -159,7 +161,7 @@ class Data:
             validation_fraction, test_fraction: as `from_arrays`.
 
         Raises:
-            DataError: one is no data set, its samples are no pairs, or an iterable one is to be cut.
+            DataError: one is no data set, its samples are no pairs, or an iterable or random one is to be cut.
             SettingError: fractions as in `from_arrays`.
         """
         _check_form(columns, transform)
@@ -179,9 +181,11 @@ class Data:
                 f"{type(source.dataset).__name__} has an order of its own and cannot be cut in three; write "
                 "Data.from_dataset(train, validation, test)"
             )
-        source.samples()
-        rows = cut(len(source.dataset), validation_fraction=validation_fraction, test_fraction=test_fraction)
         plain = replace(source, form=replace(source.form, transform=None))
+        if transform is not None:
+            source.samples()
+        plain.samples(may_vary=False)
+        rows = cut(len(source.dataset), validation_fraction=validation_fraction, test_fraction=test_fraction)
         return cls._of([DatasetSamples(one, rows=some) for one, some in zip((source, plain, plain), rows, strict=True)])
 
     @classmethod
@@ -345,12 +349,21 @@ def _of_arrays(
             "arrays x_train y_train x_test y_test x_validation y_validation"
         )
     arrays = {end: [_numbers(read(f"{kind}{end}"), f"{place}: '{kind}{end}'") for kind in "xy"] for end in ends}
+    for end, (_, targets) in arrays.items():
+        _tell_of_ignored(targets, f"{place}: 'y{end}'")
     parts = {end: samples(*pair) for end, pair in arrays.items()}
     if "_validation" in parts:
         return Data(parts["_train"], parts["_validation"], parts.get("_test"))
     first = ends[0]
     found = Data._cut(parts[first], classes_of(arrays[first][1]), fractions[0], 0.0 if first else fractions[1])
     return replace(found, test=parts.get("_test", found.test))
+
+
+def _tell_of_ignored(targets: np.ndarray, place: str) -> None:
+    """Say how many samples have a class that does not count, which may be a mistake."""
+    count = int((targets == IGNORED).sum()) if targets.ndim == 1 and targets.dtype.kind == "i" else 0
+    if count:
+        warnings.warn(f"{place}: {count} of {len(targets)} targets are {IGNORED} and do not count", stacklevel=4)
 
 
 def has_arrays(folder: Path) -> bool:

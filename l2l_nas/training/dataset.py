@@ -42,8 +42,9 @@ from l2l_nas.training.samples import (
 
 # in place of a row: the random numbers of what is done once for a batch, or a pass
 _WHOLE = -1
-# samples that are read twice, to see whether they are the same
+# samples that are read again, to see whether they are the same; and the keys of other random numbers for them
 _READ_TWICE = 8
+_OTHERS: tuple[Key, ...] = ((1, 0), (2, 0), (3, 0))
 
 
 class DatasetSamples(Samples):
@@ -210,14 +211,15 @@ class SampleSource:
             raise DataError(f"{type(dataset).__name__} has no __len__; define it, so that samples can be drawn")
         return found
 
-    def samples(self, length: int | None = None) -> Samples:
+    def samples(self, length: int | None = None, *, may_vary: bool = True) -> Samples:
         """All of its samples as one part.
 
         Args:
             length: samples of a pass of a data set that has no `__len__`.
+            may_vary: whether samples may depend on random numbers, as augmented ones do.
 
         Raises:
-            DataError: their number is not known, or the first one is no sample.
+            DataError: their number is not known, the first one is no sample, or they vary.
         """
         if self.is_stream and length is None:
             try:
@@ -230,23 +232,31 @@ class SampleSource:
         part = DatasetSamples(self, length=length or 0)
         if len(part):
             try:
-                self._refuse_changing(part)
+                self._refuse_changing(part, may_vary=may_vary)
             finally:
                 part.close()
         return part
 
-    def _refuse_changing(self, part: Samples) -> None:
+    def _refuse_changing(self, part: Samples, *, may_vary: bool) -> None:
         """Refuse what is no sample, and samples that are not the same again, so that no training could be resumed."""
         rows = rows_to_see(part, _READ_TWICE)
         # every process reads them, and one of them twice
-        found = part.batches((rows, SCORING) for _ in range(1 + max(1, self.workers.count)))
-        one, *others = [(*inputs, *as_tuple(targets)) for inputs, targets in found]
-        if not all(all(map(_is_same, one, again)) for again in others):
+        keys = [SCORING] * (1 + max(1, self.workers.count)) + ([] if may_vary else [*_OTHERS])
+        seen = [(*inputs, *as_tuple(targets)) for inputs, targets in part.batches((rows, key) for key in keys)]
+        changed = [key for key, again in zip(keys, seen, strict=True) if not all(map(_is_same, seen[0], again))]
+        name = type(self.dataset).__name__
+        if SCORING in changed:
             raise DataError(
-                f"{type(self.dataset).__name__} gives another sample when it is read again: it changes as it is read, "
-                "is another in each process that loads, or draws random numbers where nobody can seed them; draw them "
-                "from torch, numpy.random or random, or make the generator an attribute of the data set or its "
-                "transform"
+                f"{name} gives another sample when it is read again: it changes as it is read, is another in each "
+                "process that loads, or draws random numbers where nobody can seed them; draw them from torch, "
+                "numpy.random or random, or make the generator an attribute of the data set or its transform"
+            )
+        if changed:
+            raise DataError(
+                f"{name} makes its samples with random numbers, such as augmented ones; cut in three, not only "
+                "training but validation and test would be random, too: give it without these, and the augmentation "
+                "as Data.from_dataset(..., transform=), which is of training alone, or give three data sets, "
+                "Data.from_dataset(train, validation, test)"
             )
 
 

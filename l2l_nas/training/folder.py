@@ -38,6 +38,7 @@ _IMAGES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".
            ".heic", ".heif", ".jp2", ".tga", ".ico", ".psd")  # fmt: skip
 # formats of Pillow's that are none of pixels, or that another program is run for
 _NO_PIXELS = {"EPS", "WMF", "PDF", "MPEG", "BUFR", "GRIB", "HDF5", "IPTC"}
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # of EXIF: the tag, and values by which width and height change
 _NOBODY_S = ("thumbs.db", "desktop.ini")
 
 
@@ -56,7 +57,7 @@ class Images:
     def __getitem__(self, row: int) -> tuple[Any, int]:
         with _opened(self.files[row]) as image:
             refuse_deep(image)
-            found = image.convert(self.mode)
+            found = _upright(image).convert(self.mode)
         if self.size is not None and (found.height, found.width) != self.size:
             found = found.resize((self.size[1], self.size[0]))
         return found, self.targets[row]
@@ -121,13 +122,23 @@ def _looked_at(files: list[str]) -> Iterator[tuple[str, Any]]:
 def _refuse_sizes(files: list[str]) -> None:
     seen: dict[tuple[int, int], str] = {}
     for file, image in _looked_at(files):
-        seen.setdefault((image.height, image.width), file)
+        height, width = image.height, image.width
+        seen.setdefault(
+            (width, height) if image.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE else (height, width), file
+        )
         if len(seen) > 1:
             (one, first), (other, second) = seen.items()
             raise DataError(
                 f"images differ in size: {first} is {one[0]}x{one[1]}, {second} {other[0]}x{other[1]}; say to which "
                 f"size they are resized: Data.from_folder(..., size={one}), or data.size=[{one[0]},{one[1]}]"
             )
+
+
+def _upright(image: Any) -> Any:
+    """An image as its EXIF data say that it is to be seen: cameras store how they were held."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
 
 
 def has_images(folder: Path) -> bool:

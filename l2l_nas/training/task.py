@@ -115,7 +115,8 @@ class Classification(SummedMetrics):
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
         if targets.dtype != torch.int64 or targets.dim() != 1:
-            raise DataError(f"class targets must be int64 [samples], got {targets.dtype} {list(targets.shape)}")
+            advice = "; flatten them: y.reshape(-1)" if targets.dim() == 2 and targets.shape[1] == 1 else ""
+            raise DataError(f"class targets must be int64 [samples], got {targets.dtype} {list(targets.shape)}{advice}")
         if len(outputs) != 1 or len(outputs[0].shape) != 1:
             raise DataError(f"classification needs logits [batch, classes], the pool gives {describe(outputs)}")
         least, most = _range(targets[targets != IGNORED])

@@ -24,9 +24,21 @@ LR = 0.01
 ALL_CASES = {**MORE_CASES, **MANY_CASES}
 # one of each kind; the others take their time
 FAST = [
-    *("Gemma 3", "Llama 4", "OLMo 2", "Qwen3-MoE", "DeepSeek-V3", "GPT-OSS", "Falcon", "BLOOM", "Mamba 2", "Jamba"),
+    *(
+        "Gemma 3",
+        "Llama 4",
+        "OLMo 2",
+        "Qwen3-MoE",
+        "DeepSeek-V3",
+        "GPT-OSS",
+        "Falcon",
+        "BLOOM",
+        "Mamba 2",
+        "Jamba",
+        "CTRL",
+    ),
     *("ALBERT", "DeBERTa", "MPNet", "BART", "M2M-100", "DINOv2", "Swin", "SigLIP", "HuBERT"),
-    *("torchvision MobileNetV2", "torchvision Swin V2", "torchvision MViT", "timm CaiT"),
+    *("torchvision MobileNetV2", "torchvision Swin V2", "torchvision MViT", "timm CaiT", "timm Sequencer"),
 ]
 # a weight is used in several parts, and more than once in one of them: its gradient is summed in another order
 LAST_BITS = ("BART", "Marian")

@@ -162,6 +162,22 @@ def test_known_architectures_are_tried_first_and_a_run_that_goes_on_remembers_th
             searched(tmp_path / "other", enqueue=wrong, problem=result.problem)
 
 
+def test_a_converted_model_itself_is_tried_first_and_named_on_the_page(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2))
+    pool = l2l_nas.convert(model, torch.randn(2, 6), blocks="1", candidates={"skip": l2l_nas.skip()})
+    x = torch.randn(60, 6)
+    problem = Problem(pool, l2l_nas.Data.from_arrays(x, (x[:, 0] > 0).long()))
+    said = {"trials": 2, "finalists": 0, "warmup_steps": 0, "steps_per_trial": 1, "progress": False}
+    result = l2l_nas.search(problem, folder=tmp_path / "run", **said)
+    first, other = result.study.trials
+    assert tuple(first.user_attrs["architecture"]) == pool.original.choices
+    assert (first.user_attrs["enqueued"], other.user_attrs.get("enqueued", False)) == (True, False)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("the model itself") == 1
+    result = l2l_nas.search(problem, folder=tmp_path / "none", enqueue=[], **said)
+    assert not any(trial.user_attrs.get("enqueued", False) for trial in result.study.trials)
+
+
 @pytest.mark.slow
 def test_a_test_part_that_cannot_be_measured_is_told(problem, tmp_path, capsys):
     width = problem.pool.inputs[0].shape[0]

@@ -18,6 +18,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from l2l_nas.errors import DataError, StorageError
 from l2l_nas.text import documents as documents_module
+from l2l_nas.text import token_file as token_file_module
 from l2l_nas.text.data import spans
 from l2l_nas.text.documents import read_documents, text_files
 from l2l_nas.text.token_file import build, joined, token_file
@@ -175,6 +176,34 @@ def test_a_token_file_is_made_once_and_anew_for_what_changed(tmp_path, monkeypat
     assert len(list(cache.iterdir())) == 3
 
 
+@pytest.mark.parametrize("hashed", [1 << 30, 0])
+def test_a_text_that_changed_is_known_by_more_than_its_size_and_time(tmp_path, monkeypatch, hashed):
+    """By its content; a file that is too long to be read for it, by a time that nobody can set back."""
+    monkeypatch.setattr(token_file_module, "_HASHED", hashed)
+    path, cache = tmp_path / "a.txt", tmp_path / "cache"
+    path.write_text("some text")
+    before = path.stat()
+    token_file([path], Bytes(), cache=cache)
+    time.sleep(0.02)  # a tick of the file system's clock
+    with path.open("r+") as file:
+        file.write("else")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert [getattr(after, name) == getattr(before, name) for name in ("st_size", "st_mtime_ns", "st_ino")] == [
+        True
+    ] * 3
+    assert documents_of(token_file([path], Bytes(), cache=cache), Bytes()) == ["else text"]
+
+
+def test_lines_of_json_end_at_newlines_alone(tmp_path):
+    texts = ["next\u0085line", "para\u2029graph\u2028", "form\x0cfeed\x0b\x1c"]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts[:2]]
+    (tmp_path / "a.jsonl").write_text("\r\n".join(lines), newline="")
+    (tmp_path / "b.txt").write_text(texts[2], newline="")
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.txt"]
+    assert documents_of(token_file(paths, Bytes(), cache=tmp_path / "cache"), Bytes()) == texts
+
+
 def _other_places(folder):
     np.save(folder / "documents.npy", np.array([0, 4, 10]))
     _manifest(folder, documents=2)
@@ -229,12 +258,15 @@ def test_another_tokenizer_s_token_file_is_refused(tmp_path):
         ("a.txt", b"", "the text is empty"),
         ("a.txt", b"good\nbad \xff", "a.txt, byte 9: no UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: no JSON"),
-        ("a.jsonl", b'{"text": "a"}\n\n[1]\n', "a.jsonl, line 3: list, where an object is expected"),
+        ("a.jsonl", b'{"text": "a"}\n\n[1]\n', "a.jsonl, line 3: a JSON array, where an object is expected"),
+        ("a.json", b'[\n {"text": "a"},\n {"text": "b"}\n]\n', "a.json, line 1: a JSON array, where an object is exp"),
+        ("a.jsonl", b"3\n", "a.jsonl, line 1: int, where an object is expected"),
+        ("a.jsonl", b'{"text": null}\n', "line 1: no text at 'text' .it is null.; mend or remove the line"),
         ("a.jsonl", b'{"body": "a", "n": 1}\n', "a.jsonl, line 1: no text at 'text' .it has body, n.; name the key"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl, byte 24: no UTF-8"),
         ("a.jsonl", b'{"text": 5}\n', "line 1: no text at 'text'"),
         ("a.jsonl", b'{"text": "a\\ud800b"}\n', "line 1: half of a surrogate pair"),
-        ("a.jsonl", b"[" * 100_000 + b"\n", "line 1: no JSON"),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", "line 1: no JSON"),
     ],
 )
 def test_bad_text_is_named_with_its_place(tmp_path, name, content, words):

@@ -208,6 +208,14 @@ def test_doubles_become_floats_and_bool_targets_classes(tmp_path):
     assert data.train.targets.dtype == torch.int64
 
 
+def test_targets_that_do_not_count_are_told(tmp_path):
+    y = np.where(np.arange(40) < 6, -100, np.arange(40) % 2)
+    np.savez(tmp_path / "a.npz", x=np.zeros((40, 2), np.float32), y=y)
+    with pytest.warns(UserWarning, match=r"a.npz: 'y': 6 of 40 targets are -100 and do not count"):
+        data = from_npz(tmp_path / "a.npz")
+    assert sum(len(part) for part in data.parts.values()) == 40
+
+
 def test_a_file_that_is_no_npz_is_named(tmp_path):
     path = tmp_path / "a.npz"
     with pytest.raises(StorageError, match=r"a\.npz: no such file"):

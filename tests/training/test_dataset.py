@@ -131,7 +131,7 @@ def test_a_second_iteration_leaves_the_first_as_it_is():
 
 def test_processes_stay_from_one_training_to_the_next_and_end_with_close():
     before = set(multiprocessing.active_children())
-    data = Data.from_dataset(DataLoader(Noisy(), num_workers=2))
+    data = Data.from_dataset(*(DataLoader(Noisy(), num_workers=2) for _ in range(2)))
     batches = Batches(data.train, batch_size=7, seed=3)
     list(batches.ahead(0, 3))
     workers = set(multiprocessing.active_children()) - before
@@ -331,3 +331,39 @@ def test_a_test_part_without_a_validation_part_is_refused():
     pairs = [(X[index], int(Y[index])) for index in range(8)]
     with pytest.raises(DataError, match="test= wants validation= beside it"):
         Data.from_dataset(pairs, test=pairs)
+
+
+class Shifted(torch.utils.data.Dataset):
+    """Augments its samples where it is told to."""
+
+    def __init__(self, x, y, most=0.5):
+        self.x, self.y, self.most = x, y, most
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, row):
+        return self.x[row] + self.most * random.random(), self.y[row]
+
+
+@pytest.mark.parametrize("wrap", [lambda dataset: dataset, DataLoader])
+def test_a_data_set_that_augments_is_not_cut_in_three(wrap):
+    with pytest.raises(DataError, match=r"Shifted .* not only training but validation and test would be random, too"):
+        Data.from_dataset(wrap(Shifted(X, Y)))
+
+
+def test_what_the_refusal_of_one_that_augments_names_works():
+    def is_fixed(part):
+        one, other = (part.batch(torch.arange(8), key=(seed, 0)) for seed in (1, 2))
+        return torch.equal(one[0][0], other[0][0])
+
+    def moved(x):
+        return x + random.random()
+
+    by_transform = Data.from_dataset(Shifted(X, Y, most=0.0), transform=moved)
+    rows = torch.arange(60).split([36, 12, 12])
+    by_parts = Data.from_dataset(
+        *(Shifted(X[some], Y[some], most) for some, most in zip(rows, (0.5, 0, 0), strict=True))
+    )
+    for data in (by_transform, by_parts):
+        assert [is_fixed(part) for part in data.parts.values()] == [False, True, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 
+import numpy as np
 import pytest
 
 from l2l_nas import Data
@@ -101,3 +102,20 @@ def test_an_image_that_is_no_file_any_more_is_not_waited_for(tmp_path):
 def test_more_processes_than_a_machine_has_are_not_begun(tmp_path):
     with pytest.raises(SettingError, match="workers"):
         Data.from_folder(write_images(tmp_path), workers=10**9)
+
+
+def test_photos_are_seen_as_their_camera_was_held(tmp_path):
+    """A file has its pixels as the sensor lies, and in EXIF how to turn them."""
+    array = np.zeros((4, 6, 3), dtype=np.uint8)
+    array[:, :2] = 200  # a bright edge at the left, or at the top where it is turned by a quarter
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(10):
+            upright = np.rot90(array, -1)
+            kept, exif = (array, turned) if number % 2 else (upright, Image.Exif())
+            Image.fromarray(kept).save(tmp_path / name / f"{number}.png", exif=exif)
+    (images,), _ = Data.from_folder(tmp_path).train.preview()
+    assert images.shape[1:] == (3, 6, 4)
+    assert bool((images == images[0]).all())

@@ -233,9 +233,8 @@ class DrawnOnce(Dataset):
 
 @pytest.mark.parametrize("kind", [MadeLate, DrawnOnce])
 def test_what_is_made_at_the_first_sample_is_the_same_in_every_process(kind):
-    plain = Data.from_dataset(kind())
-    loaded = Data.from_dataset(DataLoader(kind(), num_workers=2))
-    again = Data.from_dataset(kind())
+    plain, again = (Data.from_dataset(kind(), kind()) for _ in range(2))
+    loaded = Data.from_dataset(*(DataLoader(kind(), num_workers=2) for _ in range(2)))
     again.train.batch(torch.tensor([7]))  # another sample comes first
     assert plain.train.digest == loaded.train.digest == again.train.digest
     batches = [Batches(data.train, batch_size=4, seed=1) for data in (plain, loaded)]

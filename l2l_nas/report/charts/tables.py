@@ -16,6 +16,7 @@ from l2l_nas.report.network import TEST, VALIDATION, Network, RandomBaseline
 from l2l_nas.report.results import Results
 from l2l_nas.report.styles import hue_class
 from l2l_nas.report.text import format_choices, format_value, heading, short_heading
+from l2l_nas.space.architecture import Architecture
 
 MAX_FRONT = 40
 MAX_TRIALS = 3000
@@ -222,6 +223,13 @@ def front_table(results: Results) -> Table:
     return Table((*columns, ARCHITECTURE), rows)
 
 
+def _is_model_itself(card: SpaceCard, architecture: Architecture) -> bool:
+    """Whether it is the model that was converted: each position that offers it has the model's own part."""
+    pairs = zip(card.positions, architecture.choices, strict=False)
+    choices = [choice for position, choice in pairs if position.candidates[0] == "original"]
+    return bool(choices) and set(choices) == {"original"}
+
+
 def trial_table(results: Results) -> Table:
     """Every trial, in the order they were made."""
     names = [goal.name for goal in results.aims]
@@ -235,6 +243,7 @@ def trial_table(results: Results) -> Table:
     is_long = len(results.records) > _LONG
     for record in results.records[:MAX_TRIALS]:
         outcome = f"{record.state.label}, repeated" if record.cached else record.state.label
+        outcome += ", the model itself" if _is_model_itself(results.card, record.architecture) else ""
         cells: list[str | Drawn] = [
             str(record.number),
             outcome,

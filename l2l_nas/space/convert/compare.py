@@ -45,19 +45,16 @@ def refuse_other_parts(
     whole, cut = _Copy(model, model), _Copy(nn.ModuleList(parts), model)
     layers = tuple(cut.module.children())
 
-    def run_whole(batch: int) -> Tensor:
+    def run_whole(batch: int) -> tuple[Tensor, ...]:
         return example.outputs_of(whole.module, batch)
 
-    def run_cut(batch: int) -> Tensor:
+    def run_cut(batch: int) -> tuple[Tensor, ...]:
         with user_code("a part of the model", SpaceError):
-            (output,) = flow.run(
-                example.tensors_of(batch), lambda index, *inputs: layers[path[index].position](*inputs)
-            )
-        return output
+            return flow.run(example.tensors_of(batch), lambda index, *inputs: layers[path[index].position](*inputs))
 
     with same_draws(), torch.no_grad():
         expected, got = run_whole(example.num_samples), run_cut(example.num_samples)
-    if not is_same(got, expected):
+    if not all(map(is_same, got, expected)):
         raise SpaceError(f"the parts of the model give something else than the model: {_OUTSIDE}")
     whole.train(run_whole)
     cut.train(run_cut)
@@ -85,12 +82,12 @@ class _Copy:
         self.module = copied(module, parameter=parameter, buffer=buffer)
         self.module.eval()
 
-    def train(self, forward: Callable[[int], Tensor]) -> None:
+    def train(self, forward: Callable[[int], tuple[Tensor, ...]]) -> None:
         self.failure = ""  # what its backward raised
         self.module.train()
         with same_draws(), torch.enable_grad():
             with collect_losses() as losses:
-                outputs = [forward(BATCHES[1])]
+                outputs = [*forward(BATCHES[1])]
             outputs += losses
             ends = [output for output in outputs if output.requires_grad]
             try:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from l2l_nas.arguments import check_kind, check_names, check_table
+from l2l_nas.arguments import check_kind, check_list, check_names, check_table
 from l2l_nas.errors import SpaceError, did_you_mean, is_out_of_memory, one_line, what_raised
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.convert.compare import refuse_other_parts, same_draws
 from l2l_nas.space.convert.dataflow import Dataflow
-from l2l_nas.space.convert.example import Arguments, Choice, Example
+from l2l_nas.space.convert.example import Arguments, Choice, Example, Output
 from l2l_nas.space.convert.forms import BATCHES
 from l2l_nas.space.convert.masks import masks_always_made
 from l2l_nas.space.convert.offers import Candidates, Offers
@@ -30,9 +31,9 @@ from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.randomness import drawing_nothing
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.space.tolerance import is_same
+from l2l_nas.space.values import as_tuple
 
 ORIGINAL = "original"
-_CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
 class ConvertedPool(LayerPool):
@@ -93,14 +94,19 @@ def _copy_tensors(source: nn.Module, target: nn.Module) -> None:
         tensors[name].copy_(tensor)
 
 
+def is_converted(pool: LayerPool) -> bool:
+    """Whether the pool is one that `convert` made, maybe with a task's layer behind it."""
+    return any(isinstance(getattr(p.candidates[0].factory, "module", None), ModelFragment) for p in pool.positions)
+
+
 def convert(
     model: nn.Module,
     example: Example,
     *,
     blocks: str | Sequence[str],
     candidates: Candidates | None = None,
-    output: str | int | None = None,
-    losses: Mapping[str | int, float] | None = None,
+    output: Output | Sequence[Output] | None = None,
+    losses: Mapping[Output, float] | None = None,
 ) -> ConvertedPool:
     """A pool of an existing model.
 
@@ -118,7 +124,8 @@ def convert(
             such as `skip()`. It is called as the block is, and returns what that returns. A function with an argument
             `block` gets a copy of the model's block. Or by path (`*` allowed), such dicts for some blocks only. A skip
             for all blocks is offered where a block gives what it takes.
-        output: which of the model's outputs the pool gives: a key, or a number. By default "logits", or the only one.
+        output: which of the model's outputs the pool gives: a key or a number, or several, of which the task's loss
+            takes all. By default "logits", or the only one.
         losses: by key or number, the weights of outputs that are auxiliary losses, such as a router's: scalars, means
             over the samples. A step minimises the task's loss plus these.
 
@@ -129,8 +136,7 @@ def convert(
     check_kind("convert: model", model, nn.Module, wanted="a module")
     check_table("convert: candidates", {} if candidates is None else candidates, wanted="a dict of candidates by name")
     choice = _choice(output, {} if losses is None else losses)
-    if type(model).__name__ == "OptimizedModule":  # of torch.compile; relay.layers=compile compiles layers
-        model = model.get_submodule("_orig_mod")
+    model = _uncompiled(model)
     _refuse_unfit_weights(model)
     paths = _block_paths(model, blocks)
     arguments = Arguments(model, example, choice)
@@ -143,7 +149,7 @@ def convert(
     code = _with_hooks(model, replica)
     modules = [_layer_of(part, code, choice) for part in parts]
     positions = _positions(model, parts, modules, offers)
-    _refuse_unused(arguments, parts, output or "output")
+    _refuse_unused(arguments, parts)
     inputs = {name: TensorSpec.of(tensor) for name, tensor in arguments.tensors.items()}
     pool = ConvertedPool(positions, inputs=inputs, model=model, arguments=arguments)
     check_shapes(pool)
@@ -151,14 +157,33 @@ def convert(
     return pool
 
 
-def _choice(output: str | int | None, losses: Mapping[str | int, float]) -> Choice:
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """The model without torch.compile around it, or around modules in it: relay.layers=compile compiles layers."""
+
+    def compiled(model: nn.Module) -> list[str]:
+        modules = model.named_modules(remove_duplicate=False)
+        return [path for path, module in modules if type(module).__name__ == "OptimizedModule"]
+
+    if "" in compiled(model):
+        model = model.get_submodule("_orig_mod")
+    if compiled(model):
+        model = copied(model)
+        for path in reversed(compiled(model)):  # what lies deeper comes later
+            model.set_submodule(path, model.get_submodule(f"{path}._orig_mod"))
+    return model
+
+
+def _choice(output: Output | Sequence[Output] | None, losses: Mapping[Output, float]) -> Choice:
     check_kind("convert: losses", losses, Mapping, wanted="a dict of weights by the output's name")
-    if output is not None:
-        check_kind("convert: output", output, (str, int), wanted="a key or a number")
+    outputs: list[Any] = [output]
+    if output is not None and not isinstance(output, str | int):
+        outputs = check_list("convert: output", output, of=(str, int), wanted="keys or numbers")
+    if not outputs:
+        raise SpaceError("output=[] names no output; give keys or numbers")
     for name, weight in losses.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             raise SpaceError(f"losses: the weight of '{name}' is {weight!r}; write a number, such as 0.01")
-    return Choice(output, dict(losses))
+    return Choice(tuple(outputs), dict(losses))
 
 
 def _positions(
@@ -172,11 +197,11 @@ def _positions(
     return positions
 
 
-def _refuse_unused(arguments: Arguments, parts: Sequence[Plan], output: str | int) -> None:
+def _refuse_unused(arguments: Arguments, parts: Sequence[Plan]) -> None:
     for name in arguments.tensors:
         if not any(name in part.reads for part in parts):
             raise SpaceError(
-                f"the model's {output} does not depend on '{name}'; leave it out of the example, or give an example "
+                f"what the model gives does not depend on '{name}'; leave it out of the example, or give an example "
                 "in which it matters"
             )
 
@@ -217,13 +242,13 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
             path for path in modules if path and path.count(".") == pattern.count(".") and fnmatchcase(path, pattern)
         ]
         if not matching:
-            listed = [path for path, module in modules.items() if path and isinstance(module, _CONTAINERS)]
+            listed = [path for path, module in modules.items() if path and _is_container(module)]
             outermost = sorted(listed or filter(None, modules), key=lambda path: path.count("."))[:12]
             raise SpaceError(f"blocks={pattern!r}: the model has no such module{did_you_mean(pattern, outermost)}")
         for path in matching:
-            is_container = type(modules[path]) in _CONTAINERS
-            inner = [f"{path}.{name}" for name, _ in modules[path].named_children()]
-            paths |= dict.fromkeys(inner if is_container else [path])
+            paths |= dict.fromkeys(_inside(path, modules[path]) if _is_container(modules[path]) else [path])
+    if not paths:
+        raise SpaceError(f"blocks={blocks!r} has no module in it; name those that may be replaced, such as 'layers'")
     for path in paths:
         outer = next((other for other in paths if path.startswith(f"{other}.")), None)
         if outer:
@@ -231,8 +256,23 @@ def _block_paths(model: nn.Module, blocks: str | Sequence[str]) -> list[str]:
     return list(paths)
 
 
+def _is_container(module: nn.Module) -> bool:
+    """Whether it stands for the modules in it: a plain Sequential, or one without a forward, such as a ModuleDict."""
+    return type(module) is nn.Sequential or type(module).forward is nn.Module.forward
+
+
+def _inside(path: str, container: nn.Module) -> Iterator[str]:
+    for name, module in container.named_children():
+        inner = f"{path}.{name}"
+        yield from _inside(inner, module) if type(module).forward is nn.Module.forward else [inner]
+
+
 def _refuse_unfit_weights(model: nn.Module) -> None:
     for name, tensor in named_tensors(model):
+        if is_lazy(tensor):
+            raise SpaceError(
+                f"the model's '{name}' gets its shape in the first forward; run the model once, then convert"
+            )
         if tensor.is_meta:
             raise SpaceError(f"the model's '{name}' is on meta and has no values; load the weights first")
     for name, parameter in model.named_parameters():
@@ -288,7 +328,8 @@ def _refuse_other_outputs(model: nn.Module, network: nn.Module, arguments: Argum
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     try:
         with same_draws():
-            expected = network.eval()(*(tensor.to(device) for tensor in arguments.tensors_of(arguments.num_samples)))
+            inputs = (tensor.to(device) for tensor in arguments.tensors_of(arguments.num_samples))
+            expected = as_tuple(network.eval()(*inputs))
         with same_draws():
             got = arguments.outputs_of(model, arguments.num_samples)
     except Exception as error:
@@ -297,5 +338,5 @@ def _refuse_other_outputs(model: nn.Module, network: nn.Module, arguments: Argum
         ) from error
     finally:
         network.train(training)
-    if not is_same(got, expected.to(got.device)):
+    if not all(is_same(one, other.to(one.device)) for one, other in zip(got, expected, strict=True)):
         raise SpaceError("the model's own code gives something else than this network; use the network as it is")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_unflatten, treespec_tuple
 
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SpaceError, is_out_of_memory
 from l2l_nas.space.contents import storage_of
 from l2l_nas.space.convert.forms import Alias, Arg, ArgTree, Const, Form, Leaf, Ref, Unused, is_constant, layout
 from l2l_nas.space.convert.fragments import FragmentDraft, Fragments, is_counted
@@ -100,7 +100,9 @@ class Dataflow:
         ends = [end for end in self._results[1] if end.requires_grad]
         try:
             gradients = torch.autograd.grad(ends, tensors, [torch.ones_like(end) for end in ends], allow_unused=True)
-        except RuntimeError:  # the last bits are not worth a refusal
+        except Exception as error:  # of a user's hook, too; the last bits are not worth a refusal
+            if is_out_of_memory(error):
+                raise
             return {}
         return {id(t): g for t, g in zip(tensors, gradients, strict=True) if g is not None}
 
@@ -148,12 +150,13 @@ class Dataflow:
         call, refs, labels = self._calls[number], self._refs[number], self._labels[number]
         written = self._written[number]
         if not written:
-            raise SpaceError(f"nothing uses what the block '{call.path}' gives")
+            raise SpaceError(_why_unused(call, labels))
         sources = [refs[labels.index(role)] for ref in written if (role := self._roles.get(ref[2])) in labels]
         first = list(dict.fromkeys(ref for ref in sources if ref))
         if not first and len(written) == 1:
             first = [ref for ref in refs if ref][:1]
-        can_skip = [self._form_of(ref) for ref in first] == [self._form_of(ref) for ref in written]
+        taken, given = ([(f.sizes, f.dtype) for f in map(self._form_of, refs)] for refs in (first, written))
+        can_skip = taken == given  # who reads a value lays it out
         reads = list(dict.fromkeys([*(first if can_skip else ()), *(ref for ref in refs if ref)]))
         if not reads:
             raise SpaceError(f"the block '{call.path}' takes no tensor")
@@ -217,7 +220,8 @@ class Dataflow:
                 arguments.append(Arg(reads.index(ref), self._form_of(ref), storage_of(item) in changed))
             else:
                 arguments.append(Unused(self._form_of(ref)))
-        others = self._others(self._used(draft), {key: reads.index(ref) for key, ref in draft.inherited.items()})
+        used = self._used(draft)
+        others = self._others(used, {key: reads.index(ref) for key, ref in draft.inherited.items()})
         calls = {}
         for number, call in enumerate(self._calls):
             leaves = tuple(
@@ -237,6 +241,8 @@ class Dataflow:
             others,
             wanted,
             self._needed(storages | self._changed(draft), others),
+            frozenset(path for path, _ in used),
+            frozenset(call.path for call in self._calls if call.is_changed_by_hooks),
         )
 
     def _used(self, draft: FragmentDraft) -> set[Key]:
@@ -306,6 +312,18 @@ class Dataflow:
             if storage in storages:
                 needed += [name for name in names if not name.startswith(gone)] or names
         return tuple(needed)
+
+
+def _why_unused(call: BlockCall, labels: Sequence[str]) -> str:
+    if call.aliases:
+        return f"the block '{call.path}' gives back what it takes, and does nothing; leave it out of blocks"
+    if call.changes and not tensors_in(call.gives):
+        label = labels[min(call.changes)]
+        return (
+            f"the block '{call.path}' changes '{label}' in place and does not return it; let it return what it makes, "
+            "and let the model use that"
+        )
+    return f"nothing uses what the block '{call.path}' gives; leave it out of blocks"
 
 
 def _argument_names(model: nn.Module, call: BlockCall) -> list[str]:

@@ -15,29 +15,32 @@ from l2l_nas.errors import SpaceError
 from l2l_nas.space.convert.masks import masks_always_made
 from l2l_nas.space.losses import add_loss
 
+Output = str | int  # of a model: its key, or its number
 Example = Tensor | Sequence[Tensor] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which of the things that a model gives are the pool's output, and auxiliary losses with their weights."""
+    """Which of the things that a model gives are the pool's outputs, and auxiliary losses with their weights."""
 
-    output: str | int | None
-    losses: Mapping[str | int, float]
+    outputs: tuple[Output | None, ...]  # None: the one that is meant if nothing is said
+    losses: Mapping[Output, float]
 
     def ends(self, outputs: Any) -> list[Tensor]:
-        """The output and the losses."""
-        return [_chosen(outputs, self.output), *(_chosen(outputs, name, "losses") for name in self.losses)]
+        """The outputs and the losses."""
+        losses = (_chosen(outputs, name, "losses") for name in self.losses)
+        return [*(_chosen(outputs, name) for name in self.outputs), *losses]
 
-    def __call__(self, outputs: Any) -> Tensor:
-        """The output; a step of training collects the losses: see [Note: auxiliary losses]."""
-        result, *losses = self.ends(outputs)
-        for loss, weight in zip(losses, self.losses.values(), strict=True):
+    def __call__(self, outputs: Any) -> tuple[Tensor, ...]:
+        """The outputs; a step of training collects the losses: see [Note: auxiliary losses]."""
+        ends = self.ends(outputs)
+        count = len(self.outputs)
+        for loss, weight in zip(ends[count:], self.losses.values(), strict=True):
             add_loss(loss * weight)
-        return result
+        return tuple(ends[:count])
 
 
-def _chosen(outputs: Any, output: str | int | None, argument: str = "output") -> Tensor:
+def _chosen(outputs: Any, output: Output | None, argument: str = "output") -> Tensor:
     """The tensor of this name, or the only one."""
     if isinstance(outputs, Tensor) and output in (None, 0):  # 0: auxiliary heads may be there in training alone
         return outputs
@@ -51,7 +54,8 @@ def _chosen(outputs: Any, output: str | int | None, argument: str = "output") ->
     if output not in tensors:
         problem = f"no tensor '{output}'" if output is not None else "no single tensor"
         texts = [f"losses={{{name!r}: ...}}" if argument == "losses" else f"output={name!r}" for name in tensors]
-        advice = f"write {' or '.join(texts)}" if texts else f"got {type(outputs).__name__}"
+        several = f", or output={list(tensors)} for a loss of all" if output is None and texts else ""
+        advice = f"write {' or '.join(texts)}{several}" if texts else f"got {type(outputs).__name__}"
         raise SpaceError(f"the model gives {problem}; {advice}")
     return tensors[output]
 
@@ -89,8 +93,8 @@ class Arguments:
         """The tensors among the arguments, with so many samples."""
         return [leaf for leaf in tree_leaves(self.of(batch)) if isinstance(leaf, Tensor)]
 
-    def outputs_of(self, model: nn.Module, batch: int) -> Tensor:
-        """The output of a model for so many samples."""
+    def outputs_of(self, model: nn.Module, batch: int) -> tuple[Tensor, ...]:
+        """The outputs of a model for so many samples."""
         args, kwargs = self.of(batch)
         with masks_always_made():
             return self._choice(model(*args, **kwargs))

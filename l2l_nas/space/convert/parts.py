@@ -9,9 +9,11 @@ thing is known that the part is for. So nothing of the model's code is written a
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from types import FunctionType
 from typing import Any, Self
 
 import torch
@@ -72,11 +74,22 @@ class FragmentPlan(_Shared):
     # what it makes, with its form: leaves that a block takes, or that another module gives
     wanted: Mapping[Key, Mapping[int, Form]]
     needed: tuple[str, ...]  # names of parameters and buffers
+    runs: frozenset[str]  # paths of modules whose own forward it needs
+    hooked: frozenset[str]  # blocks whose own hooks change what they take or give
 
     @property
     def is_head(self) -> bool:
         """Whether it gives the model's output."""
         return not self.wanted
+
+    def is_idle(self, path: str) -> bool:
+        """Whether a module computes nothing in it: another stands in for it, or for a module around it."""
+        return path not in self.runs and any(path == outer or path.startswith(f"{outer}.") for outer in self._replaced)
+
+    @cached_property
+    def _replaced(self) -> tuple[str, ...]:
+        others = (path for path, calls in self.others.items() if None not in calls)
+        return *dict.fromkeys(path for path, _ in self.calls), *others
 
 
 Plan = BlockPlan | FragmentPlan
@@ -186,11 +199,18 @@ class ModelFragment(nn.Module):
         try:
             with masks_always_made():
                 outputs = self.model(*args, **kwargs)
-            return (self._choice(outputs),) if self._plan.is_head else self._context.results()
+            return self._choice(outputs) if self._plan.is_head else self._context.results()
         except _Reached:
             return self._context.results()
         finally:
             self._context.start(())
+
+
+# of a module that does nothing: its class may care for tensors that are not there, as nn.LSTM does
+_PLAIN_WAYS: Mapping[str, Any] = {
+    "__deepcopy__": None,
+    **{name: getattr(nn.Module, name) for name in ("__getstate__", "__setstate__", "__setattr__", "_apply", "train")},
+}
 
 
 class _Reached(Exception):
@@ -312,12 +332,22 @@ def _stubbed(model: nn.Module, context: ReplayContext) -> nn.Module:
             if absent and isinstance(names := getattr(module, asks, None), tuple | list):
                 setattr(module, asks, tuple(name for name in names if name not in absent))
         forward = _forward_of(module, path, context.plan)
-        if absent or forward:
-            zeros = {name: _zeros(tensor.shape, tensor.dtype) for name, tensor in absent.items()}
-            _stand_in(module, context, zeros, forward)
+        is_idle = context.plan.is_idle(path)
+        if is_idle:  # hooks on gradients, and those that change something, do their work where the module runs
+            forwards = ("_forward_hooks", "_forward_pre_hooks") if path in context.plan.hooked else ()
+            vars(module).update(
+                {table: OrderedDict() for table in ("_backward_hooks", "_backward_pre_hooks", *forwards)}
+            )
+        if absent or forward or is_idle:
+            names: dict[str, Any] = {name: _zeros(tensor.shape, tensor.dtype) for name, tensor in absent.items()}
+            _stand_in(module, context, {**(_PLAIN_WAYS if is_idle else {}), **names}, forward)
     for path, module in modules.items():
-        for name, value in list(vars(module).items()):  # such as a list of weights
-            if name not in MODULE_ATTRIBUTES and any(id(item) in removed for _, item in contents(value, name)):
+        # such as a list of weights; what does nothing keeps no others either
+        gone = (Tensor, nn.Module, FunctionType) if context.plan.is_idle(path) else ()
+        for name, value in list(vars(module).items()):
+            if name not in MODULE_ATTRIBUTES and any(
+                id(item) in removed or isinstance(item, gone) for _, item in contents(value, name)
+            ):
                 delattr(module, name)
         if isinstance(getattr(type(module), "dtype", None), property) and not any(True for _ in module.parameters()):
             floats = [p for p in model.get_submodule(path).parameters() if p.is_floating_point()]
@@ -356,4 +386,8 @@ def _stand_in(
 
 
 def _zeros(shape: torch.Size, dtype: torch.dtype) -> property:
-    return property(lambda self: torch.zeros((), dtype=dtype, device=self._context.device).expand(shape))
+    def zeros(self: Any) -> Tensor:
+        return torch.zeros((), dtype=dtype, device=self._context.device).expand(shape)
+
+    # `self.table = self.table.to(x.device)` changes nothing; what changes a tensor was refused when it was recorded
+    return property(zeros, lambda self, value: None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, treespec_tuple
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, treespec_tuple
+from torch.utils.hooks import RemovableHandle
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.space.build import named_tensors
@@ -114,6 +116,7 @@ class BlockCall(ModuleCall):
     shown: list[tuple[str, TreeSpec]] = field(default_factory=list)
     # outputs that are arguments: by leaf of the outputs, the leaf of the arguments
     aliases: dict[int, int] = field(default_factory=dict)
+    is_changed_by_hooks: bool = False  # whether a user's hook on it gives something else than it was given
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,10 @@ class Recording(OperationLog):
             elif path:
                 is_block = path in blocks
                 enter, leave = (self._enter_block, self._leave_block) if is_block else (self._enter, self._leave)
-                handles.append(module.register_forward_pre_hook(partial(enter, path), with_kwargs=True))
+                handles += self._around_hooks(module) if is_block else []
+                # hooks that a user put on a block belong to it: it takes what they take, and gives what they give
+                enter = partial(enter, path)
+                handles.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=is_block))
                 handles.append(module.register_forward_hook(leave))
         try:
             with self:
@@ -203,6 +209,25 @@ class Recording(OperationLog):
         explained = self.writers.keys() | self.names.keys() | _storages(arguments)
         operations = [event for event in reversed(self.events) if event.block is None]
         self._unknown = {storage: event for event in operations for storage in event.reads - explained}
+
+    def _around_hooks(self, block: nn.Module) -> list[RemovableHandle]:
+        """Listen on both sides of the hooks that a block has, for those that change what it takes or gives."""
+        given: list[Any] = []
+
+        def note(items: object) -> None:
+            given[:] = tree_leaves(items)
+
+        def compare(items: object) -> None:
+            leaves = tree_leaves(items)
+            is_same = len(leaves) == len(given) and all(map(operator.is_, leaves, given))
+            self.calls[-1].is_changed_by_hooks |= not is_same
+
+        return [
+            block.register_forward_pre_hook(lambda _, *given: note(given), with_kwargs=True, prepend=True),
+            block.register_forward_pre_hook(lambda _, *given: compare(given), with_kwargs=True),
+            block.register_forward_hook(lambda _, args, outputs: note(outputs), prepend=True),
+            block.register_forward_hook(lambda _, args, outputs: compare(outputs)),
+        ]
 
     @property
     def _inside(self) -> tuple[Key, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -316,3 +317,21 @@ def test_a_candidate_named_by_a_module_is_copied():
     layer = next(module for name, module in network.named_children() if name.startswith("1"))
     assert layer.block is not other
     assert torch.equal(layer.block.weight, other.weight)
+
+
+@pytest.mark.slow
+def test_a_model_with_compiled_modules_becomes_the_same_pool_as_without_and_stays_as_it_is():
+    def build(wrap):
+        torch.manual_seed(0)
+        inner = nn.Sequential(wrap(nn.Linear(4, 4)), nn.Tanh())
+        return nn.Sequential(wrap(nn.Linear(4, 4)), wrap(inner), wrap(nn.Linear(4, 2)))
+
+    compiled, plain = build(partial(torch.compile, backend="eager")), build(lambda module: module)
+    kinds = [type(module) for module in compiled.modules()]
+    x = torch.randn(2, 4)
+    pools = [convert(model, x, blocks=["0", "1"], candidates={"skip": skip()}) for model in (compiled, plain)]
+    networks = [plain_module(pool, pool.original) for pool in pools]
+    assert networks[0].state_dict().keys() == networks[1].state_dict().keys()
+    assert torch.equal(networks[0](x), plain(x))
+    assert torch.equal(pools[0].restore(networks[0])(x), plain(x))
+    assert [type(module) for module in compiled.modules()] == kinds

@@ -322,6 +322,51 @@ def test_a_block_that_does_not_run_and_a_model_that_cannot_be_copied_are_refused
     refusal(r"cannot be copied \(RuntimeError: no copies\)", Uncopied(), torch.randn(2, 4), blocks="blocks")
 
 
+class ChangesOnly(nn.Linear):
+    def forward(self, x):
+        x += super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "says"),
+    [
+        ([ChangesOnly(4, 4)], r"'blocks.0' changes 'x' in place and does not return it; let it return"),
+        ([nn.Linear(4, 4), nn.Identity()], r"'blocks.1' gives back what it takes, and does nothing; leave it out"),
+        ([], r"blocks='blocks' has no module in it"),
+    ],
+)
+def test_blocks_that_give_nothing_of_their_own_are_named(blocks, says):
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.blocks = nn.Linear(4, 4), nn.ModuleList(blocks)
+
+        def forward(self, x):
+            h = self.stem(x)
+            for block in self.blocks:
+                given = block(h)
+                h = h if given is None else given
+            return h
+
+    refusal(says, Loop(), torch.randn(2, 4), blocks="blocks")
+
+
+def test_no_blocks_and_lazy_weights_are_refused():
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4))
+    refusal(r"'0.weight' gets its shape in the first forward; run the model once", model, torch.ones(2, 4), blocks="1")
+    model(torch.ones(2, 4))
+    refusal(r"blocks=\[\] has no module in it", model, torch.ones(2, 4), blocks=[])
+    assert convert(model, torch.ones(2, 4), blocks="1").original.choices
+
+
+def test_outputs_of_several_names_are_checked():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    for odd in ([], 1.5, ["a", None, 2.0]):
+        with pytest.raises((SettingError, SpaceError)) as caught:
+            convert(model, torch.ones(2, 4), blocks="0", output=odd)
+        assert "output" in str(caught.value)
+
+
 @pytest.mark.parametrize("odd", [torch.ones(3), np.zeros(0), 5])
 @pytest.mark.parametrize("name", ["candidates", "losses"])
 def test_what_is_no_dict_is_refused_by_its_argument_s_name(name, odd):
