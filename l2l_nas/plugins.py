@@ -14,7 +14,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import L2LError, SettingError, SpaceError, did_you_mean, user_code, what_raised
+from l2l_nas.errors import (
+    L2LError,
+    SettingError,
+    SpaceError,
+    described,
+    did_you_mean,
+    one_line,
+    user_code,
+    what_raised,
+)
 
 
 def imported(name: str, *, setting: str) -> Callable[..., object]:
@@ -37,6 +46,30 @@ def imported(name: str, *, setting: str) -> Callable[..., object]:
             f"{setting}: {place} has no function '{function}'; it has {', '.join(names) or 'no functions'}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def optional(name: str, what: str, *, install: str = "") -> Any:
+    """A module of a package that not everybody has.
+
+    Args:
+        name: of the module.
+        what: needs it, such as "GGUF files need", for messages.
+        install: what pip installs; empty: the package.
+
+    Raises:
+        SettingError: it is not installed, or its import fails, as that of a package for another version of torch.
+    """
+    package = name.partition(".")[0]
+    install = install or package
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            raise SettingError(f"{what} the package {package}: pip install {install}") from None
+        raise SettingError(
+            f"{what} the package {package}, whose import fails ({one_line(described(error), most=200)}); install "
+            f"it anew: pip install --force-reinstall {install}"
+        ) from error
 
 
 # what stands in a run's settings for something that was given in Python, as an object

@@ -70,7 +70,8 @@ def _export(conf: ExportConf) -> None:
         if done.path is not None and not done.path.with_name(f"{MODELING}.py").exists():
             how = how.replace(", trust_remote_code=True", "")
         console.print(f"  {name:10} {_measured(done.values, reported)}", soft_wrap=True)
-        console.print(f"             {how}", soft_wrap=True)
+        for line in filter(None, (done.compared, how)):
+            console.print(f"             {line}", soft_wrap=True)
     others = data_warning(found.problem.data, found.result, run.root)
     for line in [others] if others else doubts(export, reported):
         warn(console, line)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from l2l_nas.errors import one_line
 from l2l_nas.layers import MaskedHead, ParallelBlock, SelfAttention
+from l2l_nas.plugins import optional
 from l2l_nas.pretrained.coded_family import CODED, PREFIX
 from l2l_nas.pretrained.families import Family
 from l2l_nas.relay.extend import extend_of, is_placewise
@@ -96,11 +97,7 @@ class CodedModel:
 
     def read(self, path: Path, source: ExportSource) -> Call:
         """See `HuggingFaceFiles`; by the classes that were written, as `transformers` loads them."""
-        if importlib.util.find_spec("transformers") is None:
-            raise ExportError(
-                "no family has this network, and to check its own code needs the package transformers, "
-                "not installed: pip install transformers"
-            )
+        optional("transformers", "no family has this network, and to check its own code needs")
         try:
             with _imported(path.parent) as module, silence():
                 model = getattr(module, self._class).from_pretrained(path.parent).eval()
@@ -112,6 +109,10 @@ class CodedModel:
                 return (model(*batch).logits,)
 
         return call
+
+    def compare(self, path: Path, call: Call) -> str:
+        """See `HuggingFaceFiles`; `read` has it run in `transformers` already."""
+        return ""
 
 
 def _modeling(written: NetworkSource) -> str:

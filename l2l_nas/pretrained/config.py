@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,10 +34,31 @@ class Config(Fields):
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         super().__init__(fields, "config", advice=_ADVICE, error=SpaceError)
+        self._read: set[str] = set()  # names of fields that somebody asked for
 
     def get(self, name: str, default: Any = None) -> Any:
         """A field as it is."""
+        self._read.add(name)
         return self._content.get(name, default)
+
+    def _checked(self, name: str, default: Any, is_right: Callable[[Any], bool], expected: str) -> Any:
+        self._read.add(name)
+        return super()._checked(name, default, is_right, expected)
+
+    def refuse_unread(self, only: Mapping[str, Any], harmless: Collection[str]) -> None:
+        """Refuse fields that nobody has asked for: they may say that the model is another one than these layers.
+
+        Args:
+            only: fields that may be there with this one value.
+            harmless: fields that may have any value.
+        """
+        unread = {name for name, value in self._content.items() if value is not None} - self._read
+        self.only({name: only[name] for name in sorted(unread & only.keys())})
+        for name in sorted(unread - only.keys() - set(harmless)):
+            raise SpaceError(
+                f"config: '{name}' is {shown(self.get(name))}, which is not known here; where the model computes the "
+                "same without it, remove it from config.json"
+            )
 
     def above(self, name: str) -> float | None:
         """A number above 0; None where there is none."""
@@ -84,7 +105,8 @@ class Config(Fields):
         """
         kinds = self.get("layer_types")
         if kinds is not None:
-            names = (FULL, SLIDING)
+            has_choice = rule == "each" or (rule == "late" and self.get("use_sliding_window"))
+            names = (FULL, SLIDING) if has_choice else (SLIDING if rule == "all" else FULL,)
             if not isinstance(kinds, list) or len(kinds) != layers or not all(str(kind) in names for kind in kinds):
                 raise SpaceError(
                     f"config: 'layer_types' are {shown(kinds)}; known are {', '.join(names)}, for each layer"
@@ -114,21 +136,44 @@ class RopeFields:
     kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn")  # of stretches that the family has
 
 
+_NOW, _OF_OLD = "rope_parameters", "rope_scaling"
+# what such a table may have; a stretch that does not read one of them does not in `transformers` either
+_ROPE = {
+    *("rope_theta", "rope_type", "type", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    *("truncate", "finetuned"),
+}
+
+
+def _rope_table(config: Config) -> tuple[str, Mapping[str, Any]]:
+    """What a config says of rotary positions, and the name of the field; both fields may only say the same."""
+    new, old = (config.table(name, default={}) for name in (_NOW, _OF_OLD))
+    if new and old and new != old:
+        raise SpaceError(
+            f"config: '{_OF_OLD}' is {shown(old)} beside '{_NOW}'; versions of transformers read one or the other: "
+            "remove the one that the model was not trained with"
+        )
+    return (_OF_OLD, old) if old and not new else (_NOW, new)
+
+
 def rotary_of(config: Config, fields: RopeFields, kind: str) -> Rotary:
     """Rotary positions of the layers of a kind, `FULL` or `SLIDING`.
 
     Raises:
         SpaceError: a stretch that is not known, or a number that makes no sense.
     """
-    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    content: Mapping[str, Any] = config.table(name, default={})
-    is_by_kind = len(fields.base) > 1
+    name, content = _rope_table(config)
+    is_by_kind, is_nested = len(fields.base) > 1, FULL in content or SLIDING in content
     if not is_by_kind and any(isinstance(value, Mapping) for value in content.values()):
         config.refuse(name, "the same of all layers")
-    if is_by_kind and (FULL in content or SLIDING in content):
+    if is_by_kind and is_nested:
         content = _fields(content, name).table(kind, default={})
+    elif is_by_kind and content and name == _NOW:
+        config.refuse(name, f"a table of its own for {FULL} and {SLIDING}")
     elif is_by_kind and kind != FULL:
         content = {}
+    for key in sorted(content.keys() - _ROPE):
+        raise SpaceError(f"config: {name} has '{key}', which rotary positions have not here")
     table = _fields(content, name)
     field, base = fields.base[kind if is_by_kind else FULL]
     holder, field = (table, "rope_theta") if content.get("rope_theta") is not None else (config, field)

@@ -31,7 +31,7 @@ from l2l_nas.layers import (
 )
 from l2l_nas.layers.style import NORMS
 from l2l_nas.pretrained.config import MOST_EXPERTS, MOST_PARAMETERS, SLIDING, Config, rotary_of
-from l2l_nas.pretrained.rows import FAMILIES, FamilyRow, Names
+from l2l_nas.pretrained.rows import FAMILIES, ONLY, FamilyRow, Names
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec, skip
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.split import Splits, Vocabulary
@@ -114,7 +114,10 @@ def family_of(config: Mapping[str, Any]) -> Family:
         SpaceError: an unknown family, or something in it that our layers do not do.
     """
     row = row_of(config)
-    return _FamilyBuilder(row, Config({**row.defaults, **config})).family()
+    fields = Config({**row.defaults, **config})
+    family = _FamilyBuilder(row, fields).family()
+    fields.refuse_unread(ONLY, row.unread)
+    return family
 
 
 class _FamilyBuilder:

@@ -7,6 +7,7 @@ Tensors are read through a memory map, each when it is asked for. Nothing here r
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,17 @@ from l2l_nas.pretrained.tensors import Published
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# `transformers` loads an adapter on top of the model
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 # how files end that do not go along: weights in any library's format, their index, code
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pt2", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".pkl", ".npz", ".npy")
 _LEFT = (*_WEIGHTS, ".onnx", ".onnx_data", ".onnx.data", ".gguf", ".ggml", ".tflite", ".index.json", ".py")
-# of the model, of an export that the folder is itself, of an adapter that would be loaded on top of what is exported
-_NOT_BESIDE = (CONFIG, "export.json", "adapter_config.json")
+# of the model, and of an export that the folder is itself
+_NOT_BESIDE = (CONFIG, "export.json")
 _MOST_BESIDE_BYTES = 1 << 27  # the largest tokenizers have a quarter of it
 # names of old
 _RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))
+_PIECE = 1024  # rows that are compared at a time
 _DTYPES = {"F64", "F32", "F16", "BF16"}
 # masks that old versions stored among the weights
 _CONSTANTS = (
@@ -51,6 +55,11 @@ class Folder(Published):
             raise StorageError(f"there is no folder {path}; name one with config.json and model.safetensors")
         if not (path / CONFIG).exists():
             raise StorageError(f"{path} has no {CONFIG}; is it a Hugging Face model folder?")
+        if adapter := next((name for name in _ADAPTER if (path / name).exists()), ""):
+            raise StorageError(
+                f"{path} has {adapter}: an adapter beside the model, which is not read; save the model with it merged "
+                "(merge_and_unload of peft), or move its files elsewhere"
+            )
         config = read_json(path / CONFIG)
         if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
             raise StorageError(f"{path / CONFIG} has no model_type; is it the config of a model?")
@@ -97,6 +106,14 @@ class Folder(Published):
         folder = self.path.resolve()
         blobs = folder.parent.parent / "blobs"
         return path.resolve().parent in (folder, *([blobs] if folder.parent.name == "snapshots" else []))
+
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """See `Published.pieces`."""
+        file, stored = self._places[name]
+        with self._named(file):
+            part = self._handle(file).get_slice(stored)
+            for row in range(0, self.shapes[name][0], _PIECE):
+                yield part[row : row + _PIECE]
 
     def sample(self, name: str) -> bytes:
         """The first, the middle and the last row."""

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from l2l_nas.errors import StorageError
 from l2l_nas.layers import FeedForward, LowRankMap, MixtureOfExperts, ParallelBlock, SelfAttention
+from l2l_nas.pretrained.compared import Uncompared, compare_logits
 from l2l_nas.pretrained.config import FULL, SLIDING
 from l2l_nas.pretrained.families import Family, TensorSource, family_of, row_of
 from l2l_nas.space.candidate import Candidate
@@ -47,6 +49,16 @@ class FoundModel:
             for name, parameter in network.named_parameters():
                 parameter.copy_(taken[name])
         return module_call(network)
+
+    def compare(self, path: Path, call: Call) -> str:
+        """See `HuggingFaceFiles`; with what `transformers` makes of the folder."""
+        config = json.loads(self.files["config.json"])
+        try:
+            return compare_logits(path.parent, self.family, config, lambda tokens: call((tokens,))[0])
+        except Uncompared as error:
+            return f"not compared with transformers: {error}"
+        except StorageError as error:
+            raise ExportError(str(error)) from None
 
 
 def found_model(config: Mapping[str, Any], layers: Sequence[tuple[str, Candidate]]) -> FoundModel:
@@ -83,9 +95,7 @@ def found_model(config: Mapping[str, Any], layers: Sequence[tuple[str, Candidate
     if config.get("layer_types") or config.get("use_sliding_window") or row.windows == "each":
         changed["layer_types"] = [SLIDING if factory.args[1].window else FULL for factory in attention]
     fields = {**config, **changed, "torch_dtype": "float32", "dtype": "float32"}
-    # what is written is not quantised, has no code, and no other config beside it
-    for name in ("quantization_config", "auto_map", "configuration_files"):
-        fields.pop(name, None)
+    fields.pop("auto_map", None)  # what is written has no code
     family = family_of(fields)
     names = {}
     for position, (name, candidate) in zip(family.positions, layers, strict=True):

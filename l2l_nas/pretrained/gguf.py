@@ -19,8 +19,9 @@ from torch import Tensor
 
 from l2l_nas.contents.fields import Fields
 from l2l_nas.contents.tensors import refuse_misplaced
-from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.errors import StorageError
 from l2l_nas.files import open_file, parsing
+from l2l_nas.plugins import optional
 from l2l_nas.pretrained.coded_family import CODED
 from l2l_nas.pretrained.gguf_header import Header, Stored, read_header
 from l2l_nas.pretrained.gguf_out import ATTENTION, NETWORK
@@ -65,8 +66,7 @@ class GGUF(Published):
     """
 
     def __init__(self, path: Path) -> None:
-        if importlib.util.find_spec("gguf") is None:
-            raise SettingError("GGUF files need the package gguf: pip install 'l2l-nas[gguf]'")
+        optional("gguf", "GGUF files need", install="'l2l-nas[gguf]'")
         self.path = path
         header = read_header(path)
         self.metadata = header.metadata
@@ -76,9 +76,11 @@ class GGUF(Published):
             raise StorageError(f"{path} is a model of architecture {family!r}; GGUF files of llama and deci are read")
         if f"{family}.expert_count" in self.metadata:
             raise StorageError(f"{path} has experts ({family}.expert_count); use the model's Hugging Face folder")
-        scaling = self.metadata.get(f"{family}.rope.scaling.type", "none")
-        if scaling != "none" or "rope_freqs.weight" in header.tensors:
+        scales = [key for key in self.metadata if key.startswith(f"{family}.rope.scal")]
+        if any(self.metadata[key] not in ("none", 1) for key in scales) or "rope_freqs.weight" in header.tensors:
             raise StorageError(f"{path} scales its rotary positions, which is not supported")
+        if self.metadata.get(f"{family}.attention.causal") is False:
+            raise StorageError(f"{path} is not causal ({family}.attention.causal), and its layers here are")
         published = _published if family == "llama" else _coded
         self._stored = {published(name): stored for name, stored in header.tensors.items()}
         self.shapes = {name: stored.shape for name, stored in self._stored.items()}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.layers import Embedding, FeedForward, Heads, LowRankMap, Rotary, SelfAttention, Style
+from l2l_nas.plugins import optional
 from l2l_nas.space.candidate import Candidate
 from l2l_nas.training.formats import ExportError
 
@@ -110,7 +111,7 @@ class GGUFModel:
         Raises:
             ExportError: parameters or a tokenizer that llama.cpp does not load.
         """
-        import gguf
+        gguf = optional("gguf", "GGUF files need", install="'l2l-nas[gguf]'")
 
         tensors = dict(self._tensors(parameters))
         if self.architecture == "deci" and any(name.endswith(".bias") for name in tensors):

@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from l2l_nas.errors import SpaceError
 from l2l_nas.layers import FeedForward, Heads, LowRankMap, MixtureOfExperts, ParallelBlock, SelfAttention, Style
 from l2l_nas.pretrained.coded import CodedModel
 from l2l_nas.pretrained.coded_family import CODED, model_of
+from l2l_nas.pretrained.compared import Uncompared, compare_logits, compare_tokens
 from l2l_nas.pretrained.families import Family, TensorSource
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.found import FoundModel, found_model
@@ -26,10 +27,11 @@ from l2l_nas.pretrained.gguf_out import GGUFModel
 from l2l_nas.pretrained.gguf_tokenizer import add_tokenizer
 from l2l_nas.pretrained.model_card import LICENCES, model_card
 from l2l_nas.pretrained.tensors import Published
+from l2l_nas.relay.interface import Batch
 from l2l_nas.space.candidate import Candidate, FirstWeights, Position, skip
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.text.tokenizer import Tokenizer
-from l2l_nas.training.export import plain_module
+from l2l_nas.training.export import first_module, plain_module
 from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
 from l2l_nas.training.published_format import HuggingFaceFiles
 
@@ -97,6 +99,30 @@ class PublishedPool(LayerPool):
         """See `training.published_format.Publishable`."""
         pool = published_pool(f"gguf:{path}", skips=False)
         return module_call(plain_module(pool, pool.original))
+
+    def compare(self) -> str:
+        """Compare the original with what `transformers` makes of its folder; returns what to tell of it.
+
+        Raises:
+            StorageError: logits or tokens differ.
+        """
+        if not isinstance(self.published, Folder):
+            return "not compared with transformers: a GGUF file"
+        try:
+            found = [compare_logits(self.published.path, self.family, self.published.config, self._logits)]
+            if self.tokenizer is None:
+                found.append(compare_tokens(self.published.path, self.published.tokenizer()))
+        except Uncompared as error:
+            return f"not compared with transformers: {error}"
+        return "; ".join(found)
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        """Of the original, with one layer at a time in memory."""
+        tied: dict[str, nn.Parameter] = {}
+        values: Batch = (tokens,)
+        for layer in self.path(self.original):
+            values = module_call(first_module(self, layer, tied).eval())(values)
+        return values[0]
 
     def _chosen(self, source: ExportSource) -> list[tuple[str, Candidate]]:
         return [(self.positions[layer.position].name, layer.candidate) for layer in self.path(source.architecture)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -84,7 +85,61 @@ class FamilyRow:
     width_factor: int = 0
     parallel: str = ""  # the field that says whether attention and feed-forward network work beside each other
     activations: Names = field(default_factory=dict)  # as our layers name those that the family means otherwise
+    harmless: tuple[str, ...] = ()  # further fields of which no logit follows
 
+    @property
+    def unread(self) -> frozenset[str]:
+        """Fields that its configs may have although nothing reads them, as another one says more."""
+        known = HARMLESS.union(self.harmless, self.defaults)
+        if self.rope is None:
+            return known
+        own = [*self.rope.base.values(), *([self.rope.share] if self.rope.share else [])]
+        return known.union(_ROPE_FIELDS, (name for name, _ in own))
+
+
+# fields that any config may have with this one value, where its family does not read them
+ONLY: Mapping[str, Any] = {
+    "is_causal": True,
+    "is_encoder_decoder": False,
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "use_bidirectional_attention": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "lm_head_bias": False,
+    "rope_interleaved": False,
+    "use_mrope": False,
+    "pruned_heads": {},
+    "pretraining_tp": 1,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "tie_encoder_decoder": False,
+}
+# fields of which no logit follows: names, tokens, precision, training, heads of other tasks, generation
+HARMLESS = frozenset(
+    re.findall(
+        r"\S+",
+        """
+        model_type architectures auto_map transformers_version transformers.js_config _name_or_path _commit_hash dtype
+        torch_dtype torchscript use_bfloat16 tf_legacy_loss return_dict use_return_dict output_attentions
+        output_hidden_states use_cache cache_implementation gradient_checkpointing attn_implementation
+        _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled chunk_size_feed_forward
+        reorder_and_upcast_attn initializer_range is_llama_config unsloth_fixed unsloth_version n_ctx
+        bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id
+        decoder_start_token_id tokenizer_class prefix id2label label2id num_labels _num_labels problem_type
+        finetuning_task task_specific_params classifier_dropout classifier_bias classifier_activation
+        summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout directionality
+        pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+        max_length min_length max_new_tokens min_new_tokens do_sample early_stopping num_beams num_beam_groups
+        diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+        encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
+        forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+        begin_suppress_tokens cross_attention_hidden_size
+        """,
+    )
+)
+# which `rope_parameters` may make idle
+_ROPE_FIELDS = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 
 _UNTIED = {"tie_word_embeddings": False}
 _LATE = {"sliding_window": 4096, "max_window_layers": 28}
@@ -100,7 +155,6 @@ _GEMMA = FamilyRow(
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
     },
-    only={"use_bidirectional_attention": False},
     norm="offset_rms",
     is_scaled=True,
     activations={"gelu": "gelu_tanh"},
@@ -165,7 +219,7 @@ FAMILIES: Mapping[str, FamilyRow] = {
             "hidden_dropout_prob": 0.1,
             "attention_probs_dropout_prob": 0.1,
         },
-        only={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+        only={"position_embedding_type": "absolute", "is_causal": False},
         rope=None,
         norm="layer",
         norm_place="sum",
@@ -208,7 +262,7 @@ FAMILIES: Mapping[str, FamilyRow] = {
             "layer_norm_epsilon": 1e-5,
             **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
         },
-        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
         rope=None,
         norm="layer",
         bias=True,
@@ -218,7 +272,6 @@ FAMILIES: Mapping[str, FamilyRow] = {
     ),
     "llama": FamilyRow(
         defaults={**_UNTIED, "rms_norm_eps": 1e-6},
-        only={"pretraining_tp": 1},
         bias="attention_bias",
         inner_bias="mlp_bias",
     ),
@@ -236,6 +289,7 @@ FAMILIES: Mapping[str, FamilyRow] = {
         },
         defaults={**_UNTIED, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
         only={"router_jitter_noise": 0.0},
+        harmless=("router_aux_loss_coef",),
         rope=RopeFields({FULL: ("rope_theta", 1e6)}),
         windows="all",
         is_mixture=True,
@@ -258,6 +312,7 @@ FAMILIES: Mapping[str, FamilyRow] = {
     "gemma3_text": replace(
         _GEMMA_2,
         names={**_GEMMA_NAMES, **_QUERY_NORMS},
+        keys={what: name for what, name in _GEMMA_2.keys.items() if what != "attention_cap"},
         defaults={
             **_GEMMA.defaults,
             "num_key_value_heads": 4,
@@ -266,6 +321,7 @@ FAMILIES: Mapping[str, FamilyRow] = {
         },
         rope=RopeFields({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 10_000.0)}),
         query_norm="head",
+        harmless=("_sliding_window_pattern",),
     ),
     "phi3": FamilyRow(
         fused={"self_attn.qkv_proj": ("query", "key", "value"), "mlp.gate_up_proj": ("gate", "up")},

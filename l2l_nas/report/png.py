@@ -32,7 +32,7 @@ def is_matplotlib_installed() -> bool:
     """Whether pictures can be made."""
     try:
         import matplotlib.figure  # noqa: F401
-    except ImportError:
+    except Exception:  # of a package that does not fit the others
         return False
     return True
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from l2l_nas.contents.fields import Fields
-from l2l_nas.errors import DataError, SettingError, StorageError
+from l2l_nas.errors import DataError, StorageError
 from l2l_nas.files import parsing, read_bytes, read_json, refuse_other_than_file
+from l2l_nas.plugins import optional
 
 # tokens of the largest vocabularies
 _LARGEST = 1 << 24
@@ -225,8 +225,7 @@ def _load(name: str) -> Tokenizer:
 
 def require_library(name: str) -> None:
     """Raises SettingError: the `tokenizers` library is missing."""
-    if importlib.util.find_spec("tokenizers") is None:
-        raise SettingError(f"the tokenizer {name} needs the package tokenizers: pip install 'l2l-nas[text]'")
+    optional("tokenizers", f"the tokenizer {name} needs", install="'l2l-nas[text]'")
 
 
 def _read(path: Path) -> Any:

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,21 +114,26 @@ def plain_module(pool: LayerPool, architecture: Architecture | Sequence[str]) ->
     """
     check_kind("plain_module: pool", pool, LayerPool, wanted="a LayerPool")
     tied: dict[str, nn.Parameter] = {}
+    return _network(pool, architecture, lambda layer: first_module(pool, layer, tied))
 
-    def build(layer: Layer) -> nn.Module:
-        module = pool.build_module(layer)
-        parameters = dict(module.named_parameters(remove_duplicate=False))
-        read = first_weights(pool, layer)
-        if read is not None:
-            with torch.no_grad():
-                for name, parameter in module.named_parameters():
-                    if layer.candidate.tied.get(name) not in tied:
-                        parameter.copy_(read(name, parameter.shape))
-        for name, group in layer.candidate.tied.items():
-            put_parameter(module, name, tied.setdefault(group, parameters[name]))
-        return module
 
-    return _network(pool, architecture, build)
+def first_module(pool: LayerPool, layer: Layer, tied: dict[str, nn.Parameter]) -> nn.Module:
+    """A layer as a plain module with its first weights.
+
+    Args:
+        tied: parameters of layers before it, which it shares; gets its own.
+    """
+    module = pool.build_module(layer)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    read = first_weights(pool, layer)
+    if read is not None:
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if layer.candidate.tied.get(name) not in tied:
+                    parameter.copy_(read(name, parameter.shape))
+    for name, group in layer.candidate.tied.items():
+        put_parameter(module, name, tied.setdefault(group, parameters[name]))
+    return module
 
 
 def build_network(server: ParamServer, architecture: Architecture) -> PlainNetwork:
@@ -160,6 +165,7 @@ class Exported:
     path: Path | None  # its file; None for the module in memory
     values: Mapping[str, float]  # metrics of the validation data, measured through it
     difference: float  # the largest of any output from the relay's
+    compared: str = ""  # how it compares with what another library makes of the file
 
 
 @dataclass(frozen=True)
@@ -169,7 +175,7 @@ class Export:
     values: Mapping[str, float]  # metrics of the validation data, measured through the relay, on the CPU
     # what was written, by format; "module" first, the network in memory
     formats: dict[str, Exported] = field(default_factory=dict)
-    refused: dict[str, ExportError] = field(default_factory=dict)  # why a format could not be written
+    refused: dict[str, L2LError] = field(default_factory=dict)  # why a format could not be written
 
 
 @own_generators()  # building a module draws, and its weights are replaced
@@ -230,7 +236,7 @@ def export_network(
         with place.workshop() as workshop:
             try:
                 export.formats[name] = check.written(FORMATS[name], source, workshop, folder)
-            except ExportError as error:
+            except (ExportError, SettingError) as error:  # of a package that is missing, or broken
                 export.refused[name] = error
                 continue
             place.publish(workshop, FORMATS[name].files[-1])
@@ -268,11 +274,12 @@ class _Check:
             how.write(source, workshop / main)
         try:
             call = how.read(workshop / main, source)
-        except ExportError:
+        except (ExportError, SettingError):
             raise
         except L2LError as error:  # it is written as its reader does not have it
             raise ExportError(f"what was written cannot be read: {error}") from error
-        return self.measure(call, folder / main, tolerance=how.tolerance)
+        measured = self.measure(call, folder / main, tolerance=how.tolerance)
+        return replace(measured, compared=how.compare(workshop / main, source, call))
 
     def measure(self, call: Call, path: Path | None, *, tolerance: float) -> Exported:
         """Metrics and the largest difference; raises ExportError where the outputs are others."""
@@ -347,6 +354,7 @@ class _ExportFolder:
                 "file": one.path.name if one.path else None,
                 "values": dict(one.values),
                 "largest_difference": one.difference,
+                **({"compared": one.compared} if one.compared else {}),
             }
             for name, one in export.formats.items()
         }

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from l2l_nas.errors import DataError, SettingError
+from l2l_nas.errors import DataError
 from l2l_nas.files import named_failures, open_file, parsing
+from l2l_nas.plugins import optional
 from l2l_nas.training.ahead import Workers
 from l2l_nas.training.cut import cut
 from l2l_nas.training.dataset import DatasetSamples, SampleSource
@@ -247,11 +248,7 @@ def _openable() -> set[str]:
 
 
 def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise SettingError("images in files need the package pillow, not installed: pip install pillow") from None
-    return Image
+    return optional("PIL.Image", "images in files need", install="pillow")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from l2l_nas.errors import L2LError, SettingError, one_line, raised_where
+from l2l_nas.plugins import optional
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -88,6 +89,14 @@ class Format(ABC):
     @abstractmethod
     def read(self, path: Path, source: ExportSource) -> Call:
         """The file as a function of a batch, without gradients. Raises ExportError: the file cannot be run."""
+
+    def compare(self, path: Path, source: ExportSource, call: Call) -> str:
+        """Compare the file, as it was read, with what another library makes of it; returns what to tell of it.
+
+        Raises:
+            ExportError: the two give other outputs.
+        """
+        return ""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
@@ -171,8 +180,7 @@ class Onnx(Format):
         written.save(path)
 
     def read(self, path: Path, source: ExportSource) -> Call:
-        import onnxruntime
-
+        onnxruntime = optional("onnxruntime", "formats: onnx needs", install="'l2l-nas[onnx]'")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3  # errors

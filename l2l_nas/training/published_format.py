@@ -57,6 +57,9 @@ class HuggingFaceFiles(Protocol):
     def read(self, path: Path, source: ExportSource) -> Call:
         """What was written, with published tensors at a path, as a function; see `Format.read`."""
 
+    def compare(self, path: Path, call: Call) -> str:
+        """Compare it, as it was read, with what others make of it; see `Format.compare`."""
+
 
 class HuggingFace(Format):
     """A folder that `transformers` loads: `config.json`, `model.safetensors`, the tokenizer, and the like.
@@ -85,6 +88,9 @@ class HuggingFace(Format):
 
     def read(self, path: Path, source: ExportSource) -> Call:
         return _published(source).hugging_face(source).read(path, source)
+
+    def compare(self, path: Path, source: ExportSource, call: Call) -> str:
+        return _published(source).hugging_face(source).compare(path, call)
 
 
 class GGUFFile(Format):

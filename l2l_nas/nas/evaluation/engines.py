@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import Any
 
-from l2l_nas.errors import SettingError, WorkerError, described
+from l2l_nas.errors import WorkerError, described
 from l2l_nas.nas.evaluation.remote import LACKS, keep_recipe, with_named
+from l2l_nas.plugins import optional
 
 Function = Callable[..., Any]
 
@@ -218,8 +219,8 @@ def check_installed(name: str) -> None:
         SettingError: names it.
     """
     package = ENGINES[name].package if name in ENGINES else ""
-    if package and importlib.util.find_spec(package) is None:
-        raise SettingError(f"executor={name} needs the package {package}: pip install {package}")
+    if package:
+        optional(package, f"executor={name} needs")
 
 
 def ended(error: BaseException) -> str:
