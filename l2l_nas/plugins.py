@@ -48,19 +48,18 @@ def imported(name: str, *, setting: str) -> Callable[..., object]:
     return found  # type: ignore[no-any-return]
 
 
-def optional(name: str, what: str, *, install: str = "") -> Any:
+def optional(name: str, what: str, *, extra: str) -> Any:
     """A module of a package that not everybody has.
 
     Args:
         name: of the module.
         what: needs it, such as "GGUF files need", for messages.
-        install: what pip installs; empty: the package.
+        extra: of this package, that has it.
 
     Raises:
         SettingError: it is not installed, or its import fails, as that of a package for another version of torch.
     """
-    package = name.partition(".")[0]
-    install = install or package
+    package, install = name.partition(".")[0], f"'l2l-nas[{extra}]'"
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import runpy
 import subprocess
@@ -95,3 +96,10 @@ def _names(kind: type) -> set[str]:
 def test_what_an_extension_meets_is_listed_whole(kind, left_out):
     listed = set(re.findall(r"`(?:\w+\.)?(\w+)", EXTENDING))
     assert _names(kind) - left_out - listed == set()
+
+
+@pytest.mark.parametrize("name", sorted(_names(Callback)))
+def test_a_hook_is_written_with_its_own_arguments_and_defaults(name):
+    _, *own = inspect.signature(getattr(Callback, name)).parameters.values()
+    bare = inspect.Signature([one.replace(annotation=one.empty) for one in own])
+    assert f"`{name}{bare}`".replace("''", '""') in EXTENDING

@@ -2,17 +2,61 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import site
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from l2l_nas.errors import SettingError
+from l2l_nas.nas.evaluation.engines import ENGINES, check_installed
+from tests.test_imports import SOURCES, imports_of
+
 ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+# packages that are imported by another name than they are installed by
+IMPORTED_AS = {
+    "hydra-core": "hydra", "pyyaml": "yaml", "scikit-learn": "sklearn", "pillow": "pil", "mlflow-skinny": "mlflow",
+}  # fmt: skip
+OF_DEVELOPERS = {"nas201", "docs", "test"}
+
+
+def declared(requirements: list[str]) -> set[str]:
+    """Names that these requirements are imported by."""
+    names = [re.match(r"[\w-]+", one)[0].lower() for one in requirements]
+    return {IMPORTED_AS.get(name, name).replace("-", "_") for name in names}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_file_imports_is_declared(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    needed = {name.partition(".")[0].lower() for name in imports_of(tree)} - {*sys.stdlib_module_names, "l2l_nas"}
+    extras = {name for extra, more in EXTRAS.items() if extra not in OF_DEVELOPERS for name in declared(more)}
+    assert needed <= declared(PROJECT["dependencies"]) | extras
+
+
+def test_every_extra_that_a_line_or_a_page_names_is_declared_and_each_is_named() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {one for path in [*SOURCES, *pages] for one in re.findall(r"l2l-nas\[([\w-]+)\]", path.read_text())}
+    assert named <= EXTRAS.keys() | ENGINES.keys()
+    for page in ("README.md", "docs/install.md"):
+        assert [name for name in EXTRAS.keys() - OF_DEVELOPERS if f"`{name}`" not in (ROOT / page).read_text()] == []
+
+
+def test_an_engine_whose_package_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in ENGINES.keys() - {"processes"}:  # which needs loky, as all do
+        assert ENGINES[name].package in declared(EXTRAS[name])
+        with pytest.raises(SettingError, match=re.escape(f"l2l-nas[{name}]")):
+            check_installed(name)
 
 
 @pytest.fixture(scope="module")

@@ -289,3 +289,4 @@ class ParamServer:
                     layout = self.rules.of(key).layout
                     state = first_state(self.pool, key, layout=layout, seed=self.seed, masters=masters)
                     self._put_first(key, state)
+                    present.add(key)  # a repeated layer stands in a path once per place

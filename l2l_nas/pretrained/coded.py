@@ -97,7 +97,7 @@ class CodedModel:
 
     def read(self, path: Path, source: ExportSource) -> Call:
         """See `HuggingFaceFiles`; by the classes that were written, as `transformers` loads them."""
-        optional("transformers", "no family has this network, and to check its own code needs")
+        optional("transformers", "no family has this network, and to check its own code needs", extra="transformers")
         try:
             with _imported(path.parent) as module, silence():
                 model = getattr(module, self._class).from_pretrained(path.parent).eval()

@@ -124,7 +124,7 @@ def compare_tokens(folder: Path, tokenizer: Tokenizer) -> str:
 
 def _library() -> Any:
     try:
-        return optional("transformers", "it needs")
+        return optional("transformers", "it needs", extra="transformers")
     except SettingError as error:
         raise Uncompared(str(error)) from None
 

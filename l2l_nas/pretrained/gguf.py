@@ -66,7 +66,7 @@ class GGUF(Published):
     """
 
     def __init__(self, path: Path) -> None:
-        optional("gguf", "GGUF files need", install="'l2l-nas[gguf]'")
+        optional("gguf", "GGUF files need", extra="gguf")
         self.path = path
         header = read_header(path)
         self.metadata = header.metadata

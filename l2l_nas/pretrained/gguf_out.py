@@ -111,7 +111,7 @@ class GGUFModel:
         Raises:
             ExportError: parameters or a tokenizer that llama.cpp does not load.
         """
-        gguf = optional("gguf", "GGUF files need", install="'l2l-nas[gguf]'")
+        gguf = optional("gguf", "GGUF files need", extra="gguf")
 
         tensors = dict(self._tensors(parameters))
         if self.architecture == "deci" and any(name.endswith(".bias") for name in tensors):

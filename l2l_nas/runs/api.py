@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from l2l_nas.cost.own import named_costs
 from l2l_nas.errors import did_you_mean
 from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.fields import changed, entries, fitting, settings, titles
+from l2l_nas.runs.fields import Declared, changed, declared, entries, fitting, settings, titles
 from l2l_nas.runs.renamed import renamed
 from l2l_nas.runs.saved import OWN
 from l2l_nas.runs.settings import PLACES, SearchConf
@@ -278,7 +278,7 @@ def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchCon
         for name in ("data", "space"):
             if named.get(name):
                 raise SettingError(f"search() takes {name}= with the name of a space; a Problem has its own")
-    known = {name: default for name, default, _ in settings(SearchConf)}
+    known = {one.name: one for one in declared(SearchConf)}
     sections = {name for name, _ in titles(SearchConf)} - {"search", "objectives"}
     values: dict[str, Any] = {}
     for name, value in named.items():
@@ -344,7 +344,7 @@ def _hint(name: str, known: Mapping[str, Any]) -> str:
     return did_you_mean(name, sorted({one.removeprefix("search.").partition(".")[0] for one in known}))
 
 
-def _fitting(name: str, value: Any, known: Mapping[str, Any]) -> Any:
+def _fitting(name: str, value: Any, known: Mapping[str, Declared]) -> Any:
     """A value of the setting's type, of plain Python.
 
     Raises:
@@ -353,8 +353,8 @@ def _fitting(name: str, value: Any, known: Mapping[str, Any]) -> Any:
     if name not in known:
         hint = f"; write {renamed(name)}=" if renamed(name) else did_you_mean(name, known)
         raise SettingError(f"search() has no setting '{name}'{hint}")
-    default, name = known[name], name.removesuffix(".names")  # objectives, as they are written
-    return fitting(name, _plain(name, value), default)
+    one = replace(known[name], name=name.removesuffix(".names"))  # objectives, as they are written
+    return fitting(one, _plain(one.name, value))
 
 
 def _plain(setting: str, value: Any) -> Any:

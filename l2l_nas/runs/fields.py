@@ -6,9 +6,10 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from l2l_nas.arguments import shown
 from l2l_nas.errors import SettingError
 
 _MOST = 2**31 - 1
@@ -66,6 +67,7 @@ class Declared:
 
     Args:
         name: dotted.
+        kind: its type, as it is annotated.
         default, help: as `--help` shows them.
         least, most: bounds of a number, both included.
         resume: what holds for another value when a run goes on; by default what its section says.
@@ -76,6 +78,7 @@ class Declared:
     """
 
     name: str
+    kind: Any
     default: Any
     help: str
     least: float | None = None
@@ -101,13 +104,14 @@ def section(schema: type, *, resume: OnResume | None = None) -> Any:
 
 def declared(schema: type, prefix: str = "", resume: OnResume | None = None) -> Iterator[Declared]:
     """What every setting declares."""
+    kinds = get_type_hints(schema)
     for entry in dataclasses.fields(schema):
         inner, more = _section(entry), {"resume": resume, **entry.metadata}
         if inner:
             yield from declared(inner, f"{prefix}{entry.name}.", more["resume"])
             continue
         default = entry.default_factory() if callable(entry.default_factory) else entry.default
-        yield Declared(prefix + entry.name, default, **more)
+        yield Declared(prefix + entry.name, kinds[entry.name], default, **more)
 
 
 def settings(schema: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -125,13 +129,15 @@ def check_bounds(conf: Any, prefix: str = "") -> None:
         value = value_of(conf, one.name.removeprefix(prefix))
         if isinstance(value, Mapping) and "name" in value:
             for key, argument in value.items():
-                check_value(Declared(f"{one.name}.{key}", None, ""), argument)
-        for item in value if isinstance(value, list) else [value]:
-            check_value(one, item)
+                check_value(Declared(f"{one.name}.{key}", Any, None, ""), argument)
+        check_value(one, value)
 
 
 def check_value(one: Declared, value: Any) -> None:
-    """The same of one value."""
+    """The same of one value; of a list, of each item."""
+    if isinstance(value, list):
+        for place, item in enumerate(value):
+            check_value(replace(one, name=f"{one.name}[{place}]"), item)
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingError(f"{one.name} must be a finite number, got {value}")
     if isinstance(value, int | float) and one.least is not None and value < one.least:
@@ -154,9 +160,7 @@ def typed(schema: type, content: Mapping[str, Any]) -> Any:
     Raises:
         SettingError: a value is of another type than its setting.
     """
-    return schema(
-        **{name: fitting(name, content[name], default) for name, default, _ in settings(schema) if name in content}
-    )
+    return schema(**{one.name: fitting(one, content[one.name]) for one in declared(schema) if one.name in content})
 
 
 def _section(entry: dataclasses.Field[Any]) -> Any:
@@ -164,25 +168,30 @@ def _section(entry: dataclasses.Field[Any]) -> Any:
     return entry.default_factory if dataclasses.is_dataclass(entry.default_factory) else None
 
 
-def fitting(name: str, value: Any, default: Any) -> Any:
-    """A value of the type of a setting's default.
+def fitting(one: Declared, value: Any) -> Any:
+    """A value of the setting's type; each item of a list, too.
 
     Raises:
         SettingError: it is of another type.
     """
-    if isinstance(default, float) and type(value) is int:
+    return _fitting(one.name, value, one.kind)
+
+
+def _fitting(name: str, value: Any, kind: Any) -> Any:
+    of = get_args(kind)
+    if get_origin(kind) is Union:
+        return None if value is None else _fitting(name, value, of[0])
+    if kind is float and type(value) is int:
         if abs(value) > sys.float_info.max:
             raise SettingError(f"{name} must be a number that a float can hold, got one of more than 300 digits")
         return float(value)
-    kind = int if default is None else type(default)
-    is_right = type(value) is kind or (value is None and default is None)
-    of: type | tuple[type, ...] = str if isinstance(default, list) and default else (str, int, float)
-    if isinstance(default, list) and is_right:
-        is_right = all(isinstance(one, of) for one in value)
-    if not is_right:
-        words = " of str" if of is str else ""
-        raise SettingError(f"{name} must be of type {kind.__name__}{words}, got {value!r}")
-    return value
+    if kind is Any:
+        return value
+    wanted = get_origin(kind) or kind
+    if type(value) is not wanted:
+        words = f" of {of[0].__name__}" if wanted is list else ""
+        raise SettingError(f"{name} must be of type {wanted.__name__}{words}, got {shown(value)}")
+    return [_fitting(f"{name}[{place}]", item, of[0]) for place, item in enumerate(value)] if wanted is list else value
 
 
 def value_of(conf: Any, name: str, missing: Any = None) -> Any:
@@ -217,4 +226,4 @@ def changed(conf: Any, values: Mapping[str, Any]) -> Any:
         if dot:
             below.setdefault(section, {})[leaf] = value
     sections = {section: changed(getattr(conf, section), leaves) for section, leaves in below.items()}
-    return dataclasses.replace(conf, **here, **sections)
+    return replace(conf, **here, **sections)

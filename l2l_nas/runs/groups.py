@@ -117,6 +117,7 @@ def _completed(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if key not in found:
             hint = did_you_mean(key, [one for one in found if one != "name"]) if len(found) > 1 else ", and no other"
             raise SettingError(f"{group}={name} takes no '{key}'{hint}")
-        found[key] = fitting(f"{group}.{key}", value, found[key])
-        check_value(declares[f"{group}.{key}"], found[key])
+        one = declares[f"{group}.{key}"]
+        found[key] = fitting(one, value)
+        check_value(one, found[key])
     return found

@@ -16,8 +16,9 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_bytes, read_json
 from l2l_nas.plugins import is_given
 from l2l_nas.report.history import read_events
+from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, given_names, name_again, spell
-from l2l_nas.runs.fields import changed, check_bounds, declared, fitting, settings, value_of
+from l2l_nas.runs.fields import changed, check_bounds, declared, fitting, value_of
 from l2l_nas.runs.folder import RunFolder, refuse_taken
 from l2l_nas.runs.groups import completed, deviating, flat
 from l2l_nas.runs.saved import (
@@ -112,22 +113,11 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     exempt = {*PLACES, "callbacks"}  # what stands in a folder is never imported
     if "relay.budget" in given:
         exempt |= _DECIDED - given
-    found = _as_divided(inherit(conf, folder, given=given, exempt=exempt), config)
+    found = inherit(conf, folder, given=given, exempt=exempt)
     for name, (before, now) in changes(config, found).items():
         if why := rule_of(name).refusal(config):
             raise must_stay(folder, name, before, now, why)
     return found
-
-
-def _as_divided(conf: Conf, config: Mapping[str, Any]) -> Conf:
-    """With the steps of blocks that the run's time allowed, where its strategy is named again without a number."""
-    before = config.get("strategy")
-    if not isinstance(conf, SearchConf) or not isinstance(before, Mapping) or not value_of(config, "search.time"):
-        return conf
-    now, steps = conf.strategy, before.get("steps")
-    if steps is None or now.get("name") != before.get("name") or now.get("steps") is not None:
-        return conf
-    return replace(conf, strategy={**now, "steps": steps})
 
 
 @dataclass(frozen=True)
@@ -191,8 +181,9 @@ def changes(config: Mapping[str, Any], conf: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _chosen(name: str, before: Mapping[str, Any], now: Mapping[str, Any], *, given: Collection[str]) -> dict[str, Any]:
-    """A dict of what was given, and else of the run's; a choice that was made anew takes nothing of the run's."""
-    if {name, f"{name}.name"} & set(given):
+    """A dict of what was given, and else of the run's; another choice than the run's takes nothing of the run's."""
+    is_same_choice = "name" in now and now["name"] == before.get("name")
+    if {name, f"{name}.name"} & set(given) and not is_same_choice:
         return dict(now)
     found = dict(before)
     for key, value in now.items():
@@ -221,12 +212,14 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Co
     """
     config = read_config(folder.config)
     taken: dict[str, Any] = {}
-    for name, default, _ in settings(type(conf)):
+    for one in declared(type(conf)):
+        name = one.name
         found = value_of(config, name)
-        if found is None or _covers({*exempt, *given}, name):
+        is_kept = _covers(exempt, name) or (_covers(given, name) and name not in CHOICES)
+        if found is None or is_kept:
             continue
         try:
-            found = fitting(name, found, default)
+            found = fitting(one, found)
         except SettingError:
             raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it") from None
         taken[name] = _chosen(name, found, value_of(conf, name), given=given) if isinstance(found, dict) else found

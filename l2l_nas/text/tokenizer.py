@@ -225,7 +225,7 @@ def _load(name: str) -> Tokenizer:
 
 def require_library(name: str) -> None:
     """Raises SettingError: the `tokenizers` library is missing."""
-    optional("tokenizers", f"the tokenizer {name} needs", install="'l2l-nas[text]'")
+    optional("tokenizers", f"the tokenizer {name} needs", extra="text")
 
 
 def _read(path: Path) -> Any:

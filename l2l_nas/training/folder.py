@@ -248,7 +248,7 @@ def _openable() -> set[str]:
 
 
 def _pillow() -> Any:
-    return optional("PIL.Image", "images in files need", install="pillow")
+    return optional("PIL.Image", "images in files need", extra="images")
 
 
 @contextlib.contextmanager

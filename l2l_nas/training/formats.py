@@ -180,7 +180,7 @@ class Onnx(Format):
         written.save(path)
 
     def read(self, path: Path, source: ExportSource) -> Call:
-        onnxruntime = optional("onnxruntime", "formats: onnx needs", install="'l2l-nas[onnx]'")
+        onnxruntime = optional("onnxruntime", "formats: onnx needs", extra="onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3  # errors

@@ -7,8 +7,9 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
-from l2l_nas import SGD, AdamW, ParamServer, Relay
+from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Relay, TensorSpec
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.layout import layout_of
@@ -200,3 +201,19 @@ def test_an_update_ahead_of_its_check_that_ends_half_way_is_put_back(flaky):
         server.gradients.update_ahead(KEY, server.storage)
     server.gradients.discard(server.storage)
     assert_equal(server, before)
+
+
+def test_a_layer_that_a_path_repeats_is_built_once():
+    built = []
+
+    def block():
+        module = nn.Linear(2, 2)
+        built.extend([] if module.weight.is_meta else [module])
+        return module
+
+    pool = LayerPool.repeated([Candidate("block", block)], depth=4, inputs=TensorSpec((2,)))
+    server = ParamServer(pool, optimizer=SGD(), seed=0)
+    path = pool.path(pool.architecture(["block"] * 4))
+    built.clear()
+    server.prepare(key for layer in path for key in layer.states)
+    assert len(built) == 1

@@ -132,6 +132,12 @@ def test_a_choice_that_is_made_anew_takes_no_arguments_of_the_run_s(tmp_path):
         (("optimizer.eps",), {**sgd, "eps": 1.0}),
     ):
         assert inherit(conf, run, given=given, exempt=()).optimizer == found
+    again = changed(RetrainConf(), {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False}})
+    for given, found in (  # the choice that the run has is none that is made anew
+        (("optimizer",), sgd),
+        (("optimizer", "optimizer.momentum"), {**sgd, "momentum": 0.9}),
+    ):
+        assert inherit(again, run, given=given, exempt=()).optimizer == found
     with pytest.raises(SettingError, match=r"optimizer=sgd takes no 'eps'"):
         completed(inherit(conf, run, given=("optimizer.eps",), exempt=()))
 

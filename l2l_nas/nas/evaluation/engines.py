@@ -220,7 +220,7 @@ def check_installed(name: str) -> None:
     """
     package = ENGINES[name].package if name in ENGINES else ""
     if package:
-        optional(package, f"executor={name} needs")
+        optional(package, f"executor={name} needs", extra=name)
 
 
 def ended(error: BaseException) -> str:
