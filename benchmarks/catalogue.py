@@ -92,6 +92,7 @@ _FAULTS = {
     "clusters": Entry("faults", "kill -9 of workers, nodes and drivers on Ray, Dask and processes", "hours"),
     "mutations": Entry("faults", "damaged files and hostile input, a command each", "hours"),
     "readers": Entry("faults", "damaged files read in one process", "5 minutes"),
+    "mutate": Entry("faults", "small wrong changes of the package, each tried on its tests", "2 hours"),
 }
 _PAGES = {
     "figures": Entry("pages", "makes the figures of README and docs of the raw results, and compares", "seconds"),
