@@ -139,7 +139,7 @@ class _Finder(ast.NodeVisitor):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _TOLD or name.endswith("Error"):
             return
-        if name in _OTHER_CALL:
+        if name in _OTHER_CALL and not (name == "sorted" and node.keywords):
             end = self._span(node.func)[1]
             self.found.append(Change("call", end - len(name), end, _OTHER_CALL[name], node.func.end_lineno or 0))
         pairs = [] if name in _ANY_ORDER else zip(node.args, node.args[1:], strict=False)

@@ -141,14 +141,15 @@ class Tests:
             self._data = CoverageData(str(contexts))
             self._data.read()
 
-    def near(self, case: Case) -> list[str]:
-        """Arguments for pytest, the nearest first."""
+    def near(self, case: Case, most: int) -> list[str]:
+        """Arguments for pytest, the nearest first, and of tests that run the line no more than so many."""
         path = Path(case.file).relative_to(PACKAGE)
         mirrored = f"tests/{path.with_name(f'test_{path.name}')}"
         room = f"tests/{room_of(case.file)}/"
         known = self._known(case)
         if known:
-            return sorted(known, key=lambda name: (not name.startswith(mirrored), not name.startswith(room), name))
+            order = sorted(known, key=lambda name: (not name.startswith(mirrored), not name.startswith(room), name))
+            return order[:most]
         if room == "tests//":
             return [mirrored] if (ROOT / mirrored).exists() else ["tests"]
         return [*([mirrored] if (ROOT / mirrored).exists() else []), room]
@@ -257,7 +258,9 @@ def _test(folder: Path, arguments: list[str], seconds: float) -> None:
     (folder / "answer.json").write_text(json.dumps(answer))
 
 
-def run(cases: list[Case], tests: Tests, jobs: int, seconds: float) -> Iterator[tuple[Case, dict[str, Any]]]:
+def run(
+    cases: list[Case], tests: Tests, *, jobs: int, most: int, seconds: float
+) -> Iterator[tuple[Case, dict[str, Any]]]:
     """Try changes, so many at a time; each with what came of it."""
     waiting = list(reversed(cases))
     with tempfile.TemporaryDirectory(prefix="l2l_nas-mutate-", ignore_cleanup_errors=True) as scratch:
@@ -267,7 +270,7 @@ def run(cases: list[Case], tests: Tests, jobs: int, seconds: float) -> Iterator[
             while waiting or busy:
                 while idle and waiting:
                     copy, case = idle.pop(), waiting.pop()
-                    copy.start(case, tests.near(case), seconds)
+                    copy.start(case, tests.near(case, most), seconds)
                     busy[copy] = case, time.monotonic()
                 for copy, (case, began) in list(busy.items()):
                     found = copy.finished()
@@ -306,6 +309,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=positive, default=120.0, help="after which no further test of a change begins"
     )
+    parser.add_argument("--most", type=at_least(1), default=400, help="tests of a change that run its line")
     parser.add_argument("--first", type=at_least(1), help="try no more than so many now")
     parser.add_argument("--contexts", type=Path, help="which tests run a line")
     parser.add_argument("--again", action="store_true", help="try those again that survived")
@@ -320,8 +324,9 @@ def main(asked: argparse.Namespace) -> int:
     cases = choose(files, asked.count, asked.seed, rooms)
     known = {_key(one): one for one in json.loads(asked.out.read_text())["changes"]} if asked.out.exists() else {}
     open_cases = [case for case in cases if _is_open(known.get(_key(case.said)), again=asked.again)]
+    tests = Tests(asked.contexts)
     _preload()
-    for case, found in run(open_cases[: asked.first], Tests(asked.contexts), asked.jobs, asked.seconds):
+    for case, found in run(open_cases[: asked.first], tests, jobs=asked.jobs, most=asked.most, seconds=asked.seconds):
         known[_key(case.said)] = {**case.said, **found}
         print(json.dumps(known[_key(case.said)]), flush=True)
         _write(asked, known)

@@ -38,9 +38,7 @@ def test_a_rank_that_is_killed_is_named_with_what_it_did(rank, tmp_path, monkeyp
         time.sleep(0.1)
     time.sleep(1)
     os.kill(pid_of(rank, launched.process.pid), signal.SIGKILL)
-    begun = time.monotonic()
     code, _, errors = launched.ended(60)
-    assert time.monotonic() - begun < 20
     assert code != 0
     (line,) = errors
     what = r"(load|send|agreement) \d+( of \w+/\w+)?"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 
 import pytest
 import yaml
@@ -174,9 +173,7 @@ def test_what_nobody_says_follows_from_the_data_and_is_kept_and_said(pool, tmp_p
 @pytest.mark.slow
 def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
     words = ["search", "space.pool=tiny.py:build", "search.time=8s", "search.finalists=2", "export=false"]
-    began = time.monotonic()
     assert main([*words, "folder=run"]) == 0
-    assert time.monotonic() - began < 60
     assert re.search(
         r"\d+ trials of \d+ steps, 2 finalists in 2 rounds of halving, up to [\d,]+ steps", capsys.readouterr().out
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -124,10 +123,8 @@ def test_a_search_on_ranks_that_share_layers_is_that_of_one_process():
     ids=["ranks", "heads", "rule"],
 )  # fmt: skip
 def test_sizes_that_do_not_divide_are_one_line_on_all_ranks(words, size, said):
-    begun = time.monotonic()
     codes, lines = apart([[*TRAIN, "folder=run", *words]] * size)
     assert codes == [2] * size
     assert len(lines) == 1
     assert said in lines[0]
-    assert time.monotonic() - begun < 60  # ten seconds where nobody else is at work
     assert not Path("run").exists()

@@ -221,10 +221,8 @@ def test_ctrl_c_ends_a_search_alike_with_any_executor_and_leaves_nothing(pool, t
         wait_for(lambda: len(events(folder)) >= 3, process)
     else:
         wait_for(lambda: events(folder, "phase"), process)
-    began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     out, err = process.communicate(timeout=PATIENCE_S)
-    assert time.monotonic() - began < 20
     said = [line for line in err.splitlines() if not line.startswith("Token authentication")]  # Ray's own word
     assert (process.returncode, said) == (130, [])
     assert [event["number"] for event in events(folder)] == [trial.number for trial in saved(folder)]

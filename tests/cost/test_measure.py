@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -12,10 +11,8 @@ from l2l_nas.cost.profiles import find_hardware
 
 
 @pytest.mark.slow
-def test_a_measured_profile_is_one_and_takes_less_than_a_minute(tmp_path):
-    begun = time.perf_counter()
+def test_a_measured_profile_is_one_and_leaves_nothing(tmp_path):
     found = measure("cpu", folder=tmp_path)
-    assert time.perf_counter() - begun < 60
     assert list(tmp_path.iterdir()) == []
     # between a very slow and a very fast machine
     assert 1e8 < found.peak_flops["fp32"] < 1e14

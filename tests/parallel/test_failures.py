@@ -13,25 +13,25 @@ from tests.parallel.ranked import Ranks, errors_of
 
 # at which of the exchanges, three a step, and on which rank; by seed
 MOMENTS = [(random.Random(seed).randrange(4, 60), seed % 2) for seed in range(6)]
-PATIENCE_S = 3
+# what is noticed by patience alone takes little of it; what must be noticed without has more than a test may take
+PATIENCE_S = {"stop": 3, "sleep": 3}
+ENDLESS_S = 1000
 
 
 def outcome(folder, size, who, at, how, **variables):
-    """The one line of a world in which a rank failed, how long the others took to end, and their exit codes."""
-    variables = {"CHECKS": 0, "PATIENCE_S": PATIENCE_S, **variables}
+    """The one line of a world in which a rank failed, and the exit codes of the others."""
+    variables = {"CHECKS": 0, "PATIENCE_S": PATIENCE_S.get(how, ENDLESS_S), **variables}
     with Ranks(folder, size, "steps", who, at, how, **variables) as ranks:
         for rank in range(size):
             ranks.until(rank, "began")
-        begun = time.monotonic()
         results = ranks.ended(without=(who,))
-        seconds = time.monotonic() - begun
         if how not in ("stop", "sleep"):
             results.insert(who, ranks.ended()[who])
     lines = errors_of(results)
     assert len(lines) == 1, results
     if how not in ("kill", "crash"):  # torch warns where the process is gone that holds the store
         assert all("Warning" not in one.err and "[W" not in one.err for one in results), results
-    return lines[0].removeprefix("error: "), seconds, [one.code for one in results]
+    return lines[0].removeprefix("error: "), [one.code for one in results]
 
 
 def named(who):
@@ -50,10 +50,9 @@ moments = pytest.mark.parametrize(("at", "who"), [MOMENTS[1], *(pytest.param(*on
 @pytest.mark.timeout(120)
 @moments
 def test_a_rank_that_raises_says_so_itself(at, who, tmp_path):
-    line, seconds, codes = outcome(tmp_path, 2, who, at, "raise")
+    line, codes = outcome(tmp_path, 2, who, at, "raise")
     where = r"\(programs.py, line \d+\)"
     assert re.fullmatch(rf"{named(who)} failed {doing(at)}: ValueError: my layer is broken {where}", line), line
-    assert seconds < 5
     assert (codes[who], codes[1 - who]) == (1, 2)
 
 
@@ -70,9 +69,8 @@ def test_a_rank_that_raises_says_so_itself(at, who, tmp_path):
     ],
 )
 def test_a_rank_that_cannot_go_on_says_why(how, said, at, who, tmp_path):
-    line, seconds, codes = outcome(tmp_path, 2, who, at, how)
+    line, codes = outcome(tmp_path, 2, who, at, how)
     assert re.fullmatch(rf"{named(who)} failed {doing(at)}: {said}", line), line
-    assert seconds < 5
     assert 0 not in codes
 
 
@@ -99,9 +97,8 @@ def test_what_a_rank_has_failed_with_is_said_by_that_rank_alone(tmp_path):
 @pytest.mark.parametrize("how", ["kill", pytest.param("crash", marks=pytest.mark.slow)])
 @moments
 def test_a_process_that_is_gone_is_named_by_the_others(how, at, who, tmp_path):
-    line, seconds, codes = outcome(tmp_path, 2, who, at, how)
+    line, codes = outcome(tmp_path, 2, who, at, how)
     assert re.fullmatch(rf"{named(who)} ended .*: it was killed, or crashed; see its own output", line), line
-    assert seconds < 5
     assert codes[1 - who] == 2
 
 
@@ -109,9 +106,8 @@ def test_a_process_that_is_gone_is_named_by_the_others(how, at, who, tmp_path):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("at", "who"), [MOMENTS[0], *(pytest.param(*one, marks=MORE) for one in MOMENTS[1:])])
 def test_a_process_that_is_stopped_is_named_by_the_others(at, who, tmp_path):
-    line, seconds, codes = outcome(tmp_path, 2, who, at, "stop")
+    line, codes = outcome(tmp_path, 2, who, at, "stop")
     assert re.fullmatch(rf"{named(who)} did not answer for 3 s; it was .* \(its process is stopped\)", line), line
-    assert PATIENCE_S - 1 < seconds < PATIENCE_S + 5
     assert codes == [2]
 
 
@@ -119,9 +115,8 @@ def test_a_process_that_is_stopped_is_named_by_the_others(at, who, tmp_path):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("at", "who"), [MOMENTS[1], *(pytest.param(*one, marks=MORE) for one in MOMENTS[2:4])])
 def test_a_rank_that_hangs_is_named_by_the_others(at, who, tmp_path):
-    line, seconds, codes = outcome(tmp_path, 2, who, at, "sleep")
+    line, codes = outcome(tmp_path, 2, who, at, "sleep")
     assert re.fullmatch(rf"{named(who)} made no progress for 3 s {doing(at)}; other ranks wait for it", line), line
-    assert PATIENCE_S - 1 < seconds < PATIENCE_S + 5
     assert codes == [2]
 
 
@@ -131,9 +126,8 @@ def test_a_rank_that_hangs_is_named_by_the_others(at, who, tmp_path):
 @pytest.mark.parametrize("who", range(4))
 @pytest.mark.parametrize("how", ["raise", "kill", "stop", "sleep"])
 def test_the_right_one_of_four_is_named(how, who, tmp_path):
-    line, seconds, codes = outcome(tmp_path, 4, who, 20 + 3 * who, how)
+    line, codes = outcome(tmp_path, 4, who, 20 + 3 * who, how)
     assert re.match(named(who), line), line
-    assert seconds < PATIENCE_S + 6
     assert 0 not in codes
 
 
@@ -144,9 +138,8 @@ def test_the_right_one_of_four_is_named(how, who, tmp_path):
 @pytest.mark.parametrize(("how", "said"), [("kill", "ended"), ("stop", "did not answer")])
 def test_ranks_on_other_machines_are_named_too(how, said, who, tmp_path):
     """Where nobody can ask the kernel about a process: each believes that it is alone on its machine."""
-    line, seconds, codes = outcome(tmp_path, 4, who, 20, how, MACHINES=1)
+    line, codes = outcome(tmp_path, 4, who, 20, how, MACHINES=1)
     assert re.match(rf"{named(who)} {said}", line), line
-    assert seconds < PATIENCE_S + 6
     assert 0 not in codes
 
 
@@ -162,7 +155,7 @@ def test_a_rank_that_takes_long_and_says_so_is_waited_for(tmp_path):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("how", "where"), [("channel", "send 4"), ("divided", "divided 1")])
 def test_ranks_that_wait_for_each_other_are_all_named(how, where, tmp_path):
-    line, _, codes = outcome(tmp_path, 2, 1, 9, how, PATIENCE_S=2)
+    line, codes = outcome(tmp_path, 2, 1, 9, how, PATIENCE_S=2)
     assert (
         line
         == f"ranks wait for each other for 2 s: rank 0 in step 3, in load 4 of b3/wide; rank 1 in step 3, in {where}"

@@ -111,8 +111,7 @@ def test_a_failed_trial_costs_a_rejoin_and_leaves_nothing_behind(size, count, tm
         results = ranks.ended(110)
     assert [(one.code, one.err) for one in results] == [(0, "")] * size, results
     for one in results:
-        slowest, descriptors = re.fullmatch(r"slowest ([\d.]+) descriptors \[(.*)\]\n", one.out).groups()
-        assert float(slowest) <= 2
+        (descriptors,) = re.fullmatch(r"descriptors \[(.*)\]\n", one.out).groups()
         assert len(set(descriptors.split(", "))) == 1, descriptors
 
 
