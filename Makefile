@@ -1,5 +1,6 @@
 # make search: set everything up and run the main job.   make test: set everything up, lint, types, tests.
 # make test-all: with the proofs that take long.   make test-changed: such proofs of rooms that changed since the last release.
+# make test-cluster: the tests of Ray and of the dashboard, in an environment of their own.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,10 +8,10 @@ READY := $(VENV)/.ready
 # the commands that the program prints begin with plain `python`
 ACTIVATE = echo "Further commands need the environment: . $(BIN)/activate"
 
-.PHONY: help setup search test test-all fast-tests every-test test-changed lint bench bench-test docs wheel clean
+.PHONY: help setup search test test-all fast-tests every-test test-changed test-cluster lint bench bench-test docs wheel clean
 
 help:
-	@sed -n '1,2p' Makefile; echo "make bench: the quicker benchmarks.   make bench-test: their tests.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
+	@sed -n '1,3p' Makefile; echo "make bench: the quicker benchmarks.   make bench-test: their tests.   make docs: build site/.   make wheel: build dist/*.whl.   make clean"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Python 3.11 to 3.13 is needed (PYTHON=python3.12)"'
@@ -52,6 +53,13 @@ every-test: $(READY)
 test-changed: $(READY)
 	paths=`$(BIN)/python -m tests.changed` && { test -z "$$paths" || { $(PYTEST) -m "slow and not long" $$paths; } || test $$? = 5; }
 
+# what Ray and the dashboard bring along is large, and no other test needs it
+CLUSTER := $(VENV)-cluster
+test-cluster:
+	$(PYTHON) -m venv $(CLUSTER)
+	$(CLUSTER)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[test,ray,dashboard]'
+	$(CLUSTER)/bin/python -m pytest -m cluster -rs tests/cli tests/nas
+
 bench: $(READY)
 	for name in depth batch throughput switching population storage; do \
 		$(BIN)/python -m benchmarks $$name --folder bench/all || exit 1; done
@@ -70,4 +78,4 @@ wheel: $(READY)
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLUSTER) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

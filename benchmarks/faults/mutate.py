@@ -6,7 +6,7 @@ Changes (see `changes.py`) are spread over the rooms by their lines and over kin
 give the same. Each is made in a copy of the checkout, never in the checkout. The tests that run the changed line come
 first, those of the mirrored test file before others of the room, until one fails: the change is caught. A test that
 hangs or ends the process catches it, too. FILE of `--contexts` knows which tests run a line; without it, or where no
-test does, the mirrored file and the room's quick tests are run. This makes it:
+test does, the mirrored file and those that import the module are run, or the room's. This makes it:
 
     COVERAGE_FILE=FILE python -m coverage run --source=l2l_nas -m pytest -p benchmarks.faults.contexts -m "not slow"
 
@@ -23,6 +23,7 @@ import fnmatch
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -41,6 +42,7 @@ from benchmarks.options import at_least, positive
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "l2l_nas"
+_FILES = 4  # of tests, where it is not known which tests run a line
 _PRELOAD: tuple[str, ...] = (
     "torch",
     "torch._dynamo",
@@ -134,6 +136,9 @@ class Tests:
     """Which tests are near to a line."""
 
     def __init__(self, contexts: Path | None) -> None:
+        self._texts = {
+            path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        }
         self._data = None
         if contexts is not None:
             from coverage import CoverageData
@@ -150,9 +155,11 @@ class Tests:
         if known:
             order = sorted(known, key=lambda name: (not name.startswith(mirrored), not name.startswith(room), name))
             return order[:most]
-        if room == "tests//":
-            return [mirrored] if (ROOT / mirrored).exists() else ["tests"]
-        return [*([mirrored] if (ROOT / mirrored).exists() else []), room]
+        first = [name for name in (mirrored,) if (ROOT / name).exists()]
+        module = case.file.removesuffix(".py").replace("/", ".")
+        users = [name for name, text in self._texts.items() if re.search(rf"{module}\b|{_as_import(module)}", text)]
+        named = [*first, *sorted({*users} - {*first}, key=lambda name: (not name.startswith(room), name))]
+        return named[:_FILES] or [room if room != "tests//" else "tests"]
 
     def _known(self, case: Case) -> set[str]:
         if self._data is None:
@@ -161,6 +168,11 @@ class Tests:
         by_line = self._data.contexts_by_lineno(file) if file else {}
         names = set(by_line.get(case.change.line, ())) - {""}
         return names or {name for names in by_line.values() for name in names} - {""}
+
+
+def _as_import(module: str) -> str:
+    package, _, name = module.rpartition(".")
+    return rf"from {package} import .*\b{name}\b"
 
 
 class Copy:

@@ -15,6 +15,7 @@ from l2l_nas.nas.study.reading import read_study
 from tests.cli.runs import TINY
 
 dashboard = pytest.importorskip("optuna_dashboard")
+pytestmark = pytest.mark.cluster
 
 
 def fetch(app, path: str, query: str = "") -> bytes:

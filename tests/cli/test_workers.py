@@ -193,7 +193,8 @@ def session_of(process) -> list[str]:
     [
         (),
         ("search.workers=2",),
-        *(pytest.param((f"executor={name}",), marks=pytest.mark.long) for name in ("dask", "ray", "own.py:threads")),
+        *(pytest.param((f"executor={name}",), marks=pytest.mark.long) for name in ("dask", "own.py:threads")),
+        pytest.param(("executor=ray",), marks=[pytest.mark.long, pytest.mark.cluster]),
     ],
 )
 def test_ctrl_c_ends_a_search_alike_with_any_executor_and_leaves_nothing(pool, tmp_path, words, moment):

@@ -263,3 +263,16 @@ def test_a_save_has_the_states_that_there_are_when_it_begins(tmp_path):
     Checkpoint(tmp_path).load(other)
     assert 1 <= len(other.visited) < len(server.pool.states)
     Checkpoint(tmp_path).save(server)
+
+
+def test_buffers_that_a_forward_changed_are_saved_though_no_weight_changed(tmp_path):
+    checkpoint, server = Checkpoint(tmp_path / "weights"), trained(DENSE)
+    key = next(key for key in server.visited if len(server.state(key).buffers))
+    state = server.state(key)
+    checkpoint.save(server)
+    state.store_buffers(state.buffers + 1)
+    changed = state.buffers.clone()
+    checkpoint.save(server)
+    other = ParamServer(DENSE, optimizer=AdamW(), seed=0)
+    Checkpoint(tmp_path / "weights").load(other)
+    assert torch.equal(other.state(key).buffers, changed)

@@ -92,3 +92,11 @@ def test_the_rank_that_is_silent_for_the_longest_time():
     ranks = known(waits(), r1=Seen(waits(), silent_s=2), r2=Seen(waits(), silent_s=3), r3=Seen(waits(), silent_s=0.2))
     assert ranks.most_silent(1.5) == 2
     assert ranks.most_silent(4) is None
+
+
+def test_a_rank_is_no_member_of_an_exchange_that_has_its_number_within_another():
+    own = Beat(doing="in divided 5", begun={"divided@0,12": 5}, waits=True)
+    elsewhere = Beat(doing="after load 2", begun={"load": 2})
+    late = Beat(doing="after divided 4", begun={"divided@0,12": 4})
+    others = {f"r{rank}": hung(elsewhere) for rank in range(1, 12)}
+    assert known(own, **others, r12=hung(late)).overdue(waited_s=20).rank == 12

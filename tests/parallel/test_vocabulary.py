@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +19,6 @@ from l2l_nas.space.split import SplitPlan, Vocabulary
 from tests.parallel.processes import on_ranks
 
 TOKENS, WIDTH, BATCH, LENGTH = 1001, 8, 2, 5  # which neither 2 nor 4 ranks divide
-pytestmark = pytest.mark.slow
 HEADS = {
     "linear": (lambda: nn.Linear(WIDTH, TOKENS, bias=False), {"": Vocabulary()}),
     "biased": (lambda: nn.Linear(WIDTH, TOKENS), {"": Vocabulary()}),
@@ -105,6 +107,7 @@ def ran(request):
     return on_ranks(heads_on_ranks, request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", HEADS)
 def test_the_loss_is_that_of_whole_logits_without_gathering_them(ran, name, loss):
@@ -149,6 +152,7 @@ def low_precision():
     return {"losses": losses.detach(), "gradient": mine.grad}
 
 
+@pytest.mark.slow
 def test_large_logits_of_low_precision_overflow_nowhere():
     ran = on_ranks(low_precision, 2)
     generator = torch.Generator().manual_seed(4)
@@ -183,6 +187,7 @@ def embedding(padding):
     return module, torch.tensor([[0, 12, 3, 3, 6], [7, 1, 12, 9, 4]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_an_embedding_divided_by_tokens_gives_the_same_bits(size):
     ran = on_ranks(embeddings, size)
@@ -195,3 +200,34 @@ def test_an_embedding_divided_by_tokens_gives_the_same_bits(size):
         for key, parameter in module.named_parameters():
             assert torch.equal(plan.join([part[name][key] for part in ran], key), parameter.grad), key
         assert [len(part[name]["token.weight"]) for part in ran] == {2: [7, 6], 4: [4, 3, 3, 3]}[size]
+
+
+class InThreads:
+    """Ranks of one process, a thread each."""
+
+    def __init__(self, rank, size, slots, barrier):
+        self.rank, self.size, self._slots, self._barrier = rank, size, slots, barrier
+
+    def maximum(self, tensor):
+        self._slots[self.rank] = tensor.clone()
+        self._barrier.wait(60)
+        tensor.copy_(torch.stack(list(self._slots.values())).amax(0))
+        self._barrier.wait(60)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_of_equal_logits_the_first_token_is_the_best_whichever_ranks_have_them(size):
+    logits = torch.zeros(4, 10)
+    logits[0, [3, 8]] = 1.0  # on two ranks
+    logits[1, [7, 8]] = 1.0
+    logits[2, [0, 9]] = 1.0  # and all alike in the last row
+    slots, barrier = {}, threading.Barrier(size)
+
+    def best(rank):
+        begin, end = Vocabulary().piece(10, rank, size)
+        ranks = Ranks(InThreads(rank, size, slots, barrier))
+        return vocabulary_argmax(logits[:, begin:end], ranks, vocabulary=10)
+
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(best, range(size)))
+    assert [one.tolist() for one in found] == [[3, 7, 0, 0]] * size

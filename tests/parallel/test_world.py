@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from l2l_nas.errors import SettingError
+from l2l_nas.parallel import meeting
 from l2l_nas.parallel.meeting import Place
 from tests.parallel.ranked import Ranks, errors_of
 
@@ -123,3 +124,14 @@ def test_every_clean_end_has_exit_code_0(tmp_path):
         with Ranks(tmp_path, 2, "steps", -1, 0, "", 9) as ranks:
             results = ranks.ended(30)
         assert [(one.code, one.err) for one in results] == [(0, "")] * 2, results
+
+
+@pytest.mark.parametrize("package", ["l2l_nas", "torch"])
+def test_ranks_are_refused_whose_version_of_any_package_differs(package, monkeypatch):
+    def call(place, store, own, wait_s):
+        return "a generation", [own, {**own, "versions": {**own["versions"], package: "0.0.1"}}]
+
+    monkeypatch.setattr(meeting, "_call", call)
+    place = Place(rank=0, size=2, local_rank=0, host="here", port=1, has_launcher_store=False)
+    with pytest.raises(SettingError, match=f"^rank 1 .* has {package} 0.0.1, and rank 0 .*: install the same"):
+        meeting.meet(place, None, 1.0)

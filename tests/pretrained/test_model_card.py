@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from l2l_nas.cost.generation import KeptBytes
-from l2l_nas.pretrained.model_card import _costs, _licence, _times
+from l2l_nas.pretrained.model_card import _costs, _licence, _lost, _times
 from l2l_nas.pretrained.tensors import Published
 from l2l_nas.training.export import plain_module
 from l2l_nas.training.formats import ExportSource
@@ -138,3 +138,15 @@ def test_a_licence_that_a_file_names_is_a_plain_name_or_not_known(tmp_path, name
         _read = sample = tokenizer = None
 
     assert _licence(Named()) == found
+
+
+def test_a_figure_has_the_error_of_its_own_part():
+    pool = pool_of()
+    about = {
+        "test": {"loss": 2.5},
+        "standard_error": {"validation": {"loss": 0.25}, "test": {"loss": 0.125}},
+    }
+    empty = partial(plain_module, pool, pool.original)
+    text = torch.zeros(2, LENGTH, dtype=torch.int64)
+    rows = [*_lost(ExportSource(empty(), (text,), pool, pool.original, empty, values={"loss": 3.5}, about=about))]
+    assert rows[-2:] == ["| validation loss |  | 3.5 ± 0.25 |", "| test loss |  | 2.5 ± 0.12 |"]

@@ -36,3 +36,9 @@ def test_a_loss_that_is_not_finite_is_known_to_be_of_one_rank(losses, is_own):
     with pytest.raises(NonFiniteError, match="loss is not finite at step 7") as caught:
         sums.read([], Four(*losses)).require_finite(7)
     assert caught.value.is_own is is_own
+
+
+def test_losses_of_ranks_in_float64_are_read_as_they_are():
+    sums, loss = LossSums(), 1 + 2.0**-40  # which float32 rounds to 1
+    sums.add_task(torch.tensor(loss, dtype=torch.float64))
+    assert sums.read([], Four(1, 1, 1, 1)).task == 4 * loss

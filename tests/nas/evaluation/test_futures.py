@@ -383,7 +383,7 @@ def test_workers_end_when_their_search_is_over(tmp_path):
     assert not os.path.exists(f"/proc/{pid}")
 
 
-@pytest.mark.parametrize("name", ["thread", "process", "dask", "ray"])
+@pytest.mark.parametrize("name", ["thread", "process", "dask", pytest.param("ray", marks=pytest.mark.cluster)])
 @pytest.mark.slow
 def test_any_executor_runs_what_this_process_does(tmp_path, name):
     context = multiprocessing.get_context("spawn")

@@ -177,3 +177,18 @@ def test_random_search_has_the_steps_that_were_taken_not_those_planned(tmp_path)
     assert search.context.steps_taken == taken < spend.steps
     found = search.context.baseline
     assert found.networks * found.steps == taken
+
+
+def test_its_networks_are_drawn_by_another_seed_than_the_search_s(tmp_path, monkeypatch):
+    spend = budget(warmup_steps=0, trials=2, steps_per_trial=2, finalists=1, finalist_steps=4, baseline="random")
+    search, _, _, _ = search_on(
+        tmp_path, pool_of("tanh", "relu", depth=3), spend=spend, goals=(Goal("accuracy", True),)
+    )
+    seeds, draw = [], type(search.context).random_architectures
+    monkeypatch.setattr(
+        type(search.context), "random_architectures", lambda self, seed: seeds.append(seed) or draw(self, seed)
+    )
+    search.run()
+    assert seeds
+    # those of a sweep, too, which counts from the seed that is asked for
+    assert all(abs(seed - search.context.seed) > 10_000 for seed in seeds)
