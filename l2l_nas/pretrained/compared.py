@@ -105,10 +105,11 @@ def compare_tokens(folder: Path, tokenizer: Tokenizer) -> str:
     place = next((n for n, pair in enumerate(zip_longest(ours, theirs)) if pair[0] != pair[1]), None)
     starts = range(len(whole) - len(theirs) + 1)
     before = next((whole[:n] for n in starts if whole[n : n + len(theirs)] == theirs), whole)
-    begins = [[] if tokenizer.begin is None else [tokenizer.begin], [tokenizer.first]]  # [CLS] has a field of its own
-    what, numbers = "", (theirs, ours)
+    # [CLS] has a field of its own
+    begins: list[list[Any]] = [[] if tokenizer.begin is None else [tokenizer.begin], [tokenizer.first]]
+    what, numbers = "", (theirs, list(ours))
     if place is not None:
-        what, numbers = f"token {place + 1} of a text", (theirs[place : place + 1], ours[place : place + 1])
+        what, numbers = f"token {place + 1} of a text", (theirs[place : place + 1], list(ours[place : place + 1]))
     elif before not in begins:
         what, numbers = "a text begins with what", (before, begins[0])
     elif end is not None and end not in tokenizer.ends:

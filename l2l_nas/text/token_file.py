@@ -109,7 +109,7 @@ def _identity(path: Path) -> tuple[str] | tuple[int, ...]:
         if found.st_size > _HASHED:
             return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
         with named_failures(path):
-            return (hashlib.file_digest(file, "sha256").hexdigest(),)
+            return (hashlib.file_digest(file, "sha256").hexdigest(),)  # type: ignore[arg-type]
 
 
 def build(

@@ -329,18 +329,17 @@ def _stubbed(model: nn.Module, context: ReplayContext) -> nn.Module:
                     absent[name] = table.pop(name)  # type: ignore[assignment]
         removed |= {id(tensor) for tensor in absent.values()}
         for asks in ("keep_dtype", "round_dtype"):  # of what another part has
-            if absent and isinstance(names := getattr(module, asks, None), tuple | list):
-                setattr(module, asks, tuple(name for name in names if name not in absent))
+            if absent and isinstance(asked := getattr(module, asks, None), tuple | list):
+                setattr(module, asks, tuple(name for name in asked if name not in absent))
         forward = _forward_of(module, path, context.plan)
         is_idle = context.plan.is_idle(path)
         if is_idle:  # hooks on gradients, and those that change something, do their work where the module runs
             forwards = ("_forward_hooks", "_forward_pre_hooks") if path in context.plan.hooked else ()
-            vars(module).update(
-                {table: OrderedDict() for table in ("_backward_hooks", "_backward_pre_hooks", *forwards)}
-            )
+            for hooks in ("_backward_hooks", "_backward_pre_hooks", *forwards):
+                object.__setattr__(module, hooks, OrderedDict())
         if absent or forward or is_idle:
-            names: dict[str, Any] = {name: _zeros(tensor.shape, tensor.dtype) for name, tensor in absent.items()}
-            _stand_in(module, context, {**(_PLAIN_WAYS if is_idle else {}), **names}, forward)
+            zeros: dict[str, Any] = {name: _zeros(tensor.shape, tensor.dtype) for name, tensor in absent.items()}
+            _stand_in(module, context, {**(_PLAIN_WAYS if is_idle else {}), **zeros}, forward)
     for path, module in modules.items():
         # such as a list of weights; what does nothing keeps no others either
         gone = (Tensor, nn.Module, FunctionType) if context.plan.is_idle(path) else ()
