@@ -91,6 +91,7 @@ _FAULTS = {
     "ranks": Entry("faults", "ranks that fail, start anew and go on", "an hour"),
     "clusters": Entry("faults", "kill -9 of workers, nodes and drivers on Ray, Dask and processes", "hours"),
     "mutations": Entry("faults", "damaged files and hostile input, a command each", "hours"),
+    "foreign": Entry("faults", "run folders of others that mean harm", "10 minutes"),
     "readers": Entry("faults", "damaged files read in one process", "5 minutes"),
     "mutate": Entry("faults", "small wrong changes of the package, each tried on its tests", "2 hours"),
 }

@@ -206,6 +206,22 @@ def make_folder(path: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path)) from None
 
 
+def refuse_links(path: Path) -> None:
+    """Refuse a file or folder of a run that leads somewhere else, as does a folder with a link in it.
+
+    Raises:
+        StorageError: it names the link.
+    """
+    entries: list[Path] = []
+    with contextlib.suppress(OSError):  # a file, or not there
+        entries = [path / entry.name for entry in os.scandir(path) if entry.is_symlink()]
+    for link in [path] * path.is_symlink() or entries:
+        raise StorageError(
+            f"{link}: a link to {os.readlink(link)}, and nothing in a run's folder is followed out of it; put what it "
+            "leads to in its place, or remove the link"
+        )
+
+
 def refuse_other_than_file(path: Path) -> None:
     """Refuse what is no file: opening a pipe would wait for ever.
 

@@ -37,10 +37,10 @@ from l2l_nas.nas.callback import Stopped
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.folder_settings import own_settings
 from l2l_nas.runs.groups import shipped
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.resume import given_settings
-from l2l_nas.runs.saved import own_names
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.runs.terminal import open_terminal
 
@@ -189,7 +189,7 @@ def work(command: str, config: DictConfig, ranks: RunRanks | None = None) -> flo
                 command, about, lambda console, again: go(in_sweep(OmegaConf.to_object(config), about), console, again)
             )
         conf = OmegaConf.to_object(config)
-        again = resume_command(command, conf.resume or conf.folder, own_names(conf))
+        again = resume_command(command, conf.resume or conf.folder, own_settings(conf))
         with reporting_errors(again, ranks=ranks):
             return go(conf, open_terminal(quiet=ranks is not None and not ranks.consensus.is_first), again)
     except Stopped:

@@ -16,7 +16,7 @@ from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.mesh import check_mesh
 from l2l_nas.runs.origin import doubts, versions
-from l2l_nas.runs.saved import LoadedRun, data_warning, load_found, read_config
+from l2l_nas.runs.saved import LoadedRun, SavedRun, data_warning, load_found
 from l2l_nas.runs.settings import ExportConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.consensus import Consensus
@@ -82,7 +82,7 @@ def _export(conf: ExportConf) -> None:
 def _for_card(conf: ExportConf, found: LoadedRun) -> dict[str, Any]:
     """What a model's card tells of its run; see `export_network`."""
     best, data = found.result["best"], found.result.get("data")
-    source = value_of(read_config(RunFolder(found.root).config), "data.source")
+    source = value_of(SavedRun(RunFolder(found.root)).config, "data.source")
     samples = data.get("samples") if isinstance(data, dict) else None
     return {
         "data": {"source": Path(str(source)).name, "samples": samples},

@@ -45,7 +45,6 @@ from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import Declared, changed, declared, entries, fitting, settings, titles
 from l2l_nas.runs.renamed import renamed
-from l2l_nas.runs.saved import OWN
 from l2l_nas.runs.settings import PLACES, SearchConf
 from l2l_nas.space.architecture import Architecture
 
@@ -233,7 +232,8 @@ _APART = (
     "l2l_nas.parallel.entry.run_ranked and give search(world=) what that gives it"
 )
 # settings that may be given as objects
-_OBJECTS = tuple(name.removeprefix("search.") for name in OWN if name not in ("relay.storage", "space.pool"))
+_CODE = tuple(one.name for one in declared(SearchConf) if one.is_code)
+_OBJECTS = tuple(name.removeprefix("search.") for name in _CODE if name not in ("relay.storage", "space.pool"))
 # what users of Optuna and of trainers look for
 _ELSEWHERE = {
     "n_trials": "trials=", "timeout": 'time="10m"', "n_jobs": "workers=", "pruner": 'early_stop="halving"',

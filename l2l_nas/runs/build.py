@@ -148,18 +148,16 @@ def at_work(
     A folder that nothing was written into is removed before others may have it: whoever is refused removes none.
 
     Args:
-        shared: the folder of rank 0, of a rank that has its own one beside it: there the weights are, and the files of
-            its states.
+        shared: the folder of rank 0, of a rank that has its own one beside it: there are the files of its states.
 
     Raises:
         StorageError: another process is at work there.
     """
     with locked(folder.root), contextlib.ExitStack() as left:
         left.callback(remove_if_empty, folder.root)
+        folder = RunFolder(folder.root)
+        folder.refuse_links()
         tidy(folder)
-        if shared is not None:
-            for place, source in ((folder.weights, shared.weights), (folder.best, shared.best)):
-                place.symlink_to(source.absolute())
         if conf.storage == "file":
             pool, size = (shared or folder).pool, server.everyone.size
             wait_for_all(server.everyone)  # rank 0 has removed there what was left

@@ -6,112 +6,112 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from l2l_nas.runs.fields import setting
+from l2l_nas.runs.fields import PLAIN, TEXT, setting
 
 
 @dataclass(frozen=True)
 class OptimizerConf:
     """What every optimizer takes."""
 
-    moments: str = setting("fp32", "dtype of the moments: fp32 or bf16")
-    no_decay: str = setting("none", "weights without decay: none, norms_and_biases")
-    layer_decay: float = setting(1.0, "rate of a position over that of the next one")
-    groups: dict[str, Any] = setting({}, "NAME: match, lr_scale, weight_decay, frozen")
+    moments: str = setting("fp32", "dtype of the moments: fp32 or bf16", PLAIN)
+    no_decay: str = setting("none", "weights without decay: none, norms_and_biases", PLAIN)
+    layer_decay: float = setting(1.0, "rate of a position over that of the next one", PLAIN)
+    groups: dict[str, Any] = setting({}, "NAME: match, lr_scale, weight_decay, frozen", TEXT)
 
 
 @dataclass(frozen=True)
 class AdamWConf(OptimizerConf):
     """Adam with decoupled weight decay."""
 
-    beta1: float = setting(0.9, "decay of the first moment")
-    beta2: float = setting(0.98, "decay of the second moment")
-    eps: float = setting(1e-8, "added to the denominator")
-    weight_decay: float = setting(0.05, "decoupled weight decay")
+    beta1: float = setting(0.9, "decay of the first moment", PLAIN)
+    beta2: float = setting(0.98, "decay of the second moment", PLAIN)
+    eps: float = setting(1e-8, "added to the denominator", PLAIN)
+    weight_decay: float = setting(0.05, "decoupled weight decay", PLAIN)
 
 
 @dataclass(frozen=True)
 class SGDConf(OptimizerConf):
     """Stochastic gradient descent."""
 
-    momentum: float = setting(0.9, "0 keeps no momentum")
-    weight_decay: float = setting(0.0, "added to the gradient")
-    nesterov: bool = setting(False, "use Nesterov's momentum")
+    momentum: float = setting(0.9, "0 keeps no momentum", PLAIN)
+    weight_decay: float = setting(0.0, "added to the gradient", PLAIN)
+    nesterov: bool = setting(False, "use Nesterov's momentum", PLAIN)
 
 
 @dataclass(frozen=True)
 class LionConf(OptimizerConf):
     """The sign of a momentum."""
 
-    beta1: float = setting(0.9, "weight of the momentum in the update")
-    beta2: float = setting(0.99, "decay of the momentum")
-    weight_decay: float = setting(0.0, "decoupled weight decay")
+    beta1: float = setting(0.9, "weight of the momentum in the update", PLAIN)
+    beta2: float = setting(0.99, "decay of the momentum", PLAIN)
+    weight_decay: float = setting(0.0, "decoupled weight decay", PLAIN)
 
 
 @dataclass(frozen=True)
 class AdafactorConf(OptimizerConf):
     """Second moments as rows times columns."""
 
-    beta2_decay: float = setting(-0.8, "the second moment's decay is 1 - t ** this")
-    eps1: float = setting(0.0, "least root of second moments; 0: float32's")
-    eps2: float = setting(1e-3, "least size of weights; steps are relative")
-    clip: float = setting(1.0, "largest root mean square of an update")
-    weight_decay: float = setting(0.0, "decoupled weight decay")
+    beta2_decay: float = setting(-0.8, "the second moment's decay is 1 - t ** this", PLAIN)
+    eps1: float = setting(0.0, "least root of second moments; 0: float32's", PLAIN)
+    eps2: float = setting(1e-3, "least size of weights; steps are relative", PLAIN)
+    clip: float = setting(1.0, "largest root mean square of an update", PLAIN)
+    weight_decay: float = setting(0.0, "decoupled weight decay", PLAIN)
 
 
 @dataclass(frozen=True)
 class MuonConf(OptimizerConf):
     """Orthogonal momentum for hidden matrices, AdamW for the rest."""
 
-    momentum: float = setting(0.95, "momentum of Muon")
-    nesterov: bool = setting(True, "use Nesterov's momentum")
-    scale: str = setting("match_rms_adamw", "scale of updates: match_rms_adamw, original")
-    iterations: int = setting(5, "iterations of Newton and Schulz")
-    beta1: float = setting(0.9, "AdamW: decay of the first moment")
-    beta2: float = setting(0.98, "AdamW: decay of the second moment")
-    eps: float = setting(1e-8, "AdamW: added to the denominator")
-    weight_decay: float = setting(0.05, "decoupled weight decay of both")
+    momentum: float = setting(0.95, "momentum of Muon", PLAIN)
+    nesterov: bool = setting(True, "use Nesterov's momentum", PLAIN)
+    scale: str = setting("match_rms_adamw", "scale of updates: match_rms_adamw, original", PLAIN)
+    iterations: int = setting(5, "iterations of Newton and Schulz", PLAIN)
+    beta1: float = setting(0.9, "AdamW: decay of the first moment", PLAIN)
+    beta2: float = setting(0.98, "AdamW: decay of the second moment", PLAIN)
+    eps: float = setting(1e-8, "AdamW: added to the denominator", PLAIN)
+    weight_decay: float = setting(0.05, "decoupled weight decay of both", PLAIN)
 
 
 @dataclass(frozen=True)
 class CosineConf:
     """A rise, then half a cosine."""
 
-    rise: float = setting(0.05, "share of the steps in which the rate rises")
-    floor: float = setting(0.02, "last rate as a share of the peak")
+    rise: float = setting(0.05, "share of the steps in which the rate rises", PLAIN)
+    floor: float = setting(0.02, "last rate as a share of the peak", PLAIN)
 
 
 @dataclass(frozen=True)
 class LinearConf:
     """A rise, then a straight line."""
 
-    rise: float = setting(0.05, "share of the steps in which the rate rises")
-    floor: float = setting(0.0, "last rate as a share of the peak")
+    rise: float = setting(0.05, "share of the steps in which the rate rises", PLAIN)
+    floor: float = setting(0.0, "last rate as a share of the peak", PLAIN)
 
 
 @dataclass(frozen=True)
 class ConstantConf:
     """One rate."""
 
-    rise: float = setting(0.0, "share of the steps in which the rate rises")
-    fall: float = setting(0.0, "share of the rest in which it falls")
-    floor: float = setting(0.0, "last rate as a share of the peak, if it falls")
+    rise: float = setting(0.0, "share of the steps in which the rate rises", PLAIN)
+    fall: float = setting(0.0, "share of the rest in which it falls", PLAIN)
+    floor: float = setting(0.0, "last rate as a share of the peak, if it falls", PLAIN)
 
 
 @dataclass(frozen=True)
 class InverseSqrtConf:
     """A rise, then one over the root of the step."""
 
-    rise: float = setting(0.05, "share of the steps in which the rate rises")
+    rise: float = setting(0.05, "share of the steps in which the rate rises", PLAIN)
 
 
 @dataclass(frozen=True)
 class RestartsConf:
     """Half cosines, one after the other."""
 
-    rise: float = setting(0.0, "share of the steps in which the rate rises")
-    floor: float = setting(0.0, "last rate of a cycle as a share of the peak")
-    cycles: int = setting(3, "number of cycles", least=1)
-    growth: float = setting(2.0, "steps of a cycle over those of the one before")
+    rise: float = setting(0.0, "share of the steps in which the rate rises", PLAIN)
+    floor: float = setting(0.0, "last rate of a cycle as a share of the peak", PLAIN)
+    cycles: int = setting(3, "number of cycles", PLAIN, least=1)
+    growth: float = setting(2.0, "steps of a cycle over those of the one before", PLAIN)
 
 
 @dataclass(frozen=True)
@@ -123,54 +123,54 @@ class NoArguments:
 class BlockwiseConf:
     """Other layers imitate those of a network."""
 
-    samples: int = setting(64, "training samples to imitate on", least=2)
-    steps: Optional[int] = setting(None, "steps of a block; null: 100, or search.time", least=0)
-    learning_rate: float = setting(0.001, "peak learning rate of the blocks")
-    scores: str = setting("exchange", "of a block: exchange, divergence or error")
-    rounds: Optional[int] = setting(None, "rounds of scores; null: 3, or 1 with error", least=1)
-    pairs: int = setting(32, "pairs of blocks a round measures at most", least=0)
-    sizes: list[float] = setting([], "for each, a network with this share removed")
-    teacher: float = setting(0.5, "share of the teacher's outputs in the loss", least=0.0)
-    hidden: float = setting(0.0, "weight of the teacher's hidden states", least=0.0)
-    lora: int = setting(0, "rank of pairs finalists train; 0: all weights", least=0)
+    samples: int = setting(64, "training samples to imitate on", PLAIN, least=2)
+    steps: Optional[int] = setting(None, "steps of a block; null: 100, or search.time", PLAIN, least=0)
+    learning_rate: float = setting(0.001, "peak learning rate of the blocks", PLAIN)
+    scores: str = setting("exchange", "of a block: exchange, divergence or error", PLAIN)
+    rounds: Optional[int] = setting(None, "rounds of scores; null: 3, or 1 with error", PLAIN, least=1)
+    pairs: int = setting(32, "pairs of blocks a round measures at most", PLAIN, least=0)
+    sizes: list[float] = setting([], "for each, a network with this share removed", PLAIN)
+    teacher: float = setting(0.5, "share of the teacher's outputs in the loss", PLAIN, least=0.0)
+    hidden: float = setting(0.0, "weight of the teacher's hidden states", PLAIN, least=0.0)
+    lora: int = setting(0, "rank of pairs finalists train; 0: all weights", PLAIN, least=0)
 
 
 @dataclass(frozen=True)
 class FirstDrawsConf:
     """A model of the trials so far."""
 
-    n_startup_trials: Optional[int] = setting(None, "first random trials; null: a quarter, 5 to 20", least=1)
+    n_startup_trials: Optional[int] = setting(None, "first random trials; null: a quarter, 5 to 20", PLAIN, least=1)
 
 
 @dataclass(frozen=True)
 class TPEConf(FirstDrawsConf):
     """Tree-structured Parzen estimators."""
 
-    multivariate: bool = setting(True, "one estimator of all positions together")
-    n_ei_candidates: int = setting(24, "draws, of which the best is proposed", least=1)
+    multivariate: bool = setting(True, "one estimator of all positions together", PLAIN)
+    n_ei_candidates: int = setting(24, "draws, of which the best is proposed", PLAIN, least=1)
 
 
 @dataclass(frozen=True)
 class GenerationsConf:
     """Generations of architectures."""
 
-    population_size: Optional[int] = setting(None, "size of a generation; null: a sixth, 8 to 50", least=2)
+    population_size: Optional[int] = setting(None, "size of a generation; null: a sixth, 8 to 50", PLAIN, least=2)
 
 
 @dataclass(frozen=True)
 class ClimbsConf:
     """Climbs from good architectures to better neighbours."""
 
-    start: Optional[int] = setting(None, "first random trials; null: automatic", least=1)
-    climbs: Optional[int] = setting(None, "climbs at once; null: 1 per 50 trials, to 4", least=1)
+    start: Optional[int] = setting(None, "first random trials; null: automatic", PLAIN, least=1)
+    climbs: Optional[int] = setting(None, "climbs at once; null: 1 per 50 trials, to 4", PLAIN, least=1)
 
 
 @dataclass(frozen=True)
 class EvolutionConf:
     """Regularized evolution."""
 
-    population: Optional[int] = setting(None, "members alive; null: a quarter, 5 to 20", least=2)
-    tournament: Optional[int] = setting(None, "members drawn, the best is parent; null: half", least=1)
+    population: Optional[int] = setting(None, "members alive; null: a quarter, 5 to 20", PLAIN, least=2)
+    tournament: Optional[int] = setting(None, "members drawn, the best is parent; null: half", PLAIN, least=1)
 
 
 @dataclass(frozen=True)

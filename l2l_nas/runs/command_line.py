@@ -73,14 +73,15 @@ def resume_command(command: str, folder: object, named: Mapping[str, Any]) -> st
     """The command that goes on with a run; the call, where an object was given in Python.
 
     Args:
-        named: settings to name again, or anew; see `own_names`.
+        named: settings to name again, or anew; see `own_settings`.
     """
-    if any(map(_is_object, named.values())):
+    if any(map(is_object, named.values())):
         return _resume_call(folder, named)
     return command_line(command, {"resume": str(folder), **named})
 
 
-def _is_object(value: object) -> bool:
+def is_object(value: object) -> bool:
+    """Whether a setting's value, or one in a list of them, was given in Python."""
     return any(map(is_given, value)) if isinstance(value, list) else is_given(value)
 
 
@@ -88,25 +89,11 @@ def _resume_call(folder: object, named: Mapping[str, Any]) -> str:
     pool = named.get("space.pool", GIVEN_PROBLEM)
     words = ["problem" if is_given(pool) else repr(pool), f"resume={str(folder)!r}"]
     for name, value in named.items():
-        shown = "..." if _is_object(value) else repr(value)
+        shown = "..." if is_object(value) else repr(value)
         section, dot, leaf = name.removeprefix("search.").partition(".")
         if name != "space.pool":
             words.append(f'{section}={{"{leaf}": {shown}}}' if dot else f"{section}={shown}")
     return f"l2l_nas.search({', '.join(words)})"
-
-
-def name_again(what: str, setting: str, value: object) -> str:
-    """What to tell of a run that something of the user's own belongs to, which is never taken from a folder.
-
-    Args:
-        what: it is, such as "pool".
-        value: of the setting.
-    """
-    if _is_object(value):
-        named = "[FILE.py:NAME]" if isinstance(value, list) else "FILE.py:NAME"
-        again = f"give it to l2l_nas.search again, or name it: {setting}={named}"
-        return f"that run's {what} was given in Python; {again}"
-    return f"that run's {what} is one of your own; name it again: {setting}={spell(value)}"
 
 
 def fill_in(message: str, command: str = "", *, instead: str = "give the same command again") -> str:

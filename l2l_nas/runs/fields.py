@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from l2l_nas.arguments import shown
@@ -61,6 +62,21 @@ class UsedIf:
     is_there: Callable[[Any], bool]
 
 
+class FromFolder(Enum):
+    """What a run's folder may say of a setting; see [Note: folders of others] in `folder_settings.py`.
+
+    A setting is `NEVER` taken from a folder unless it says so: what is run, where, and by whom.
+    """
+
+    NEVER = "never"
+    PLAIN = "plain"  # numbers, truth values and words, also in lists and dicts
+    TEXT = "text"  # any text: it is compared or parsed, and names nothing that is opened
+    PATH = "path"  # a plain file or folder, which is read as data alone
+
+
+NEVER, PLAIN, TEXT, PATH = FromFolder
+
+
 @dataclass(frozen=True)
 class Declared:
     """All that a setting declares.
@@ -69,6 +85,7 @@ class Declared:
         name: dotted.
         kind: its type, as it is annotated.
         default, help: as `--help` shows them.
+        from_folder: what a run's folder may say of it.
         least, most: bounds of a number, both included.
         resume: what holds for another value when a run goes on; by default what its section says.
         effect: when it changes anything; None: always.
@@ -81,6 +98,7 @@ class Declared:
     kind: Any
     default: Any
     help: str
+    from_folder: FromFolder = FromFolder.NEVER
     least: float | None = None
     most: float | None = None
     resume: OnResume | None = None
@@ -90,11 +108,12 @@ class Declared:
     is_inherited: bool = True
 
 
-def setting(default: Any, text: str, **more: Any) -> Any:
-    """A setting with its help text; more: see `Declared`."""
+def setting(default: Any, text: str, from_folder: FromFolder = NEVER, **more: Any) -> Any:
+    """A setting with its help text; from_folder and more: see `Declared`."""
+    metadata = {"help": text, "from_folder": from_folder, **more}
     if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": text, **more})
-    return field(default=default, metadata={"help": text, **more})
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def section(schema: type, *, resume: OnResume | None = None) -> Any:

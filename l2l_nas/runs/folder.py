@@ -2,7 +2,11 @@
 
 [Note: other people's files] A new run writes into a folder only where nothing has a name that runs write. What a run
 replaces or removes later are files that it wrote: a manifest of its own names them, or their names are those of files
-under way. Links to folders are never followed to remove something.
+under way.
+
+[Note: links] A run's folder may be anybody's, and a link in it would have a run read or overwrite what lies elsewhere.
+So each place in it is refused where it is a link, or has one in it. The folder itself may be one: that is the word of
+whoever names it.
 """
 
 from __future__ import annotations
@@ -18,7 +22,14 @@ from pathlib import Path
 
 from l2l_nas.eps.scratch import STATES_PREFIX, remove_scratch
 from l2l_nas.errors import StorageError
-from l2l_nas.files import is_temporary, make_folder, named_failures, remove_leftovers, write_atomically
+from l2l_nas.files import (
+    is_temporary,
+    make_folder,
+    named_failures,
+    refuse_links,
+    remove_leftovers,
+    write_atomically,
+)
 
 # all that `search` and `train` write
 RUN_NAMES = (
@@ -37,28 +48,39 @@ _DRAFT = ".study.log.tmp"
 
 
 class _Place:
-    """A path in a run's folder, by its name there."""
+    """A path in a run's folder, by its name there; see [Note: links]."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *, is_of_weights: bool = False) -> None:
+        self._name, self._is_of_weights = name, is_of_weights
 
     def __get__(self, folder: RunFolder, of: type[RunFolder]) -> Path:
-        return folder.root / self._name
+        whole = folder.weights_in if self._is_of_weights else None
+        path = (whole or folder.root) / self._name
+        refuse_links(path)
+        return path
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths in a run's folder."""
+    """Paths in a run's folder.
+
+    Args:
+        weights_in: of a rank with a folder of its own, that of rank 0, where the weights are; None: here.
+
+    Raises:
+        StorageError: with a path, where it leads somewhere else.
+    """
 
     root: Path
+    weights_in: Path | None = None
 
     config = _Place("config.yaml")  # all settings of the run
     hydra = _Place(".hydra")  # what the run was started with, as Hydra writes it
     study = _Place("study.log")  # every finished trial, in a journal of Optuna's
     memory = _Place("memory.json")  # what it knows from earlier runs, as read when it began
     log = _Place("log.jsonl")  # one event a line
-    weights = _Place("weights")  # the shared weights of the whole pool
-    best = _Place("best")  # the weights of the best architecture
+    weights = _Place("weights", is_of_weights=True)  # the shared weights of the whole pool
+    best = _Place("best", is_of_weights=True)  # the weights of the best architecture
     result = _Place("result.json")  # what was found
     architecture = _Place("architecture.json")  # the best architecture alone
     evaluations = _Place("evaluations.json")  # what was measured of it on texts
@@ -109,6 +131,11 @@ class RunFolder:
         others = [path for path in self.root.iterdir() if not _is_left(path)] if self.root.is_dir() else []
         has_settings = self.config.exists() or self.hydra.exists()
         return any(path.name in RUN_NAMES or not has_settings for path in others)
+
+    def refuse_links(self) -> None:
+        """Refuse links of names that runs write, and in their folders. Raises StorageError: see [Note: links]."""
+        for path in [self.root / name for name in RUN_NAMES] + list(self.root.glob(".*")):
+            refuse_links(path)
 
     @property
     def holds_run(self) -> bool:

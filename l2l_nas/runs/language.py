@@ -22,7 +22,7 @@ from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.locate import AUTO, CLASSIFY, begin_of, is_text, tokenizer_of
 from l2l_nas.runs.mesh import NetworkRanks, refuse_undivided
 from l2l_nas.runs.ranks import compare
-from l2l_nas.runs.saved import LoadedRun, load_found, original_of, read_config
+from l2l_nas.runs.saved import LoadedRun, SavedRun, load_found, original_of
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import lambada, read_passages
@@ -103,7 +103,7 @@ def open_model(
     found = load_found(run, pool=pool, ranks=ranks, gather_logits=True)
     if original:
         found = original_of(found, ranks=ranks, gather_logits=True)
-    config = read_config(RunFolder(Path(run)).config)
+    config = SavedRun(RunFolder(Path(run))).config
     is_of_text = is_text(str(value_of(config, "data.source")))
     named = tokenizer or (value_of(config, "data.tokenizer") if is_of_text else None)
     if not named:

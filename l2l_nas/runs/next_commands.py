@@ -12,8 +12,8 @@ from l2l_nas.report.summary import Command, Setting
 from l2l_nas.runs.command_line import command_line, resume_command, spell
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.folder_settings import FolderSettings, typeable
 from l2l_nas.runs.groups import deviating
-from l2l_nas.runs.saved import own_names
 from l2l_nas.runs.settings import PLACES, SearchConf
 
 # decided when a run begins, where they are not given
@@ -49,21 +49,19 @@ def _sections(name: str) -> Iterator[str]:
         name = name.rpartition(".")[0]
 
 
-def next_commands(
-    folder: Path, config: Mapping[str, Any], *, is_finished: bool, has_result: bool
-) -> tuple[Command, ...]:
+def next_commands(folder: Path, saved: FolderSettings, *, is_finished: bool, has_result: bool) -> tuple[Command, ...]:
     """What one may want to do with a run.
 
     Args:
-        config: what stands in its `config.yaml`.
+        saved: its settings.
         is_finished: whether all trials asked for are done.
 
     Raises:
         KeyError, TypeError, ValueError: the settings lack something.
     """
-    run, files, own = str(folder), RunFolder(folder), own_names(config)
+    run, files, own = str(folder), RunFolder(folder), typeable(saved.withheld)
     pool = own.get("space.pool", "")
-    more = {"search.trials": 2 * int(config["search"]["trials"])} if is_finished else {}
+    more = {"search.trials": 2 * int(saved.config["search"]["trials"])} if is_finished else {}
     name = "Go on, to twice as many trials" if is_finished else "Go on, to the trials asked for"
     again = resume_command("search", run, {**own, **more})
     named = {"run": run, **({"space.pool": pool} if pool else {})}

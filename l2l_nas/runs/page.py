@@ -24,9 +24,9 @@ from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.summary import Summary
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.folder_settings import read_settings
 from l2l_nas.runs.next_commands import changed_settings, next_commands
 from l2l_nas.runs.progress import Log
-from l2l_nas.runs.saved import read_config
 from l2l_nas.runs.terminal import warn
 
 Found = TypeVar("Found")
@@ -68,7 +68,8 @@ def gather(
     except _FOREIGN as error:
         raise _damaged(folder.log, error) from None
     # a page is handed on. The file has all that a resume needs, also passwords in arguments of a space.
-    config = without_passwords_in(read_config(folder.config))
+    saved = read_settings(folder.config)
+    config = without_passwords_in(saved.whole)
     found = _read(folder.result, _best_of)
     records = only_finite(records, goals)
     cards = (history.card, *history.earlier)
@@ -80,7 +81,7 @@ def gather(
     found = _of_this_run(folder, history, found, goals)
     try:
         trials = int(config["search"]["trials"])
-        commands = next_commands(root, config, is_finished=history.state == "finished", has_result=found is not None)
+        commands = next_commands(root, saved, is_finished=history.state == "finished", has_result=found is not None)
         pool, seed, changed = str(config["space"]["pool"]), str(config["seed"]), changed_settings(config)
     except _FOREIGN as error:
         raise _damaged(folder.config, error) from None

@@ -30,7 +30,7 @@ from l2l_nas.training.problem import Problem
 
 COMMANDS = ("train", "search", "evaluate", "generate", "export")  # that ranks can do together
 # what a run that goes on reads
-_READ = ("config.yaml", "log.jsonl", "study.log", "memory.json", "architecture.json", "result.json")
+_READ = ("config", "log", "study", "memory", "architecture", "result")
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ class RunRanks:
         compare(self.consensus, {**entries(asdict(conf)), **versions()})
         return self.consensus
 
+    def with_weights(self, folder: RunFolder) -> RunFolder:
+        """The folder of this rank, with the weights of rank 0."""
+        return folder if self.shared is None else replace(folder, weights_in=self.shared.root)
+
     def require_shared(self, folder: RunFolder) -> None:
         """Refuse a folder of rank 0 that another rank does not see. Raises SettingError on all ranks."""
         root = (self.shared or folder).root
@@ -88,8 +92,9 @@ def _copy(source: RunFolder, target: RunFolder) -> None:
     """What a run that goes on reads."""
     target.root.mkdir(parents=True)
     for name in _READ:
-        if (source.root / name).exists():
-            shutil.copy(source.root / name, target.root / name)
+        path: Path = getattr(source, name)
+        if path.exists():
+            shutil.copy(path, target.root / path.name)
 
 
 # settings that several ranks cannot have, and why

@@ -22,10 +22,10 @@ from l2l_nas.report.table import headline, terminal_table
 from l2l_nas.runs.command_line import command_line, resume_command
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.folder_settings import FolderSettings, read_settings, typeable
 from l2l_nas.runs.next_commands import changed_settings
 from l2l_nas.runs.origin import versions
 from l2l_nas.runs.resume import last_end
-from l2l_nas.runs.saved import own_names, read_config
 from l2l_nas.runs.terminal import say, warn
 
 _PARTS = ("architecture", "validation", "test", "standard_error", "costs")
@@ -169,7 +169,8 @@ def page_of_repeats(folder: RunFolder, *, is_running: bool) -> str:
     Raises:
         StorageError: a file is missing or damaged.
     """
-    config = without_passwords_in(read_config(folder.config))
+    saved = read_settings(folder.config)
+    config = without_passwords_in(saved.whole)
     with parsing(folder.config, "the settings of repeats", advice="restore it"):
         repeats = Repeats.read(folder, config)
         summary = RepeatsSummary(
@@ -182,15 +183,15 @@ def page_of_repeats(folder: RunFolder, *, is_running: bool) -> str:
             is_running=is_running,
             learns=bool(value_of(config, "search.learn_from")),
             settings=changed_settings(config),
-            commands=_commands(folder, config, repeats),
+            commands=_commands(folder, saved, repeats),
             config=yaml_text(config),
             versions=versions(),
         )
     return render_repeats(summary)
 
 
-def _commands(folder: RunFolder, config: Mapping[str, Any], repeats: Repeats) -> tuple[Command, ...]:
-    own, run = own_names(config), str(folder.root)
+def _commands(folder: RunFolder, saved: FolderSettings, repeats: Repeats) -> tuple[Command, ...]:
+    own, run = typeable(saved.withheld), str(folder.root)
     is_over = len(repeats.done) == repeats.total
     more = {"search.repeats": 2 * repeats.total} if is_over else {}
     name = "Go on, to twice as many seeds" if is_over else "Go on, to the repeats asked for"

@@ -17,22 +17,18 @@ from l2l_nas.files import read_bytes, read_json
 from l2l_nas.plugins import is_given
 from l2l_nas.report.history import read_events
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.command_line import command_line, given_names, name_again, spell
+from l2l_nas.runs.command_line import command_line, given_names, spell
 from l2l_nas.runs.fields import changed, check_bounds, declared, fitting, value_of
 from l2l_nas.runs.folder import RunFolder, refuse_taken
+from l2l_nas.runs.folder_settings import must_be_named, name_again, read_settings
 from l2l_nas.runs.groups import completed, deviating, flat
 from l2l_nas.runs.saved import (
     ORIGINAL,
-    OWN,
     SCRATCH,
     ChosenArchitecture,
     SavedRun,
     is_architecture,
-    name_in,
-    names_own,
-    own_names,
     read_choice,
-    read_config,
     run_of,
     weights_folder,
 )
@@ -110,11 +106,11 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     given = set(given)
     if value_of(conf, "relay.budget") == "auto":
         given.discard("relay.budget")
-    exempt = {*PLACES, "callbacks"}  # what stands in a folder is never imported
+    exempt = {*PLACES}
     if "relay.budget" in given:
         exempt |= _DECIDED - given
     found = inherit(conf, folder, given=given, exempt=exempt)
-    for name, (before, now) in changes(config, found).items():
+    for name, (before, now) in changes(saved.settings.whole, found).items():
         if why := rule_of(name).refusal(config):
             raise must_stay(folder, name, before, now, why)
     return found
@@ -198,8 +194,8 @@ def _chosen(name: str, before: Mapping[str, Any], now: Mapping[str, Any], *, giv
 def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Collection[str]) -> Conf:
     """The settings of a run, but for those that were given and those that the command keeps.
 
-    A run's pool is taken over only if it is built in: what stands in a folder is never imported. Of settings that are
-    dictionaries, such as `space.args`, each entry that was given counts, the others are the run's.
+    Of settings that are dictionaries, such as `space.args`, each entry that was given counts, the others are the run's.
+    What the folder may not give is named again; see [Note: folders of others] in `folder_settings.py`.
 
     Args:
         conf: a dataclass of `settings.py`.
@@ -207,14 +203,14 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Co
         exempt: names of settings, or of sections, that are this command's own.
 
     Raises:
-        SettingError: something of the run's is the user's own and was not named again.
+        SettingError: something that is needed was not named again.
         StorageError: the run's settings are missing or damaged.
     """
-    config = read_config(folder.config)
+    saved = read_settings(folder.config)
     taken: dict[str, Any] = {}
     for one in declared(type(conf)):
         name = one.name
-        found = value_of(config, name)
+        found = value_of(saved.config, name)
         is_kept = _covers(exempt, name) or (_covers(given, name) and name not in CHOICES)
         if found is None or is_kept:
             continue
@@ -223,13 +219,9 @@ def inherit(conf: Conf, folder: RunFolder, *, given: Collection[str], exempt: Co
         except SettingError:
             raise StorageError(f"{folder.config}: damaged ({name} is {found!r}); restore it") from None
         taken[name] = _chosen(name, found, value_of(conf, name), given=given) if isinstance(found, dict) else found
-    conf = changed(conf, taken)
-    for name in OWN:
-        found = name_in(config, name) if value_of(conf, name) is not None else None
-        if names_own(found) and not _covers(given, name) and f"{name}.name" not in given:
-            what = name.rpartition(".")[2].replace("_", " ").removesuffix("s")
-            raise SettingError(f"{folder.root}: {name_again(what, name, found)}")
-    return conf
+    if own := must_be_named(saved.withheld, given={*exempt, *given}, schema=type(conf)):
+        raise SettingError(f"{folder.root}: {name_again(own)}")
+    return changed(conf, taken)
 
 
 def _covers(names: Collection[str], name: str) -> bool:
@@ -275,7 +267,7 @@ def finished_search(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated
     saved = SavedRun(folder)
     line = f"finished: {evaluated} of {total} trials are evaluated and the result is written, nothing to do"
     if conf.export and folder.best.is_dir() and not folder.export.is_dir():
-        pool = own_names(saved.config).get("space.pool")
+        pool = saved.settings.withheld.get("space.pool")
         named = {} if pool is None else {"space.pool": "FILE.py:NAME" if is_given(pool) else pool}
         line += f"; to export its network: {command_line('export', {'run': str(folder.root), **named})}"
     return value, f"{line}; for more: {saved.again({'search.trials': 2 * total})}"
@@ -303,7 +295,7 @@ def is_done(folder: RunFolder, conf: SearchConf | RetrainConf) -> bool:
     """Whether a run was done when it ended last, and was asked for with the very same settings."""
     if not folder.config.exists() or last_end(folder).get("event") != "done":
         return False  # the result, if any, is from before it was gone on with
-    return all(rule_of(name).is_free for name in changes(SavedRun(folder).config, conf))
+    return all(rule_of(name).is_free for name in changes(SavedRun(folder).settings.whole, conf))
 
 
 @dataclass(frozen=True)
@@ -387,7 +379,7 @@ def _as_in_the_run(conf: RetrainConf, given: Collection[str]) -> TrainingStart:
         conf = inherit(
             conf, run, given=given, exempt=[one.name for one in declared(RetrainConf) if not one.is_inherited]
         )
-        conf = replace(conf, metric=conf.metric or _metric_of(read_config(run.config)))
+        conf = replace(conf, metric=conf.metric or _metric_of(SavedRun(run).config))
     return TrainingStart(conf, choice, run)
 
 

@@ -13,39 +13,21 @@ from l2l_nas.eps.checkpoint import MANIFEST, Checkpoint
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
-from l2l_nas.files import read_json, read_yaml
-from l2l_nas.plugins import is_own
-from l2l_nas.pretrained.pool import is_published
-from l2l_nas.runs.command_line import name_again, resume_command
-from l2l_nas.runs.fields import declared, typed, value_of
+from l2l_nas.files import read_json
+from l2l_nas.runs.command_line import resume_command
+from l2l_nas.runs.fields import typed, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
+from l2l_nas.runs.folder_settings import FolderSettings, must_be_named, name_again, read_settings, typeable
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.mesh import NetworkRanks, gathers_logits, problem_on, refuse_undivided
 from l2l_nas.runs.origin import identity
 from l2l_nas.runs.ranks import compare_files, compare_problems
-from l2l_nas.runs.renamed import with_names_of_today
 from l2l_nas.runs.section_settings import DataConf, RelayConf
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, other_data
 from l2l_nas.training.problem import Problem
-
-# settings that may name something of the user's own, the pool first: what stands in a folder is never imported
-OWN = tuple(sorted((one.name for one in declared(SearchConf) if one.is_code), key=lambda name: name != "space.pool"))
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a `config.yaml`, or a `multirun.yaml`.
-
-    Raises:
-        StorageError: missing or damaged, or of version 0.1.0, whose settings, data and results were others.
-    """
-    config = read_yaml(path)
-    data = config.get("data")
-    if isinstance(data, dict) and "test_fraction" not in data:
-        raise StorageError(f"{path.parent}: made by l2l_nas 0.1.0, which this version does not read: take that version")
-    return with_names_of_today(config)
 
 
 def is_repeated(folder: RunFolder) -> bool:
@@ -54,27 +36,13 @@ def is_repeated(folder: RunFolder) -> bool:
     Raises:
         StorageError: its settings are damaged.
     """
-    return folder.config.exists() and value_of(read_config(folder.config), "search.repeats") is not None
+    return folder.config.exists() and value_of(read_settings(folder.config).config, "search.repeats") is not None
 
 
 def name_in(config: Any, name: str) -> Any:
     """What a setting names: its value, or, where that has arguments, the name in it."""
     found = value_of(config, name)
     return found.get("name") if isinstance(found, Mapping) else found
-
-
-def names_own(value: object) -> bool:
-    """Whether a setting's value, or one in a list of them, is something of the user's own: named, or an object."""
-    return any(is_own(one) and not is_published(str(one)) for one in (value if isinstance(value, list) else [value]))
-
-
-def own_names(config: Any) -> dict[str, Any]:
-    """What of a run is the user's own, and is named again when it goes on, by setting.
-
-    Args:
-        config: its settings, or what its folder holds of them.
-    """
-    return {name: value for name in OWN if names_own(value := name_in(config, name))}
 
 
 @dataclass(frozen=True)
@@ -84,15 +52,20 @@ class SavedRun:
     folder: RunFolder
 
     @cached_property
+    def settings(self) -> FolderSettings:
+        """Its settings; see `read_settings`."""
+        return read_settings(self.folder.config)
+
+    @property
     def config(self) -> dict[str, Any]:
-        """Its settings; see `read_config`."""
-        return read_config(self.folder.config)
+        """Those of its settings that a folder may give."""
+        return self.settings.config
 
     @property
     def command(self) -> str:
         """What made it: search or train."""
         if self.folder.config.exists():
-            return "search" if isinstance(self.config.get("search"), dict) else "train"
+            return "search" if isinstance(self.settings.whole.get("search"), dict) else "train"
         return "search" if self.folder.study.exists() or not self.folder.architecture.exists() else "train"
 
     @property
@@ -102,7 +75,7 @@ class SavedRun:
 
     def again(self, named: Mapping[str, Any] | None = None) -> str:
         """The command that goes on with it, with these settings said anew."""
-        own = own_names(self.config) if self.folder.config.exists() else {}
+        own = typeable(self.settings.withheld) if self.folder.config.exists() else {}
         return resume_command(self.command, self.folder.root, {**own, **(named or {})})
 
     def refuse_none(self) -> None:
@@ -170,7 +143,7 @@ def load_found(
 
     Args:
         run: the run's folder.
-        pool: the pool again if it is the user's own: what stands in a folder is never imported.
+        pool: the pool again if it is the user's own; see [Note: folders of others] in `folder_settings.py`.
         problem: what was searched, instead of its name.
         ranks: each has a part of the weights; all of them call it.
         gather_logits: whether each rank is to have the scores of all tokens, although its task can do without.
@@ -186,7 +159,7 @@ def load_found(
     if not folder.root.is_dir():
         raise StorageError(f"{run}: no such folder")
     saved = SavedRun(folder)
-    result, config = saved.result(), saved.config
+    result, config, withheld = saved.result(), saved.config, saved.settings.withheld
     entry = result.get("best") if isinstance(result, dict) else None
     if isinstance(entry, dict) and isinstance(entry.get("repeat"), int):
         best_repeat = str(folder.repeat(entry["repeat"]).root)
@@ -198,19 +171,20 @@ def load_found(
         raise StorageError(f"{run}: {why}, so that it has no weights; go on with: {line}")
     try:
         space, data, train = config["space"], config["data"], config["train"]
-        chosen = pool or str(space["pool"])
+        chosen = pool or str(space.get("pool", ""))
         args = dict(space["args"])
         samples = typed(DataConf, data)
         seed = int(config["seed"])
         batch_size, micro_batch = int(train["batch_size"]), int(train["micro_batch"])
-        about = config["relay"]
-        relay = RelayConf(device=str(about["device"]), slots=int(about["slots"]), threads=int(about["threads"]))
+        relay = RelayConf(slots=int(config["relay"]["slots"]))  # its device was another machine's
         best = result["best"]
         choices, values = Architecture.from_choices(best["architecture"]).choices, dict(best["values"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, SettingError) as error:
         raise StorageError(f"{folder.config} or {folder.result.name}: damaged ({error}); restore it") from None
-    if problem is None and names_own(chosen) and not pool:
-        raise SettingError(f"{run}: {name_again('pool', 'space.pool', chosen)}")
+    own = {name: value for name, value in withheld.items() if name.partition(".")[0] in ("space", "data")}
+    own = must_be_named(own, given={"space.pool"} if pool else (), schema=SearchConf)
+    if own and problem is None:
+        raise SettingError(f"{run}: {name_again(own)}")
     problem = problem or load_problem(chosen, args, **asdict(samples))
     # nothing is trained: what the run's optimizer stored is left, and an optimizer of the user's own is not imported
     ranks = ranks or NetworkRanks()
@@ -254,7 +228,8 @@ def original_of(found: LoadedRun, *, ranks: NetworkRanks | None = None, gather_l
 
 SCRATCH = "scratch"
 ORIGINAL = "original"  # as an architecture: the first candidate of each position
-_OF_A_RUN = {"pool": "weights", "best": "best"}  # sources by name, and their folders in the run
+_OF_A_RUN = {"pool": "weights", "best": "best"}  # sources by name, and their places in the run
+_PARTS = ("study.log", "weights", "result.json")  # that a run has once it was begun
 
 
 @dataclass(frozen=True)
@@ -366,9 +341,9 @@ def read_choice(run: str, architecture: str, *, trial: int) -> ChosenArchitectur
 def run_of(path: Path) -> RunFolder | None:
     """The run that a file or folder is in, if any: it is the run's own folder, or lies right in it."""
     for root in (path, path.parent):
-        folder = RunFolder(root)
-        if folder.config.is_file() and any(part.exists() for part in (folder.study, folder.weights, folder.result)):
-            return folder
+        # a folder that is none may have links of these names
+        if (root / "config.yaml").is_file() and any((root / name).exists() for name in _PARTS):
+            return RunFolder(root)
     return None
 
 
@@ -416,7 +391,7 @@ def weights_folder(given: str, *, run: RunFolder | None) -> Path | None:
         if run is None:
             raise SettingError(f"weights={given}: of which run? Name it by run=, or name the weights' folder")
         SavedRun(run).refuse_repeats()
-        folder = run.root / _OF_A_RUN[given]
+        folder = getattr(run, _OF_A_RUN[given])
     else:
         folder = Path(given)
         if not folder.exists() and folder.name == given:

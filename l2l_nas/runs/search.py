@@ -84,7 +84,7 @@ class SearchRun:
         self.console, self.given, self.again, self.part = console, given, again, part
         self.objects = objects = objects or Objects()
         self.start = search_start(conf, given=given, files=files)
-        conf, self.folder = self.start.conf, self.start.folder
+        conf, self.folder = self.start.conf, self.ranks.with_weights(self.start.folder)
         has_callbacks = self.consensus.is_first
         self.callbacks = build_callbacks([*conf.callbacks.values(), *objects.callbacks] if has_callbacks else [])
         budget_of(conf)

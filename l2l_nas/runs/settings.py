@@ -14,7 +14,20 @@ from typing import Any, Optional
 
 from l2l_nas.plugins import is_own
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.fields import FREE, MAY_CHANGE, OnResume, UsedIf, declared, section, setting, stays, value_of
+from l2l_nas.runs.fields import (
+    FREE,
+    MAY_CHANGE,
+    PATH,
+    PLAIN,
+    TEXT,
+    OnResume,
+    UsedIf,
+    declared,
+    section,
+    setting,
+    stays,
+    value_of,
+)
 from l2l_nas.runs.section_settings import (
     TRAINED,
     DataConf,
@@ -57,37 +70,43 @@ class SearchSection:
     time: str = setting(
         "",
         "time for warm-up, trials and finalists: 10m",
+        TEXT,
         resume=stays("it was divided when the run began; search.trials says a new total"),
     )
     trainings: float = setting(
         0.0,
         "steps in all, in whole trainings; 0: about 6",
+        PLAIN,
         least=0,
         most=100_000,
         resume=stays("they were divided when the run began; search.trials says a new total"),
     )
     trials: Optional[int] = setting(
-        None, "architectures to evaluate; null: automatic", least=1, read_by="Trials", resume=MAY_CHANGE
+        None, "architectures to evaluate; null: automatic", PLAIN, least=1, read_by="Trials", resume=MAY_CHANGE
     )
     warmup_steps: Optional[int] = setting(
-        None, "steps on random architectures; null: automatic", least=0, resume=stays(TRAINED), read_by="WarmUp"
+        None, "steps on random architectures; null: automatic", PLAIN, least=0, resume=stays(TRAINED), read_by="WarmUp"
     )
     warmup_paths: str = setting(
         "uniform",
         "how warm-up draws architectures: uniform, fair",
+        PLAIN,
         resume=stays("warm-up would have trained other paths than the trials so far are scored with"),
         read_by="WarmUp",
     )
     steps_per_trial: Optional[int] = setting(
-        None, "training steps of a trial; null: automatic", least=0, resume=stays(_COMPARED)
+        None, "training steps of a trial; null: automatic", PLAIN, least=0, resume=stays(_COMPARED)
     )
-    trial_weights: str = setting("scratch", "what a trial trains: scratch, shared, fork", resume=stays(_COMPARED))
+    trial_weights: str = setting(
+        "scratch", "what a trial trains: scratch, shared, fork", PLAIN, resume=stays(_COMPARED)
+    )
     finalists: int = setting(
-        8, "number of best trials to train further", least=0, read_by="Finalists", resume=MAY_CHANGE
+        8, "number of best trials to train further", PLAIN, least=0, read_by="Finalists", resume=MAY_CHANGE
     )
     finalist_steps: Optional[int] = setting(
         None,
         "steps of a finalist in total; null: automatic",
+        PLAIN,
         least=0,
         resume=OnResume(unless=_in_a_race),
         effect=UsedIf(
@@ -97,29 +116,32 @@ class SearchSection:
     finalist_rounds: Optional[int] = setting(
         None,
         "rounds that keep the better half; null: up to 3",
+        PLAIN,
         least=1,
         effect=UsedIf("search.finalists", lambda conf: conf.search.finalists > 0),
         read_by="Finalists",
         resume=MAY_CHANGE,
     )
     finalist_learning_rate: float = setting(
-        0.0, "peak rate of finalists; 0: that of trials", resume=OnResume(unless=_in_a_race)
+        0.0, "peak rate of finalists; 0: that of trials", PLAIN, resume=OnResume(unless=_in_a_race)
     )
     baseline: str = setting(
-        "none", "none; random: run random search as well", read_by="RandomSearch", resume=MAY_CHANGE
+        "none", "none; random: run random search as well", PLAIN, read_by="RandomSearch", resume=MAY_CHANGE
     )
     repeats: Optional[int] = setting(
         None,
         "searches by seed beside random ones; null: one",
+        PLAIN,
         least=2,
         most=10_000,
         resume=OnResume(unless=_one_search),
     )
-    limits: dict[str, Any] = setting({}, "upper bounds on costs: search.limits.flops=2e6", resume=MAY_CHANGE)
-    costs: list[str] = setting([], "costs of your own: [FILE.py:NAME]", is_code=True, resume=MAY_CHANGE)
+    limits: dict[str, Any] = setting({}, "upper bounds on costs: search.limits.flops=2e6", PLAIN, resume=MAY_CHANGE)
+    costs: list[str] = setting([], "costs of your own: [FILE.py:NAME]", PLAIN, is_code=True, resume=MAY_CHANGE)
     latency_batch: int = setting(
         1,
         "batch size at which latency_ms is measured",
+        PLAIN,
         least=1,
         most=1_000_000,
         resume=stays("latencies of other batches cannot be compared"),
@@ -128,17 +150,20 @@ class SearchSection:
     hardware: str = setting(
         "",
         "machine to predict step_ms for: h100, FILE.json",
+        PATH,
         resume=stays("predictions for other machines cannot be compared"),
     )
     early_stop: str = setting(
         "none",
         "stop poor trials: none, halving, FILE.py:NAME",
+        PLAIN,
         resume=stays("some trials would have been stopped early by it and others not"),
         is_code=True,
     )
     keep_fraction: float = setting(
         0.5,
         "share of trials kept at 1/4 and 1/2 of steps",
+        PLAIN,
         effect=UsedIf(
             "search.early_stop", lambda conf: conf.search.early_stop == "halving" or is_own(conf.search.early_stop)
         ),
@@ -147,24 +172,30 @@ class SearchSection:
     population: int = setting(
         16,
         "trials scored in one pass if they do not train",
+        PLAIN,
         least=1,
         most=1_000_000,
         effect=UsedIf("search.steps_per_trial", lambda conf: conf.search.steps_per_trial == 0),
         resume=MAY_CHANGE,
     )
     workers: int = setting(1, "processes that train and score trials", least=1, most=4096, resume=MAY_CHANGE)
-    checkpoint_seconds: float = setting(15.0, "seconds between checkpoints of shared weights", least=0, resume=FREE)
-    failures: int = setting(10, "failed trials in a row that end the search", least=1, resume=FREE)
-    enqueue: list[str] = setting([], "try these first: [FILE.json,original]", resume=MAY_CHANGE)
+    checkpoint_seconds: float = setting(
+        15.0, "seconds between checkpoints of shared weights", PLAIN, least=0, resume=FREE
+    )
+    failures: int = setting(10, "failed trials in a row that end the search", PLAIN, least=1, resume=FREE)
+    enqueue: list[str] = setting([], "try these first: [FILE.json,original]", PATH, resume=MAY_CHANGE)
     learn_from: str = setting(
         "",
         "earlier runs: RUN,RUN; auto; shipped; FILE.json",
+        PATH,
         read_by="Trials",
         resume=OnResume(unless=_read_once),
     )
-    retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5", resume=MAY_CHANGE)
-    freeze: list[str] = setting([], "candidates whose weights are not trained", resume=MAY_CHANGE)
-    catch_up_fraction: float = setting(1.0, "fraction of mean updates for new candidates", least=0, resume=MAY_CHANGE)
+    retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5", TEXT, resume=MAY_CHANGE)
+    freeze: list[str] = setting([], "candidates whose weights are not trained", TEXT, resume=MAY_CHANGE)
+    catch_up_fraction: float = setting(
+        1.0, "fraction of mean updates for new candidates", PLAIN, least=0, resume=MAY_CHANGE
+    )
 
 
 @dataclass(frozen=True)
@@ -174,6 +205,7 @@ class RunConf:
     seed: int = setting(
         0,
         "seed of weights, batches and all that is drawn",
+        PLAIN,
         least=0,
         most=2**63 - 1,
         resume=stays("first weights, paths and batches follow from it"),
@@ -182,12 +214,12 @@ class RunConf:
         "runs/${now:%Y-%m-%d_%H-%M-%S.%f}", "where everything is written", resume=FREE, is_inherited=False
     )
     resume: str = setting("", "folder of the run to continue", resume=FREE, is_inherited=False)
-    export: bool = setting(True, "export the best network for plain PyTorch", resume=FREE, is_inherited=False)
+    export: bool = setting(True, "export the best network for plain PyTorch", PLAIN, resume=FREE, is_inherited=False)
     optimizer: Choice = setting(
-        {"name": "adamw"}, "optimizer of the weights; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
+        {"name": "adamw"}, "optimizer of the weights; or FILE.py:NAME", PLAIN, resume=stays(TRAINED), is_code=True
     )
     schedule: Choice = setting(
-        {"name": "cosine"}, "learning-rate schedule; or FILE.py:NAME", resume=stays(TRAINED), is_code=True
+        {"name": "cosine"}, "learning-rate schedule; or FILE.py:NAME", PLAIN, resume=stays(TRAINED), is_code=True
     )
     space: SpaceConf = section(SpaceConf, resume=MAY_CHANGE)
     data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
@@ -202,6 +234,7 @@ class SearchConf(RunConf):
     sampler: Choice = setting(
         {"name": "gp_hamming"},
         "what proposes trials; or FILE.py:NAME",
+        PLAIN,
         resume=MAY_CHANGE,
         effect=UsedIf("strategy", lambda conf: conf.strategy["name"] != "random_search"),
         is_code=True,
@@ -209,6 +242,7 @@ class SearchConf(RunConf):
     strategy: Choice = setting(
         {"name": "default"},
         "phases of the search; or FILE.py:NAME",
+        PLAIN,
         resume=stays("phases of another strategy train and score otherwise"),
         is_code=True,
     )
@@ -225,41 +259,48 @@ class SearchConf(RunConf):
 class RetrainSection(TrainConf):
     """How the network is trained."""
 
-    learning_rate: float = setting(0.008, "peak learning rate", resume=stays(TRAINED), is_inherited=False)
+    learning_rate: float = setting(0.008, "peak learning rate", PLAIN, resume=stays(TRAINED), is_inherited=False)
     steps: int = setting(
-        1000, "steps in total; 0: recalibrate and score only", least=0, resume=MAY_CHANGE, is_inherited=False
+        1000, "steps in total; 0: recalibrate and score only", PLAIN, least=0, resume=MAY_CHANGE, is_inherited=False
     )
     validation_steps: int = setting(
-        100, "steps from one validation to the next", least=1, resume=MAY_CHANGE, is_inherited=False
+        100, "steps from one validation to the next", PLAIN, least=1, resume=MAY_CHANGE, is_inherited=False
     )
     recalibrate: int = setting(
         8,
         "batches for BatchNorm statistics before scoring",
+        PLAIN,
         least=0,
         resume=stays("validations with other statistics cannot be compared"),
         is_inherited=False,
     )
-    checkpoint_seconds: float = setting(15.0, "seconds between checkpoints", least=0, resume=FREE, is_inherited=False)
+    checkpoint_seconds: float = setting(
+        15.0, "seconds between checkpoints", PLAIN, least=0, resume=FREE, is_inherited=False
+    )
 
 
 @dataclass(frozen=True)
 class RetrainConf(RunConf):
     """Train one architecture with the settings of a run."""
 
-    run: str = setting("", "folder of the run that found the network", resume=MAY_CHANGE, is_inherited=False)
+    run: str = setting("", "folder of the run that found the network", PATH, resume=MAY_CHANGE, is_inherited=False)
     architecture: str = setting(
-        "", "architecture.json or result.json; or original", resume=MAY_CHANGE, is_inherited=False
+        "", "architecture.json or result.json; or original", PATH, resume=MAY_CHANGE, is_inherited=False
     )
-    trial: int = setting(-1, "number of a trial of that run; -1: the best", resume=MAY_CHANGE, is_inherited=False)
+    trial: int = setting(
+        -1, "number of a trial of that run; -1: the best", PLAIN, resume=MAY_CHANGE, is_inherited=False
+    )
     weights: str = setting(
         "scratch",
         "start from: scratch, pool, best, or a folder",
+        PATH,
         resume=stays("the training began with those"),
         is_inherited=False,
     )
     metric: str = setting(
         "",
         "metric that says what is best; '': the first",
+        TEXT,
         resume=stays("the best so far was chosen by it"),
         is_inherited=False,
     )

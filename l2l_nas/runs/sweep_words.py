@@ -11,11 +11,11 @@ from l2l_nas.errors import StorageError
 from l2l_nas.files import parsing
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, given_names
-from l2l_nas.runs.fields import settings, value_of
+from l2l_nas.runs.fields import FromFolder, declared, settings, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG
+from l2l_nas.runs.folder_settings import as_it_stands
 from l2l_nas.runs.groups import GROUPS
 from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.saved import OWN, read_config
 from l2l_nas.runs.settings import COMMANDS, OPEN, PLACES
 
 # what is read of what Hydra writes there
@@ -27,7 +27,8 @@ _KINDS = {
 }
 _ABSENT = object()
 # settings whose values are imported where they name something of the user's own
-_IMPORTED = {*OWN, *(f"{name}.name" for name in OWN if name in CHOICES)}
+_OWN = {one.name for conf in COMMANDS.values() for one in declared(conf) if one.is_code}
+_IMPORTED = {*_OWN, *(f"{name}.name" for name in _OWN if name in CHOICES)}
 # what a sweep says itself when it goes on
 _OF_THE_SWEEP = {*PLACES, "hydra.mode", "hydra.sweep.dir"}
 # names of what comes with this program; what names a file or a module, or interpolates, has other characters
@@ -45,7 +46,7 @@ def read_sweep(command: str, root: Path) -> dict[str, Any]:
     Raises:
         StorageError: a part of them is missing, or not what it should be.
     """
-    content = read_config(root / SWEEP_CONFIG)
+    content = as_it_stands(root / SWEEP_CONFIG)
     sections = {name.rpartition(".")[0] for name, _, _ in settings(COMMANDS[command])} - {""}
     kinds: dict[str, Any] = {**dict.fromkeys(sorted(sections), dict), **_KINDS}
     with reading_sweep(root):
@@ -83,11 +84,13 @@ def _is_data(command: str, word: str) -> bool:
     """Whether a word says nothing that is imported, or read from some other file than the program's own."""
     key, _, value = word.partition("=")
     name = key.lstrip("+~")
-    known = {name for name, _, _ in settings(COMMANDS[command])}
+    known = {one.name for one in declared(COMMANDS[command]) if one.from_folder is not FromFolder.NEVER}
     if "@" in key or name.partition(".")[0] == "callbacks":
         return False
     if name == "space.pool":
         return all(map(is_builtin, re.sub(r"^choice\((.*)\)$", r"\1", value).split(",")))
+    if name.partition(".")[0] == "executor":
+        return False
     if name in _IMPORTED or name in GROUPS[command] or name == "hydra/sweeper":
         return bool(_OURS.fullmatch(value))
     return name in {*known, "hydra.sweeper.max_batch_size"} or any(

@@ -85,7 +85,7 @@ class TrainRun:
         self.console = console
         self.ranks = ranks or RunRanks()
         self.consensus = consensus = self.ranks.consensus
-        self.folder = RunFolder(Path(conf.resume or conf.folder))
+        self.folder = self.ranks.with_weights(RunFolder(Path(conf.resume or conf.folder)))
         self.is_new = not self.is_resumed or not self.folder.config.exists()
         start = training_start(conf, self.folder, given=given)
         conf = completed(replace(start.conf, folder=str(self.folder.root), resume=""))

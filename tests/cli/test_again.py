@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from l2l_nas.__main__ import main
 from l2l_nas.runs.command_line import spell
+from l2l_nas.runs.folder_settings import read_settings
 from l2l_nas.runs.next_commands import changed_settings, next_commands
 from tests.cli.runs import TINY
 from tests.studies import saved_study
@@ -42,7 +43,8 @@ def config_of(run: Path) -> dict:
 
 
 def commands_of(run: Path, **changes) -> dict[str, list[str]]:
-    found = next_commands(run, config_of(run), **{"is_finished": True, "has_result": True, **changes})
+    said = {"is_finished": True, "has_result": True, **changes}
+    found = next_commands(run, read_settings(run / "config.yaml"), **said)
     return {command.purpose: shlex.split(command.line) for command in found}
 
 

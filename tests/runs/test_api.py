@@ -21,6 +21,7 @@ from l2l_nas import Candidate, Data, LayerPool, Position, TensorSpec
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, SpaceError, StorageError
 from l2l_nas.runs.api import conf_of, parted
+from l2l_nas.runs.folder_settings import settings_in
 from l2l_nas.runs.next_commands import next_commands
 from l2l_nas.testing.problems import searched, small_data, small_pool
 from l2l_nas.training.problem import Problem
@@ -127,7 +128,7 @@ def test_a_result_is_shown_by_its_folder_and_not_by_its_data(problem):
 def test_what_was_given_in_python_is_called_so_and_gone_on_with_in_python(problem):
     own, said = parted({"sampler": optuna.samplers.RandomSampler(), "costs": {"n": len}, "trials": 8})
     conf, _ = conf_of(problem, said)
-    commands = next_commands(Path("runs/x"), asdict(conf), is_finished=True, has_result=True)
+    commands = next_commands(Path("runs/x"), settings_in(asdict(conf)), is_finished=True, has_result=True)
     lines = [one.line for one in commands]
     assert lines[0] == "l2l_nas.search(problem, resume='runs/x', sampler=..., costs=..., trials=16)"
     assert "l2l_nas.SearchResult('runs/x', problem).network()" in lines

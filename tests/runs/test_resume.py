@@ -9,9 +9,9 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.command_line import given_names
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.folder_settings import read_settings
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.resume import given_settings, inherit
-from l2l_nas.runs.saved import read_config
 from l2l_nas.runs.settings import PLACES, RetrainConf
 from l2l_nas.runs.sweep_words import sweep_words
 
@@ -160,4 +160,4 @@ def test_a_group_that_is_added_or_changed_leaves_the_run_s_others(tmp_path):
 def test_a_share_of_new_candidates_is_read_by_its_name_before_the_release(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("search: {introduce: 0.25, trials: 3}\n")
-    assert read_config(path)["search"] == {"catch_up_fraction": 0.25, "trials": 3}
+    assert read_settings(path).config["search"] == {"catch_up_fraction": 0.25, "trials": 3}

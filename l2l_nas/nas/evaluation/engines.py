@@ -13,9 +13,9 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import threading
-import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +23,10 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import Any
 
 from l2l_nas.errors import WorkerError, described
-from l2l_nas.nas.evaluation.remote import LACKS, keep_recipe, with_named
+from l2l_nas.nas.evaluation.remote import LACKS, ends_with, for_driver, keep_recipe, with_named
 from l2l_nas.plugins import optional
 
 Function = Callable[..., Any]
-
-_WATCH_S = 0.5  # how often a worker asks whether its search is alive
 
 
 class Engine:
@@ -54,13 +52,13 @@ class Engine:
         self._ending = contextlib.ExitStack()  # what ends the workers that a subclass started
 
     def submit(self, function: Function, *args: Any) -> Future[Any]:
-        """Have a worker call a function with the recipe and arguments.
+        """Have a worker call a function with the recipe and arguments; it ends with this process, see `ends_with`.
 
         Raises:
             WorkerError: the executor is shut down or broken, and is not opened anew.
         """
         try:
-            return self._submit(function, *args)
+            return self._submit(for_driver, (socket.gethostname(), os.getpid()), function, *args)
         except Exception as error:
             if not (self.breaks and isinstance(error, self.lost)):
                 what = f"{type(error).__name__}: {described(error)}"
@@ -250,9 +248,4 @@ def _begin(recipe: bytes, search: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_recipe(recipe)
 
-    def watch() -> None:
-        while os.getppid() == search:
-            time.sleep(_WATCH_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="l2l_nas watch", daemon=True).start()
+    ends_with(search)

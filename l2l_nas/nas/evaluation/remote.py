@@ -10,9 +10,11 @@ import inspect
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import cloudpickle
@@ -59,6 +61,8 @@ _NAMED: dict[str, bytes] = {}  # the last recipe that came with a name
 LACKS = "this process lacks the recipe"
 _LOST = 75  # exit code
 _BUILT: list[tuple[bytes, Workplace]] = []  # of the last recipe
+_WATCHED: list[int] = []  # processes that this one ends with
+_WATCH_S = 0.5  # how often a worker asks whether its search is alive
 _AT_WORK = threading.Lock()  # a process has one relay, one set of random numbers: its threads take turns
 
 
@@ -112,6 +116,49 @@ def _parts(whole: object) -> list[tuple[str, object]]:
     if is_dataclass(whole):
         return [(one.name, getattr(whole, one.name, None)) for one in fields(whole)]
     return list(getattr(whole, "__dict__", {}).items())
+
+
+def ends_with(driver: int) -> None:
+    """Have this process end when the search's own does, where that started it, itself or by others.
+
+    Workers of a cluster that somebody else started serve others, too: they stay.
+
+    Args:
+        driver: the number of the search's process.
+    """
+    if driver in _WATCHED or not _descends_from(driver):
+        return
+    _WATCHED.append(driver)
+
+    def watch() -> None:
+        while _descends_from(driver):
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="l2l_nas watch", daemon=True).start()
+
+
+def _descends_from(driver: int) -> bool:
+    """Whether a process started this one, or one that did; a process whose parent has ended is another one's child."""
+    process = os.getppid()
+    while process not in (driver, 0, 1):
+        try:
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has just ended; or a system without /proc, where only a parent is known
+            return False
+    return process == driver
+
+
+def for_driver(recipe: bytes | None, driver: tuple[str, int], function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function with the recipe, in a process that ends with the search's own; see `ends_with`.
+
+    Args:
+        driver: machine and number of the search's process.
+    """
+    host, process = driver
+    if host == socket.gethostname():
+        ends_with(process)
+    return function(recipe, *args)
 
 
 def keep_recipe(recipe: bytes) -> None:

@@ -1,0 +1,150 @@
+"""What a folder of somebody else's may say: what is declared so, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+
+import pytest
+import yaml
+
+from benchmarks.__main__ import main as benchmark
+from l2l_nas.errors import StorageError
+from l2l_nas.runs.choice_settings import CHOICES
+from l2l_nas.runs.fields import FromFolder, changed, declared, entries, value_of
+from l2l_nas.runs.folder import RUN_NAMES, RunFolder
+from l2l_nas.runs.folder_settings import name_again, own_settings, read_settings, settings_in
+from l2l_nas.runs.groups import flat
+from l2l_nas.runs.settings import RetrainConf, SearchConf
+
+# code, modules, addresses, shell lines, paths that are no plain files
+HOSTILE = (
+    *("evil.py:build", "evil:build", "os:system", "/tmp/evil.py", "package.module"),
+    *("tcp://127.0.0.1:1", "postgresql://me:x@127.0.0.1/x", "hf:http://127.0.0.1/m", "127.0.0.1:8786", "ray://h:1"),
+    *("touch /tmp/x", "$(touch /tmp/x)", "'; touch /tmp/x; '", "`touch /tmp/x`", "${oc.env:HOME}", "/dev/stdin"),
+)
+SCHEMAS = (SearchConf, RetrainConf)
+
+
+def planted(schema, name, value):
+    """Settings by default, one of them with another value."""
+    *sections, leaf = name.split(".")
+    whole = dataclasses.asdict(schema())
+    within = whole
+    for section in sections:
+        within = within[section]
+    within[leaf] = value
+    return whole
+
+
+def places():
+    for schema in SCHEMAS:
+        for one in declared(schema):
+            yield schema, one, one.name, lambda value: value
+            for kind, arguments in CHOICES.get(one.name, {}).items():
+                for argument in declared(arguments):
+                    made = lambda value, kind=kind, argument=argument: {"name": kind, argument.name: value}  # noqa: E731
+                    yield schema, argument, one.name, made
+
+
+def texts(value):
+    """All texts in a value."""
+    if isinstance(value, dict):
+        return {text for key, entry in value.items() for text in (key, *texts(entry))}
+    if isinstance(value, list):
+        return {text for entry in value for text in texts(entry)}
+    return {value} if isinstance(value, str) else set()
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("shape", [lambda one: one, lambda one: [one], lambda one: {one: 1}, lambda one: {"a": one}])
+def test_nothing_of_a_folder_is_taken_but_what_is_declared_so(text, shape):
+    for schema, one, name, made in places():
+        value = made(shape(text))
+        if name in CHOICES and not isinstance(value, dict):  # damaged, see below
+            continue
+        taken = value_of(settings_in(planted(schema, name, value)).config, name)
+        if text in texts(taken):
+            where = f"{name}, {one.name}"
+            assert one.from_folder in (FromFolder.TEXT, FromFolder.PATH), where
+            assert not one.is_code, where
+            assert not ("//" in text and one.from_folder is FromFolder.PATH), where
+            assert text != "/dev/stdin" or one.from_folder is not FromFolder.PATH, where
+
+
+def test_what_is_run_where_and_by_whom_is_never_taken():
+    never = {one.name for schema in SCHEMAS for one in declared(schema) if one.from_folder is FromFolder.NEVER}
+    assert {"executor", "callbacks", "data.cache", "relay.device", "folder", "resume"} <= never
+    assert {one.name for one in declared(SearchConf) if one.name.startswith("parallel.patience")} <= never
+    taken = {one.name for one in declared(SearchConf)} - never
+    assert {"space.pool", "space.args", "data.source", "train.batch_size", "objectives.names", "seed"} <= taken
+    assert {"search.trials", "sampler", "optimizer", "schedule", "strategy"} <= taken
+
+
+def test_what_a_folder_may_not_give_is_withheld_and_its_defaults_are_not():
+    executor = {"name": "submitit", "parameters": {"setup": ["touch /tmp/x"]}}
+    saved = settings_in(planted(SearchConf, "executor", executor))
+    assert "executor" not in saved.config
+    assert {name.partition(".")[0] for name in saved.withheld} == {"executor"}
+    assert settings_in(dataclasses.asdict(SearchConf())).withheld == {}
+
+
+def test_all_that_must_be_named_again_stands_in_one_line_that_a_shell_takes_apart():
+    conf = changed(SearchConf(), {"space.pool": "my pool.py:build", "sampler": {"name": "mine.py:S", "n": 3}})
+    conf = changed(conf, {"search.costs": ["mine.py:cost"], "optimizer": {"name": "mine.py:O"}})
+    line = name_again(own_settings(conf))
+    words = shlex.split(line.rpartition("again: ")[2])
+    names = {word.partition("=")[0] for word in words}
+    assert {"space.pool", "search.costs"} <= names
+    assert {name.removesuffix(".name") for name in names} >= {"sampler", "optimizer"}
+    assert "space.pool=my pool.py:build" in [word.replace("'", "").replace('"', "") for word in words]
+
+
+def test_a_shell_line_of_a_folder_stands_in_no_command_to_copy():
+    executor = {"name": "submitit", "cluster": "local", "parameters": {"setup": ["touch /tmp/x"]}}
+    line = name_again(settings_in(planted(SearchConf, "executor", executor)).withheld)
+    said, _, command = line.rpartition("again: ")
+    assert "touch /tmp/x" in said
+    assert "touch" not in command
+
+
+def test_what_is_taken_is_what_was_written():
+    conf = changed(SearchConf(), {"search.trials": 7, "train.batch_size": 3, "space.args": {"width": 4}, "seed": 5})
+    saved = settings_in(dataclasses.asdict(conf))
+    assert flat(SearchConf, saved.config)["search.trials"] == 7
+    assert entries(saved.config)["space.args.width"] == 4
+    assert saved.config["seed"] == 5
+    assert saved.withheld == {}
+
+
+@pytest.mark.parametrize("name", [name for name in RUN_NAMES if "." not in name.strip(".")])
+def test_a_folder_of_a_run_that_leads_elsewhere_is_refused(tmp_path, name):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "theirs")
+    with pytest.raises(StorageError, match=f"{name}: a link to .*theirs"):
+        RunFolder(tmp_path / "run").refuse_links()
+
+
+def test_a_link_within_a_run_is_refused_where_it_is_read_and_the_run_itself_may_be_one(tmp_path):
+    (tmp_path / "theirs").write_text("seed: 1\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").symlink_to(tmp_path / "theirs")
+    with pytest.raises(StorageError, match=r"config.yaml: a link to"):
+        read_settings(RunFolder(tmp_path / "run").config)
+    (tmp_path / "run" / "config.yaml").unlink()
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    (tmp_path / "again").symlink_to(tmp_path / "run")
+    assert read_settings(RunFolder(tmp_path / "again").config).config == {"seed": 1}
+
+
+@pytest.mark.slow
+def test_planted_lines_are_not_executed_connected_to_or_written_elsewhere(capsys):
+    assert benchmark(["foreign", "--lines", "12", "--seed", "7"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("chosen", [["x"], "tpe", {"name": 3}, 7])
+def test_a_damaged_choice_is_named(tmp_path, chosen):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(planted(SearchConf, "sampler", chosen)))
+    with pytest.raises(StorageError, match=r"config.yaml: damaged \(sampler is"):
+        read_settings(tmp_path / "config.yaml")
