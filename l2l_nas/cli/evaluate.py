@@ -96,7 +96,7 @@ def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
             raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
     if not conf.file:
         raise SettingError(f"name the text to measure on: task={conf.task} file=FILE")
-    tokenizer = ""
+    tokenizer = compared = ""
     network: LoadedRun | LanguageModel
     if conf.task == CLASSIFY:
         _refuse(conf, "stride", "tokenizer")
@@ -114,12 +114,16 @@ def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
         compare_files(consensus, file)
         score, count = evaluate_text(model, conf.task, file, stride=conf.stride)
         noun = "passages" if conf.task == "lambada" else "windows"
-        tokenizer = model.tokenizer.fingerprint
+        tokenizer, compared = model.tokenizer.fingerprint, model.compared
     console = open_terminal()
     console.print(str(network.architecture), soft_wrap=True)
+    if compared:
+        console.print(compared, soft_wrap=True)
     for name in score.values:
         console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
     console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
+    if score.problem:
+        warn(console, score.problem)
     if conf.run and consensus.is_first:
         try:
             what = Measurement.of(conf.task, file, stride=conf.stride, tokenizer=tokenizer)

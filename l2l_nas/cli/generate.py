@@ -35,6 +35,8 @@ def main(conf: GenerateConf, consensus: Consensus | None = None) -> None:
 
 
 def _write(conf: GenerateConf, model: LanguageModel, sampling: Sampling) -> None:
+    if model.compared:
+        print(model.compared, file=sys.stderr)  # beside the text
     executor = executor_of(model)
     position = recomputed(executor, model.architecture)
     if position is not None:

@@ -25,7 +25,7 @@ _LICENCE = re.compile(
 LICENCES = re.compile(r"(?i)licen[cs]e|notice|copying")  # names of files begin so
 
 
-def model_card(published: Published, source: ExportSource, *, files: Mapping[str, bytes], why: str, size: int) -> str:
+def model_card(published: Published, source: ExportSource, *, files: Mapping[str, bytes], why: str) -> str:
     """The card of a network of a published model, as Markdown.
 
     Args:
@@ -33,7 +33,6 @@ def model_card(published: Published, source: ExportSource, *, files: Mapping[str
         source: the network; what is known of its run is in `about`.
         files: that lie beside it, by name, config.json among them.
         why: why it comes with its own code; empty if it does not.
-        size: bytes of its weights.
     """
     pool, chosen = source.pool, source.architecture
     is_causal = not any(isinstance(one, MaskedHead) for one in source.network.modules())
@@ -45,7 +44,7 @@ def model_card(published: Published, source: ExportSource, *, files: Mapping[str
     lines = [*head, "---", "", f"# A smaller {name.removesuffix('.gguf')}", ""]
     lines += [f"A network that l2l_nas found in `{name}`."]
     lines += ["", *_removed(pool, chosen)]
-    rows = [*_costs(pool, chosen, size=size, is_causal=is_causal), *(_times(source) if is_causal else ())]
+    rows = [*_costs(pool, chosen, is_causal=is_causal), *(_times(source) if is_causal else ())]
     lines += ["", "## What it costs", "", *_table(["", "original", "this network"], rows)]
     lines += ["", "## What it lost", "", *_lost(source)]
     lines += ["", "## How to load it", "", *_loading(is_causal=is_causal, has_cache=has_cache, why=why)]
@@ -91,11 +90,11 @@ def _by_position(pool: LayerPool, architecture: Architecture) -> dict[str, int]:
     }
 
 
-def _costs(pool: LayerPool, chosen: Architecture, *, size: int, is_causal: bool) -> list[list[str]]:
+def _costs(pool: LayerPool, chosen: Architecture, *, is_causal: bool) -> list[list[str]]:
     both = (pool.original, chosen)
     parameters = [num_parameters(pool, one) for one in both]
     rows = [["parameters", *(f"{count:,}" for count in parameters)]]
-    rows.append(["bytes of `model.safetensors`, in float32", f"{4 * parameters[0]:,}", f"{size:,}"])
+    rows.append(["bytes of its weights, in float32", *(f"{4 * count:,}" for count in parameters)])
     length = text_length(pool)
     if is_causal and length:
         kept = KeptBytes(pool, length)

@@ -84,9 +84,9 @@ class PublishedPool(LayerPool):
             why = "the model that it was found in has its own code" if is_coded else str(error)
             return CodedModel(source, self._config, self.family, why=why)
 
-    def card(self, source: ExportSource, files: HuggingFaceFiles, *, size: int) -> str:
+    def card(self, source: ExportSource, files: HuggingFaceFiles) -> str:
         """See `training.published_format.Publishable`."""
-        return model_card(self.published, source, files={**self.beside, **files.files}, why=files.why, size=size)
+        return model_card(self.published, source, files={**self.beside, **files.files}, why=files.why)
 
     def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
         """See `training.published_format.Publishable`."""

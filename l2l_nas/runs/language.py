@@ -11,7 +11,7 @@ from l2l_nas.eps.identity import fingerprint
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.pretrained.pool import is_published, published_pool
+from l2l_nas.pretrained.pool import PublishedPool, is_published, published_pool
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Executor
 from l2l_nas.relay.reference import ReferenceTrainer
@@ -19,7 +19,7 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.locate import AUTO, CLASSIFY, begin_of, is_text, tokenizer_of
+from l2l_nas.runs.locate import AUTO, CLASSIFY, begin_of, compare_published, is_text, tokenizer_of
 from l2l_nas.runs.mesh import NetworkRanks, refuse_undivided
 from l2l_nas.runs.ranks import compare
 from l2l_nas.runs.saved import LoadedRun, SavedRun, load_found, original_of
@@ -53,6 +53,7 @@ class LanguageModel:
         relay: where it runs.
         micro_batch: texts at a time.
         begin: token that stands before what it goes on with, as a published model was trained; None: none.
+        compared: what `compare_published` tells.
 
     Raises:
         DataError: no language model, or one of fewer tokens than the tokenizer has.
@@ -64,6 +65,7 @@ class LanguageModel:
     relay: RelayConf
     micro_batch: int = 8
     begin: int | None = None
+    compared: str = ""
 
     def __post_init__(self) -> None:
         length_of(self.server.whole_pool, self.tokenizer.size)
@@ -99,7 +101,12 @@ def open_model(
         server = ranks.server(made, optimizer=SGD(momentum=0.0), seed=0)
         refuse_undivided(server, made.original)
         chosen = tokenizer_of(pool, tokenizer or AUTO)
-        return LanguageModel(server, made.original, chosen, RelayConf(), begin=begin_of(pool, chosen))
+        if isinstance(made, PublishedPool) and tokenizer:
+            made.tokenizer = chosen
+        compared = compare_published(made, ranks.consensus)
+        return LanguageModel(
+            server, made.original, chosen, RelayConf(), begin=begin_of(pool, chosen), compared=compared
+        )
     found = load_found(run, pool=pool, ranks=ranks, gather_logits=True)
     if original:
         found = original_of(found, ranks=ranks, gather_logits=True)
@@ -137,6 +144,13 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     relay = relay_of(model)
     refuse_foresight(relay, model.architecture, model.length)
     found = score(relay, model.architecture, samples, task=measured, micro_batch=model.micro_batch)
+    text = read_text(file)
+    if lost := model.tokenizer.num_lost(text):
+        why = (
+            f"the tokenizer has no token for {lost:,} of {len(text):,} characters and leaves them out: bits_per_byte "
+            "and word_perplexity are too low"
+        )
+        found = replace(found, problem="; ".join(filter(None, (found.problem, why))))
     return found, len(samples)
 
 

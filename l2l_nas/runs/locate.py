@@ -25,6 +25,7 @@ from l2l_nas.text.documents import SUFFIXES, text_files
 from l2l_nas.text.samples import Masking
 from l2l_nas.text.sentences import SentenceForm, Sentences, is_table, sentence_data
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
+from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz, has_arrays
 from l2l_nas.training.folder import has_images
 from l2l_nas.training.problem import Problem
@@ -171,6 +172,15 @@ def tokenizer_of(pool: str, name: str) -> Tokenizer:
 def begin_of(pool: str, tokenizer: Tokenizer) -> int | None:
     """The token that texts begin with: a published model's, which is another model without; None for other pools."""
     return tokenizer.begin if is_published(pool) else None
+
+
+def compare_published(pool: LayerPool, consensus: Consensus) -> str:
+    """What to tell of a published model beside `transformers`, which rank 0 finds out; empty for other pools.
+
+    Raises:
+        StorageError: see `PublishedPool.compare`.
+    """
+    return str(consensus.first(pool.compare)) if isinstance(pool, PublishedPool) else ""
 
 
 def _shape_of(data: Data, pool: str, source: str) -> dict[str, Any]:

@@ -320,6 +320,8 @@ class Output:
         costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
         for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)
+        for line in shared_sizes(search.of_sizes):
+            console.print(line, soft_wrap=True)
         if not any(label == "picture" for label, _ in files):
             console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
         self._show_counts(search, results, seconds=seconds)
@@ -369,6 +371,16 @@ class Output:
             micro_batch=self.components.conf.train.micro_batch,
             reported=best.values,
         )
+
+
+def shared_sizes(of_sizes: Mapping[str, Finalist]) -> Iterator[str]:
+    """A line for each network that stands for several sizes, by their names."""
+    names: dict[int, list[str]] = {}
+    for name, one in of_sizes.items():
+        names.setdefault(one.record.number, []).append(name)
+    for number, shared in names.items():
+        if len(shared) > 1:
+            yield f"sizes {', '.join(shared)} are one network, trial {number}: no larger one that was trained is better"
 
 
 def finalist_cache(

@@ -35,6 +35,7 @@ from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import at_work
 from l2l_nas.runs.components import Objects, build_components
 from l2l_nas.runs.learn_from import write_memory
+from l2l_nas.runs.locate import compare_published
 from l2l_nas.runs.mesh import left_whole
 from l2l_nas.runs.numbers import budget_of, check_total
 from l2l_nas.runs.origin import describe_data, hardware, versions, write_trace
@@ -94,6 +95,7 @@ class SearchRun:
         check_workers(conf, objects, given=given)
         self.components = build_components(conf, objects, given=given, consensus=self.consensus)
         self.conf = self.components.conf
+        self.compared = compare_published(self.components.problem.pool, self.consensus)
         self.output = Output(self.folder, self.components, console)
         self._seen: Callbacks | None = None
 
@@ -206,6 +208,8 @@ class SearchRun:
             log.write("memory", **components.learned.recalled.to_json())
         if self.part is None:
             greet(self.console, components, sampler=self.sampler, folder=self.folder.root, given=self.given)
+            if self.compared:
+                self.console.print(self.compared, soft_wrap=True)
         greet_ranks(self.console, self.consensus, self.conf, samples=len(training.problem.data.train))
         if whole := left_whole(components.server):
             self.console.print(f"whole on every rank: {', '.join(whole)}", soft_wrap=True)

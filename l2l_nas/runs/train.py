@@ -29,7 +29,7 @@ from l2l_nas.runs.components import build_server, build_training, relay_of
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import completed
-from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.locate import compare_published, load_problem
 from l2l_nas.runs.mesh import check_mesh, left_whole, mesh_of, problem_on, refuse_undivided
 from l2l_nas.runs.origin import (
     NO_TEST,
@@ -109,6 +109,7 @@ class TrainRun:
         optimizer = build_optimizer(conf.optimizer)
         problem, server = build_server(problem, optimizer, conf, storage=conf.relay.storage, consensus=consensus)
         compare_problems(consensus, problem)
+        self.compared = compare_published(problem.pool, consensus)
         refuse_undivided(server, self.architecture)
         relay, memory = relay_of(problem, server, conf)
         self.conf = conf = replace(conf, metric=metric, relay=memory)
@@ -194,6 +195,8 @@ class TrainRun:
             conf.space.pool,
             f": {num_parameters(pool, self.architecture):,} parameters; {sizes(problem.data)} samples; {source}",
         )
+        if self.compared:
+            console.print(self.compared, soft_wrap=True)
         greet_ranks(console, self.consensus, conf, samples=len(problem.data.train))
         if whole := left_whole(self.components.relay.server, self.architecture):
             console.print(f"whole on every rank: {', '.join(whole)}", soft_wrap=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ from l2l_nas.files import (
 from l2l_nas.text.documents import read_documents
 from l2l_nas.text.tokenizer import Tokenizer
 
+_LOGGER = logging.getLogger("l2l_nas")
 _VERSION = 1
 # bytes of tokens that are compared with their digest when a file is opened: a second or two for each GiB
 _VERIFIED = 1 << 33
@@ -124,12 +126,13 @@ def build(
     shutil.rmtree(draft, ignore_errors=True)
     make_folder(draft)
     kind = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
-    digest, places, count = hashlib.sha256(), [0], 0
+    digest, places, count, lost = hashlib.sha256(), [0], 0, 0
     try:
         with named_failures(draft), (draft / _TOKENS).open("wb") as file:
             for pieces in documents:
                 for piece in joined(pieces, tokenizer):
                     count += _write(tokenizer.encode(piece), kind, file.write, digest.update)
+                    lost += tokenizer.num_lost(piece)
                 if count == places[-1]:
                     continue  # an empty document is none
                 if tokenizer.end is not None:
@@ -137,6 +140,10 @@ def build(
                 places.append(count)
             file.flush()
             os.fsync(file.fileno())
+        if lost:
+            _LOGGER.warning(
+                "the tokenizer has no token for %s characters of the text, and leaves them out", f"{lost:,}"
+            )
         if len(places) == 1:
             raise DataError("the text is empty; name files that hold some")
         with named_failures(draft):

@@ -25,6 +25,21 @@ _LARGEST = 1 << 24
 _ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
+# what a tokenizer.json and a tokenizer_config.json both say: of a step's part which field, and its name in the other
+_SAID_TWICE = (
+    ("pre_tokenizer", "ByteLevel", "add_prefix_space", "add_prefix_space"),
+    ("normalizer", "BertNormalizer", "lowercase", "do_lower_case"),
+)
+
+
+def _parts(step: Any) -> list[dict[str, Any]]:
+    """A step of a tokenizer, or those that it is a sequence of."""
+    if not isinstance(step, dict):
+        return []
+    inner = [*step.get("pretokenizers", ()), *step.get("normalizers", ())]
+    return [one for part in inner for one in _parts(part)] if step.get("type") == "Sequence" else [step]
+
+
 class Tokenizer(ABC):
     """What makes numbers of text. Of special tokens, None stands for one that there is not."""
 
@@ -49,6 +64,10 @@ class Tokenizer(ABC):
     def begins_word(self, token: int) -> bool:
         """Whether a token is not the continuation of a word that the tokenizer took apart."""
         return True
+
+    def num_lost(self, text: str) -> int:
+        """Characters of a text, other than white space, that have no token: what is made of the text lacks them."""
+        return 0
 
     def divides(self, before: str, behind: str) -> bool:
         """Whether a text that is cut between these has the same numbers in two parts."""
@@ -103,34 +122,80 @@ class Library(Tokenizer):
     Args:
         tokenizer: a `tokenizers.Tokenizer`.
         end: text of the token that ends a document; None: the first known one that there is.
+        about: what is said of it in `tokenizer_config.json`.
         place: the file it is from, for errors.
 
     Raises:
-        StorageError: numbers of tokens that no network has, or the library cannot use it.
+        StorageError: numbers of tokens that no network has, an end that is no token, several tokens before a text, or
+            the library cannot use it.
     """
 
-    def __init__(self, tokenizer: Any, *, end: str | None = None, place: Path | str = "the tokenizer") -> None:
-        self._tokenizer, self._place = tokenizer, place
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        end: str | None = None,
+        about: Mapping[str, Any] | None = None,
+        place: Path | str = "the tokenizer",
+    ) -> None:
+        self._tokenizer, self._place, about = tokenizer, place, about or {}
+        self._loses: dict[str, bool] = {}  # whether a character has no token
+        end = end or _text_of(about.get("eos_token"))
         with self._guarded:
             tokenizer.no_padding()
             tokenizer.no_truncation()
-            content = tokenizer.to_str()
             self.size = max(tokenizer.get_vocab().values(), default=-1) + 1  # numbers may have gaps
             if self.size > _LARGEST:
                 raise ValueError(f"a token has the number {self.size - 1}, at most {_LARGEST} are known")
+            content = tokenizer.to_str()  # which looks at every number below the last
             self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
-            self.end = self._first_of(*((end,) if end else ()), *_ENDS)
+            self.end = self._first_of(*((end,) if end else _ENDS))
+            if end and self.end is None:
+                raise StorageError(f"{place}: texts end with {end!r}, which is none of its tokens; get it again")
             self.ends = frozenset() if self.end is None else frozenset([self.end])
             self.mask = self._first_of("[MASK]", "<mask>")
             self.padding = self._first_of("[PAD]", "<pad>", "<|pad|>")
-            framed: list[int] = tokenizer.encode("").ids
-            # what ends documents may as well stand behind a text (T5)
-            self.begin = framed[0] if len(framed) == 1 and framed[0] != self.end else None
             self.first, self.last = self._first_of("[CLS]"), self._first_of("[SEP]")
+            self.begin = self._begin(about)
             self._special = {"bos": self.begin, "eos": self.end, "mask": self.mask, "cls": self.first, "sep": self.last}
             self._special |= {"pad": self.padding, "unk": self._first_of("[UNK]", "<unk>")}
-            model = json.loads(content).get("model") or {}
-            self._continues: str | None = model.get("continuing_subword_prefix") or None
+            said = json.loads(content)
+            self._refuse_contradiction(said, about)
+            self._continues: str | None = (said.get("model") or {}).get("continuing_subword_prefix") or None
+
+    def _refuse_contradiction(self, said: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        for step, kind, field, name in _SAID_TWICE:
+            for one in _parts(said.get(step)):
+                if one.get("type") == kind and about.get(name) is not None and one.get(field) != about[name]:
+                    raise StorageError(
+                        f"{self._place}: tokenizer.json has {kind} with {field}={json.dumps(one.get(field))}, and "
+                        f"tokenizer_config.json {name}={json.dumps(about[name])}; have both say what the model was "
+                        "trained with"
+                    )
+
+    def _begin(self, about: Mapping[str, Any]) -> int | None:
+        """What stands before a text: as the config says, or as the library puts it there."""
+        if about.get("add_bos_token") is not None:
+            begin = _text_of(about.get("bos_token"))
+            return self._first_of(begin) if begin and about["add_bos_token"] else None
+        framed = self._tokenizer.encode("a")
+        is_added = framed.special_tokens_mask
+        before = framed.ids[: is_added.index(0) if 0 in is_added else 1]
+        if len(before) > 1:
+            raise StorageError(f"{self._place}: puts {len(before)} tokens before a text; at most one is known here")
+        # [CLS] has a field of its own, and where it has no token for the text, what stands first may be its end
+        return (
+            None
+            if not before or before[0] == self.first or (0 not in is_added and before[0] == self.end)
+            else before[0]
+        )
+
+    def num_lost(self, text: str) -> int:
+        for one in set(text) - self._loses.keys():
+            numbers = self.encode(one)
+            is_cut = "\ufffd" in self.decode(numbers) and one != "\ufffd"  # it lacks some of its bytes
+            self._loses[one] = not one.isspace() and (not numbers or is_cut)
+        return sum(text.count(one) for one in set(text) if self._loses[one])
 
     @property
     def _guarded(self) -> AbstractContextManager[None]:
@@ -211,16 +276,21 @@ def _load(name: str) -> Tokenizer:
         raise StorageError(
             f"data.tokenizer: there is no file or folder {name}; name one, or write data.tokenizer=bytes"
         )
+    about = _about(path)
+    pairs = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+    pair = next((one for one in pairs if all((path / file).exists() for file in one)), None)
     if (path / "tokenizer.json").exists():
-        return Library(_read(path / "tokenizer.json"), end=_end_of(path), place=path)
-    for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
-        if (path / vocabulary).exists() and (path / merges).exists():
-            return Library(_byte_level(path / vocabulary, path / merges), end=_end_of(path), place=path)
-    if (path / "vocab.txt").exists():
-        return Library(_word_piece(path / "vocab.txt", path), place=path)
-    raise StorageError(
-        f"{path} has no tokenizer.json, no vocab.json with merges.txt, and no vocab.txt; name a folder that has one"
-    )
+        made = _read(path / "tokenizer.json")
+    elif pair is not None:
+        made = _byte_level(*(path / file for file in pair), about)
+    elif (path / "vocab.txt").exists():
+        made = _word_piece(path / "vocab.txt", about)
+    else:
+        raise StorageError(
+            f"{path} has no tokenizer.json, no vocab.json with merges.txt, and no vocab.txt; name a folder that has one"
+        )
+    _add_tokens(made, about, path)
+    return Library(made, about=about, place=path)
 
 
 def require_library(name: str) -> None:
@@ -236,15 +306,16 @@ def _read(path: Path) -> Any:
         return Made.from_str(content.decode())
 
 
-def _byte_level(vocabulary: Path, merges: Path) -> Any:
+def _byte_level(vocabulary: Path, merges: Path, about: Mapping[str, Any]) -> Any:
     from tokenizers import Tokenizer as Made
     from tokenizers import decoders, models, pre_tokenizers
 
-    refuse_other_than_file(vocabulary)
+    _refuse_other_cuts(vocabulary.parent, about)
     refuse_other_than_file(merges)
+    refuse_other_than_file(vocabulary)
     with parsing(merges, f"merges of {vocabulary.name}"):
         made = Made(models.BPE.from_file(str(vocabulary), str(merges)))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(about.get("add_prefix_space")))
     made.decoder = decoders.ByteLevel()
     end = made.token_to_id("<|endoftext|>")
     if end is not None:
@@ -252,15 +323,29 @@ def _byte_level(vocabulary: Path, merges: Path) -> Any:
     return made
 
 
-def _word_piece(vocabulary: Path, folder: Path) -> Any:
+def _refuse_other_cuts(folder: Path, about: Mapping[str, Any]) -> None:
+    """Refuse two files whose text is not cut as GPT-2's is: they do not say how."""
+    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    kind, family = about.get("tokenizer_class"), config.get("found_in", config.get("model_type"))
+    if kind not in (None, "GPT2Tokenizer", "GPT2TokenizerFast") or (kind is None and family not in (None, "gpt2")):
+        raise StorageError(
+            f"{folder} has no tokenizer.json, and how a {kind or family} cuts a text before its merges is said there "
+            "alone; write it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+
+
+def _word_piece(vocabulary: Path, about: Mapping[str, Any]) -> Any:
     from tokenizers import Tokenizer as Made
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
     refuse_other_than_file(vocabulary)
     with parsing(vocabulary, "a vocabulary"):
         made = Made(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]"))
-    about = _about(folder)
-    made.normalizer = normalizers.BertNormalizer(lowercase=bool(about.get("do_lower_case", True)))
+        made.normalizer = normalizers.BertNormalizer(
+            lowercase=bool(about.get("do_lower_case", True)),
+            strip_accents=about.get("strip_accents"),
+            handle_chinese_chars=bool(about.get("tokenize_chinese_chars", True)),
+        )
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     known = [name for name in ("[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]") if made.token_to_id(name) is not None]
@@ -268,13 +353,40 @@ def _word_piece(vocabulary: Path, folder: Path) -> Any:
     return made
 
 
+def _add_tokens(made: Any, about: Mapping[str, Any], folder: Path) -> None:
+    """Add the tokens that the files beside a vocabulary name; a StorageError where one has another number there."""
+    from tokenizers import AddedToken
+
+    place = folder / "tokenizer_config.json"
+    with parsing(place, "one of a tokenizer"):
+        wanted = {int(number): dict(token) for number, token in about.get("added_tokens_decoder", {}).items()}
+        wanted |= {number: {"content": token} for token, number in about.get("added_tokens", {}).items()}
+        is_known = {token.content for token in made.get_added_tokens_decoder().values()}
+        for number, token in sorted(wanted.items()):
+            if token["content"] not in is_known:
+                made.add_tokens([AddedToken(**{name: token[name] for name in _OF_TOKENS & token.keys()})])
+            if made.token_to_id(token["content"]) != number:
+                raise ValueError(
+                    f"{token['content']!r} has the number {number} there, and {made.token_to_id(token['content'])} "
+                    "behind the tokens of its vocabulary"
+                )
+
+
+_OF_TOKENS = {"content", "single_word", "lstrip", "rstrip", "normalized", "special"}
+
+
 def _about(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    found = read_json(path) if path.exists() else {}
-    return found if isinstance(found, dict) else {}
+    """What a folder says of its tokenizer beside its vocabulary."""
+    about: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):  # of which the second says more
+        found = read_json(folder / name) if (folder / name).exists() else {}
+        about |= {key: one for key, one in found.items() if one is not None} if isinstance(found, dict) else {}
+    if (folder / "added_tokens.json").exists():
+        about["added_tokens"] = read_json(folder / "added_tokens.json")
+    return about
 
 
-def _end_of(folder: Path) -> str | None:
-    end = _about(folder).get("eos_token")
-    end = end.get("content") if isinstance(end, dict) else end
-    return end if isinstance(end, str) else None
+def _text_of(token: Any) -> str | None:
+    """The text of a token, which may be said with more about it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

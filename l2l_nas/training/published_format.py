@@ -30,8 +30,8 @@ class Publishable(Protocol):
     def hugging_face(self, source: ExportSource) -> HuggingFaceFiles:
         """What to write for a network. Raises ExportError: it cannot be expressed."""
 
-    def card(self, source: ExportSource, files: HuggingFaceFiles, *, size: int) -> str:
-        """The README.md of such a folder, whose weights have so many bytes."""
+    def card(self, source: ExportSource, files: HuggingFaceFiles) -> str:
+        """The README.md of such a folder."""
 
     def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
         """Write a network as GGUF. Raises ExportError: llama.cpp has no such model."""
@@ -84,7 +84,7 @@ class HuggingFace(Format):
         for name, content in {**pool.beside, **files.files}.items():
             path.with_name(name).write_bytes(content)
         write_tensors(path, tensors, format="pt")
-        path.with_name("README.md").write_text(pool.card(source, files, size=path.stat().st_size))
+        path.with_name("README.md").write_text(pool.card(source, files))
 
     def read(self, path: Path, source: ExportSource) -> Call:
         return _published(source).hugging_face(source).read(path, source)
