@@ -336,7 +336,7 @@ def _stubbed(model: nn.Module, context: ReplayContext) -> nn.Module:
         if is_idle:  # hooks on gradients, and those that change something, do their work where the module runs
             forwards = ("_forward_hooks", "_forward_pre_hooks") if path in context.plan.hooked else ()
             for hooks in ("_backward_hooks", "_backward_pre_hooks", *forwards):
-                object.__setattr__(module, hooks, OrderedDict())
+                setattr(module, hooks, OrderedDict())
         if absent or forward or is_idle:
             zeros: dict[str, Any] = {name: _zeros(tensor.shape, tensor.dtype) for name, tensor in absent.items()}
             _stand_in(module, context, {**(_PLAIN_WAYS if is_idle else {}), **zeros}, forward)
