@@ -39,7 +39,7 @@ from l2l_nas import ParamServer, Relay, UniformPaths
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.files import write_json
-from l2l_nas.report.repeats import Estimate
+from l2l_nas.report.interval import Estimate
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.saved import SavedRun, load_found
 from l2l_nas.runs.section_settings import TrainConf

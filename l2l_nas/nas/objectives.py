@@ -73,6 +73,7 @@ class TrialRecord:
         weights: which version of each layer state it was scored with, as `WeightProvenance.entry` tells.
         worker: the process that evaluated it, from 1; 0 where there is only one.
         metrics: all metrics and costs that are known, by name.
+        errors: standard errors of metrics, by name, where figures of each sample give them.
         rungs: metrics that it had on its way, by so many of so many steps: "50/200".
         in_space: whether all its candidates are in the pool.
     """
@@ -87,6 +88,7 @@ class TrialRecord:
     weights: Mapping[str, Any] = field(default_factory=dict)
     worker: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
     rungs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     in_space: bool = True
 

@@ -44,6 +44,13 @@ class RunHistory:
     failure: str = ""  # why it failed
     stopped_by: str = ""  # the callback that stopped it, and had its result so far written; empty for none
     samples: Mapping[str, int] = field(default_factory=dict)  # how many each part of the data has; empty if not known
+    groups: Mapping[str, int] = field(
+        default_factory=dict
+    )  # in which these lie, of parts whose samples belong together
+
+    def count(self, part: str) -> int:
+        """What standard errors of a part are over: groups, or samples; 0 where that is not known."""
+        return self.groups.get(part) or self.samples.get(part, 0)
 
     @property
     def seconds(self) -> float:
@@ -112,6 +119,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         failure=str(ends[-1].get("reason", "")) if state == "failed" else "",
         stopped_by=str(ends[-1].get("by", "")) if state == "stopped" else "",
         samples={str(part): int(number) for part, number in last[0].get("data", {}).get("samples", {}).items()},
+        groups={str(part): int(number) for part, number in last[0].get("data", {}).get("groups", {}).items()},
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from l2l_nas.cost.table import UNITS
 from l2l_nas.nas.objectives import Goal, TrialRecord, comparison, dominates
+from l2l_nas.report.interval import is_resolved
 from l2l_nas.report.text import format_value, with_error
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.score import PARTS
@@ -159,12 +160,15 @@ def read_rungs(content: Mapping[str, Any]) -> dict[int, dict[str, float]]:
 NOT_COUNTED = "The steps of the earlier runs that the search learned from are not counted."
 
 
-def margin(found: Network, other: Network, goal: Goal) -> str:
+def margin(found: Network, other: Network, goal: Goal, count: int) -> str:
     """How the network of a search and that of random search differ on the test part; empty where that is not known.
 
     It is what one run can say: it tells of two networks, with the error of the samples that they are measured on, and
     not of other seeds. The error is that of independent samples: both are measured on the same ones, so that it is
     rather too large.
+
+    Args:
+        count: of the groups of samples, or of the samples, of the test part; 0: not known.
     """
     one, two = found.part("test"), other.part("test")
     if goal.name not in one or goal.name not in two:
@@ -175,8 +179,8 @@ def margin(found: Network, other: Network, goal: Goal) -> str:
     size = with_error(goal.name, abs(difference), error)
     more = "more" if difference >= 0 else "less"
     line = f"On the test part the search's network has {size} {more} {goal.name} than that of random search"
-    if error is not None and abs(difference) < 2 * error:
-        line += ": less than two standard errors, which shows no difference"
+    if error is not None and not is_resolved(difference, error, count):
+        line += ": its 95 % interval holds 0, which shows no difference"
     return f"{line}. One run says nothing of other seeds."
 
 

@@ -1,14 +1,11 @@
 """Repeats of a search, each beside random search of the same seed: what they tell together.
 
-Differences are paired by seed. Their interval is Student's (The probable error of a mean, Biometrika 6, 1908): mean ±
-t times the standard error, with one degree of freedom less than there are pairs. It covers what depends on the seed:
-first weights, batches, proposals and draws. All repeats are measured on the same samples, so it says nothing of others.
+Differences are paired by seed; see [Note: resolved]. Their interval covers what depends on the seed: first weights,
+batches, proposals and draws. All repeats are measured on the same samples, so it says nothing of others.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,35 +13,11 @@ from typing import Any
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.report.charts.grid import DASH
 from l2l_nas.report.charts.tables import Table, TableColumn, TableRow, value_cell
+from l2l_nas.report.interval import LEVEL, Estimate
 from l2l_nas.report.network import TEST, Network, in_order
 from l2l_nas.report.text import format_seconds, format_value
 
-LEVEL = 0.95
 NO_FIGURE = "without a figure"
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds."""
-
-    mean: float
-    standard_error: float
-    low: float  # low, high: the interval that has the true mean in 95 of 100 such experiments
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        """Of two values at least, one of each seed."""
-        from scipy.special import stdtrit  # scipy takes half a second, and few pages need it
-
-        mean = statistics.fmean(values)
-        error = statistics.stdev(values) / math.sqrt(len(values))
-        reach = float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * error
-        return cls(mean, error, mean - reach, mean + reach)
-
-    def to_json(self) -> dict[str, float]:
-        """As `result.json` has it."""
-        return {"mean": self.mean, "standard_error": self.standard_error, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True)
@@ -109,12 +82,9 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What the seeds show. A side is called ahead only where the interval leaves out 0.
-
-        Differences that are all equal, as figures of few samples may be, have no spread that would make an interval.
-        """
+        """What the seeds show: see [Note: resolved]."""
         found = self.difference
-        if found.low <= 0 <= found.high or found.standard_error <= 1e-9 * abs(found.mean):
+        if not found.is_resolved:
             return f"Over {self.pairs} seeds no difference between the search and random search is shown"
         side = "ahead of" if found.mean > 0 else "behind"
         size = format_value(self.goal.name, abs(found.mean))

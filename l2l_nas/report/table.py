@@ -46,14 +46,14 @@ def headline(best: Network) -> str:
     return "; ".join(f"{name} {', '.join(best.scores(name))}" for name in best.part("validation"))
 
 
-def baseline_line(best: Network, other: RandomBaseline | None, goal: Goal) -> str:
-    """The best of random search, and how the two differ on the test part."""
+def baseline_line(best: Network, other: RandomBaseline | None, goal: Goal, count: int) -> str:
+    """The best of random search, and how the two differ on the test part; `count` as in `margin`."""
     if other is None:
         return "random search: none of its networks could be trained"
     failed = f", {other.failed} of them failed" if other.failed else ""
     networks = f"{counted(other.networks, 'network')} of {other.steps:,}{failed}"
     line = f"random search with as many steps ({networks}): {headline(other.best)}"
-    return "\n".join(filter(None, (line, margin(best, other.best, goal))))
+    return "\n".join(filter(None, (line, margin(best, other.best, goal, count))))
 
 
 def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:

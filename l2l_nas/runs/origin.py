@@ -27,6 +27,7 @@ from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data
 from l2l_nas.training.export import Export, ExportError, export_network
 from l2l_nas.training.problem import Problem
+from l2l_nas.training.samples import num_groups
 
 # what is shown where a user's own data have two parts
 NO_TEST = "no test part: no samples were held out, so no figure is of data that the choice did not depend on"
@@ -45,16 +46,26 @@ def hardware(device: torch.device) -> str:
 
 
 def sizes(data: Data) -> str:
-    """How many samples each part has: "1,077 training, 360 validation, 360 test"."""
-    test = f", {len(data.test):,} test" if data.test is not None else ""
-    return f"{len(data.train):,} training, {len(data.validation):,} validation{test}"
+    """How many samples each part has: "1,077 training, 1,440 validation (in 360 groups), 360 test"."""
+    groups = _groups(data)
+    return ", ".join(
+        f"{len(part):,} {name}" + (f" (in {groups[name]:,} groups)" if name in groups else "")
+        for name, part in data.parts.items()
+    )
+
+
+def _groups(data: Data) -> dict[str, int]:
+    """Of parts whose samples belong together, how many groups there are; of those that figures are measured on."""
+    measured = {name: part for name, part in data.parts.items() if name != "training"}
+    return {name: count for name, part in measured.items() if (count := num_groups(part)) < len(part)}
 
 
 def describe_data(data: Data) -> dict[str, Any]:
-    """Which data a result is of: samples of each part, and digests."""
-    parts = {"training": data.train, "validation": data.validation, "test": data.test}
+    """Which data a result is of: samples of each part, groups where they belong together, and digests."""
+    groups = _groups(data)
     return {
-        "samples": {name: len(part) for name, part in parts.items() if part is not None},
+        "samples": {name: len(part) for name, part in data.parts.items()},
+        **({"groups": groups} if groups else {}),
         "digest": data.digest,
         "test_digest": data.test_digest,
     }

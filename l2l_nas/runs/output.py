@@ -53,6 +53,7 @@ from l2l_nas.runs.terminal import say, warn
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.export import remove_export
 from l2l_nas.training.problem import Problem
+from l2l_nas.training.samples import num_groups
 
 
 def greet(console: Console, components: Components, *, sampler: Any, folder: Path, given: Collection[str]) -> None:
@@ -264,7 +265,7 @@ class Output:
         return rows + [("picture", str(picture)) for picture in pictures]
 
     def _resolved(self, results: Results) -> dict[str, Resolved | None]:
-        return resolved(results, len(self.components.problem.data.validation))
+        return resolved(results, num_groups(self.components.problem.data.validation))
 
     def _results(self, search: SearchContext, best: Finalist) -> Results:
         found = Network.from_json(best.entry())
@@ -312,7 +313,8 @@ class Output:
             console.print(NO_TEST, soft_wrap=True)
         if conf.search.baseline != "none":
             beside = RandomBaseline.from_json(search.baseline.entry()) if search.baseline else None
-            console.print(baseline_line(results.leaders(1)[0], beside, search.goals[0]), soft_wrap=True)
+            count = num_groups(problem.data.test) if problem.data.test is not None else 0
+            console.print(baseline_line(results.leaders(1)[0], beside, search.goals[0], count), soft_wrap=True)
             if conf.search.learn_from:
                 console.print(NOT_COUNTED, soft_wrap=True)
         for words in filter(None, (recalled.verdict, recalled.effect) if recalled is not None else ()):

@@ -61,6 +61,10 @@ class OfOneDocument(Samples):
     tokens: Samples
     is_by_row = is_padded = True  # of windows of a text, and of passages
 
+    @property
+    def groups(self) -> Tensor | None:  # type: ignore[override]
+        return self.tokens.groups
+
     def __len__(self) -> int:
         return len(self.tokens)
 

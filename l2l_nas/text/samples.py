@@ -40,6 +40,10 @@ class TokenSpan:
     def documents(self, places: np.ndarray) -> np.ndarray:
         return np.searchsorted(self.file.documents, self.start + places, side="right") - 1
 
+    def groups(self, count: int, length: int) -> Tensor:
+        """Of so many sequences of a length, one behind the other, the documents in which they begin."""
+        return torch.from_numpy(self.documents(np.arange(count) * length))
+
 
 class Packed(Samples):
     """Sequences of so many tokens, cut from the documents one behind the other; the target of each is the next one.
@@ -60,6 +64,10 @@ class Packed(Samples):
 
     def __len__(self) -> int:
         return max(0, (len(self._span) - self._more) // self._length)
+
+    @property
+    def groups(self) -> Tensor:  # type: ignore[override]
+        return self._span.groups(len(self), self._length)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`: tokens, int64 [batch, length], and targets of this shape."""
@@ -117,6 +125,10 @@ class Masked(Samples):
 
     def __len__(self) -> int:
         return len(self._span) // self._inner
+
+    @property
+    def groups(self) -> Tensor:  # type: ignore[override]
+        return self._span.groups(len(self), self._inner)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`: tokens, int64 [batch, length], and targets of this shape."""

@@ -265,7 +265,7 @@ def cluttered_digits(*, validation_fraction: float = 0.2, test_fraction: float =
 
     Each digit of each part of `digits` comes four times, at random places, with two pieces of 3x3 pixels of random
     digits of its part; where two things overlap, the brighter pixel is seen. Drawn by numpy's PCG64, always the same.
-    Standard errors take each image as a sample of its own, and are about a fourth too small: four show one digit.
+    The four images of a digit are a group, which standard errors count as one.
     The task is that of cluttered translated MNIST (Mnih et al., arXiv 1406.6247, section 4.2), made smaller.
 
     Raises:
@@ -296,7 +296,8 @@ def _cluttered(whole: Loaded, *, seed: int) -> Split:
         from_top, from_left, top, left = drawn[:, start : start + len(piece_bounds)].T
         put(images[drawn[:, number, None, None], *_square(from_top, from_left, _PIECE)], top, left)
     put(np.tile(images, (_COPIES, 1, 1)), *drawn[:, -2:].T)
-    return Split((torch.from_numpy(made),), targets.repeat(_COPIES))
+    groups = torch.arange(len(images)).repeat(_COPIES)
+    return Split((torch.from_numpy(made),), targets.repeat(_COPIES), groups)
 
 
 def _square(top: np.ndarray, left: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -57,7 +57,7 @@ from l2l_nas.training.formats import (
 )
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.published_format import GGUFFile, HalfGGUFFile, HuggingFace
-from l2l_nas.training.samples import own_generators
+from l2l_nas.training.samples import groups_of, own_generators
 from l2l_nas.training.score import Score
 from l2l_nas.training.source_format import SourceCode
 from l2l_nas.training.tally import Tally
@@ -285,7 +285,7 @@ class _Check:
         """Metrics and the largest difference; raises ExportError where the outputs are others."""
         split, size = self.problem.data.validation, chunk_size(self.relay, self.micro_batch)
         micro_batch = min(self.micro_batch, size)
-        tally, difference, scale = Tally(learned(self.problem.task, self.relay), len(split)), 0.0, 1.0
+        tally, difference, scale = Tally(learned(self.problem.task, self.relay), groups_of(split)), 0.0, 1.0
         for inputs, targets in chunks(split, size):
             expected = self.relay.predict(self.architecture, inputs, micro_batch=micro_batch)
             got = in_micro_batches(call, inputs, micro_batch)

@@ -23,7 +23,7 @@ from l2l_nas.space.values import as_tuple
 from l2l_nas.training.data import Batches
 from l2l_nas.training.lengths import Texts, TrainingLengths
 from l2l_nas.training.metrics import MeasuredTask, of_samples
-from l2l_nas.training.samples import SCORING, Loaded, Samples
+from l2l_nas.training.samples import SCORING, Loaded, Samples, groups_of
 from l2l_nas.training.schedule import Schedule
 from l2l_nas.training.score import Score
 from l2l_nas.training.shares import EvaluationShare, TrainingShare, rows_of
@@ -177,6 +177,14 @@ class Trainer:
             self.executor, architectures, split, task=self.task, micro_batch=self.micro_batch, max_bytes=max_bytes
         )
 
+    def score_population(
+        self, architectures: Sequence[Architecture], split: Samples, *, max_bytes: int | None = None
+    ) -> list[Score]:
+        """The same, with the standard errors that figures of each sample give; see [Note: error bars]."""
+        return score_population(
+            self.executor, architectures, split, task=self.task, micro_batch=self.micro_batch, max_bytes=max_bytes
+        )
+
 
 def evaluate(
     executor: Executor, architecture: Architecture, split: Samples, *, task: Task, micro_batch: int
@@ -188,13 +196,7 @@ def evaluate(
 def score(executor: Executor, architecture: Architecture, split: Samples, *, task: Task, micro_batch: int) -> Score:
     """All metrics of a split, in evaluation mode, and their standard errors. See [Note: error bars]."""
     check_kind("score: split", split, Samples, wanted="samples, such as Data.validation")
-    task = learned(task, executor)
-    reduced = of_samples(task)
-    exchange = executor.server.everyone
-    tally = Tally(task, len(split), with_errors=True, reduced=reduced, exchange=exchange)
-    for targets, (outputs,) in _predicted(executor, [architecture], split, task=task, micro_batch=micro_batch):
-        tally.add(outputs, targets)
-    return tally.score()
+    return score_population(executor, [architecture], split, task=task, micro_batch=micro_batch, with_errors=True)[0]
 
 
 def tested(trainer: Trainer, architecture: Architecture, test: Samples) -> Score:
@@ -242,16 +244,34 @@ def evaluate_population(
         check_count("evaluate: max_bytes", max_bytes)
     given = check_list("evaluate: architectures", architectures, of=object, wanted="architectures")
     architectures = [Architecture.from_choices(one) for one in given]
+    found = score_population(executor, architectures, split, task=task, micro_batch=micro_batch, max_bytes=max_bytes)
+    return [dict(one.values) for one in found]
+
+
+def score_population(
+    executor: Executor,
+    architectures: Sequence[Architecture],
+    split: Samples,
+    *,
+    task: Task,
+    micro_batch: int,
+    max_bytes: int | None = None,
+    with_errors: bool = False,
+) -> list[Score]:
+    """All metrics of a split for each of these architectures, and the standard errors that cost next to nothing.
+
+    Args:
+        with_errors: whether the others are wanted, too. See [Note: error bars].
+    """
     task = learned(task, executor)
-    reduced = of_samples(task)
-    exchange = executor.server.everyone
-    tallies = [Tally(task, len(split), reduced=reduced, exchange=exchange) for _ in architectures]
+    groups, reduced, exchange = groups_of(split), of_samples(task), executor.server.everyone
+    tallies = [Tally(task, groups, with_errors=with_errors, reduced=reduced, exchange=exchange) for _ in architectures]
     for targets, outputs in _predicted(
         executor, architectures, split, task=task, micro_batch=micro_batch, max_bytes=max_bytes
     ):
         for tally, batch in zip(tallies, outputs, strict=True):
             tally.add(batch, targets)
-    return [tally.metrics() for tally in tallies]
+    return [tally.score() for tally in tallies]
 
 
 def learned(task: Task, executor: Executor) -> Task:

@@ -133,6 +133,11 @@ class MeasuredTask:
         return isinstance(self.plain, SummedMetrics) and measure is SummedMetrics.measure
 
     @property
+    def per_sample(self) -> SampleMetrics | None:
+        """What gives metrics of the task from figures of each sample; see `SummedMetrics.per_sample`."""
+        return self.plain.per_sample if self.is_summed and isinstance(self.plain, SummedMetrics) else None
+
+    @property
     def gathered(self) -> tuple[str, ...]:
         """Metrics that are measured on all outputs at once."""
         own = (name for name, metric in self.own.items() if not metric.is_streaming)
@@ -191,9 +196,8 @@ class MeasuredTask:
 def of_samples(task: Task) -> SampleMetrics | None:
     """The task itself, if nothing but figures of each sample is wanted of its outputs."""
     whole = measured(task)
-    plain: object = whole.plain
-    is_plain = isinstance(plain, SampleMetrics) and type(plain).totals is SampleMetrics.totals
-    return plain if is_plain and whole.is_summed and not whole.own else None  # type: ignore[return-value]
+    found: object = whole.per_sample
+    return whole.per_sample if found is whole.plain and not whole.own else None
 
 
 def measured(task: Task) -> MeasuredTask:

@@ -82,6 +82,9 @@ class Samples(ABC):
     is_padded = False
     is_by_row = False  # whether a sample is the same whatever is read with it, so that ranks may each read a part
     at_once: int | None = None  # rows that may be read together; None: as many as outputs leave room for
+    # of each sample a number that those share which belong together, such as images of one object, int64 [samples];
+    # None: each is one. Standard errors are over groups. See [Note: error bars]
+    groups: Tensor | None = None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -144,6 +147,29 @@ def read(part: Samples, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         return part.batch(rows, key=key)
 
 
+def groups_of(part: Samples) -> Tensor:
+    """Of each sample the number of its group, from 0; each is one where the part names no groups, or one alone.
+
+    Raises:
+        DataError: there is not one whole number for each sample.
+    """
+    given = part.groups
+    if given is None:
+        return torch.arange(len(part))
+    numbers = torch.as_tensor(given)
+    if numbers.shape != (len(part),) or numbers.is_floating_point() or numbers.is_complex():
+        raise DataError(
+            f"groups are {numbers.dtype} {list(numbers.shape)}; expected a whole number for each of {len(part)} samples"
+        )
+    found = numbers.unique(return_inverse=True)[1]
+    return found if len(found) and int(found.max()) else torch.arange(len(part))
+
+
+def num_groups(part: Samples) -> int:
+    """How many groups of samples there are that standard errors are over; the samples themselves without groups."""
+    return int(groups_of(part).max()) + 1 if len(part) else 0
+
+
 def rows_to_see(part: Samples, most: int) -> Tensor:
     """At most so many rows of a part that is not empty, evenly spread; fewer where samples are large."""
     one = read(part, torch.zeros(1, dtype=torch.int64))
@@ -192,6 +218,7 @@ class Split(Samples):
     Args:
         inputs: tensors whose first dimension is the sample; or one tensor.
         targets: likewise: a tensor, or a tuple of them. Arrays and lists of numbers become tensors.
+        groups: see `Samples.groups`.
 
     Raises:
         DataError: they are no such things, or require gradients.
@@ -199,6 +226,7 @@ class Split(Samples):
 
     inputs: Batch
     targets: Targets
+    groups: Tensor | None = None
     is_by_row = True
 
     def __post_init__(self) -> None:
@@ -206,6 +234,8 @@ class Split(Samples):
         inputs = tuple(as_samples("Split: inputs", one) for one in given)
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "targets", _each_tensor("Split: targets", self.targets))
+        if self.groups is not None:
+            object.__setattr__(self, "groups", as_samples("Split: groups", self.groups))
         for tensor in (*inputs, *as_tuple(self.targets)):
             if tensor.requires_grad:
                 raise DataError("samples that require gradients cannot be learned from; detach them: x.detach()")
@@ -217,7 +247,7 @@ class Split(Samples):
         return tuple(tensor[rows] for tensor in self.inputs), each(self.targets, lambda tensor: tensor[rows])
 
     def some(self, rows: Tensor) -> Split:
-        return type(self)(*self.batch(rows))
+        return type(self)(*self.batch(rows), groups=None if self.groups is None else self.groups[rows])
 
     def preview(self) -> Loaded:
         return self.inputs, self.targets
@@ -255,7 +285,9 @@ class Mapped(Samples):
         return (self._as_inputs(self._inputs[chosen].view(np.ndarray)),), self._learned(chosen)
 
     def some(self, rows: Tensor) -> Mapped:
-        return Mapped(self._inputs, self._targets, as_inputs=self._as_inputs, rows=self._rows[rows.numpy()])
+        found = Mapped(self._inputs, self._targets, as_inputs=self._as_inputs, rows=self._rows[rows.numpy()])
+        found.groups = None if self.groups is None else self.groups[rows]
+        return found
 
     def preview(self) -> Loaded:
         """See `Samples.preview`; the targets are all there are, if these are few bytes."""
@@ -274,6 +306,7 @@ class _Some(Samples):
         self._rows = rows
         self.is_sequential, self.drops_last = whole.is_sequential, whole.drops_last
         self.is_by_row, self.is_padded, self.at_once = whole.is_by_row, whole.is_padded, whole.at_once
+        self.groups = None if whole.groups is None else whole.groups[rows]
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -57,15 +57,24 @@ class SummedMetrics(ABC):
     def measure(self, outputs: Batch, targets: Targets) -> dict[str, float]:
         return self.finish(self.totals(outputs, targets))
 
+    @property
+    def per_sample(self) -> SampleMetrics | None:
+        """What gives some or all of these metrics from figures of each sample, and so their exact standard errors."""
+        return None
+
 
 class SampleMetrics(SummedMetrics):
     """Base of a task whose metrics follow from sums of a few figures of each sample.
 
     They are computed where outputs are, one micro-batch after the other, and outputs are never gathered: the logits of
     a language model may be larger than all else together.
+
+    Standard errors are exact for metrics that are the same on the samples taken several times over, as means and ratios
+    of sums are, and smooth: `finish` should not round. Of other metrics there are none. See [Note: error bars].
     """
 
     names: tuple[str, ...]  # of the figures
+    metrics: Mapping[str, bool]
 
     @abstractmethod
     def figures(self, outputs: Batch, targets: Targets) -> Tensor:
@@ -76,6 +85,10 @@ class SampleMetrics(SummedMetrics):
 
     def summed(self, figures: Tensor) -> dict[str, Tensor]:
         return dict(zip(self.names, figures.sum(dim=0), strict=True))
+
+    @property
+    def per_sample(self) -> SampleMetrics | None:
+        return self if type(self).totals is SampleMetrics.totals else None
 
 
 IGNORED = -100  # a target that does not count, in torch's cross_entropy and in labels of transformers' models
@@ -113,6 +126,10 @@ class Classification(SummedMetrics):
         samples = int(totals["samples"])
         return {"accuracy": int(totals["hits"]) / samples, "loss": float(totals["loss"]) / samples}
 
+    @property
+    def per_sample(self) -> SampleMetrics | None:
+        return _SingleTargets() if _is_ours(self) else None
+
     def check(self, targets: Tensor, outputs: Specs) -> None:
         if targets.dtype != torch.int64 or targets.dim() != 1:
             advice = "; flatten them: y.reshape(-1)" if targets.dim() == 2 and targets.shape[1] == 1 else ""
@@ -124,6 +141,17 @@ class Classification(SummedMetrics):
             raise DataError(
                 f"targets range from {least} to {most}, but the pool's last layer gives {outputs[0].shape[0]} classes"
             )
+
+
+class _SingleTargets(SampleMetrics, Classification):
+    """Accuracy and loss of a classification, from figures of each sample."""
+
+    names = ("samples", "hits", "loss")
+
+    def figures(self, outputs: Batch, targets: Tensor) -> Tensor:
+        losses = functional.cross_entropy(outputs[0], targets, reduction="none", ignore_index=IGNORED)
+        parts = (targets != IGNORED, outputs[0].argmax(dim=-1) == targets, losses)
+        return torch.stack([part.double() for part in parts], dim=1)
 
 
 class BalancedClassification(Classification):
@@ -151,6 +179,12 @@ class BalancedClassification(Classification):
         spread = ((whole**2 - true @ true) * (whole**2 - found @ found)).sqrt()
         matthews = (hits.sum() * whole - true @ found) / spread if spread else torch.zeros(())
         return {**super().finish(totals), "f1": float(f1), "matthews": float(matthews)}
+
+
+def _is_ours(task: SummedMetrics) -> bool:
+    """Whether nothing that is measured is of a subclass of somebody else's, who may measure anything."""
+    methods = (getattr(type(task), name, None) for name in ("loss", "totals", "finish"))
+    return all(getattr(method, "__module__", None) == __name__ for method in methods)
 
 
 def _range(targets: Tensor) -> tuple[int, int]:
@@ -246,6 +280,10 @@ class Regression(SummedMetrics):
         spread = float(torch.where(around_mean > 1e-12 * squares, around_mean, 0.0).sum())
         return {"loss": error / (samples * squares.numel()), "r2": 1 - error / spread if spread else 0.0}
 
+    @property
+    def per_sample(self) -> SampleMetrics | None:
+        return _SquaredErrors() if _is_ours(self) else None
+
     def check(self, targets: Tensor, outputs: Specs) -> None:
         if not targets.is_floating_point():
             raise DataError(f"regression targets must be float32, got {targets.dtype}")
@@ -253,3 +291,17 @@ class Regression(SummedMetrics):
             raise DataError("the targets hold NaN or inf; remove those samples")
         if len(outputs) != 1 or outputs[0].shape != tuple(targets.shape[1:]):
             raise DataError(f"targets are {list(targets.shape)}, the pool gives {describe(outputs)}")
+
+
+class _SquaredErrors(SampleMetrics):
+    """The loss of a regression; of the share of the variance that is explained, no sample has a figure of its own."""
+
+    names = ("samples", "loss")
+    metrics: Mapping[str, bool] = {"loss": False}
+
+    def figures(self, outputs: Batch, targets: Tensor) -> Tensor:
+        squares = ((outputs[0] - targets).double() ** 2).reshape(len(targets), -1).mean(dim=1)
+        return torch.stack([torch.ones_like(squares), squares], dim=1)
+
+    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        return {"loss": float(totals["loss"]) / float(totals["samples"])}

@@ -86,7 +86,7 @@ class TaughtSamples(Samples):
 
     def __init__(self, whole: Samples, teacher: Teacher, *, sample_bytes: int) -> None:
         self._whole, self._teacher = whole, teacher
-        self.is_sequential, self.drops_last = whole.is_sequential, whole.drops_last
+        self.is_sequential, self.drops_last, self.groups = whole.is_sequential, whole.drops_last, whole.groups
         self.at_once = max(1, _MOST_BYTES // max(1, sample_bytes))
 
     def __len__(self) -> int:

@@ -89,7 +89,7 @@ def test_the_front_of_networks_is_by_what_they_are_ranked_by() -> None:
     [
         (0.87, "0.0300 ± 0.0141 more accuracy than that of random search. One run says nothing of other seeds."),
         (0.95, "0.0500 ± 0.0141 less accuracy than that of random search. One run says nothing of other seeds."),
-        (0.89, "0.0100 ± 0.0141 more accuracy than that of random search: less than two standard errors, which shows"),
+        (0.89, "0.0100 ± 0.0141 more accuracy than that of random search: its 95 % interval holds 0"),
     ],
 )
 def test_one_run_tells_of_two_networks_on_these_samples_and_claims_no_lead(other, said) -> None:
@@ -97,9 +97,9 @@ def test_one_run_tells_of_two_networks_on_these_samples_and_claims_no_lead(other
         content = {"trial": 1, "architecture": CHOICES, "validation": {}, "test": {"accuracy": accuracy}}
         return Network.from_json({**content, "standard_error": {"test": {"accuracy": 0.01}}})
 
-    line = margin(measured(0.9), measured(other), ACCURACY)
+    line = margin(measured(0.9), measured(other), ACCURACY, 360)
     assert said in line
     assert "ahead" not in line
     assert not margin(
-        measured(0.9), Network.from_json({"trial": 1, "architecture": CHOICES, "validation": {}}), ACCURACY
+        measured(0.9), Network.from_json({"trial": 1, "architecture": CHOICES, "validation": {}}), ACCURACY, 360
     )

@@ -7,8 +7,9 @@ import pytest
 from scipy.stats import t, ttest_rel
 
 from l2l_nas.nas.objectives import Goal
+from l2l_nas.report.interval import Estimate
 from l2l_nas.report.network import Network
-from l2l_nas.report.repeats import Comparison, Estimate, Repeat, best_repeat
+from l2l_nas.report.repeats import Comparison, Repeat, best_repeat
 from l2l_nas.space.architecture import Architecture
 from tests.report.examples import ACCURACY
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -28,49 +29,59 @@ def finalist(number, accuracy, *, mean=None, factor=1.0, steps=10):
     )  # fmt: skip
 
 
-def results(finalists, *scores, goal=ACCURACY):
-    trials = tuple(
-        trial(n, {goal.name: score, "parameters": 9.0}, "wide", "wide", "skip") for n, score in enumerate(scores)
-    )
-    return Results(card_of_pool(), (goal, PARAMETERS), trials, tuple(finalists))
+def results(finalists, *scores, goal=ACCURACY, error=None):
+    trials = []
+    for n, score in enumerate(scores):
+        one = trial(n, {goal.name: score, "parameters": 9.0}, "wide", "wide", "skip")
+        own = math.sqrt(score * (1 - score) / (SAMPLES - 1)) if error is None else error
+        trials.append(replace(one, errors={goal.name: own}))
+    return Results(card_of_pool(), (goal, PARAMETERS), tuple(trials), tuple(finalists))
 
 
-def test_trials_are_told_from_the_best_by_the_error_of_a_share():
-    found = resolved(results([finalist(1, 0.8)], 0.5, 0.52, 0.4, 0.1), SAMPLES)
+def test_trials_are_told_from_the_best_where_the_interval_leaves_out_0():
+    found = resolved(results([finalist(1, 0.8)], 0.5, 0.52, 0.46, 0.44, 0.1), SAMPLES)
     trials = found["trials"]
-    # an error of 0.025 each: 0.035 of a difference
-    assert (trials.others, trials.differ, trials.error) == (3, 2, pytest.approx(math.sqrt(0.52 * 0.48 / SAMPLES)))
-    assert trials.sentence().startswith("Other trials that differ from the best one")
-    assert trials.sentence().endswith(": 2 of 3")
+    # an error of 0.025 each: 0.035 of a difference, 0.07 to each side
+    assert (trials.others, trials.differ, trials.error) == (4, 2, pytest.approx(math.sqrt(0.52 * 0.48 / 399)))
+    assert trials.sentence().endswith(": 2 of 4")
     assert found["finalists"] is None  # there is one alone
+
+
+def test_over_few_groups_intervals_are_wider():
+    some = results([], 0.5, 0.52, 0.46, 0.44, 0.1)
+    assert resolved(some, 4)["trials"].differ == 1  # Student's t of three degrees of freedom: 3.18
+    assert resolved(some, 1)["trials"].differ == 0
+    assert resolved(some, 0)["trials"].differ == 2  # not known how many
 
 
 def test_less_may_be_better():
     goal = Goal("accuracy", maximize=False)
-    assert resolved(results([finalist(1, 0.2)], 0.5, 0.52, 0.4, 0.1, goal=goal), SAMPLES)["trials"].differ == 3
+    assert resolved(results([], 0.5, 0.52, 0.4, 0.1, goal=goal), SAMPLES)["trials"].differ == 3
+    assert resolved(results([], 2.3, 0.9, goal=Goal("loss", maximize=False), error=0.1), SAMPLES)["trials"].differ == 1
 
 
-@pytest.mark.parametrize(
-    ("finalists", "scores"),
-    [
-        ([], (0.5, 0.1)),  # nothing is known of errors
-        ([finalist(1, 0.8, factor=1.5)], (0.5, 0.1)),  # no share: its error is another one
-        ([finalist(1, 0.8, factor=0.5)], (0.5, 0.1)),
-        ([finalist(1, 0.8)], (0.5,)),
-        ([finalist(1, 0.8)], (2.3, 0.9)),  # no share, though finalists' errors look like it: a loss, say
-    ],
-)
-def test_nothing_is_said_where_the_errors_of_trials_are_not_known(finalists, scores):
-    assert resolved(results(finalists, *scores), SAMPLES)["trials"] is None
+def test_where_trials_cannot_be_told_apart_the_line_says_what_helps():
+    alike = resolved(results([], 0.5, 0.51, 0.49, 0.5, 0.1), SAMPLES)["trials"]
+    assert (alike.others, alike.differ) == (4, 1)
+    assert "steps_per_trial" not in alike.sentence()
+    assert "steps_per_trial" in resolved(results([], 0.5, 0.51, 0.49, 0.5), SAMPLES)["trials"].sentence()
+
+
+def test_nothing_is_said_where_errors_are_not_known():
+    assert resolved(results([], 0.5), SAMPLES)["trials"] is None
+    known = results([], 0.5, 0.1)
+    without = replace(known, records=(known.records[0], replace(known.records[1], errors={})))
+    assert resolved(without, SAMPLES)["trials"] is None
 
 
 def test_finalists_are_resolved_by_what_they_were_compared_by():
     some = [
         finalist(0, 0.8, mean=0.8),
         finalist(1, 0.1, mean=0.75),
-        finalist(2, 0.8, mean=0.7),
+        finalist(2, 0.8, mean=0.6),
         finalist(3, 0.1, steps=5),
     ]
     found = resolved(results(some, 0.5, 0.1, 0.2, 0.3), SAMPLES)["finalists"]
-    assert found.to_json() == {"others": 2, "differ": 1, "standard_error": 0.05}  # 0.071 of a difference
+    # 0.071 of a difference, 0.139 to each side
+    assert found.to_json() == {"others": 2, "differ": 1, "standard_error": 0.05}
     assert found.sentence().startswith("Other finalists trained as long that differ")

@@ -119,12 +119,12 @@ def test_without_a_test_part_there_is_no_column_of_it() -> None:
 
 def test_random_search_is_a_line_with_how_its_network_differs_from_the_best() -> None:
     best, other = finalist(1, 0.95), finalist(-1, 0.9)
-    line = baseline_line(best, RandomBaseline(3, 80, other, failed=1), ACCURACY)
+    line = baseline_line(best, RandomBaseline(3, 80, other, failed=1), ACCURACY, 360)
     assert line.startswith("random search with as many steps (3 networks of 80, 1 of them failed): accuracy 0.9000")
     said = "On the test part the search's network has 0.0500 ± 0.0111 more accuracy than that of random search. One run"
     assert said in line
     assert "ahead" not in line
-    assert "none of its networks" in baseline_line(best, None, ACCURACY)
+    assert "none of its networks" in baseline_line(best, None, ACCURACY, 360)
 
 
 def test_the_best_value_of_each_goal_stands_out_on_a_terminal_only() -> None:

@@ -74,7 +74,7 @@ class Evaluator:
         self._budget = budget
         self._provenance = WeightProvenance()
         # what `score_all` gave, by architecture and checksums of its weights
-        self._known: dict[tuple[Architecture, str], Mapping[str, float]] = {}
+        self._known: dict[tuple[Architecture, str], Score] = {}
 
     def learn_from(self, trainer: Trainer) -> None:
         """Train with another trainer of the same relay from now on."""
@@ -207,12 +207,12 @@ class Evaluator:
         provenance: Mapping[str, object] = {}
         match segment.scored_on:
             case ScoredOn.SAMPLE:
-                scores = {"validation": Score(self._score(server, architecture, self._sample, goes_on=True))}
+                scores = {"validation": self._score(server, architecture, self._sample, goes_on=True)}
             case ScoredOn.VALIDATION:
                 scored = server.snapshot(path_states(self._pool, architecture))
                 provenance = self._provenance.entry(segment.weights, scored, architecture)
                 known = self._known.get((architecture, str(provenance["crc32"])))
-                scores = {"validation": Score(known or self._score(scored, architecture, self._validation))}
+                scores = {"validation": known or self._score(scored, architecture, self._validation)}
             case _:
                 if self._scorer is not self._trainer:
                     self._scorer.executor.use(server)
@@ -236,7 +236,7 @@ class Evaluator:
             keys = [(one.architecture, str(entry["crc32"])) for one, entry in zip(segments, entries, strict=True)]
             new = [key for key in keys if key not in self._known]
             architectures, most = [architecture for architecture, _ in new], self._budget.population_bytes
-            scored = self._trainer.evaluate_population(architectures, self._validation, max_bytes=most) if new else []
+            scored = self._trainer.score_population(architectures, self._validation, max_bytes=most) if new else []
             scores = {**self._known, **dict(zip(new, scored, strict=True))}
             self._consensus.any(False)  # see `run`
         except Exception as error:
@@ -248,11 +248,11 @@ class Evaluator:
         results = []
         for key, entry in zip(keys, entries, strict=True):
             try:
-                _finite(scores[key], step=self._budget.warmup_steps)
+                _finite(scores[key].values, step=self._budget.warmup_steps)
             except MetricError as error:
                 results.append(SegmentResult(error=error, seconds=seconds))
             else:
-                results.append(SegmentResult({"validation": Score(scores[key])}, provenance=entry, seconds=seconds))
+                results.append(SegmentResult({"validation": scores[key]}, provenance=entry, seconds=seconds))
         return results
 
     def score_all(self, architectures: Sequence[Architecture]) -> list[Mapping[str, float] | None]:
@@ -265,7 +265,7 @@ class Evaluator:
         has_buffers = any(self._server.layout(key).buffers for key in self._pool.states)
         for one, result in zip(architectures, results, strict=True):
             if result.error is None and not has_buffers:
-                self._known[one, str(result.provenance["crc32"])] = result.metrics
+                self._known[one, str(result.provenance["crc32"])] = result.scores["validation"]
         return [result.metrics if result.error is None else None for result in results]
 
     def score(self, architecture: Architecture) -> dict[str, float]:
@@ -276,13 +276,11 @@ class Evaluator:
         """
         try:
             server = self._server.snapshot(path_states(self._pool, architecture))
-            return dict(_finite(self._score(server, architecture, self._validation), step=0))
+            return dict(_finite(self._score(server, architecture, self._validation).values, step=0))
         finally:
             self._use_pool()
 
-    def _score(
-        self, server: ParamServer, architecture: Architecture, data: Samples, *, goes_on: bool = False
-    ) -> dict[str, float]:
+    def _score(self, server: ParamServer, architecture: Architecture, data: Samples, *, goes_on: bool = False) -> Score:
         """Metrics with these weights; BatchNorm's statistics are measured for this path.
 
         Where the weights are shared, or training goes on with them, that is on a copy, and the relay may keep it.
@@ -293,7 +291,7 @@ class Evaluator:
         elif server is not self._relay.server:
             self._relay.use(server)
         self._trainer.recalibrate(architecture)
-        return self._trainer.evaluate(architecture, data)
+        return self._trainer.score_population([architecture], data)[0]
 
     def _use_pool(self) -> None:
         """See [Note: back to the pool]."""

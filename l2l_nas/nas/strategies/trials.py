@@ -176,6 +176,7 @@ class TrialLoop:
             state,
             figures if is_scored else {},
             metrics=figures,
+            errors=result.scores["validation"].errors if is_scored else {},
             reason=one_line(str(result.error)) if result.error is not None else reason,
             weights=result.provenance,
             seconds=running.seconds,
@@ -333,6 +334,7 @@ class Proposer:
             cached=True,
             reason=earlier.reason,
             metrics=earlier.metrics,
+            errors=earlier.errors,
             weights=earlier.weights,
         )
 

@@ -12,6 +12,7 @@ parameters, the goals' values). Of a trial, as user attributes:
     seconds        float, s      what its training and scoring took
     metric_NAME    float         each metric of the validation part with the weights that the trial had, and each cost:
                                  parameters, flops, file_bytes, streamed_bytes, device_bytes (bytes), latency_ms (ms)
+    standard_error dict          of these metrics, over samples, where figures of each sample give it
     reason         str           why it was pruned, stopped or failed
     stopped        bool          it was stopped early; a constraint pruned the others that are pruned
     rungs          dict          metrics on its way, by "steps done/steps"; with one goal its values at these steps are
@@ -366,6 +367,7 @@ def attributes_of(record: TrialRecord) -> dict[str, Any]:
         "process": record.worker,
         "stopped": record.state == State.STOPPED,
         "rungs": {rung: dict(metrics) for rung, metrics in record.rungs.items()},
+        "standard_error": dict(record.errors),
     }
     return found | {name: value for name, value in more.items() if value}
 
@@ -394,6 +396,7 @@ def record_of(trial: FrozenTrial, goals: Sequence[Goal]) -> TrialRecord:
         weights=dict(attributes.get("weights", {})),
         worker=int(attributes.get("process", 0)),
         metrics={n.removeprefix("metric_"): v for n, v in attributes.items() if n.startswith("metric_")},
+        errors=dict(attributes.get("standard_error", {})),
         rungs=dict(attributes.get("rungs", {})),
     )
 

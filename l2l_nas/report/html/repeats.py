@@ -12,8 +12,9 @@ from markupsafe import Markup
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, axis_label
 from l2l_nas.report.html.frame import asset, environment, policy
+from l2l_nas.report.interval import LEVEL
 from l2l_nas.report.network import NOT_COUNTED, TEST, Network
-from l2l_nas.report.repeats import LEVEL, Comparison, Repeat, best_repeat, repeats_table
+from l2l_nas.report.repeats import Comparison, Repeat, best_repeat, repeats_table
 from l2l_nas.report.summary import Command, Setting
 
 

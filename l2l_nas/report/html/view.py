@@ -66,7 +66,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
     plots = [trade_off_charts(results, first, second) for first, second in results.trade_offs]
     beside = history.baseline if results.finalists else None
     leaders = results.leaders(_NUM_BEST)
-    apart = resolved(results, history.samples.get("validation", 0))
+    apart = resolved(results, history.count("validation"))
     first = next((one for one in results.finalists[:1] if one.has_mean), None)
     compared = first.num_validations if first is not None else 0
     winner = results.finalists[0].trial if results.finalists and summary.is_finished else None
@@ -92,7 +92,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "beside": beside,
         "baseline": tables.baseline_table(results, beside) if beside else None,
         "not_counted": NOT_COUNTED,
-        "margin": margin(results.finalists[0], beside.best, goal) if beside else "",
+        "margin": margin(results.finalists[0], beside.best, goal, history.count("test")) if beside else "",
         "curves": {"Finalists": finalist_curves(results), "Trials": trial_curves(results)},
         "leaders": [(network, _drawing(results.card, network, first=leaders[0])) for network in leaders],
         "trial_plots": [charts[-1] for charts in plots],

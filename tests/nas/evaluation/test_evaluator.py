@@ -29,7 +29,7 @@ def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_me
     pool = pool_of(*names)
     shared = ParamServer(pool, optimizer=AdamW(), seed=0, storage=SharedStorage(pool, optimizer=AdamW()))
     path = pool.architecture(["linear", *names, "linear"])
-    noted, evaluate, used = WeightProvenance.entry, Trainer.evaluate, []
+    noted, evaluate, used = WeightProvenance.entry, Trainer.score_population, []
 
     def entry(self, kind, server, architecture):
         found = noted(self, kind, server, architecture)
@@ -39,13 +39,13 @@ def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_me
                 state.mark_changed()
         return found
 
-    def score(self, architecture, split):
-        weights = (self.executor.server.state(key).weights for key in path_states(pool, architecture))
+    def score(self, architectures, split):
+        weights = (self.executor.server.state(key).weights for key in path_states(pool, architectures[0]))
         used.append("".join(f"{zlib.crc32(block.numpy().data):08x}" for block in weights))
-        return evaluate(self, architecture, split)
+        return evaluate(self, architectures, split)
 
     monkeypatch.setattr(WeightProvenance, "entry", entry)
-    monkeypatch.setattr(Trainer, "evaluate", score)
+    monkeypatch.setattr(Trainer, "score_population", score)
     result = evaluator_on(shared).run(Segment.of_trial(path, 0, budget(), done=0, server=None))
     assert result.error is None
     assert result.provenance["crc32"] == used[0]
@@ -57,14 +57,14 @@ def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_me
 def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp_path, monkeypatch):
     pool = pool_of("tanh", "relu", "wide", "skip", depth=3)
     sizes, records = [], {}
-    real = Trainer.evaluate_population
+    real = Trainer.score_population
     monkeypatch.setitem(SAMPLERS, "random", lambda seed, trials: optuna.samplers.RandomSampler(seed=seed))
 
-    def evaluate_population(self, architectures, split, **options):
+    def score_population(self, architectures, split, **options):
         sizes.append(len(architectures))
         return real(self, architectures, split, **options)
 
-    monkeypatch.setattr(Trainer, "evaluate_population", evaluate_population)
+    monkeypatch.setattr(Trainer, "score_population", score_population)
     for population in (1, 7):
         folder = tmp_path / str(population)
         folder.mkdir()
@@ -74,16 +74,23 @@ def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp
         records[population] = [(r.architecture, r.values) for r in study.records if not r.cached]
         for record in study.records:  # what was proposed twice has the first one's values
             assert record.values == next(r for r in study.records if r.architecture == record.architecture).values
-    assert sizes == [7, 7, 6]
+    assert sizes == [*[1] * 20, 7, 7, 6]
     assert records[7] == records[1]  # Optuna's random sampler proposes the same, whoever tells it what
 
 
 @pytest.mark.slow
 def test_trials_that_train_or_that_measure_batchnorm_go_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "evaluate_population", None)
+    sizes, real = [], Trainer.score_population
+
+    def score_population(self, architectures, split, **options):
+        sizes.append(len(architectures))
+        return real(self, architectures, split, **options)
+
+    monkeypatch.setattr(Trainer, "score_population", score_population)
     for name, pool, steps_per_trial in (("trains", pool_of("tanh", "relu"), 1), ("norm", pool_of("tanh", "normed"), 0)):
         folder = tmp_path / name
         folder.mkdir()
         search, _, study, _ = search_on(folder, pool, spend=budget(steps_per_trial=steps_per_trial, population=9))
         search.run()
         assert counts(study.records)["complete"] == 4
+    assert set(sizes) == {1}

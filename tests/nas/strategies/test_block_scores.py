@@ -214,13 +214,13 @@ def taken_apart(folder, rounds):
 def test_a_search_that_scores_networks_whole_finds_the_better_one_and_scores_none_twice(tmp_path, monkeypatch):
     plain = taken_apart(tmp_path / "plain", 1)
     assert plain.best.architecture.choices == ("skip", "skip", "own", "own")
-    scored, real = [], fit.evaluate_population
+    scored, real = [], fit.score_population
 
-    def evaluate_population(executor, networks, split, **options):
+    def score_population(executor, networks, split, **options):
         scored.extend(networks)
         return real(executor, networks, split, **options)
 
-    monkeypatch.setattr(fit, "evaluate_population", evaluate_population)
+    monkeypatch.setattr(fit, "score_population", score_population)
     found = taken_apart(tmp_path / "whole", 3)
     assert set(found.best.architecture.choices[:2]) == {"own", "skip"}
     assert found.best.values["loss"] < plain.best.values["loss"] / 2

@@ -63,7 +63,7 @@ def test_batch_norm_is_scored_with_statistics_of_its_own_path_and_shared_ones_st
     pool = pool_of("normed", depth=2)
     search, relay, _, _ = search_on(tmp_path, pool, spend=budget(warmup_steps=6, trials=1, finalist_steps=0))
     seen = []
-    real = Trainer.evaluate
+    real = Trainer.score_population
 
     def evaluate(self, architecture, split):
         before = weights_of(search.context.server)
@@ -72,7 +72,7 @@ def test_batch_norm_is_scored_with_statistics_of_its_own_path_and_shared_ones_st
         seen.append((self.executor.server, weights_of(self.executor.server), before))
         return metrics
 
-    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    monkeypatch.setattr(Trainer, "score_population", evaluate)
     search.run()
     server, used, shared = seen[0]
     assert server is not relay.server

@@ -173,7 +173,7 @@ def test_the_test_part_decides_nothing(tmp_path):
 
 def test_the_test_part_is_looked_at_once_for_each_finalist_and_never_else(tmp_path, monkeypatch):
     split, seen = data(), []
-    for method in ("score", "evaluate", "evaluate_population"):
+    for method in ("score", "evaluate", "evaluate_population", "score_population"):
         real = getattr(Trainer, method)
 
         def noted(self, architecture, part, *, real=real, **options):
