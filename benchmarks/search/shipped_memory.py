@@ -6,7 +6,7 @@ FOLDER has `fashion_mnist_6k.npz` and `cifar10_5k.npz`, made by `python -m bench
 `cluttered_digits`, comes with the program. The scores are those that the bench `search_chain` measured: 100 random
 networks, each trained from two first weights, scored on the validation part after a tenth of the steps and at the end.
 The samples themselves are needed to tell later which runs have the same: digests of a default run's parts, and of those
-that were measured.
+that were measured; and hashes of the validation samples.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from l2l_nas.nas.memory import EarlierTask, Memory, Remembered
 from l2l_nas.runs.learn_from import SHIPPED_FILE
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.section_settings import DataConf, SpaceConf
+from l2l_nas.training.overlap import RowHashes
 from l2l_nas.training.problem import Problem
 
 TASKS = ("cluttered_digits", "cifar10_5k", "fashion_mnist_6k")
 _MEASURED = 0.25  # shares of validation and test of the bench
+_MOST_ROWS = 256  # hashes of each task: a twentieth of what its scores take
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,18 +39,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     """Write it."""
-    tasks, same = [], {}
+    tasks, same, rows = [], {}, {}
     for name in TASKS:
         source = str(options.images / f"{name}.npz") if name != TASKS[0] else name
-        task, same[name] = task_of(name, source, read_json(RESULTS / f"search_chain_{name}.json"))
+        task, same[name], chosen_by = task_of(name, source, read_json(RESULTS / f"search_chain_{name}.json"))
         tasks.append(task)
-    content = {**Memory(tuple(tasks)).to_json(), "same_data": same}
+        rows[name] = chosen_by.to_json()
+    content = {**Memory(tuple(tasks)).to_json(), "same_data": same, "validation_rows": rows}
     write_atomically(options.out, json.dumps(content, separators=(",", ":")) + "\n")
     print(f"{options.out}: {', '.join(f'{one.name} {len(one.networks)} scores' for one in tasks)}")
 
 
-def task_of(name: str, source: str, result: Any) -> tuple[EarlierTask, list[str]]:
-    """An earlier task, and digests of runs on the same data.
+def task_of(name: str, source: str, result: Any) -> tuple[EarlierTask, list[str], RowHashes]:
+    """An earlier task, digests of runs on the same data, and hashes of the samples that its scores are of.
 
     Raises:
         DataError: these are not the data that were measured.
@@ -70,7 +73,8 @@ def task_of(name: str, source: str, result: Any) -> tuple[EarlierTask, list[str]
         for share, stage in ends.items():
             networks += [Remembered(params, round(share, 4), {metric: run[index]}) for run in result["stages"][stage]]
     same = {digest for data in (default, measured) for digest in (data.digest, data.test_digest)}
-    return EarlierTask(name, default.digest, tuple(networks)), sorted(same)
+    rows = RowHashes.of(measured.validation, most=_MOST_ROWS)
+    return EarlierTask(name, default.digest, tuple(networks)), sorted(same), rows
 
 
 def _problem(source: str, fraction: float = DataConf().validation_fraction) -> Problem:

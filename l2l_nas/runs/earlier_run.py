@@ -9,12 +9,14 @@ little of what a network comes to, so of such a run only the finalists count: th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from l2l_nas.errors import L2LError, StorageError
+from l2l_nas.files import read_json
 from l2l_nas.nas.evaluation.stage_score import by_stage
 from l2l_nas.nas.memory import is_score
 from l2l_nas.nas.objectives import Goal
@@ -26,6 +28,7 @@ from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder, is_locked
 from l2l_nas.runs.resume import last_end
 from l2l_nas.runs.saved import SavedRun, is_repeated, name_in
+from l2l_nas.training.overlap import RowHashes, chosen_by
 
 # strategies whose trials train from first weights, where search.trial_weights says so
 _PLAIN = ("default", RANDOM)
@@ -63,6 +66,7 @@ class EarlierRun:
         positions: of all, in order.
         whole_steps: of a training to the end.
         scores: of trials and finalists.
+        chosen_by: its validation samples; None: its result does not tell.
     """
 
     data: str
@@ -70,6 +74,7 @@ class EarlierRun:
     positions: tuple[str, ...]
     whole_steps: int
     scores: tuple[NetworkScore, ...]
+    chosen_by: RowHashes | None = None
 
 
 def read_earlier_run(root: Path, *, goal: Goal, metrics: Collection[str], must_be_finished: bool) -> EarlierRun:
@@ -122,7 +127,15 @@ def read_earlier_run(root: Path, *, goal: Goal, metrics: Collection[str], must_b
         tuple(content.space["order"]),
         max(recipe.whole_steps, *(one.steps for one in scores)),
         scores,
+        _chosen_by(folder),
     )
+
+
+def _chosen_by(folder: RunFolder) -> RowHashes | None:
+    """The samples that a run chose by, as far as its result is there and tells."""
+    with contextlib.suppress(StorageError):  # damaged: scores are in the study
+        return chosen_by(read_json(folder.result)) if folder.result.exists() else None
+    return None
 
 
 def _refuse_other_goal(goal: Goal, config: Mapping[str, Any]) -> None:

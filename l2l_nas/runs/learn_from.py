@@ -27,6 +27,7 @@ from l2l_nas.runs.locate import is_builtin
 from l2l_nas.runs.saved import is_repeated
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.pool import LayerPool
+from l2l_nas.training.overlap import HeldOut, RowHashes
 from l2l_nas.training.problem import Problem
 
 AUTO, SHIPPED = "auto", "shipped"
@@ -48,6 +49,7 @@ class Learner:
         digests: of its data, and of their test part.
         source: of its data, where the settings name it; else empty.
         folder: its own, which it does not learn from; of one of several repeats, that of all.
+        test: its test part, which earlier runs may have chosen by; None: there is none.
     """
 
     pool: LayerPool
@@ -56,6 +58,7 @@ class Learner:
     digests: frozenset[str]
     source: str
     folder: Path
+    test: HeldOut | None = None
 
     @property
     def positions(self) -> tuple[str, ...]:
@@ -118,6 +121,7 @@ def learned_by(conf: SearchConf, problem: Problem, goal: Goal) -> Learned | None
         digests=frozenset({problem.data.digest, problem.data.test_digest} - {""}),
         source=conf.data.source if is_builtin(conf.space.pool) else "",
         folder=folder.of_all_repeats,
+        test=None if problem.data.test is None else HeldOut(problem.data.test),
     )
     goes_on = bool(conf.resume) and folder.config.exists()  # one that was killed before it had settings begins
     if goes_on and (folder.memory.exists() or folder.is_begun):
@@ -166,7 +170,7 @@ def learn(text: str, learner: Learner) -> Learned:
         for task in memory.tasks
         if task.data in learner.digests
     )
-    return Learned(memory, (*tasks.notes, *own))
+    return Learned(memory, (*tasks.warnings, *tasks.notes, *own))
 
 
 @dataclass
@@ -175,6 +179,7 @@ class _Tasks:
 
     learner: Learner
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # of earlier runs that chose by the test part's samples
     _runs: dict[str, list[tuple[str, EarlierRun]]] = field(default_factory=dict)
     _files: dict[str, list[EarlierTask]] = field(default_factory=dict)
     _folders: set[Path] = field(default_factory=set)
@@ -215,7 +220,7 @@ class _Tasks:
             self.notes.append(f"auto leaves out {_grouped(left)}")
 
     def add_shipped(self) -> None:
-        """What comes with the program, without what it tells of the search's own data, known by digest or name.
+        """What comes with the program, without what it tells of the search's own data: known by digest, name or rows.
 
         Raises:
             SettingError: nothing of it is of use here.
@@ -224,6 +229,8 @@ class _Tasks:
         memory = Memory.from_json(content, SHIPPED_FILE)
         own = {name for name, digests in content["same_data"].items() if asked.digests & set(digests)}
         own |= {task.name for task in memory.tasks if task.name == Path(asked.source).stem}
+        rows = {name: RowHashes.from_json(one) for name, one in content["validation_rows"].items()}
+        own |= {name for name, one in rows.items() if one and asked.test and asked.test.overlap(one)}
         self.notes += [f"{SHIPPED} leaves out {name}: this search has the same data" for name in sorted(own)]
         self._add_tasks([task for task in memory.tasks if task.name not in own], SHIPPED)
 
@@ -274,8 +281,20 @@ class _Tasks:
         scores = self._fitting(run.scores, name)
         if not scores:
             raise UnusableRun(_NOTHING_ALIKE)
+        self._compare_rows(name, run.chosen_by)
         self._runs.setdefault(run.data, []).append((name, replace(run, scores=scores)))
         self._folders.add(root.resolve())
+
+    def _compare_rows(self, name: str, chosen_by: RowHashes | None) -> None:
+        """Note how many of the search's own test samples an earlier run chose by. See [Note: overlap]."""
+        if self.learner.test is None:
+            return
+        if chosen_by is None:
+            self.notes.append(f"{name}: it does not tell by which samples it chose; test samples may be among them")
+        elif overlap := self.learner.test.overlap(chosen_by):
+            self.warnings.append(
+                f"warning: {name} chose by {overlap} of this search, whose test score will be too good"
+            )
 
     def _fitting(self, networks: Sequence[_Network], name: str) -> tuple[_Network, ...]:
         """Those of another space that this one has, by their candidates at its positions with a choice.

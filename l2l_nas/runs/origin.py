@@ -26,6 +26,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data
 from l2l_nas.training.export import Export, ExportError, export_network
+from l2l_nas.training.overlap import RowHashes
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.samples import num_groups
 
@@ -69,6 +70,11 @@ def describe_data(data: Data) -> dict[str, Any]:
         "digest": data.digest,
         "test_digest": data.test_digest,
     }
+
+
+def rows_chosen_by(data: Data) -> dict[str, Any]:
+    """Of a result: by which samples it chose, for a later run whose test part may have them. See [Note: overlap]."""
+    return {"validation_rows": RowHashes.of(data.validation).to_json()}
 
 
 def identity(choices: Sequence[str], values: Mapping[str, float]) -> dict[str, Any]:

@@ -45,7 +45,16 @@ from l2l_nas.runs.groups import flat
 from l2l_nas.runs.locate import is_builtin, load_data
 from l2l_nas.runs.mesh import mesh_of, ranks_of_worker
 from l2l_nas.runs.numbers import is_cold
-from l2l_nas.runs.origin import NO_TEST, describe_data, export_or_warn, identity, sizes, versions, write_architecture
+from l2l_nas.runs.origin import (
+    NO_TEST,
+    describe_data,
+    export_or_warn,
+    identity,
+    rows_chosen_by,
+    sizes,
+    versions,
+    write_architecture,
+)
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.progress import Log
 from l2l_nas.runs.settings import SearchConf
@@ -206,7 +215,7 @@ class Output:
                 continue
             write_yaml(folder.config, config)
             write_architecture(folder, self.components.problem.pool, one.architecture)
-            data = describe_data(self.components.problem.data)
+            data = describe_data(self.components.problem.data) | rows_chosen_by(self.components.problem.data)
             result = {"best": one.entry(), **_measured(search, one), "data": data, "versions": versions()}
             write_json(folder.result, result)
 
@@ -243,7 +252,7 @@ class Output:
                 ],
                 "coverage": coverage.to_json(),
                 "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in search.goals],
-                "data": describe_data(self.components.problem.data),
+                "data": describe_data(self.components.problem.data) | rows_chosen_by(self.components.problem.data),
                 "seconds": round(seconds, 2),
                 "versions": versions(),
                 **mesh_of(self.components.server),

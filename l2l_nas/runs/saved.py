@@ -27,6 +27,7 @@ from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.data import Data, other_data
+from l2l_nas.training.overlap import HeldOut, chosen_by
 from l2l_nas.training.problem import Problem
 
 
@@ -120,7 +121,10 @@ class LoadedRun:
 
 
 def data_warning(data: Data, result: object, run: Path) -> str:
-    """What to tell where data are not those that a run was made with, as far as its result tells; else nothing."""
+    """What to tell where data are not those that a run was made with, as far as its result tells; else nothing.
+
+    Of these data's test samples it says how many the run chose by. See [Note: overlap].
+    """
     recorded = result.get("data") if isinstance(result, dict) else None
     if not isinstance(recorded, dict):
         return ""
@@ -128,7 +132,10 @@ def data_warning(data: Data, result: object, run: Path) -> str:
     parts = [other] * bool(other) + ["test"] * (recorded.get("test_digest") != data.test_digest)
     if not parts:
         return ""
-    return f"the {' and '.join(parts)} data are others than those of {run}; figures cannot be compared with its own"
+    line = f"the {' and '.join(parts)} data are others than those of {run}; figures cannot be compared with its own"
+    rows = chosen_by(result)
+    overlap = HeldOut(data.test).overlap(rows) if rows is not None and data.test is not None else ""
+    return f"{line}; it chose by {overlap}, so that a test score is too good" if overlap else line
 
 
 def load_found(

@@ -7,9 +7,9 @@ are a group (`Samples.groups`), and other groups might have been drawn; without 
 Where a metric is a function of sums of figures of each sample, such as a ratio of two sums, its error is that of its
 linear part (Woodruff, Journal of the American Statistical Association 66, 1971; Wolter, Introduction to Variance
 Estimation, chapter 6): u = sum of slope_k * figure_k over the figures of a group, slope_k being the derivative of the
-metric by the sum of that figure; the variance is n / (n - 1) times the sum of u^2 over all n groups. For accuracy it is
-p (1 - p) / (n - 1), for a mean over tokens that of the ratio of losses to tokens of a sequence. Only sums of products
-of figures are kept, so that it does not depend on how samples are cut in batches, or shared by ranks.
+metric by the sum of that figure; the variance is n / (n - 1) times the sum of (u - mean)^2 over all n groups. For
+accuracy it is p (1 - p) / (n - 1), for a mean over tokens that of the ratio of losses to tokens of a sequence. Only
+sums of products of figures are kept, so that it does not depend on how samples are cut in batches, or shared by ranks.
 
 Metrics that no figures of a sample give (macro F1, explained variance, functions of the user's own) are measured
 without one part of the samples after the other (the jackknife: Efron and Stein, The Annals of Statistics 9(3), 1981).
@@ -155,6 +155,7 @@ class _Figures:
         if self._count < 2:
             return {}
         products = self._products if self._of_groups is None else self._of_groups.T @ self._of_groups
+        products = products - self._totals.outer(self._totals) / self._count  # around the mean
         values, copied = self._finish(self._totals), self._finish(_COPIES * self._totals)
         steps = [
             (self._finish(_COPIES * self._totals + one), self._finish(_COPIES * self._totals - one))

@@ -8,6 +8,7 @@ from pathlib import Path
 from l2l_nas.nas.memory import Memory
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.runs.learn_from import Learned, Learner, learn
+from l2l_nas.training.overlap import HeldOut
 from l2l_nas.training.problem import Problem
 
 # a race of the tiny pool: trials are the first of 9 steps of a finalist's training
@@ -21,7 +22,9 @@ ACCURACY = Goal("accuracy", maximize=True)
 def learner(problem: Problem, *, goal: Goal = ACCURACY, folder: str = "new", source: str = "") -> Learner:
     """A search that would run in this folder."""
     digests = frozenset({problem.data.digest, problem.data.test_digest})
-    return Learner(problem.pool, goal, {"accuracy": True, "loss": False}, digests, source, Path(folder))
+    metrics = {"accuracy": True, "loss": False}
+    test = None if problem.data.test is None else HeldOut(problem.data.test)
+    return Learner(problem.pool, goal, metrics, digests, source, Path(folder), test)
 
 
 def learned(problem: Problem, text: str, **about) -> Learned:

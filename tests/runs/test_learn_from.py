@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,13 +62,26 @@ def remembered(accuracy: float = 0.5, **params: str) -> Remembered:
 def test_runs_on_the_same_data_are_one_task(runs, problem):
     found = learned(problem, "runs/a,runs/b,runs/c")
     assert [one.name for one in found.memory.tasks] == ["runs/a, runs/b", "runs/c"]
-    assert found.notes == (OWN_DATA.format("runs/a, runs/b"),)
+    assert found.notes[1:] == (OWN_DATA.format("runs/a, runs/b"),)
     shares = {one.share for one in found.memory.tasks[0].networks}
     assert {1 / 3, 1.0} <= shares
     assert max(shares) == 1.0
     alone = [learned(problem, f"runs/{name}").memory.tasks[0].networks for name in "ab"]
     assert found.memory.tasks[0].networks == (*alone[0], *alone[1])
     assert found.memory.tasks[0].data == problem.data.digest
+
+
+def test_an_earlier_run_that_chose_by_test_samples_of_the_search_is_told(runs, problem):
+    """Run c has other data, of which some samples are those of this search's test part."""
+    result = Path("runs/c/result.json")
+    (note,) = learned(problem, "runs/c").notes
+    assert note.startswith("warning: runs/c chose by 4 of the 32 test samples")
+    assert learned(problem, "runs/a").notes == (OWN_DATA.format("runs/a"),)
+    for damaged in ('{"data": {"digest": "0"}}', "{", None):  # of an earlier version; damaged; not finished
+        result.unlink() if damaged is None else result.write_text(damaged)
+        assert "does not tell by which samples" in learned(problem, "runs/c").notes[0]
+    untested = replace(problem, data=replace(problem.data, test=None))
+    assert learned(untested, "runs/c").notes == ()
 
 
 def test_a_task_without_a_name_is_called_by_its_file(problem):
@@ -128,7 +142,7 @@ def test_a_run_that_is_at_work_is_refused_where_it_is_named_and_left_out_of_auto
     with locked(runs / "a"):
         with pytest.raises(SettingError, match=r"search\.learn_from=runs/a: still at work"):
             learned(problem, "runs/a")
-        assert "a (still at work)" in learned(problem, "auto", folder="runs/new").notes[0]
+        assert "a (still at work)" in learned(problem, "auto", folder="runs/new").notes[1]
 
 
 @pytest.mark.parametrize(

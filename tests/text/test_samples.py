@@ -16,6 +16,7 @@ from l2l_nas.text.samples import Masking
 from l2l_nas.text.token_file import token_file
 from l2l_nas.text.tokenizer import Bytes, load_tokenizer
 from l2l_nas.training.data import Batches
+from l2l_nas.training.samples import num_groups
 from tests.text.test_token_file import write_json
 
 TEXTS = ["".join(random.Random(n).choices("abc de", k=random.Random(-n).randint(1, 90))) for n in range(60)]
@@ -40,6 +41,17 @@ def test_packed_sequences_are_the_text_shifted_by_one(source, tmp_path):
         assert inputs.tolist() == [row[:-1] for row in rows]
         assert targets.tolist() == [row[1:] for row in rows]
         assert inputs.dtype == targets.dtype == torch.int64
+
+
+def test_sequences_of_a_document_are_a_group(tmp_path):
+    """Documents of 40 tokens in sequences of 16: those that begin in one."""
+    source = str(write_json(tmp_path / "a.jsonl", ["a" * 39] * 40))
+    data = data_of(source, tmp_path, length=16, splits=(20, 10, 10))
+    first = int(data.validation.groups[0])
+    assert (data.validation.groups - first).tolist() == [16 * row // 40 for row in range(len(data.validation))]
+    assert num_groups(data.validation) == 10
+    one = data_of(str(write_json(tmp_path / "one.jsonl", ["a" * 900])), tmp_path, length=16, splits=(2, 1))
+    assert num_groups(one.validation) == len(one.validation)  # a document alone: each sequence is one
 
 
 def test_sequences_that_begin_with_a_token_have_all_others_as_targets(source, tmp_path):

@@ -139,6 +139,7 @@ def test_cluttered_digits_are_the_digits_of_each_part_among_pieces_of_others_and
     for name, split in data.parts.items():
         source = plain.parts[name]
         assert torch.equal(split.targets, source.targets.repeat(4))
+        assert torch.equal(split.groups, torch.arange(len(source)).repeat(4))  # images of one digit
         assert float(split.inputs[0].min()) >= 0
         assert float(split.inputs[0].max()) <= 1
         spots = set()

@@ -19,9 +19,10 @@ def measured(name: str):
 
 def test_a_task_is_made_of_the_results_again():
     shipped = json.loads(SHIPPED_FILE.read_text())
-    task, same = task_of(TASKS[0], TASKS[0], measured(TASKS[0]))
+    task, same, rows = task_of(TASKS[0], TASKS[0], measured(TASKS[0]))
     assert Memory.from_json(shipped).tasks[0] == task
     assert shipped["same_data"][TASKS[0]] == same
+    assert shipped["validation_rows"][TASKS[0]] == rows.to_json()
 
 
 @pytest.mark.parametrize("name", TASKS)
