@@ -34,24 +34,24 @@ class RowHashes:
         samples: of the part.
         hashed: how many of them were read.
         distinct: of these, how many have hashes of their own.
-        hashes: the lowest of these, in order; uint64.
+        hashes: the lowest of these, in order.
     """
 
     samples: int
     hashed: int
     distinct: int
-    hashes: np.ndarray
+    hashes: tuple[int, ...]
 
     @classmethod
     def of(cls, part: Samples, *, most: int = _MOST) -> RowHashes:
         """Of a part; keeps so many hashes. Raises DataError: a sample cannot be read."""
         found = hashes_of(part)
         distinct = np.unique(found)
-        return cls(len(part), len(found), len(distinct), distinct[:most])
+        return cls(len(part), len(found), len(distinct), tuple(distinct[:most].tolist()))
 
     def to_json(self) -> dict[str, Any]:
         """As results hold it."""
-        text = base64.b64encode(self.hashes.astype("<u8").tobytes()).decode()
+        text = base64.b64encode(np.array(self.hashes, dtype="<u8").tobytes()).decode()
         return {"samples": self.samples, "hashed": self.hashed, "distinct": self.distinct, "hashes": text}
 
     @classmethod
@@ -63,7 +63,7 @@ class RowHashes:
         except (TypeError, KeyError, ValueError):
             return None
         is_known = all(type(one) is int for one in counts) and 0 < len(hashes) <= counts[2] <= counts[1] <= counts[0]
-        return cls(*counts, np.unique(hashes)) if is_known else None
+        return cls(counts[0], counts[1], counts[2], tuple(np.unique(hashes).tolist())) if is_known else None
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class HeldOut:
         """How many of its samples an earlier run chose by, in words: "355 of the 360 test samples"; empty for none."""
         mine = self._hashes
         is_all = len(chosen_by.hashes) == chosen_by.distinct
-        comparable = mine if is_all else mine[mine <= chosen_by.hashes[-1]]
-        found = int(np.isin(comparable, chosen_by.hashes).sum())
+        comparable = mine if is_all else mine[mine <= np.uint64(chosen_by.hashes[-1])]
+        found = int(np.isin(comparable, np.array(chosen_by.hashes, dtype=np.uint64)).sum())
         if not found:
             return ""
         share = min(1.0, found / len(comparable) * chosen_by.samples / chosen_by.hashed)
