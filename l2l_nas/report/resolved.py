@@ -34,11 +34,11 @@ class Resolved:
 
     def sentence(self) -> str:
         """In words: "Other trials whose 95 % interval of the difference to the best one leaves out 0: 20 of 26"."""
-        told = (
+        sentence = (
             f"Other {self.what} that differ from the best one (the 95 % interval of the difference leaves out 0): "
             f"{self.differ:,} of {self.others:,}"
         )
-        return f"{told}; {self.advice}" if self.advice and self.differ < _FEW * self.others else told
+        return f"{sentence}; {self.advice}" if self.advice and self.differ < _FEW * self.others else sentence
 
 
 def resolved(results: Results, count: int) -> dict[str, Resolved | None]:

@@ -239,11 +239,6 @@ def evaluate_population(
     Raises:
         SettingError, SpaceError: an argument of another type, or an architecture that is none of the pool.
     """
-    check_kind("evaluate: split", split, Samples, wanted="samples, such as Data.validation")
-    if max_bytes is not None:
-        check_count("evaluate: max_bytes", max_bytes)
-    given = check_list("evaluate: architectures", architectures, of=object, wanted="architectures")
-    architectures = [Architecture.from_choices(one) for one in given]
     found = score_population(executor, architectures, split, task=task, micro_batch=micro_batch, max_bytes=max_bytes)
     return [dict(one.values) for one in found]
 
@@ -262,7 +257,15 @@ def score_population(
 
     Args:
         with_errors: whether the others are wanted, too. See [Note: error bars].
+
+    Raises:
+        SettingError, SpaceError: an argument of another type, or an architecture that is none of the pool.
     """
+    check_kind("evaluate: split", split, Samples, wanted="samples, such as Data.validation")
+    if max_bytes is not None:
+        check_count("evaluate: max_bytes", max_bytes)
+    given = check_list("evaluate: architectures", architectures, of=object, wanted="architectures")
+    architectures = [Architecture.from_choices(one) for one in given]
     task = learned(task, executor)
     groups, reduced, exchange = groups_of(split), of_samples(task), executor.server.everyone
     tallies = [Tally(task, groups, with_errors=with_errors, reduced=reduced, exchange=exchange) for _ in architectures]

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.timing import machine
 from l2l_nas.files import parsing, read_json, write_atomically
+from l2l_nas.report.interval import is_resolved
 
 NAME = "search_peers"
 
@@ -107,7 +108,13 @@ class Difference:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.value:+.2f} ± {self.error:.2f} ({self.count})"
+        mark = "" if self.is_resolved else " not resolved"
+        return f"{self.value:+.2f} ± {self.error:.2f} ({self.count}){mark}"
+
+    @property
+    def is_resolved(self) -> bool:
+        """See [Note: resolved]; degrees of freedom are those of the task with the fewest repetitions."""
+        return is_resolved(self.value, self.error, self.count)
 
 
 def difference(truths: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
