@@ -122,7 +122,7 @@ class Kaboom(Exception):
 
 
 @pytest.mark.parametrize("error", [Kaboom, Stopped, KeyboardInterrupt, NonFiniteError])
-@pytest.mark.parametrize("where", ["fit", "evaluate"])
+@pytest.mark.parametrize("where", ["fit", "score_population"])
 def test_the_relay_serves_the_pool_again_whatever_a_trial_raises(tmp_path, monkeypatch, error, where):
     pool = pool_of("tanh", "relu")
     spend = budget(warmup_steps=0, trials=1, trial_weights="fork")
