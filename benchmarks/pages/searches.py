@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import RESULTS
-from benchmarks.pages.writing import bullets, markdown, points, raw, reach
+from benchmarks.pages.writing import bullets, markdown, points, raw
 from benchmarks.search.search_memory import over_tasks, summary
 from benchmarks.search.simulated.comparison import Found
 from benchmarks.search.simulated.comparison import summary as compared
+from l2l_nas.report.interval import reach
 
 TASKS = {
     "cluttered_digits": "cluttered digits",
@@ -77,9 +78,7 @@ def memory() -> str:
     lines = []
     for side, other, end in _SIDES:
         name = f"minus {other}"
-        mean = over_tasks(list(found[end].values()))[f"{side} {name}"]
-        half = 1.96 * mean["standard_error"]  # of three tasks with nine degrees of freedom each
-        about = {"mean": mean["mean"], "low": mean["mean"] - half, "high": mean["mean"] + half}
+        about = _mean(list(found[end].values()), f"{side} {name}")
         cells = [points(found[end][task][side][name]) for task in TASKS]
         lines.append([f"`{side}` minus `{other}`", *cells, f"**{points(about)}**"])
     return markdown([*_HEAD, "mean of tasks"], lines)
@@ -106,10 +105,6 @@ def _peers() -> dict[tuple[str, float, str], Any]:
     return {(row["landscape"], row["budget"], row["method"]): row["mean"] for row in rows}
 
 
-def _is_resolved(difference: Any) -> bool:
-    return abs(difference.value) > reach(difference.count) * difference.error
-
-
 def peers() -> str:
     """Methods minus the race, simulated; in brackets what is not resolved."""
     found = _peers()
@@ -127,7 +122,7 @@ def _cell(difference: Any) -> str:
     if difference is None:
         return ""
     told = f"{difference.value:+.2f} ± {difference.error:.2f}"
-    return told if _is_resolved(difference) else f"({told})"
+    return told if difference.is_resolved else f"({told})"
 
 
 def peers_counted() -> str:
@@ -139,7 +134,7 @@ def peers_counted() -> str:
         counted = []
         for budget in sorted({budget for place, budget, _ in found if place == landscape}):
             known = [found[landscape, budget, m] for m in others if found.get((landscape, budget, m)) is not None]
-            below = sum(one.value < 0 and _is_resolved(one) for one in known)
+            below = sum(one.value < 0 and one.is_resolved for one in known)
             counted.append(f"{below} of {len(known)} at {budget:g}")
         lines.append(
             f"`{landscape}`: the race is ahead of {', '.join(counted)} trainings; the others are not resolved."
@@ -199,8 +194,13 @@ def nas201_ahead() -> str:
 def mean_ahead(side: str, over: str, end: str = "") -> dict[str, float]:
     """The mean over tasks of what a side is ahead by, with a 95 % interval; shares."""
     tasks = [summary(raw(f"search_memory_{task}{end}")["rows"]) for task in TASKS]
-    about = over_tasks(tasks)[f"{side} minus {over}"]
-    half = 1.96 * about["standard_error"]
+    return _mean(tasks, f"{side} minus {over}")
+
+
+def _mean(tasks: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    """A mean over tasks with its interval; degrees of freedom are those of the task with the fewest seeds."""
+    about = over_tasks(tasks)[name]
+    half = reach(about["standard_error"], min(one[name.partition(" ")[0]]["seeds"] for one in tasks))
     return {"mean": about["mean"], "low": about["mean"] - half, "high": about["mean"] + half}
 
 

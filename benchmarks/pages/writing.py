@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks import RESULTS
 from l2l_nas.files import read_json
+from l2l_nas.report.interval import is_resolved
 
 
 def raw(name: str) -> Any:
@@ -37,14 +38,7 @@ def points(about: Mapping[str, float], digits: int = 1) -> str:
     return f"{mean:+.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def reach(count: int) -> float:
-    """Half a 95 % interval in standard errors: Student's of so many values."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(count - 1, 0.975))
-
-
 def in_errors(difference: float, error: float, count: int) -> str:
     """A difference in standard errors; in brackets where its 95 % interval holds 0, so that it is not resolved."""
     ahead = difference / error if error else math.inf
-    return f"{ahead:+.1f}" if abs(ahead) > reach(count) else f"({ahead:+.1f})"
+    return f"{ahead:+.1f}" if is_resolved(difference, error, count) else f"({ahead:+.1f})"

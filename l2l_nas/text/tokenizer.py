@@ -282,7 +282,7 @@ def _load(name: str) -> Tokenizer:
     if (path / "tokenizer.json").exists():
         made = _read(path / "tokenizer.json")
     elif pair is not None:
-        made = _byte_level(*(path / file for file in pair), about)
+        made = _byte_level(path / pair[0], path / pair[1], about)
     elif (path / "vocab.txt").exists():
         made = _word_piece(path / "vocab.txt", about)
     else:
