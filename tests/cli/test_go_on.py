@@ -264,7 +264,7 @@ def test_a_pool_of_ones_own_is_named_again_with_the_word_that_is_told(finished, 
     assert main(["search", "resume=run", word]) == 0
     for command in ("evaluate", "export", "train"):
         line = refused(command, "run=run")
-        assert line.endswith(f"run: that run's pool is one of your own; name it again: {OWN}")
+        assert line.endswith(f"run: space.pool is never taken from a folder; name it again: {OWN}")
         assert "no setting 'pool'; did you mean 'space.pool'?" in refused(command, "run=run", "pool=tiny.py:build")
         if command != "train":
             assert "no setting 'resume'; did you mean 'run'?" in refused(command, "resume=run")
@@ -289,7 +289,7 @@ def test_numbered_folders_of_a_sweep_stay_so_in_a_config_file_too(pool, refused)
 @pytest.mark.slow
 def test_a_run_of_a_version_with_fewer_settings_goes_on(finished, refused):
     config = config_of("run")
-    del config["search"]["catch_up_fraction"], config["search"]["study"], config["relay"]["trace"], config["strategy"]
+    del config["search"]["catch_up_fraction"], config["relay"]["trace"], config["strategy"]
     Path("run/config.yaml").write_text(yaml.safe_dump(config))
     line = refused("search", OWN, "resume=run", "strategy=mine.py:phases")
     assert "the run in run has strategy=default and must keep it" in line

@@ -258,7 +258,7 @@ def test_ones_own_takes_arguments_in_its_group(mine, capsys, refused):
     assert said.count("row ") == 4 + 2
     line = refused(*words, *own[:1], "sampler.deep=7", "folder=other")
     assert line == "error: sampler=mine.py:Sampler takes no 'deep'; did you mean 'depth'?"
-    assert "name it again: sampler=mine.py:Sampler" in refused("search", OWN, "resume=run", "search.trials=5")
+    assert "sampler=mine.py:Sampler" in refused("search", OWN, "resume=run", "search.trials=5")
     again = [own[0], "strategy=./mine.py:phases", "strategy.rest=[1,2]"]
     assert main(["search", OWN, "resume=run", "search.trials=5", *again]) == 0
     assert "own depth 1" in capsys.readouterr().out  # a choice that is made anew takes nothing of the run's

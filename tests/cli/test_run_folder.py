@@ -97,7 +97,7 @@ def test_a_resumed_run_removes_what_it_wrote_and_nothing_else(finished, tmp_path
     assert [path.name for path in (finished / "pool").iterdir()] == ["notes.txt"]
 
 
-def test_what_is_behind_a_link_is_never_removed(finished, tmp_path):
+def test_what_is_behind_a_link_is_neither_read_nor_written(finished, tmp_path, capsys):
     (tmp_path / "elsewhere").mkdir()
     for path in (finished / "best").iterdir():
         path.rename(tmp_path / "elsewhere" / path.name)
@@ -105,7 +105,9 @@ def test_what_is_behind_a_link_is_never_removed(finished, tmp_path):
     (finished / "best").symlink_to(tmp_path / "elsewhere")
     before = contents(tmp_path / "elsewhere")
     words = ["search", "space.pool=tiny.py:build", *TINY, "resume=run", "search.trials=14", "search.finalists=0"]
-    assert main(words) == 0
+    for command in (words, ["evaluate", "run=run", "space.pool=tiny.py:build"]):
+        assert main(command) == 2
+        assert "best: a link to" in capsys.readouterr().err
     assert contents(tmp_path / "elsewhere") == before
 
 

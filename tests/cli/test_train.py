@@ -285,7 +285,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(finished, tmp_path, refuse
 @pytest.mark.slow
 def test_a_pool_of_ones_own_is_never_imported_unless_it_is_named(finished, tmp_path, refused):
     Path("tiny.py").write_text("open('imported', 'w')\n")
-    says = "one of your own; name it again: space.pool=tiny.py:build"
+    says = "name it again: space.pool=tiny.py:build"
     assert says in refused("train", "run=run", "folder=out")
     config = yaml.safe_load(Path("run/config.yaml").read_text())
     config["space"]["pool"] = {"_target_": "os.system"}

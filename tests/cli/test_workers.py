@@ -315,7 +315,7 @@ def test_what_goes_with_workers_gives_what_one_process_gives(pool, tmp_path, wor
 def test_an_executor_whose_package_is_missing_is_refused(pool, tmp_path, refused, monkeypatch):
     monkeypatch.setattr(Ray, "package", "no_such_package")
     said = refused(*WORDS, "executor=ray", "executor.cpus=2", "search.trial_weights=fork", "search.workers=2")
-    assert said == "error: executor=ray needs the package no_such_package: pip install no_such_package"
+    assert said == "error: executor=ray needs the package no_such_package: pip install 'l2l-nas[ray]'"
     assert not (tmp_path / "run").exists()
 
 

@@ -54,7 +54,7 @@ def test_a_sampler_of_one_s_own_is_taken_by_object_and_by_name(problem, tmp_path
     assert main(words) == 0
     # what stands in a folder is never imported
     line = refused("search", "space.pool=tiny.py:build", "resume=named", "search.trials=14")
-    assert "that run's sampler is one of your own; name it again: sampler=mine.py:Downwards" in line
+    assert "sampler is never taken from a folder; name it again: sampler=mine.py:Downwards" in line
     again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
     assert main([*again, "sampler=mine.py:Downwards"]) == 0
     assert "mine.py:nothing gave int; expected an optuna.samplers.BaseSampler" in refused(
@@ -106,8 +106,8 @@ def test_a_strategy_and_a_rule_of_one_s_own_are_taken_by_object_and_by_name(prob
     states = json.loads((tmp_path / "named" / "result.json").read_text())["trials"]
     assert states["stopped"] >= 3
     again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
-    assert "strategy is one of your own; name it again: strategy=mine.py:phases" in refused(*again)
-    assert "early stop is one of your own; name it again: search.early_stop=mine.py:Third" in refused(*again, own[0])
+    assert all(word in refused(*again) for word in own)
+    assert "name it again: search.early_stop=mine.py:Third" in refused(*again, own[0])
     assert main([*again, *own]) == 0
     assert "must keep it: phases of another strategy" in refused(*again, own[1], "strategy=default")
     assert "mine.py:nothing gave list; expected a list of l2l_nas.Phase objects" in refused(

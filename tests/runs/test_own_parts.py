@@ -70,8 +70,9 @@ def test_a_cost_is_an_objective_and_has_a_limit_by_object_and_by_name(problem, p
     assert [t[2] for t in trials_of(place / "named")] == [t[2] for t in trials_of(place / "object")]
     # what stands in a folder is never imported
     again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
-    assert f"that run's cost is one of your own; name it again: {COST}" in refused(*again)
-    with pytest.raises(SettingError, match=r"given in Python; .* name it: search\.costs=\[FILE\.py:NAME\]"):
+    assert "name it again: " in (line := refused(*again))
+    assert COST in line
+    with pytest.raises(SettingError, match=r"given in Python.* search\.costs="):
         l2l_nas.search(problem, resume="object", trials=14, progress=False)
     assert main([*again, COST]) == 0
     assert l2l_nas.search(problem, resume="object", trials=14, costs=[tanhs], progress=False).content["trials"]
@@ -144,8 +145,8 @@ def test_a_storage_holds_the_pool_by_object_and_by_name_and_a_run_goes_on_with_a
     assert (place / "put").exists()
     assert trials_of(place / "named") == trials_of(place / "object") == trials_of(place / "plain")
     again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
-    assert f"that run's storage is one of your own; name it again: {STORAGE}" in refused(*again)
-    assert "that run's storage is one of your own" in refused(
+    assert f"name it again: {STORAGE}" in refused(*again)
+    assert f"name it again: {STORAGE}" in refused(
         *("train", "run=named", "space.pool=tiny.py:build", "folder=out", "train.steps=2")
     )
     assert main([*again, STORAGE]) == 0
