@@ -5,8 +5,8 @@
 
 For every seed, of about as many training steps each:
 
-- the default `python -m l2l_nas search` on these data, with search.baseline=random: random networks trained about as
-  long as the finalist that was trained longest;
+- the default `python -m l2l_nas search` on these data, with search.baseline=random: random networks trained as
+  the finalist that was trained longest;
 - with --beside, the same run with another setting, which shows what that does;
 - with --networks N, random search of N networks, which are trained longer or shorter than the baseline's.
 
@@ -94,7 +94,7 @@ def measure(data: str, seed: int, runs: Path, *, beside: str, networks: int) -> 
     sides = {"search": entry_of(result["best"]), "random_search": entry_of(alone)}
     if beside:
         sides[beside] = entry_of(searched(runs / beside, *words, beside)["best"])
-    in_all = alone["networks"] * alone["steps"]
+    in_all = alone["total_steps"]
     if networks:
         found, optimizer = load_found(str(runs / "search"), pool=""), optimizer_of(runs / "search")
         draws = UniformPaths(found.problem.pool, seed=1000 + seed)

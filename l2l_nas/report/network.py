@@ -132,9 +132,10 @@ class RandomBaseline:
     """What random search of as many steps came to."""
 
     networks: int  # how many it was to train
-    steps: int  # of each
+    steps: int  # of all of them
     best: Network  # the best of them on the validation data; no trial found it
     failed: int = 0  # of the networks, how many could not be trained
+    is_all: bool = False  # the space has no more networks: it had fewer steps than the search took
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RandomBaseline:
@@ -144,7 +145,15 @@ class RandomBaseline:
             KeyError, TypeError, ValueError, AttributeError: it is something else.
         """
         best = Network.from_json({**content, "trial": -1})
-        return cls(int(content["networks"]), int(content["steps"]), best, len(content.get("failed") or ()))
+        networks = int(content["networks"])
+        steps = int(content.get("total_steps", networks * best.steps))  # of a version that trained all alike
+        is_all = steps < int(content.get("search_steps", steps))
+        return cls(networks, steps, best, len(content.get("failed") or ()), is_all)
+
+    @property
+    def heading(self) -> str:
+        """What it is held against the search as."""
+        return f"random search {'of all networks of the space' if self.is_all else 'with as many steps'}"
 
 
 def read_rungs(content: Mapping[str, Any]) -> dict[int, dict[str, float]]:

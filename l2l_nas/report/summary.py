@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from l2l_nas.nas.objectives import Goal, TrialRecord
@@ -49,6 +50,7 @@ class Summary:
     settings: tuple[Setting, ...]  # those that differ from their defaults
     commands: tuple[Command, ...]  # what to do next
     seed: str  # of the run
+    steps: Mapping[str, float] = field(default_factory=dict)  # that each phase took; empty where they are not known
     config: str = ""  # all settings, as `config.yaml` has them
     planned: Planned | None = None  # what its steps were predicted to take; None where no hardware was named
     planned_picture: bytes = b""  # what each lane was predicted to do, as a PNG; may be empty

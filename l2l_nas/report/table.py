@@ -51,8 +51,8 @@ def baseline_line(best: Network, other: RandomBaseline | None, goal: Goal, count
     if other is None:
         return "random search: none of its networks could be trained"
     failed = f", {other.failed} of them failed" if other.failed else ""
-    networks = f"{counted(other.networks, 'network')} of {other.steps:,}{failed}"
-    line = f"random search with as many steps ({networks}): {headline(other.best)}"
+    networks = f"{counted(other.networks, 'network')}, {other.steps:,} steps in all{failed}"
+    line = f"{other.heading} ({networks}): {headline(other.best)}"
     return "\n".join(filter(None, (line, margin(best, other.best, goal, count))))
 
 

@@ -78,7 +78,7 @@ def greet(console: Console, components: Components, *, sampler: Any, folder: Pat
     if problem.data.test is None:
         console.print(NO_TEST, soft_wrap=True)
     console.print(
-        f"{relay.device.torch_device}: {len(bank.slots)} slots, {bank.num_bytes / 1024:,.0f} KiB; "
+        f"{relay.device.torch_device}: {len(bank.slots)} slots, {readable('device_bytes', bank.num_bytes)}; "
         f"sampler {_shown(sampler)}, seed {conf.seed}, into {folder}",
         soft_wrap=True,
     )
@@ -244,6 +244,7 @@ class Output:
                 "trial_front": trials,
                 "baseline": search.baseline.entry() if search.baseline else None,
                 "trials": counts(records),
+                "spent": search.ledger.entry(),
                 "resolved": {what: found and found.to_json() for what, found in self._resolved(results).items()},
                 "failed": [
                     {"trial": one.number, "architecture": list(one.architecture.choices), "reason": one.reason}

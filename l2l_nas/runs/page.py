@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,8 @@ from rich.console import Console
 from l2l_nas.errors import L2LError, StorageError, one_line, without_passwords, without_passwords_in
 from l2l_nas.files import read_bytes, read_json, write_atomically, yaml_text
 from l2l_nas.nas.objectives import Goal, TrialRecord
-from l2l_nas.nas.study.reading import read_study
+from l2l_nas.nas.study.reading import read_steps, read_study
+from l2l_nas.nas.study.study import Study
 from l2l_nas.report.blocks import TakenApart
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import RunHistory, read_events, read_history
@@ -43,13 +44,14 @@ def gather(
     is_running: bool,
     records: Sequence[TrialRecord] | None = None,
     goals: Sequence[Goal] = (),
+    steps: Mapping[str, float] | None = None,
     done: str = "",
 ) -> Summary:
     """Read a run's folder; nothing in it is run or imported.
 
     Args:
         is_running: whether a search is at work in it.
-        records, goals: of the study, if they are available; otherwise they are read from it.
+        records, goals, steps: of the study, if they are available; otherwise they are read from it.
         done: how much of its phase the running search has done.
 
     Raises:
@@ -61,6 +63,7 @@ def gather(
     is_read = records is None
     if records is None:
         goals, records = _read_records(folder)
+        steps = read_steps(folder.study)
     log = read_bytes(folder.log).decode(errors="replace")
     now = time.time()
     try:
@@ -87,7 +90,7 @@ def gather(
         raise _damaged(folder.config, error) from None
     return Summary(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
-        config=yaml_text(config), timeline=_read_picture(folder.timeline),
+        steps=steps or {}, config=yaml_text(config), timeline=_read_picture(folder.timeline),
         apart=None if found is None else _read(folder.result, TakenApart.from_json),
         planned=_read(folder.plan, Planned.from_json), planned_picture=_read_picture(folder.plan_picture),
     )  # fmt: skip
@@ -181,7 +184,7 @@ class LivePage:
     traceback, the terminal one line, and the search goes on without it.
 
     Args:
-        records: gives all trials so far.
+        study: gives the study, once it is open.
 
     Attributes:
         due_at: when to write it again, by `time.monotonic`.
@@ -195,13 +198,13 @@ class LivePage:
         console: Console,
         *,
         goals: Sequence[Goal],
-        records: Callable[[], Sequence[TrialRecord]],
+        study: Callable[[], Study | None],
     ) -> None:
         self._root = root
         self._log = log
         self._console = console
         self._goals = goals
-        self._records = records
+        self._study = study
         self.due_at = 0.0
         self.problem = ""
 
@@ -214,7 +217,11 @@ class LivePage:
         began = time.monotonic()
         before, fields = self.problem, {}
         try:
-            page, _ = page_of(self._root, is_running=is_running, records=self._records(), goals=self._goals, done=done)
+            study = self._study()
+            records, steps = ((), {}) if study is None else (study.records, study.ledger.steps)
+            page, _ = page_of(
+                self._root, is_running=is_running, records=records, goals=self._goals, steps=steps, done=done
+            )
             write_atomically(RunFolder(self._root).report, page)
             self.problem = ""
         except Exception as error:  # whatever it is, hours of search are worth more than a page

@@ -24,6 +24,7 @@ from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist
+from l2l_nas.nas.study.ledger import Ledger
 from l2l_nas.runs.terminal import warn
 from l2l_nas.training.consensus import Consensus
 
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 # what a phase counts, if not steps
 _NOUNS = {"search": "trial", "blocks": "block", "scores": "block", "networks": "network", "pairs": "pair"}
+# what phases before the trials have done, where a search is stopped in them
+_BEFORE_TRIALS = {
+    "warm-up": "steps of warm-up", "catch-up": "steps of catch-up", "blocks": "blocks",
+    "scores": "scores of blocks", "networks": "networks", "pairs": "pairs of blocks",
+}  # fmt: skip
 # how often a log file or a pipe gets a line
 _PLAIN_SECONDS = 5.0
 
@@ -135,6 +141,7 @@ class Display(Callback):
         page: written again whenever that is due.
         part: where the run is one of several.
         consensus: with the other ranks, if there are any.
+        ledger: what the search has spent so far, of which random search will have as much.
     """
 
     def __init__(
@@ -148,8 +155,10 @@ class Display(Callback):
         page: LivePage | None = None,
         part: OneOfSeveral | None = None,
         consensus: Consensus | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self._consensus = consensus or Consensus()
+        self._ledger = ledger
         self._console = console
         self._log = log
         self._goals = goals
@@ -276,13 +285,26 @@ class Display(Callback):
             step = pace / (budget.steps_per_trial + 1) if budget.steps_per_trial else self._step_seconds
         if step is None:
             return left
+        to_come = self._steps_to_come(budget)
+        left += step * to_come
         if self._phase == "warm-up":
-            left += step * budget.trials * (budget.steps_per_trial + 1)
-        if self._phase not in ("finalists", "baseline"):
-            left += step * self._finalist_steps
+            left += step * budget.trials  # a score takes about as long
         if self._phase != "baseline" and budget.baseline != "none":
-            left += step * budget.steps
+            spent = 0.0 if self._ledger is None else self._ledger.search_steps
+            here = (self._total - self._done) * (budget.steps_per_trial if self._phase == "search" else 1)
+            left += step * (spent + here + to_come)
         return left
+
+    def _steps_to_come(self, budget: Budget) -> int:
+        """Of the search's phases behind this one."""
+        trials = budget.trials * budget.steps_per_trial if self._phase == "warm-up" else 0
+        return trials + (self._finalist_steps if self._phase not in ("finalists", "baseline") else 0)
+
+    @property
+    def how_far_before_trials(self) -> str:
+        """How much of its phase is done where that comes before trials: "37 of 153 blocks"; empty elsewhere."""
+        what = _BEFORE_TRIALS.get(self._phase)
+        return f"{self._done:,} of {self._total:,} {what}" if what and self._total else ""
 
     def _show(self, *, force: bool = False) -> None:
         done, pace = self._done - self._began_at, ""

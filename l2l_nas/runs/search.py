@@ -124,9 +124,7 @@ class SearchRun:
         log = Log(self.folder.log)
         study: Study | None = None
         search: Search | None = None
-        page = LivePage(
-            self.folder.root, log, self.console, goals=self.goals, records=lambda: study.records if study else ()
-        )
+        page = LivePage(self.folder.root, log, self.console, goals=self.goals, study=lambda: study)
         try:
             is_bare = self.conf.resume and self.start.is_new
             if not resume:
@@ -146,6 +144,7 @@ class SearchRun:
                 page=page if self.consensus.is_first else None,
                 part=self.part,
                 consensus=self.consensus,
+                ledger=study.ledger,
             ) as display:
                 search = self._search(study, display, log, workers)
                 if resume:
@@ -153,6 +152,7 @@ class SearchRun:
                 value = self.consensus.first(partial(self._finished, study)) if resume else None
                 if value is not None:
                     return value
+                search.refuse_uncounted()
                 self._write_settings()
                 self._begin(study, log, resume=resume)
                 best = search.run()
@@ -261,12 +261,11 @@ class SearchRun:
                 log.write("coverage", **search.context.coverage.to_json())
             log.write("stopped", **counts(study.records), **({"by": by} if by else {}))
             page.write(is_running=False)
-        at = (
-            f" after {num_evaluated(study.records)} of {self.components.search.budget.trials} trials, all saved"
-            if study
-            else ""
-        )
-        phase = None if search is None else search.phase
+        trials = self.components.search.budget.trials
+        at, phase = f" after {num_evaluated(study.records)} of {trials} trials, all saved" if study else "", None
+        if search is not None:
+            phase, before = search.phase, self._display.how_far_before_trials if self._display is not None else ""
+            at = f" after {before}" if before else at
         at += next((f"; {words}" for kind, words in _ANEW.items() if isinstance(phase, kind)), "")
         at += f"; the best of them is in {self.folder.result}" if best is not None else ""
         who = f" by callback {by}" if by else ""
@@ -319,6 +318,7 @@ class SearchRun:
         else:
             executor = workers
             workers.poll, workers.waiting, workers.lost = seen.poll, display.waiting, display.lost
+            workers.counted = study.ledger.add
         cache = finalist_cache(self.conf, components.problem, server, self.folder, self.console)
         context = SearchContext(
             **vars(parts),

@@ -33,6 +33,8 @@ from l2l_nas.space.values import by_value, learns
 from l2l_nas.training.fit import in_micro_batches
 from l2l_nas.training.schedule import Cosine
 
+AfterStep = Callable[[str, int], None]
+
 # a part of the samples that nothing is trained on: the errors that are reported are of these
 _HELD_OUT = 0.25
 
@@ -103,14 +105,19 @@ class BlockDistillation:
                 )
 
     def run(
-        self, inputs: Batch, *, done: Mapping[str, float] | None = None, poll: Callable[[], None] = lambda: None
+        self,
+        inputs: Batch,
+        *,
+        done: Mapping[str, float] | None = None,
+        after_step: AfterStep = lambda key, samples: None,
     ) -> Generator[tuple[str, float], None, None]:
         """Train what is not done yet.
 
         Args:
             inputs: samples as the pool takes them, of which a quarter is held out.
             done: errors of candidates that were trained before, by `position/candidate`.
-            poll: called between two steps; it may raise, and what is trained goes on behind its last update next time.
+            after_step: called with `position/candidate` and the samples of each step that is done; it may raise, and
+                what is trained goes on behind its last update next time.
 
         Yields:
             `position/candidate` and its error on the samples held out: the mean squared difference to what the original
@@ -125,7 +132,7 @@ class BlockDistillation:
         last = {name: index for index, reads in enumerate(flow.reads) for name in reads}
         for index, position in enumerate(pool.positions[: self._end(done)]):
             taken = tuple(tensor for name in flow.reads[index] for tensor in values[name])
-            given = yield from self._position(index, taken, done, poll)
+            given = yield from self._position(index, taken, done, after_step)
             if given:
                 values |= by_value(position.writes, given)
             for name in [name for name in values if last.get(name, -1) <= index]:
@@ -144,7 +151,7 @@ class BlockDistillation:
         return max(left, default=-1) + 1
 
     def _position(
-        self, index: int, inputs: Batch, done: Mapping[str, float], poll: Callable[[], None]
+        self, index: int, inputs: Batch, done: Mapping[str, float], after_step: AfterStep
     ) -> Generator[tuple[str, float], None, Batch]:
         """One position; returns what its original gives."""
         position, name = self.server.pool.positions[index], self.original.choices[index]
@@ -161,10 +168,10 @@ class BlockDistillation:
             relay.close()
             relay = Relay(server, precision=relay.precision, device=Cpu(), seed=relay.seed)
         with contextlib.closing(relay):
-            return (yield from self._on(relay, index, inputs, done, poll))
+            return (yield from self._on(relay, index, inputs, done, after_step))
 
     def _on(
-        self, relay: Relay, index: int, inputs: Batch, done: Mapping[str, float], poll: Callable[[], None]
+        self, relay: Relay, index: int, inputs: Batch, done: Mapping[str, float], after_step: AfterStep
     ) -> Generator[tuple[str, float], None, Batch]:
         position, name = self.server.pool.positions[index], self.original.choices[index]
         layers = {layer.candidate.name: layer for layer in relay.pool.layers}
@@ -176,15 +183,16 @@ class BlockDistillation:
         trained = [layer for layer in new if relay.server.layout(layer.key).is_trainable]
         _begin_as(relay.server, trained, layers[name], block.training_inputs)
         for candidate in waiting:
+            key = f"{position.name}/{candidate.name}"
             if candidate.name == name:
                 error = 0.0
             elif candidate.is_skip:
                 error = block.error(inputs[: len(targets)], targets)
             else:
                 if layers[candidate.name] in trained:
-                    block.train(layers[candidate.name], targets, poll)
+                    block.train(layers[candidate.name], targets, partial(after_step, key))
                 error = block.error(block.outputs(candidate.name), targets)
-            yield f"{position.name}/{candidate.name}", error
+            yield key, error
         return targets
 
     def _check_states(self, layers: Sequence[Layer], position: str) -> None:
@@ -239,7 +247,7 @@ class _PositionTraining:
         some = [tuple(tensor[self._first_held_out :] for tensor in batch) for batch in (outputs, targets)]
         return float(_Imitation(some[1]).loss(*some) / len(some[1][0]))
 
-    def train(self, layer: Layer, targets: Batch, poll: Callable[[], None]) -> None:
+    def train(self, layer: Layer, targets: Batch, after_step: Callable[[int], None]) -> None:
         """The steps that a candidate has not had: one that was interrupted goes on behind its last update."""
         count, settings = max(1, self._first_held_out), self.settings
         done = self.relay.server.state(layer.key).visits
@@ -250,7 +258,6 @@ class _PositionTraining:
             rows = torch.randperm(count, generator=generator)[: settings.batch_size]
             if step < done:
                 continue
-            poll()
             self.relay.train_step(
                 Architecture((layer.candidate.name,)),
                 tuple(tensor[rows] for tensor in self.inputs),
@@ -260,6 +267,7 @@ class _PositionTraining:
                 lr=schedule.at(step),
                 step=step,
             )
+            after_step(len(rows))
         self.relay.drain()
 
 

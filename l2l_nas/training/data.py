@@ -422,6 +422,11 @@ class Batches:
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
+    @property
+    def batch_size(self) -> int:
+        """Samples of a mini-batch that is not short."""
+        return self._size
+
     def at(self, step: int) -> Loaded:
         """Inputs and targets of a step."""
         rows, key = self.wanted(step)

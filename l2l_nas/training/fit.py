@@ -46,12 +46,14 @@ class Trainer:
     task: Task
     batches: Batches  # the training data, by step
     micro_batch: int  # samples at a time
+    counted: Callable[[float], None] = lambda steps: None  # called with each step that is done, as 1
 
     def __post_init__(self) -> None:
         check_methods("Trainer: executor", self.executor, ["train_step"], wanted="a Relay or ReferenceTrainer")
         check_methods("Trainer: task", self.task, ("loss", "count"), wanted="a task, such as Classification()")
         check_kind("Trainer: batches", self.batches, Batches, wanted="Batches")
         check_count("Trainer: micro_batch", self.micro_batch, least=1)
+        check_function("Trainer: counted", self.counted, wanted="a function of a number of steps")
 
     def fit(
         self,
@@ -109,6 +111,7 @@ class Trainer:
                 upcoming=upcoming,
                 **more,
             )
+            self.counted(1.0)
             after_step(step, result.loss)
             architecture = upcoming
 

@@ -225,11 +225,10 @@ def test_random_search_of_as_many_steps_stands_beside_the_result(pool, tmp_path,
     result, said = read(tmp_path / "run" / "result.json"), capsys.readouterr().out
     assert result["best"] == plain["best"]
     beside = result["baseline"]
-    assert (beside["networks"], beside["steps"]) == (3, (30 + 3 * 2 + 20) // 3)
+    assert (beside["networks"], beside["total_steps"]) == (3, 30 + 3 * 2 + 20)
+    assert beside["total_steps"] == sum(one["steps"] for one in plain["spent"].values())
     assert set(beside["standard_error"]) == {"validation", "test"}
-    assert (
-        f"({beside['networks']} networks of {beside['steps']}): accuracy {beside['validation']['accuracy']:.4f}" in said
-    )
+    assert f"(3 networks, 56 steps in all): accuracy {beside['validation']['accuracy']:.4f}" in said
     assert "On the test part the search's network has" in said
     (logged,) = events(tmp_path / "run", "baseline")
     assert {name: logged[name] for name in beside} == beside

@@ -119,8 +119,11 @@ def test_without_a_test_part_there_is_no_column_of_it() -> None:
 
 def test_random_search_is_a_line_with_how_its_network_differs_from_the_best() -> None:
     best, other = finalist(1, 0.95), finalist(-1, 0.9)
-    line = baseline_line(best, RandomBaseline(3, 80, other, failed=1), ACCURACY, 360)
-    assert line.startswith("random search with as many steps (3 networks of 80, 1 of them failed): accuracy 0.9000")
+    line = baseline_line(best, RandomBaseline(3, 240, other, failed=1), ACCURACY, 360)
+    shown = "random search with as many steps (3 networks, 240 steps in all, 1 of them failed): accuracy 0.9000"
+    assert line.startswith(shown)
+    fewer = baseline_line(best, RandomBaseline(3, 240, other, is_all=True), ACCURACY, 360)
+    assert fewer.startswith("random search of all networks of the space (3 networks")
     said = "On the test part the search's network has 0.0500 ± 0.0111 more accuracy than that of random search. One run"
     assert said in line
     assert "ahead" not in line

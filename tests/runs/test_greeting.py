@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import l2l_nas
@@ -109,5 +111,6 @@ def test_a_search_says_so_on_the_command_line_and_in_a_call(tmp_path, monkeypatc
     assert "warning: search.keep_fraction has no effect with search.early_stop=none" in said
     assert "warning: relay.clip_scope has no effect with relay.clip=0.0" in said
     assert said.count("has no effect") == 2
+    assert re.search(r"slots, [\d,]+(\.\d [KMG]iB| B); ", said)
     l2l_nas.search("tiny.py:build", resume="run", trials=13, keep_fraction=0.3)
     assert capsys.readouterr().out.count("warning: search.keep_fraction has no effect") == 1

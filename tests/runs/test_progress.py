@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -31,17 +32,19 @@ def test_the_time_left_is_reckoned_from_what_was_done_since_it_began(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("trial_weights", "warmup_steps", "phases", "left"),
+    ("trial_weights", "warmup_steps", "phases", "spent", "left"),
     [
         # a trial of 9 steps and a score a second: 0.1 s a step of 4 x 21 of finalists and of all 174 of the baseline
-        ("scratch", 0, [("search", 10, 4)], 6 + 8.4 + 17.4),
-        ("scratch", 0, [("search", 10, 10), ("finalists", 84, 42)], 42 + 174),
+        ("scratch", 0, [("search", 10, 4)], 36, 6 + 8.4 + 17.4),
+        ("scratch", 0, [("search", 10, 10), ("finalists", 84, 42)], 132, 42 + 174),
+        # after a resume, random search has the finalists of an earlier session, too
+        ("scratch", 0, [("search", 10, 10), ("finalists", 84, 42)], 84 + 132, 42 + 84 + 174),
         # steps of warm-up tell how long others take, where trials have none
-        ("shared", 40, [("warm-up", 40, 20)], 20 + (10 * 10 + 120 + 250)),
-        ("shared", 40, [("warm-up", 40, 40), ("search", 10, 4)], 6 + 0.1 * (120 + 250)),
+        ("shared", 40, [("warm-up", 40, 20)], 20, 20 + (10 * 10 + 120 + 250)),
+        ("shared", 40, [("warm-up", 40, 40), ("search", 10, 4)], 76, 6 + 0.1 * (120 + 250)),
     ],
 )
-def test_the_time_left_has_the_phases_to_come(tmp_path, monkeypatch, trial_weights, warmup_steps, phases, left):
+def test_the_time_left_has_the_phases_to_come(tmp_path, monkeypatch, trial_weights, warmup_steps, phases, spent, left):
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     spend = Budget(
@@ -50,12 +53,25 @@ def test_the_time_left_has_the_phases_to_come(tmp_path, monkeypatch, trial_weigh
     )  # fmt: skip
     goals = (Goal("accuracy", maximize=True),)
     with closing(Log(tmp_path / "log.jsonl")) as log:
-        shown = Display(Console(file=io.StringIO()), log, goals=goals, budget=spend)
+        ledger = SimpleNamespace(search_steps=spent)
+        shown = Display(Console(file=io.StringIO()), log, goals=goals, budget=spend, ledger=ledger)
         for name, total, done in phases:
             shown.phase(name, total=total, done=0)
             now += done
             shown.advance(done)
         assert shown._seconds_left() == pytest.approx(left)
+
+
+@pytest.mark.parametrize(
+    ("phase", "done", "told"),
+    [("blocks", 37, "37 of 153 blocks"), ("warm-up", 40, "40 of 153 steps of warm-up"), ("finalists", 9, "")],
+)
+def test_what_is_done_before_the_trials_is_told_in_its_own_words(tmp_path, phase, done, told):
+    with closing(Log(tmp_path / "log.jsonl")) as log:
+        display = Display(Console(file=io.StringIO()), log)
+        display.phase(phase, total=153, done=0)
+        display.advance(done)
+        assert display.how_far_before_trials == told
 
 
 @pytest.mark.parametrize("gone", ["deleted", "moved", "another"])

@@ -168,12 +168,12 @@ def test_a_candidate_that_was_interrupted_comes_to_the_same(stop_after):
     whole, cut = distillation(), distillation()
     errors, done, polls = dict(whole.run(INPUTS)), {}, iter(range(stop_after))
 
-    def poll():
+    def after_step(key, samples):
         if next(polls, None) is None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        done.update(cut.run(INPUTS, poll=poll))
+        done.update(cut.run(INPUTS, after_step=after_step))
     again = dict(distillation(cut.server).run(INPUTS, done=done))
     assert {**done, **again} == errors
     for key in whole.server.visited:

@@ -12,11 +12,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from l2l_nas.cost.closed_form import path_states
+from l2l_nas.cost.work import Work
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import L2LError, MetricError, NonFiniteError, RankError, failure_of
@@ -35,6 +37,7 @@ from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
 from l2l_nas.training.teach import Divergence, TaughtSamples, Teacher
 
+_OF_A_STEP = 1 / 3  # a forward pass: the backward one is twice that
 _SAMPLE = 1024  # samples that a trial is scored on at its rungs
 
 
@@ -81,6 +84,19 @@ class Evaluator:
         if self._scorer is self._trainer:
             self._scorer = trainer
         self._trainer = trainer
+
+    def count_with(self, counted: Callable[[float], None]) -> None:
+        """Have steps that are done counted; see [Note: a step] in `ledger.py`."""
+        self.learn_from(replace(self._trainer, counted=counted))
+
+    @cached_property
+    def _work(self) -> Work:
+        return Work(self._pool)
+
+    def _count_scores(self, architectures: Sequence[Architecture]) -> None:
+        """Of networks that were not trained for it: see [Note: a step] in `ledger.py`."""
+        mini_batches = len(self._validation) / self._trainer.batches.batch_size
+        self._trainer.counted(_OF_A_STEP * mini_batches * self._work.passes(architectures))
 
     def compared_with(self, teacher: Teacher) -> Evaluator:
         """Scores the same networks on the same samples by their `Divergence` from a teacher's logits; trains nothing.
@@ -212,6 +228,8 @@ class Evaluator:
                 scored = server.snapshot(path_states(self._pool, architecture))
                 provenance = self._provenance.entry(segment.weights, scored, architecture)
                 known = self._known.get((architecture, str(provenance["crc32"])))
+                if not segment.steps and known is None:
+                    self._count_scores([architecture])
                 scores = {"validation": known or self._score(scored, architecture, self._validation)}
             case _:
                 if self._scorer is not self._trainer:
@@ -237,6 +255,7 @@ class Evaluator:
             new = [key for key in keys if key not in self._known]
             architectures, most = [architecture for architecture, _ in new], self._budget.population_bytes
             scored = self._trainer.score_population(architectures, self._validation, max_bytes=most) if new else []
+            self._count_scores(architectures)
             scores = {**self._known, **dict(zip(new, scored, strict=True))}
             self._consensus.any(False)  # see `run`
         except Exception as error:
@@ -276,6 +295,7 @@ class Evaluator:
         """
         try:
             server = self._server.snapshot(path_states(self._pool, architecture))
+            self._count_scores([architecture])
             return dict(_finite(self._score(server, architecture, self._validation).values, step=0))
         finally:
             self._use_pool()

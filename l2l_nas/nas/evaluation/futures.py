@@ -73,6 +73,7 @@ class FuturesExecutor:
         poll: asked whether to stop; may raise `Stopped`.
         waiting: told, in words, why nothing goes on; may raise `Stopped`.
         lost: told of a worker that ended: how (`ended`), what it was doing (`task`), whether that is done `again`.
+        counted: told of the steps of segments that are done.
     """
 
     poll: Callable[[], None]
@@ -97,6 +98,7 @@ class FuturesExecutor:
         self._running: list[_Task] = []
         self._names: dict[str, int] = {}
         self._stop: Exception | None = None
+        self.counted: Callable[[float], None] = lambda steps: None
 
     def submit(self, segment: Segment, *, after_step: AfterStep | None = None) -> None:
         """See `SegmentExecutor`."""
@@ -224,6 +226,7 @@ class FuturesExecutor:
         self._running.remove(task)
         if "failure" in contents[0]:
             raise error_of(contents[0]["failure"])
+        self.counted(contents[0]["steps"])  # of all that were done together
         found = []
         for (segment, after_step), content in zip(task.parts, contents, strict=True):
             if after_step is not None:

@@ -219,6 +219,7 @@ def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Mess
         architecture failed.
     """
     losses: list[float] = []
+    steps: list[float] = []
 
     def after_step(loss: float) -> None:
         losses.append(loss)
@@ -230,8 +231,14 @@ def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Mess
             found = workplace(recipe)
             if found.group is not None:
                 found.group.send(messages)
+            found.evaluator.count_with(steps.append)
             contents = results_of(found, messages, after_step=after_step)
-            beside = {"losses": losses, "scale": found.server.gradients.scale_state, "worker": process_name()}
+            beside = {
+                "losses": losses,
+                "steps": sum(steps),
+                "scale": found.server.gradients.scale_state,
+                "worker": process_name(),
+            }
             return [{"result": content, **beside} for content in contents]
     except RankError:
         os._exit(_LOST)  # this worker is lost with a process of its group; whoever started it knows what to do then

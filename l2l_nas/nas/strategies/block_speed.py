@@ -12,14 +12,13 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from l2l_nas.cost.flops import Flops
+from l2l_nas.cost.work import Work
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.relay.interface import Batch
-from l2l_nas.relay.population import prefixes
 from l2l_nas.space.architecture import Architecture
-from l2l_nas.space.pool import Layer, LayerPool
+from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.blockwise import BlockDistillation
 
@@ -32,8 +31,8 @@ class _Clock:
     def __init__(self) -> None:
         self._last, self._steps = time.perf_counter(), list[float]()
 
-    def poll(self) -> None:
-        """A step begins."""
+    def after_step(self, key: str, samples: int) -> None:
+        """A step is done."""
         self._steps.append(time.perf_counter())
 
     def candidate(self) -> tuple[float, float]:
@@ -59,7 +58,7 @@ def block_seconds(distillation: BlockDistillation, inputs: Batch, *, seconds: fl
     found: dict[object, tuple[float, float]] = {}
     position, sums = "", (0.0, 0.0)
     clock, began = _Clock(), time.perf_counter()
-    with contextlib.closing(distillation.run(inputs, poll=clock.poll)) as blocks:
+    with contextlib.closing(distillation.run(inputs, after_step=clock.after_step)) as blocks:
         for key, _ in blocks:
             name, candidate = key.rsplit("/", 1)
             sums = (0.0, 0.0) if name != position else sums
@@ -98,19 +97,11 @@ class ScorePasses:
     """
 
     def __init__(self, pool: LayerPool, *, population: int, extra: int = 0) -> None:
-        self._pool, self._population, self._extra = pool, population, extra
-        self._flops = Flops(pool, check_shapes(pool))
-        self._whole = sum(map(self._work, pool.path(pool.original)))
+        self._population, self._extra, self._work = population, extra, Work(pool)
+        self._original = self._work.of_network(pool.original)
 
     def __call__(self, networks: Sequence[Architecture]) -> float:
         """Of networks that are scored in this order, so many at once."""
         starts = range(0, len(networks), self._population)
-        return sum(self._pass(networks[start : start + self._population]) for start in starts)
-
-    def _pass(self, networks: Iterable[Architecture]) -> float:
-        tree = prefixes(self._pool, [self._pool.path(one) for one in networks])
-        work = sum(len(visits) * self._work(layer) for layer, visits in zip(tree.layers, tree.visits, strict=True))
-        return work / self._whole + self._extra
-
-    def _work(self, layer: Layer) -> int:
-        return 1 + self._flops.of_layer(layer)  # one that multiplies nothing takes time, too
+        parts = (networks[start : start + self._population] for start in starts)
+        return sum(self._work.of_pass(part) / self._original + self._extra for part in parts)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from l2l_nas.cost.work import Work
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.nas.evaluation.evaluator import InlineExecutor
@@ -19,6 +20,7 @@ from l2l_nas.nas.strategies.machine_speed import MachineSpeed, SpeedContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
+from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.values import as_tuple
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
 from l2l_nas.training.fit import Trainer
@@ -77,7 +79,13 @@ class DistilBlocks(Phase):
         search.callback.phase("blocks", total=total, done=len(self.errors))
         distillation = self._distillation(search.trainer, search.relay, search.seed)
         inputs = self._inputs(search.trainer)
-        for key, error in distillation.run(inputs, done=self.errors, poll=search.callback.poll):
+        shares = _shares(search.pool)
+
+        def after_step(key: str, samples: int) -> None:  # see [Note: a step] in `ledger.py`
+            search.ledger.add(shares[key] * samples / search.trainer.batches.batch_size)
+            search.callback.poll()
+
+        for key, error in distillation.run(inputs, done=self.errors, after_step=after_step):
             self.errors[key] = error
             search.callback.advance(len(self.errors))
             search.save_when_due()
@@ -100,6 +108,14 @@ class DistilBlocks(Phase):
 
     def restore(self, search: SearchContext, state: Mapping[str, Any]) -> None:
         self.errors = {str(key): float(value) for key, value in state.get("block_errors", {}).items()}
+
+
+def _shares(pool: LayerPool) -> dict[str, float]:
+    """Of the original's work, that of each candidate by `position/candidate`."""
+    work = Work(pool)
+    original = work.of_network(pool.original)
+    names = [position.name for position in pool.positions]
+    return {f"{names[one.position]}/{one.candidate.name}": work.of_layer(one) / original for one in pool.layers}
 
 
 class AskForClasses(Phase):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from l2l_nas.cost.table import Costs, in_order, unmeasured
@@ -16,12 +16,13 @@ from l2l_nas.nas.evaluation.early_stopping import EarlyStop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.segment import SegmentExecutor
 from l2l_nas.nas.memory import Memory
-from l2l_nas.nas.objectives import Goal, TrialRecord, is_evaluated, ranked
+from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.sizes import Size
+from l2l_nas.nas.study.ledger import Ledger
 from l2l_nas.nas.study.study import Study
 from l2l_nas.nas.suspects import Suspect, suspects
 from l2l_nas.relay.relay import Relay
@@ -118,6 +119,8 @@ class SearchContext(SearchComponents):
 
     def __post_init__(self) -> None:
         self.server = self.relay.server  # the relay itself may be at a copy
+        self.trainer = replace(self.trainer, counted=self.ledger.add)
+        self.evaluator.count_with(self.ledger.add)
         self.constraints = in_order((NonEmpty(self.pool), *self.constraints))
         self.coverage = Coverage(self.pool)
         for record in self.study.records:
@@ -130,12 +133,18 @@ class SearchContext(SearchComponents):
     def pool(self) -> LayerPool:
         return self.relay.server.whole_pool
 
+    @property
+    def ledger(self) -> Ledger:
+        """What the search has spent."""
+        return self.study.ledger
+
     def save(self) -> None:
         """Save the shared weights, and how far the phases are.
 
         Raises:
             StorageError: the folder could not be written.
         """
+        self.ledger.store()
         extra: dict[str, Any] = {}
         for phase in self.phases:
             with of_user(phase, "phase"):
@@ -186,20 +195,6 @@ class SearchContext(SearchComponents):
     def suspects(self) -> tuple[Suspect, ...]:
         names = [(position.name, [one.name for one in position.candidates]) for position in self.pool.positions]
         return suspects(self.study.records, names)
-
-    @property
-    def steps_taken(self) -> int:
-        """Training steps of warm-up, trials and finalists, not those planned: trials may stop early, or fail.
-
-        What a trial took that failed, and a finalist that was given up, is counted up to where it was last scored.
-        """
-        whole, begun = self.budget.steps_per_trial, self.budget.begun
-        trials = 0
-        for record in filter(is_evaluated, self.study.records):
-            scored = [int(rung.partition("/")[0]) for rung in record.rungs]
-            trials += whole if record.state.has_score else max(scored, default=0)
-        finalists = sum(max(0, (one.steps or self.budget.finalist_steps) - begun) for one in self.finalists)
-        return self.warm_steps + self.catch_up_steps + trials + finalists
 
     def best_so_far(self) -> Finalist | None:
         """What a search that ends now would return: what was chosen, else the best trial as it is; None before one."""

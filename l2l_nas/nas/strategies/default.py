@@ -10,8 +10,8 @@ training (see [Note: a race]), so that trials are treated alike. Finalists alway
 trials do: shared weights that no trial was scored with say nothing of the trials' order.
 
 [Note: steps] Training steps are numbered through the whole run: warm-up first, then `steps_per_trial` for each trial
-evaluated, then each finalist's, then those of candidates that joined later. A step's number decides its batch, its
-random numbers and its learning rate.
+evaluated, then each finalist's, then those of candidates that joined later; networks of random search begin at 0. A
+step's number decides its batch, its random numbers and its learning rate.
 
 [Note: a race] Where trials begin with first weights and finalists follow, all are one training, cut where networks are
 compared: each network has steps 0, 1, ... of the same batches, and the learning rate that a training to the end would
@@ -73,6 +73,15 @@ class Search:
                 "from a copy, or start a new run"
             ) from None
 
+    def refuse_uncounted(self) -> None:
+        """Refuse random search beside a search whose steps are not all known. Raises SettingError."""
+        search = self.context
+        if search.budget.baseline != "none" and not search.ledger.is_complete:
+            raise SettingError(
+                f"{search.study.place}: this study was begun by a version that did not count steps, so random search "
+                "cannot have as many; go on with search.baseline=none, or start a new run"
+            )
+
     def run(self) -> Finalist:
         """All phases; returns what is returned.
 
@@ -85,8 +94,12 @@ class Search:
         try:
             for phase in search.phases:
                 self.phase = phase
-                with of_user(phase, "phase"):
-                    phase.run(search)
+                search.ledger.begin(type(phase).__name__)
+                try:
+                    with of_user(phase, "phase"):
+                        phase.run(search)
+                finally:
+                    search.ledger.store()
                 search.over.append(phase)
                 if phase.is_saved:
                     search.save()

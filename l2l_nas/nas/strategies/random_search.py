@@ -1,15 +1,15 @@
 """Random search of as many training steps as a search took, to hold the search's result against.
 
-Random networks of the space are trained from first weights, each about as long as the finalist that was trained
-longest, and the best of them on the validation part is shown. That this simple search is hard to beat, and so belongs
-beside every result, is what Li and Talwalkar show (Random search and reproducibility for neural architecture search,
-2019).
+Random networks of the space are trained from first weights as a finalist is that is trained to the end: as many steps,
+numbered from 0, so that in a race all see the same mini-batches. The last one has the steps that are left. The best of
+them on the validation part is shown. That this simple search is hard to beat, and so belongs beside every result, is
+what Li and Talwalkar show (Random search and reproducibility for neural architecture search, 2019).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from l2l_nas.errors import one_line
@@ -32,23 +32,30 @@ class Baseline:
 
     Args:
         networks: how many were to be trained.
+        total_steps: of all of them.
+        steps: of the best.
         architecture: of the best on the validation part.
         stage_score: what it was compared with the others by, as finalists are.
         failed: why others could not be trained, by architecture.
+        search_steps: that the search took: more, where the space has no more networks.
     """
 
     networks: int
+    total_steps: int
     steps: int
     architecture: Architecture
     scores: Mapping[str, Score]
     costs: Mapping[str, float]
     stage_score: StageScore | None = None
     failed: Mapping[Architecture, str] = field(default_factory=dict)
+    search_steps: int = 0
 
     def entry(self) -> dict[str, Any]:
         return {
             "kind": "random",
             "networks": self.networks,
+            "total_steps": self.total_steps,
+            "search_steps": self.search_steps,
             "steps": self.steps,
             "architecture": list(self.architecture.choices),
             **by_part(self.scores),
@@ -66,41 +73,39 @@ class RandomSearch(Phase):
     def run(self, search: SearchContext) -> None:
         if search.budget.baseline == "none":
             return
-        total = search.steps_taken
+        given = search.consensus.first(lambda: round(search.ledger.search_steps))
+        segments = plan(search.budget, search.random_architectures(search.seed + _SEED), steps=given)
+        total = sum(one.steps for one in segments)
         search.callback.phase("baseline", total=total, done=0)
-        draws = search.random_architectures(search.seed + _SEED)
-        segments = plan(search.budget, draws, steps=total)
-        steps = Counted(search.callback, total)
-        search.baseline = play(
-            search.executor, segments, search.goals[0], costs=search.figures, after_step=steps.after_step
-        )
+        counted = Counted(search.callback, total)
+        found = play(search.executor, segments, search.goals[0], costs=search.figures, after_step=counted.after_step)
+        search.baseline = None if found is None else replace(found, search_steps=given)
 
 
 def plan(budget: Budget, draws: Iterable[Architecture], *, steps: int) -> list[Segment]:
-    """What random search trains: different networks, the steps that the search took between them.
+    """What random search trains: different networks, until the steps or the networks are used up.
 
     Args:
         steps: that the search took.
         draws: architectures that are allowed, as many as one cares to try; no more are taken than are wanted.
     """
-    wanted = max(1, round(steps / budget.finalist_steps))
-    found: dict[Architecture, None] = {}
-    for architecture in draws:
-        found[architecture] = None
-        if len(found) == wanted:
+    wanted = -(-steps // budget.finalist_steps)
+    networks: dict[Architecture, None] = {}
+    for architecture in draws if wanted else ():
+        networks[architecture] = None
+        if len(networks) == wanted:
             break
-    each = steps // max(1, len(found))
     return [
         Segment(
             f"network {index + 1} of random search",
             architecture,
             "scratch",
-            index * each,
-            each,
+            0,
+            min(budget.finalist_steps, steps - index * budget.finalist_steps),
             budget.finalist_learning_rate,
             keeps_weights=False,
         )
-        for index, architecture in enumerate(found)
+        for index, architecture in enumerate(networks)
     ]
 
 
@@ -133,7 +138,8 @@ def play(
             failed[index] = one_line(str(result.error))
     if best is None:
         return None
-    architecture = segments[best[1]].architecture
+    segment, total = segments[best[1]], sum(one.steps for one in segments)
+    architecture = segment.architecture
     reasons = {segments[index].architecture: failed[index] for index in sorted(failed)}
     found = dict(costs(architecture))
-    return Baseline(len(segments), segments[0].steps, architecture, scores, found, stage_score, reasons)
+    return Baseline(len(segments), total, segment.steps, architecture, scores, found, stage_score, reasons)

@@ -17,6 +17,7 @@ from l2l_nas.errors import SettingError, SpaceError, StorageError
 from l2l_nas.nas.objectives import Goal, State, TrialRecord
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.journal import STUDY_NAME, open_journal, readable
+from l2l_nas.nas.study.ledger import LEDGER, phases_of, steps_of
 from l2l_nas.nas.study.study import FINALISTS, choices_of, record_of
 from l2l_nas.space.pool import LayerPool
 
@@ -33,6 +34,18 @@ def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
     study = load_study(path)
     with readable(path):
         return _goals_and_records(study)
+
+
+def read_steps(path: Path) -> dict[str, float]:
+    """Steps that each phase has spent, by its name; empty where not all were counted.
+
+    Raises:
+        StorageError: the study is missing, damaged, or not one of this program.
+    """
+    study = load_study(path)
+    with readable(path):
+        content = study.user_attrs.get(LEDGER)
+        return steps_of(phases_of(content)) if content is not None and content["complete"] else {}
 
 
 def _goals_and_records(study: optuna.Study) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:

@@ -20,8 +20,9 @@ parameters, the goals' values). Of a trial, as user attributes:
     weights        dict          which weights it was scored with; see `WeightProvenance.entry`
     process        int           the worker process (search.workers) that evaluated it, from 1
 
-Of the study: `space`, `goals`, `data` (see `Data.digest`) and `finalists`: what came of those trained further, with
-validation and test metrics and standard errors, and the key that tells which they are.
+Of the study: `space`, `goals`, `data` (see `Data.digest`), `finalists`: what came of those trained further, with
+validation and test metrics and standard errors, and the key that tells which they are; and `ledger`: what each phase
+has spent, see `ledger.py`.
 
 [Note: one numbering] A trial has the number that the saved study gives it: records, callbacks, files and pages have
 that one. The sampler alone works in a copy in memory, which lacks trials whose candidates are gone. A place in that
@@ -52,6 +53,7 @@ from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
 from l2l_nas.nas.study.choices import as_choices, choices_in, with_choices
 from l2l_nas.nas.study.journal import readable
+from l2l_nas.nas.study.ledger import Ledger
 from l2l_nas.nas.study.storage import Store
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
@@ -95,6 +97,7 @@ class Study:
     Attributes:
         records: of all finished trials.
         num_evaluated: how many of the trials asked for are done.
+        ledger: what the search has spent; it is stored with each trial.
         place: where it is saved, for messages.
 
     Raises:
@@ -151,6 +154,7 @@ class Study:
         self._proposed: list[tuple[Architecture, bool]] = []  # that wait, and whether the user asked for them
         with readable(store.place):
             self.records = tuple(map(self._read, finished))
+            self.ledger = Ledger(store, has_trials=bool(finished))
         self.num_evaluated = num_evaluated(self.records)
 
     @property
@@ -318,6 +322,7 @@ class Study:
             ended = self._memory.get_trials(deepcopy=False)[trial.number]
             if self._saved_choices != self._choices:
                 ended = with_choices(ended, self._saved_choices, positions=self._order)
+            self.ledger.store()  # before the trial: a kill in between counts its steps, which were done
             record = replace(record, number=self._store.save(ended))
             self.records += (record,)
             self.num_evaluated += is_evaluated(record)

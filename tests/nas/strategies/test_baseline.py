@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.errors import NonFiniteError, SettingError
@@ -16,6 +17,8 @@ from l2l_nas.nas.strategies.random_search import plan, play
 from l2l_nas.report.network import RandomBaseline
 from l2l_nas.space.constraint import NonEmpty, Require
 from l2l_nas.space.sampling import UniformPaths
+from l2l_nas.training.data import Data
+from l2l_nas.training.samples import Split
 from l2l_nas.training.score import Score
 from tests.nas.problems import budget, pool_of, search_on
 
@@ -32,13 +35,23 @@ def test_different_networks_have_all_steps_of_a_search_between_them():
     assert spend.steps == 20 + 5 * 2 + 2 * 15
     trainings = plan(spend, draws(pool_of("tanh", "relu", "wide", depth=3)), steps=spend.steps)
     assert len({training.architecture for training in trainings}) == len(trainings) == 4
-    assert [(training.start, training.steps) for training in trainings] == [(0, 15), (15, 15), (30, 15), (45, 15)]
+    # as a finalist in a race: from step 0 on, no longer
+    assert [(training.start, training.steps) for training in trainings] == [(0, 15)] * 4
     assert {(t.weights, t.learning_rate) for t in trainings} == {("scratch", spend.finalist_learning_rate)}
 
 
-def test_a_space_with_fewer_networks_gives_each_more_steps():
+@pytest.mark.parametrize(
+    ("steps", "each"),
+    [(0, []), (7, [7]), (15, [15]), (40, [15, 15, 10]), (46, [15, 15, 15, 1]), (59, [15, 15, 15, 14])],
+)
+def test_the_last_network_has_the_steps_that_are_left(steps, each):
+    trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", "wide", depth=3)), steps=steps)
+    assert [training.steps for training in trainings] == each
+
+
+def test_a_space_with_fewer_networks_has_all_of_them_trained_as_finalists_are():
     trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", depth=1)), steps=60)
-    assert [training.steps for training in trainings] == [30, 30]
+    assert [training.steps for training in trainings] == [15, 15]
 
 
 def test_limits_hold_for_its_networks_too():
@@ -94,7 +107,8 @@ def test_the_best_on_the_validation_part_is_told_whoever_is_done_first(values, m
     entry = found.entry()
     assert entry["validation"] == {"accuracy": values[best]}
     assert entry["test"] == {"accuracy": values[best] + 1}
-    assert (entry["networks"], entry["steps"], entry["costs"]) == (4, 15, {"parameters": 1.0})
+    assert (entry["networks"], entry["total_steps"], entry["steps"]) == (4, 60, 15)
+    assert entry["costs"] == {"parameters": 1.0}
     lost = [list(trainings[index].architecture.choices) for index, value in enumerate(values) if value is None]
     assert [one["architecture"] for one in entry["failed"]] == lost  # they count, and are told
     assert all("gradient" in one["reason"] for one in entry["failed"])
@@ -143,6 +157,7 @@ def test_a_search_hands_out_the_same_with_it_and_without(tmp_path):
     assert [one.scores for one in plain[2]] == [one.scores for one in other[2]]
     assert all((weights[key] == same[key]).all() for key in weights)
     assert search.context.baseline.steps == 15
+    assert search.context.baseline.total_steps == search.context.baseline.search_steps == 60
     assert search.context.baseline.scores["validation"].values["accuracy"] > 0.5
 
 
@@ -174,9 +189,25 @@ def test_random_search_has_the_steps_that_were_taken_not_those_planned(tmp_path)
     search.run()
     assert (counts(study.records)["complete"], counts(study.records)["stopped"]) == (1, 7)
     taken = 1 * 8 + 7 * 2 + (20 - 8)
-    assert search.context.steps_taken == taken < spend.steps
+    assert search.context.ledger.search_steps == taken < spend.steps
+    assert search.context.baseline.search_steps == taken
+
+
+def test_random_networks_meet_no_mini_batch_that_finalists_do_not(tmp_path):
+    """The fifth mini-batch has one sample, on which no batch norm trains; finalists end before it."""
+    x = torch.randn(65 + 20, 2, generator=torch.Generator().manual_seed(0))
+    parts = [Split(part, (part[:, 0] > 0).long()) for part in x.split([65, 20])]
+    spend = budget(
+        warmup_steps=0, trials=3, steps_per_trial=2, finalists=2, finalist_steps=4, trial_weights="scratch",
+        baseline="random",
+    )  # fmt: skip
+    search, _, study, _ = search_on(
+        tmp_path, pool_of("normed", "tanh", depth=3), spend=spend, split=Data(*parts), goals=(Goal("accuracy", True),)
+    )
+    search.run()
+    study.close()
     found = search.context.baseline
-    assert found.networks * found.steps == taken
+    assert (found.total_steps, found.networks, found.failed) == (search.context.ledger.search_steps, 3, {})
 
 
 def test_its_networks_are_drawn_by_another_seed_than_the_search_s(tmp_path, monkeypatch):

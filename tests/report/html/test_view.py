@@ -208,7 +208,7 @@ def test_the_winner_stands_beside_the_best_of_random_search() -> None:
     reader = read(beside)
     assert ("a", "href", "#baseline") in reader.attributes
     section = reader.text[reader.text.index("Beside random search") : reader.text.index("Best architectures")]
-    assert "1,234 random networks, each trained for 700 steps" in section
+    assert "Random search with as many steps: 1,234 random networks, 700 steps in all" in section
     assert f"this search {winner.values['accuracy']:.4f} ± 0.0078" in section
     assert "random search 0.5000 0.4000" in section
     assert "accuracy than that of random search" in section
