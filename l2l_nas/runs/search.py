@@ -98,6 +98,7 @@ class SearchRun:
         self.compared = compare_published(self.components.problem.pool, self.consensus)
         self.output = Output(self.folder, self.components, console)
         self._seen: Callbacks | None = None
+        self._display: Display | None = None
 
     def go(self) -> float:
         """Search, and write what was found; returns the best value of the first goal."""
@@ -145,8 +146,8 @@ class SearchRun:
                 part=self.part,
                 consensus=self.consensus,
                 ledger=study.ledger,
-            ) as display:
-                search = self._search(study, display, log, workers)
+            ) as self._display:
+                search = self._search(study, self._display, log, workers)
                 if resume:
                     search.restore()
                 value = self.consensus.first(partial(self._finished, study)) if resume else None

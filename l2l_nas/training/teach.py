@@ -28,6 +28,10 @@ class TaughtBatches(Batches):
     def __init__(self, batches: Batches, teacher: Teacher) -> None:
         self._batches, self._teacher = batches, teacher
 
+    @property
+    def batch_size(self) -> int:
+        return self._batches.batch_size
+
     def at(self, step: int) -> Loaded:
         return _taught(self._batches.at(step), self._teacher)
 

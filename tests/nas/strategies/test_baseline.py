@@ -205,7 +205,6 @@ def test_random_networks_meet_no_mini_batch_that_finalists_do_not(tmp_path):
         tmp_path, pool_of("normed", "tanh", depth=3), spend=spend, split=Data(*parts), goals=(Goal("accuracy", True),)
     )
     search.run()
-    study.close()
     found = search.context.baseline
     assert (found.total_steps, found.networks, found.failed) == (search.context.ledger.search_steps, 3, {})
 
