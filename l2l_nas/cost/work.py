@@ -12,7 +12,7 @@ from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import check_shapes
 
 
-class Work:
+class ForwardWork:
     """Operations of forward passes of one sample, of which a layer without any has one: it takes time, too."""
 
     def __init__(self, pool: LayerPool) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from l2l_nas.cost.closed_form import path_states
-from l2l_nas.cost.work import Work
+from l2l_nas.cost.work import ForwardWork
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import Part
 from l2l_nas.errors import L2LError, MetricError, NonFiniteError, RankError, failure_of
@@ -90,8 +90,8 @@ class Evaluator:
         self.learn_from(replace(self._trainer, counted=counted))
 
     @cached_property
-    def _work(self) -> Work:
-        return Work(self._pool)
+    def _work(self) -> ForwardWork:
+        return ForwardWork(self._pool)
 
     def _count_scores(self, architectures: Sequence[Architecture]) -> None:
         """Of networks that were not trained for it: see [Note: a step] in `ledger.py`."""

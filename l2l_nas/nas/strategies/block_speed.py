@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from l2l_nas.cost.work import Work
+from l2l_nas.cost.work import ForwardWork
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
@@ -97,7 +97,7 @@ class ScorePasses:
     """
 
     def __init__(self, pool: LayerPool, *, population: int, extra: int = 0) -> None:
-        self._population, self._extra, self._work = population, extra, Work(pool)
+        self._population, self._extra, self._work = population, extra, ForwardWork(pool)
         self._original = self._work.of_network(pool.original)
 
     def __call__(self, networks: Sequence[Architecture]) -> float:

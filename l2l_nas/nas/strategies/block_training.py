@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from l2l_nas.cost.work import Work
+from l2l_nas.cost.work import ForwardWork
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.nas.evaluation.evaluator import InlineExecutor
@@ -112,7 +112,7 @@ class DistilBlocks(Phase):
 
 def _shares(pool: LayerPool) -> dict[str, float]:
     """Of the original's work, that of each candidate by `position/candidate`."""
-    work = Work(pool)
+    work = ForwardWork(pool)
     original = work.of_network(pool.original)
     names = [position.name for position in pool.positions]
     return {f"{names[one.position]}/{one.candidate.name}": work.of_layer(one) / original for one in pool.layers}

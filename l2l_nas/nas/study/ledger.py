@@ -7,7 +7,7 @@ counts a third of a step for each mini-batch: a training step is a forward pass,
 Scores of networks that were trained are not counted: those of random search have them, too.
 
 [Note: what is stored] A kill loses the steps after the last store: those of 15 seconds, and those of segments that
-workers had not ended. What is done again after a kill counts again, as it was done again.
+workers had not ended. What is done again counts again: after a kill, or where a trial's weights were not kept.
 """
 
 from __future__ import annotations
