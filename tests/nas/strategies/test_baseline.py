@@ -183,7 +183,7 @@ def test_random_search_has_the_steps_that_were_taken_not_those_planned(tmp_path)
         early_stop="halving",
         baseline="random",
     )
-    search, _, study, _ = search_on(
+    search, *_ = search_on(
         tmp_path, pool_of("tanh", "relu", depth=3), spend=spend, early_stop=Rule(), goals=(Goal("accuracy", True),)
     )
     search.run()
@@ -201,7 +201,7 @@ def test_random_networks_meet_no_mini_batch_that_finalists_do_not(tmp_path):
         warmup_steps=0, trials=3, steps_per_trial=2, finalists=2, finalist_steps=4, trial_weights="scratch",
         baseline="random",
     )  # fmt: skip
-    search, _, study, _ = search_on(
+    search, *_ = search_on(
         tmp_path, pool_of("normed", "tanh", depth=3), spend=spend, split=Data(*parts), goals=(Goal("accuracy", True),)
     )
     search.run()
