@@ -183,7 +183,7 @@ def test_random_search_has_the_steps_that_were_taken_not_those_planned(tmp_path)
         early_stop="halving",
         baseline="random",
     )
-    search, *_ = search_on(
+    search, _, study, _ = search_on(
         tmp_path, pool_of("tanh", "relu", depth=3), spend=spend, early_stop=Rule(), goals=(Goal("accuracy", True),)
     )
     search.run()
