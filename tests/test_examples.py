@@ -10,6 +10,8 @@ from pathlib import Path
 import optuna
 import pytest
 import torch
+from optuna.storages import RDBStorage
+from sqlalchemy.pool import NullPool
 
 import l2l_nas
 from l2l_nas.__main__ import main
@@ -93,6 +95,7 @@ def _search_and_copy(storage):
     ]
     write_pool(Path.cwd())
     assert main(["search", *words, "search.trials=2", "folder=run"]) == 0
+    storage = RDBStorage(storage, engine_kwargs={"poolclass": NullPool})
     before = _copied(storage)[:-1]  # as if the database had been away
     optuna.delete_study(study_name="search", storage=storage)
     copy = optuna.create_study(study_name="search", storage=storage, directions=["maximize", "minimize"])

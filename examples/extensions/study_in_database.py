@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
+from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from sqlalchemy.pool import NullPool
 
 from l2l_nas import Callback
 
@@ -20,6 +21,8 @@ class Copy(Callback):
     """Adds each finished trial; where the database was away, the next trial brings those that it lacks."""
 
     def __init__(self, log: str, storage: Any, study: str = "search") -> None:
+        if isinstance(storage, str):  # no connection stays open between two trials
+            storage = RDBStorage(storage, engine_kwargs={"poolclass": NullPool})
         self.log, self.storage, self.study = log, storage, study
         self.run: optuna.Study | None = None
 
