@@ -97,12 +97,12 @@ class Recorded:
             "l2l_nas.nas.strategies.block_speed.time", types.SimpleNamespace(perf_counter=lambda: self.now)
         )
 
-    def run(self, inputs, *, poll):
+    def run(self, inputs, *, after_step):
         for position in self.server.pool.positions:
             for candidate in position.candidates:
                 self.now += 1.0
                 for _ in range(3 * (candidate.name == "other")):
-                    poll()
+                    after_step(f"{position.name}/{candidate.name}", 8)
                     self.now += 2.0
                 self.done.append(f"{position.name}/{candidate.name}")
                 yield self.done[-1], 0.0

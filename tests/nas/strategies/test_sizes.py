@@ -74,7 +74,7 @@ def test_finalists_are_divided_among_sizes_and_what_one_lacks_others_have():
 
 def test_a_size_without_a_network_of_its_own_keeps_none_of_the_one_before(tmp_path):
     components = SimpleNamespace(conf=SimpleNamespace(export=False))
-    output = Output(RunFolder(tmp_path), components, None, "")
+    output = Output(RunFolder(tmp_path), components, None)
     folder = output.folder.size("0.3")
     folder.root.mkdir(parents=True)
     for path in (output.folder.config, folder.config, folder.architecture, folder.result):
