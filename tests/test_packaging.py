@@ -52,7 +52,10 @@ def test_every_extra_that_a_line_or_a_page_names_is_declared_and_each_is_named()
 
 
 def test_an_engine_whose_package_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr("l2l_nas.plugins.importlib.import_module", missing)
     for name in ENGINES.keys() - {"processes"}:  # which needs loky, as all do
         assert ENGINES[name].package in declared(EXTRAS[name])
         with pytest.raises(SettingError, match=re.escape(f"l2l-nas[{name}]")):
