@@ -178,7 +178,10 @@ class Library(Tokenizer):
         if about.get("add_bos_token") is not None:
             begin = _text_of(about.get("bos_token"))
             return self._first_of(begin) if begin and about["add_bos_token"] else None
-        framed = self._tokenizer.encode("a")
+        try:
+            framed = self._tokenizer.encode("a")
+        except Exception:  # it has neither this letter nor a token for what it does not know
+            framed = self._tokenizer.encode("")
         is_added = framed.special_tokens_mask
         before = framed.ids[: is_added.index(0) if 0 in is_added else 1]
         if len(before) > 1:

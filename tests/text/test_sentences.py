@@ -210,7 +210,7 @@ def test_what_is_no_table_is_refused(tmp_path, case):
     ("content", "words"),
     [
         ('{"text": "a", "label": 1}\n{"text": "b"', "line 2: no JSON"),
-        ('{"text": "a", "label": 1}\n[1]', "line 2: list, where an object is expected"),
+        ('{"text": "a", "label": 1}\n[1]', "line 2: a JSON array, where an object is expected"),
         ('{"text": "a", "label": 1}\n{"text": "a"}', "line 2: has text, and the first line text, label"),
     ],
 )
