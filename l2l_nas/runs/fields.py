@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from l2l_nas.arguments import shown
 from l2l_nas.errors import SettingError
 
 _MOST = 2**31 - 1
@@ -208,6 +207,8 @@ def _fitting(name: str, value: Any, kind: Any) -> Any:
         return value
     wanted = get_origin(kind) or kind
     if type(value) is not wanted:
+        from l2l_nas.arguments import shown  # with torch, which `--help` does without
+
         words = f" of {of[0].__name__}" if wanted is list else ""
         raise SettingError(f"{name} must be of type {wanted.__name__}{words}, got {shown(value)}")
     return [_fitting(f"{name}[{place}]", item, of[0]) for place, item in enumerate(value)] if wanted is list else value
