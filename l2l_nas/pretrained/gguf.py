@@ -183,7 +183,7 @@ class GGUF(Published):
             "num_key_value_heads": shared,
             "intermediate_size": fields.whole("llama.feed_forward_length", least=1),
             "hidden_act": "silu",
-            "attention_bias": biased,
+            **({"attention_bias": biased} if name == "Llama" else {}),  # Qwen 2 always has them
             "mlp_bias": "model.layers.0.mlp.up_proj.bias" in self.shapes,
         }
 

@@ -134,7 +134,7 @@ HARMLESS = frozenset(
         diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
         encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
         forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
-        begin_suppress_tokens cross_attention_hidden_size
+        begin_suppress_tokens cross_attention_hidden_size configuration_files quantization_config
         """,
     )
 )

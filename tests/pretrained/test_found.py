@@ -152,7 +152,6 @@ def test_all_that_is_no_weights_and_no_config_goes_along_as_it_is(tmp_path):
     own = {"tokenizer.json": b'{"a": "\xc3\xbc"}', "vocab.txt": b"a", "tokenizer.model": b"\x00\xff"}
     own |= {"chat_template.jinja": b"{{ messages }}", "added_tokens.json": b"{}", "LICENSE": b"free"}
     left = [
-        "adapter_config.json",
         "pytorch_model.bin",
         "model.safetensors.index.json",
         "modeling.py",
