@@ -95,7 +95,9 @@ def found_model(config: Mapping[str, Any], layers: Sequence[tuple[str, Candidate
     if config.get("layer_types") or config.get("use_sliding_window") or row.windows == "each":
         changed["layer_types"] = [SLIDING if factory.args[1].window else FULL for factory in attention]
     fields = {**config, **changed, "torch_dtype": "float32", "dtype": "float32"}
-    fields.pop("auto_map", None)  # what is written has no code
+    # what is written is not quantised, has no code, and no other config beside it
+    for name in ("quantization_config", "auto_map", "configuration_files"):
+        fields.pop(name, None)
     family = family_of(fields)
     names = {}
     for position, (name, candidate) in zip(family.positions, layers, strict=True):
