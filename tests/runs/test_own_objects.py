@@ -61,7 +61,7 @@ def test_a_sampler_of_one_s_own_is_taken_by_object_and_by_name(problem, tmp_path
         *words[:-2], "folder=other", "sampler=mine.py:nothing"
     )
     assert "no file 'yours.py'" in refused(*words[:-2], "folder=other", "sampler=yours.py:Sampler")
-    with pytest.raises(SettingError, match=r"sampler was given in Python; give it to l2l_nas\.search again"):
+    with pytest.raises(SettingError, match=r"sampler was given in Python: give it to l2l_nas\.search again"):
         l2l_nas.search(problem, resume="object", trials=14, progress=False)
 
 
