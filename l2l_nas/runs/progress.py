@@ -285,7 +285,9 @@ class Display(Callback):
             step = pace / (budget.steps_per_trial + 1) if budget.steps_per_trial else self._step_seconds
         if step is None:
             return left
-        to_come = self._steps_to_come(budget)
+        # steps of the search's phases behind this one
+        to_come = budget.trials * budget.steps_per_trial if self._phase == "warm-up" else 0
+        to_come += self._finalist_steps if self._phase not in ("finalists", "baseline") else 0
         left += step * to_come
         if self._phase == "warm-up":
             left += step * budget.trials  # a score takes about as long
@@ -294,11 +296,6 @@ class Display(Callback):
             here = (self._total - self._done) * (budget.steps_per_trial if self._phase == "search" else 1)
             left += step * (spent + here + to_come)
         return left
-
-    def _steps_to_come(self, budget: Budget) -> int:
-        """Of the search's phases behind this one."""
-        trials = budget.trials * budget.steps_per_trial if self._phase == "warm-up" else 0
-        return trials + (self._finalist_steps if self._phase not in ("finalists", "baseline") else 0)
 
     @property
     def how_far_before_trials(self) -> str:

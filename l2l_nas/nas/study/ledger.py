@@ -73,7 +73,7 @@ class Ledger:
 
     def begin(self, phase: str) -> None:
         """Count for this phase from now on."""
-        self._tick()
+        self.store()
         self._phase = self._begin(phase)
 
     def _begin(self, phase: str) -> Spent:
@@ -94,16 +94,13 @@ class Ledger:
         Raises:
             StorageError: the study could not be written.
         """
-        self._tick()
+        now = time.monotonic()
+        self._phase.seconds += now - self._clock
+        self._clock = now
         if not self._is_stored:
             phases = {name: asdict(spent) for name, spent in self.phases.items()}
             self._store.note(LEDGER, {"complete": self.is_complete, "phases": phases})
             self._is_stored, self._stored_at = True, time.monotonic()
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        self._phase.seconds += now - self._clock
-        self._clock = now
 
     @property
     def search_steps(self) -> float:

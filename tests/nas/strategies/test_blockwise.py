@@ -171,8 +171,8 @@ def test_trials_that_train_shared_weights_leave_their_teacher_as_it_is(tmp_path,
     search(tmp_path / "run", steps_per_trial=4, export=False)
     pool = problem().pool
     relay = Relay(ParamServer(pool, optimizer=SGD(momentum=0.0), seed=0), device="cpu")
-    inputs, (_, taught) = trainers[0].batches.at(0)
-    assert torch.equal(taught, relay.predict(pool.original, inputs, micro_batch=trainers[0].micro_batch)[0])
+    inputs, (_, taught) = trainers[-1].batches.at(0)
+    assert torch.equal(taught, relay.predict(pool.original, inputs, micro_batch=trainers[-1].micro_batch)[0])
 
 
 @pytest.mark.slow
