@@ -163,7 +163,7 @@ def test_a_problem_goes_straight_to_what_is_built_of_it(tmp_path):
     finally:
         sys.setprofile(None)
     composed = [file for _, file in carriers if file.partition("/")[0] in ("runs", "nas", "report")]
-    for files, changes, climbs in ((composed, 16, 4), ([file for _, file in carriers], 60, 21)):
+    for files, changes, climbs in ((composed, 18, 4), ([file for _, file in carriers], 60, 21)):
         rooms = [LEVEL[file.partition("/")[0].removesuffix(".py")] for file in files]
         assert sum(a != b for a, b in pairwise(files)) <= changes, list(carriers)
         assert sum(a < b for a, b in pairwise(rooms)) <= climbs, list(carriers)

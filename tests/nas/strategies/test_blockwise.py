@@ -105,8 +105,9 @@ def test_a_search_of_a_time_goes_on_by_what_it_was_begun_with(tmp_path):
     search(tmp_path / "run", trials=2, export=False)
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     again = {"resume": tmp_path / "run", "trials": 3, "strategy": {"name": "blockwise", "samples": 24}}
-    with pytest.raises(SettingError, match=r"strategy.steps=null: the run in .* has strategy.steps=5 and must keep it"):
-        l2l_nas.search(problem(), **again)
+    other = {"name": "blockwise", "samples": 24, "steps": 6}
+    with pytest.raises(SettingError, match=r"strategy.steps=6: the run in .* has strategy.steps=5 and must keep it"):
+        l2l_nas.search(problem(), **{**again, "strategy": other})
     config["search"]["time"] = "1m"
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
     found = l2l_nas.search(problem(), **again, time="1m")
