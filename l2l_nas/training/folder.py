@@ -89,7 +89,7 @@ def image_parts(
     if len(classes) < 2:
         raise DataError(f"{roots['train']}: expected a folder for each class with its images, CLASS/*.jpg")
     found = {part: _images_in(root, classes) for part, root in roots.items()}
-    mode = "L" if all(image.mode in ("1", "L") for _, image in _looked_at(found["train"][0])) else "RGB"
+    mode = "L" if all(mode in ("1", "L") for _, mode, _ in _looked_at(found["train"][0])) else "RGB"
     for files, _ in found.values():
         if size is None:
             _refuse_sizes(files)
@@ -113,20 +113,20 @@ def image_parts(
     return {name: part(name) for name in _PARTS if name in found}
 
 
-def _looked_at(files: list[str]) -> Iterator[tuple[str, Any]]:
-    """Some of the images, which are spread over the files."""
+def _looked_at(files: list[str]) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Of some of the images, which are spread over the files: path, mode, height and width as they are seen."""
     for row in spread(len(files), _LOOKS).tolist():
-        with _opened(files[row]) as image:
-            yield files[row], image
+        with _opened(files[row]) as image:  # where EXIF data lie behind the pixels, Pillow reads these as well
+            on_its_side = image.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE
+            size = (image.width, image.height) if on_its_side else (image.height, image.width)
+            found = files[row], image.mode, size
+        yield found
 
 
 def _refuse_sizes(files: list[str]) -> None:
     seen: dict[tuple[int, int], str] = {}
-    for file, image in _looked_at(files):
-        height, width = image.height, image.width
-        seen.setdefault(
-            (width, height) if image.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE else (height, width), file
-        )
+    for file, _, size in _looked_at(files):
+        seen.setdefault(size, file)
         if len(seen) > 1:
             (one, first), (other, second) = seen.items()
             raise DataError(

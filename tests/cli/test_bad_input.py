@@ -106,7 +106,6 @@ DIGITS = ["x_train", "y_train", "x_test", "y_test"]
         (["plan", "devices=1000000000"], "devices must be at most 1,000,000, got 1e+09"),
         (["search", "search.trainings=1e9"], "search.trainings must be at most 100,000, got 1e+09"),
         (["search", "hydra.sweeper.max_batch_size=3"], "hydra.sweeper.max_batch_size is for sweeps: add -m"),
-        (["search", "-m", "search.study=glob(*)"], "search.study=glob(*): there is nothing to choose from"),
         (["search", "-m", "search.time=glob(*)"], "glob(*): there is nothing to choose from"),
     ],
 )

@@ -169,7 +169,7 @@ def test_without_fine_tuning_networks_are_as_they_were_made(command, tmp_path, c
     assert rows["search_25"]["changed"]
     assert read_json(tmp_path / "runs" / "search_25" / "result.json")["best"]["steps"] == 0
     assert main(["pruning", "table", "--out", str(tmp_path / "out.json")]) == 0
-    assert "| 25 % | search |" in capsys.readouterr().out
+    assert "| 25 % | **search** |" in capsys.readouterr().out
     again = [*command, "--arms", "search", "--search", f"{small} search.seed=1", "--out", str(tmp_path / "other.json")]
     assert main(again) == 2
     assert "its search had other settings; name another --folder" in capsys.readouterr().err
