@@ -51,7 +51,7 @@ def test_callbacks_see_a_search_go_by(problem, tmp_path, refused):
         json.loads((tmp_path / "run" / "result.json").read_text())["best"]["values"]["accuracy"],
     ]
     # what stands in a folder is not imported: a run that goes on without it is not seen
-    assert main(["search", "space.pool=tiny.py:build", "resume=run", "search.trials=14"]) == 0
+    assert main(["search", "space.pool=tiny.py:build", "resume=run", "search.trials=14", "search.workers=2"]) == 0
     assert len((tmp_path / "seen.jsonl").read_text().splitlines()) == len(seen)
     assert "mine.py:nothing gave int; expected a subclass of l2l_nas.Callback" in refused(
         *words, "folder=other", "callbacks=[mine.py:nothing]"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import subprocess
+import sys
 
 import pytest
 import yaml
 
-from benchmarks.__main__ import main as benchmark
 from l2l_nas.errors import StorageError
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import FromFolder, changed, declared, entries, value_of
@@ -16,6 +17,7 @@ from l2l_nas.runs.folder import RUN_NAMES, RunFolder
 from l2l_nas.runs.folder_settings import name_again, own_settings, read_settings, settings_in
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.settings import RetrainConf, SearchConf
+from tests.cli.runs import ROOT, environment
 
 # code, modules, addresses, shell lines, paths that are no plain files
 HOSTILE = (
@@ -139,8 +141,10 @@ def test_a_link_within_a_run_is_refused_where_it_is_read_and_the_run_itself_may_
 
 
 @pytest.mark.slow
-def test_planted_lines_are_not_executed_connected_to_or_written_elsewhere(capsys):
-    assert benchmark(["foreign", "--lines", "12", "--seed", "7"]) == 0, capsys.readouterr().out
+def test_planted_lines_are_not_executed_connected_to_or_written_elsewhere():
+    words = [sys.executable, "-m", "benchmarks", "foreign", "--lines", "12", "--seed", "7"]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("chosen", [["x"], "tpe", {"name": 3}, 7])
