@@ -195,9 +195,9 @@ class Library(Tokenizer):
 
     def num_lost(self, text: str) -> int:
         for one in set(text) - self._loses.keys():
-            numbers = self.encode(one)
-            is_cut = "\ufffd" in self.decode(numbers) and one != "\ufffd"  # it lacks some of its bytes
-            self._loses[one] = not one.isspace() and (not numbers or is_cut)
+            made = self.decode(self.encode(one)).strip()  # it may put a space before a text, which is none of it
+            is_cut = "\ufffd" in made and one != "\ufffd"  # it lacks some of its bytes
+            self._loses[one] = not one.isspace() and (not made or is_cut)
         return sum(text.count(one) for one in set(text) if self._loses[one])
 
     @property

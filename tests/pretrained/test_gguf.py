@@ -167,6 +167,28 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, how):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("add", "says"),
+    [
+        (lambda writer: writer.add_float32("llama.rope.scale_linear", 2.0), "scales its rotary positions"),
+        (lambda writer: writer.add_bool("llama.attention.causal", False), "is not causal"),
+    ],
+)
+def test_what_the_layers_do_not_do_is_refused(tmp_path, monkeypatch, add, says):
+    monkeypatch.setattr(gguf.GGUFWriter, "add_layer_norm_rms_eps", also(gguf.GGUFWriter.add_layer_norm_rms_eps, add))
+    write(tmp_path / "model.gguf", MODELS["llama"]())
+    with pytest.raises(StorageError, match=says):
+        published_pool(f"gguf:{tmp_path / 'model.gguf'}")
+
+
+def also(method, more):
+    def both(writer, value):
+        method(writer, value)
+        more(writer)
+
+    return both
+
+
 def test_a_file_without_one_of_its_tensors_names_it(tmp_path):
     write(tmp_path / "model.gguf", MODELS["llama"](), leave_out=["blk.1.attn_q.weight"])
     with pytest.raises(L2LError, match=r"lacks tensor model\.layers\.1\.self_attn\.q_proj\.weight"):

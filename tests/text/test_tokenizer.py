@@ -108,3 +108,12 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path, damage, words):
 def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(L2LError, match=r"there is no file or folder .*nowhere; name one, or write"):
         load_tokenizer(str(tmp_path / "nowhere"))
+
+
+def test_characters_without_a_token_are_counted_also_behind_a_space_that_the_tokenizer_puts_there(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({"\u2581": 0, "a": 1, "b": 2}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+    made.decoder = tokenizers.decoders.Metaspace(prepend_scheme="always")
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(str(tmp_path)).num_lost("ab \u00e9a\u00e9") == 2

@@ -18,7 +18,7 @@ from l2l_nas.nas.objectives import Goal, State, TrialRecord
 from l2l_nas.nas.strategies.finalists import FinalistCache, choose_each
 from l2l_nas.nas.strategies.sizes import Size, by_size, sizes_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.output import Output
+from l2l_nas.runs.output import Output, shared_sizes
 from l2l_nas.runs.saved import load_found
 from tests.nas.problems import GOALS, budget, change_finalists, search_on
 from tests.nas.problems import pool_of as toy_pool
@@ -81,6 +81,13 @@ def test_a_size_without_a_network_of_its_own_keeps_none_of_the_one_before(tmp_pa
         path.write_text("{}")
     output._write_sizes(SimpleNamespace(sizes=[SimpleNamespace(name="0.3")], of_sizes={}))
     assert list(folder.root.iterdir()) == []
+
+
+def test_sizes_that_are_one_network_are_told_once():
+    one, other = (SimpleNamespace(record=SimpleNamespace(number=number)) for number in (3, 4))
+    (line,) = shared_sizes({"0.1": one, "0.2": other, "0.3": one})
+    assert line.startswith("sizes 0.1, 0.3 are one network, trial 3")
+    assert list(shared_sizes({"0.1": one, "0.2": other})) == []
 
 
 def test_without_a_network_of_any_size_there_are_no_finalists(tmp_path):
