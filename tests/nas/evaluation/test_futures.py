@@ -406,6 +406,7 @@ def test_any_executor_runs_what_this_process_does(tmp_path, name):
             assert found[id(segment)].provenance == alone.provenance
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tasks_whose_dask_workers_are_all_killed_run_again_with_their_recipe():
     distributed = pytest.importorskip("distributed")
@@ -424,7 +425,7 @@ def test_tasks_whose_dask_workers_are_all_killed_run_again_with_their_recipe():
             time.sleep(pause)
             for nanny in cluster.workers.values():
                 os.kill(nanny.process.pid, signal.SIGKILL)
-            assert [task.result(timeout=60) for task in tasks] == [b"recipe"] * 2
+            assert [task.result(timeout=180) for task in tasks] == [b"recipe"] * 2
         engine.end()
 
 
