@@ -81,7 +81,9 @@ def test_what_is_wrong_with_a_folder_is_one_line(tmp_path):
     with pytest.raises(DataError, match=r"0\.png: damaged, not an image that can be read"):
         Data.from_folder(tmp_path / "a")
     whole = (tmp_path / "a" / "bird" / "1.png").read_bytes()
-    (tmp_path / "a" / "bird" / "0.png").write_bytes(whole[: whole.index(b"IDAT") + 8])  # behind the pixels may lie EXIF data
+    (tmp_path / "a" / "bird" / "0.png").write_bytes(
+        whole[: whole.index(b"IDAT") + 8]
+    )  # behind the pixels may lie EXIF data
     with pytest.raises(DataError, match=r"0\.png: damaged, not an image that can be read"):
         Data.from_folder(tmp_path / "a")
     write_images(tmp_path / "b" / "train")
