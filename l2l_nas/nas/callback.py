@@ -92,6 +92,9 @@ class Callback:
     def poll(self) -> None:
         """Between two trials, and between two training steps. May raise `Stopped`."""
 
+    def end(self) -> None:
+        """The search or the training is over, however it ended: the last call, perhaps the only one."""
+
 
 @dataclass
 class Numbers:
@@ -141,7 +144,7 @@ def _to_each(hook: str) -> Any:
                 getattr(member, hook)(*args, **kwargs)
             except Stopped:
                 self.stopped_by = member
-                if self._consensus.size == 1:
+                if self._consensus.size == 1 and hook != "end":
                     raise  # ranks stop together, see `poll`
             except (Exception, SystemExit) as error:
                 self._complain(member, hook, error)
@@ -188,7 +191,7 @@ class Callbacks(Callback):
 
     phase, advance, covered = _to_each("phase"), _to_each("advance"), _to_each("covered")
     trial, finalist, abandoned = _to_each("trial"), _to_each("finalist"), _to_each("abandoned")
-    number, poll = _to_each("number"), _to_each("poll")
+    number, poll, end = _to_each("number"), _to_each("poll"), _to_each("end")
 
 
 def build_callbacks(named: Sequence[str | Mapping[str, Any] | Callback]) -> list[Callback]:

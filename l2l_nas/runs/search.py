@@ -174,6 +174,8 @@ class SearchRun:
                     page.write(is_running=False)
             raise
         finally:
+            if self._seen is not None:
+                self._seen.end()
             log.close()
             self.components.problem.data.close()
         return best.values[self.goals[0].name]

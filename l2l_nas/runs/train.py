@@ -137,6 +137,7 @@ class TrainRun:
         is_begun = not self.is_new and self.folder.log.exists()
         before = seconds_of(read_bytes(self.folder.log).decode("utf-8", "replace")) if is_begun else 0.0
         log = Log(self.folder.log)
+        seen: Callbacks | None = None
         try:
             with Display(self.console, log, consensus=self.consensus) as display:
                 seen = display.beside(self.callbacks)
@@ -153,6 +154,8 @@ class TrainRun:
             server = self.components.relay.server.fork(())
             Checkpoint(self.folder.best).load(server)
             scores = self._scores(server, best)
+            if "test" in scores:
+                Numbers(seen, "training").values("test", scores["test"].values, step=best.step)
             if self.consensus.is_first:
                 with self.consensus.alone("the writing of the result"):
                     seconds = before + time.monotonic() - started
@@ -160,6 +163,8 @@ class TrainRun:
             log.write("done", step=best.step, values=dict(best.values))
             return best
         finally:
+            if seen is not None:
+                seen.end()
             log.close()
             self.components.problem.data.close()
 

@@ -15,6 +15,7 @@ CALLS = [
     ("finalist", ("finalist",), {}),
     ("abandoned", ("record", "reason"), {}),
     ("poll", (), {}),
+    ("end", (), {}),
 ]
 
 
