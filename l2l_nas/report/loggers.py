@@ -69,10 +69,10 @@ class TensorBoard(_Logger):
     """
 
     def __init__(self, folder: str = "") -> None:
+        optional("tensorboard", "TensorBoard needs", extra="loggers")  # else torch says that torch cannot be imported
         self._writer_in = optional("torch.utils.tensorboard", "TensorBoard needs", extra="loggers").SummaryWriter
         self._given, self._folder = folder, ""
-        self._writer: Any = None
-        self._trial: int | None = None
+        self._writers: dict[int | None, Any] = {}
 
     def begin(self) -> None:
         """See `_Logger`."""
@@ -80,21 +80,21 @@ class TensorBoard(_Logger):
 
     def write(self, name: str, value: float, step: int, trial: int | None) -> None:
         """See `_Logger`."""
-        if self._writer is None or trial != self._trial:  # one at a time is open, as each has a thread
-            self.finish()
-            self._writer = self._writer_in(self._folder if trial is None else f"{self._folder}/trial_{trial}")
-            self._trial = trial
-        self._writer.add_scalar(name, value, step)
+        if trial not in self._writers:
+            for other in self._writers.keys() - {None}:  # one trial's is open at a time: each has a thread
+                self._writers.pop(other).close()
+            self._writers[trial] = self._writer_in(self._folder if trial is None else f"{self._folder}/trial_{trial}")
+        self._writers[trial].add_scalar(name, value, step)
 
     def finish(self) -> None:
         """See `_Logger`."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
 
 
 class WandB(_Logger):
-    """Logs into a run of Weights & Biases: the active one, or a new one. Names of a trial's figures end with its number.
+    """Logs into a run of Weights & Biases: the active one, or a new one. Names of a trial's figures end with it.
 
     Args:
         **settings: of `wandb.init`, such as project, name and mode.
