@@ -18,7 +18,6 @@ from l2l_nas.arguments import check_kind, check_list, check_methods, check_path,
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
-from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.study.reading import load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.card import card_of
@@ -29,6 +28,7 @@ from l2l_nas.runs.components import Objects
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.repeats import search_of
+from l2l_nas.runs.repeats_output import goals_of
 from l2l_nas.runs.saved import SavedRun, is_repeated, load_found
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.runs.world import joined
@@ -152,7 +152,7 @@ class SearchResult:
             content = self._one.content
         except StorageError as error:
             return f"<p>{escape(str(error))}</p>"
-        pool, goals = self.problem.pool, [Goal(one["name"], one["maximize"]) for one in content["objectives"]]
+        pool, goals = self.problem.pool, goals_of(content)
         trained = in_order([one for one in self.finalists if one.trial != self.best.trial], goals)
         finalists = (self.best, *trained) if self.best.is_trained else tuple(trained)
         results = Results(card_of(pool, check_shapes(pool)), tuple(goals), (), finalists, self.best)
