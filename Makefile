@@ -1,6 +1,6 @@
 # make search: set everything up and run the main job.   make test: set everything up, lint, types, tests.
 # make test-all: with the proofs that take long.   make test-changed: such proofs of rooms that changed since the last release.
-# make test-cluster: the tests of Ray and of the dashboard, in an environment of their own.
+# make test-cluster: the tests of Ray, the dashboard and the loggers, in an environment of their own.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -53,12 +53,12 @@ every-test: $(READY)
 test-changed: $(READY)
 	paths=`$(BIN)/python -m tests.changed` && { test -z "$$paths" || { $(PYTEST) -m "slow and not long" $$paths; } || test $$? = 5; }
 
-# what Ray and the dashboard bring along is large, and no other test needs it
+# what Ray, the dashboard and the loggers bring along is large, and no other test needs it
 CLUSTER := $(VENV)-cluster
 test-cluster:
 	$(PYTHON) -m venv $(CLUSTER)
-	$(CLUSTER)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[test,ray,dashboard]'
-	$(CLUSTER)/bin/python -m pytest -m cluster -rs tests/cli tests/nas
+	$(CLUSTER)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[test,ray,dashboard,loggers]'
+	$(CLUSTER)/bin/python -m pytest -m cluster -rs tests/cli tests/nas tests/report
 
 bench: $(READY)
 	for name in depth batch throughput switching population storage; do \

@@ -98,7 +98,7 @@ def test_what_an_extension_meets_is_listed_whole(kind, left_out):
     assert _names(kind) - left_out - listed == set()
 
 
-@pytest.mark.parametrize("name", sorted(_names(Callback)))
+@pytest.mark.parametrize("name", sorted(_names(Callback) - {"takes_numbers"}))
 def test_a_hook_is_written_with_its_own_arguments_and_defaults(name):
     _, *own = inspect.signature(getattr(Callback, name)).parameters.values()
     bare = inspect.Signature([one.replace(annotation=one.empty) for one in own])

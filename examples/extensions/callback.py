@@ -1,6 +1,6 @@
 """A callback of your own: `callbacks=[examples/extensions/callback.py:Table]`.
 
-MLflow or Weights & Biases take as many lines: `mlflow.log_metrics(record.metrics, step=record.number)` in `trial`.
+Those for TensorBoard, Weights & Biases and MLflow are in `l2l_nas/report/loggers.py`.
 """
 
 import csv

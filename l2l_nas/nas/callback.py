@@ -1,4 +1,4 @@
-"""Hooks called during a search: progress lines, the log, the page, and callbacks of your own.
+"""Hooks called during a search or a training: progress lines, the log, the page, and callbacks of your own.
 
 Derive from `Callback` and write the methods that you need. They are called in the search's own process, one after the
 other, while nothing else goes on; a slow one makes the search slow. What one raises becomes a warning, and the search
@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from l2l_nas.errors import SettingError, what_raised
 from l2l_nas.errors import Stopped as Stopped
 from l2l_nas.plugins import is_named, made, name_and_arguments
 from l2l_nas.training.consensus import Consensus
+from l2l_nas.training.score import Score
 
 if TYPE_CHECKING:
     from l2l_nas.nas.objectives import TrialRecord
@@ -32,14 +34,24 @@ _MOST = 20  # lines about what callbacks raised
 
 
 class Callback:
-    """Hooks called during a search. Each method does nothing until you write it."""
+    """Hooks called during a search, or a training. Each method does nothing until you write it.
+
+    Attributes:
+        takes_numbers: whether the class writes `number`.
+    """
+
+    takes_numbers: bool = False
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.takes_numbers = cls.number is not Callback.number
 
     def phase(self, name: str, *, total: int, done: int) -> None:
         """A phase begins.
 
         Args:
             name: "warm-up", "catch-up", "finalists", "baseline" (in steps), "search" (in trials), "blocks" or
-                "scores" (in blocks), "networks" or "pairs" (in networks scored whole).
+                "scores" (in blocks), "networks" or "pairs" (in networks scored whole); of `train`: "training".
             total: steps or trials of the phase.
             done: of these, by an earlier session.
         """
@@ -49,6 +61,15 @@ class Callback:
 
         Args:
             detail: such as "loss 0.693".
+        """
+
+    def number(self, name: str, value: float, *, step: int, trial: int | None = None) -> None:
+        """A figure is known: the loss of a training step, or a metric. Those of a trial come when it is finished.
+
+        Args:
+            name: PHASE/PART/METRIC, such as "search/validation/accuracy" or "finalists/train/loss".
+            step: how many training steps the network had by then; in "warm-up" and "catch-up", the shared weights.
+            trial: the number of the network's trial; None where no trial found it.
         """
 
     def covered(self, coverage: Coverage) -> None:
@@ -71,6 +92,46 @@ class Callback:
     def poll(self) -> None:
         """Between two trials, and between two training steps. May raise `Stopped`."""
 
+    def end(self) -> None:
+        """The search or the training is over, however it ended: the last call, perhaps the only one."""
+
+
+@dataclass
+class Numbers:
+    """Tells a callback the figures of one network.
+
+    Args:
+        phase: that trains it; names begin with it.
+        trial: that found it; None if no trial did.
+        done: steps that the network has had.
+    """
+
+    callback: Callback
+    phase: str
+    trial: int | None = None
+    done: int = 0
+
+    def loss(self, value: float) -> None:
+        """Of one more step."""
+        self.done += 1
+        if self.callback.takes_numbers:
+            self.callback.number(f"{self.phase}/train/loss", value, step=self.done, trial=self.trial)
+
+    def scores(self, rungs: Mapping[str, Mapping[str, float]], scores: Mapping[str, Score]) -> None:
+        """Of the validation part on the way, by "steps done/steps", and of all parts now."""
+        found = {int(rung.partition("/")[0]): values for rung, values in rungs.items()}
+        for step, values in found.items():
+            self.values("validation", values, step=step)
+        for part, score in scores.items():
+            if part != "validation" or self.done not in found:
+                self.values(part, score.values, step=self.done)
+
+    def values(self, part: str, values: Mapping[str, float], *, step: int) -> None:
+        """Metrics of a part of the data."""
+        if self.callback.takes_numbers:
+            for name, value in values.items():
+                self.callback.number(f"{self.phase}/{part}/{name}", value, step=step, trial=self.trial)
+
 
 def _to_each(hook: str) -> Any:
     """A hook that calls that of each; see `Callbacks`."""
@@ -83,7 +144,7 @@ def _to_each(hook: str) -> Any:
                 getattr(member, hook)(*args, **kwargs)
             except Stopped:
                 self.stopped_by = member
-                if self._consensus.size == 1:
+                if self._consensus.size == 1 and hook != "end":
                     raise  # ranks stop together, see `poll`
             except (Exception, SystemExit) as error:
                 self._complain(member, hook, error)
@@ -119,6 +180,7 @@ class Callbacks(Callback):
         self._report = report
         self._reported: set[str] = set()
         self.stopped_by: Callback | None = None
+        self.takes_numbers = any(one.takes_numbers for one in (*members, *own))
 
     def _complain(self, member: Callback, hook: str, error: BaseException) -> None:
         line = f"callback {type(member).__name__}.{hook} {what_raised(error)}; the search goes on"
@@ -129,7 +191,7 @@ class Callbacks(Callback):
 
     phase, advance, covered = _to_each("phase"), _to_each("advance"), _to_each("covered")
     trial, finalist, abandoned = _to_each("trial"), _to_each("finalist"), _to_each("abandoned")
-    poll = _to_each("poll")
+    number, poll, end = _to_each("number"), _to_each("poll"), _to_each("end")
 
 
 def build_callbacks(named: Sequence[str | Mapping[str, Any] | Callback]) -> list[Callback]:

@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from markupsafe import escape
 from torch import nn
 
 from l2l_nas.arguments import check_kind, check_list, check_methods, check_path, refuse_class
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
-from l2l_nas.report.network import Network, RandomBaseline
+from l2l_nas.report.card import card_of
+from l2l_nas.report.html.notebook import render_result
+from l2l_nas.report.network import Network, RandomBaseline, in_order
+from l2l_nas.report.results import Results
 from l2l_nas.runs.components import Objects
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.repeats import search_of
+from l2l_nas.runs.repeats_output import goals_of
 from l2l_nas.runs.saved import SavedRun, is_repeated, load_found
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.runs.world import joined
@@ -47,6 +52,7 @@ from l2l_nas.runs.fields import Declared, changed, declared, entries, fitting, s
 from l2l_nas.runs.renamed import renamed
 from l2l_nas.runs.settings import PLACES, SearchConf
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.shapes import check_shapes
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,19 @@ class SearchResult:
         """
         root = self._one.folder if is_repeated(RunFolder(self.folder)) else self.folder
         return load_study(RunFolder(root).study)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; of a search that has not finished its text, which says how to go on."""
+        try:
+            content = self._one.content
+        except StorageError as error:
+            return f"<p>{escape(str(error))}</p>"
+        pool, goals = self.problem.pool, goals_of(content)
+        trained = in_order([one for one in self.finalists if one.trial != self.best.trial], goals)
+        finalists = (self.best, *trained) if self.best.is_trained else tuple(trained)
+        results = Results(card_of(pool, check_shapes(pool)), tuple(goals), (), finalists, self.best)
+        page = RunFolder(self.folder).report
+        return render_result(results, page=os.path.relpath(page) if page.exists() else "")
 
     def network(self) -> nn.Module:
         """The best network with its weights, as a plain module in evaluation mode.

@@ -27,12 +27,12 @@ ABOUT: Mapping[str, tuple[str, str, str]] = {
     "executor": ("What runs trials", "inline", "FILE.py:NAME"),
     "relay": ("The device side", "default", ""),
     "parallel": ("Ranks that share each step, started by torchrun", "default", ""),
-    "callbacks": ("Hooks called during a search", "none", "[FILE.py:NAME]"),
+    "callbacks": ("Hooks called during a run", "none", "[FILE.py:NAME]"),
     "experiment": ("Settings for one purpose; your own with --config-dir DIR", "", "DIR/experiment/*.yaml"),
 }
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "search": tuple(ABOUT),
-    "train": ("space", "data", "optimizer", "schedule", "relay", "parallel"),
+    "train": ("space", "data", "optimizer", "schedule", "relay", "parallel", "callbacks"),
     "plan": ("space", "data", "optimizer", "relay"),
 }
 # the setting of a group that names something of the user's own

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from l2l_nas.errors import StorageError
+from l2l_nas.errors import StorageError, one_line, without_passwords
 from l2l_nas.files import named_failures, read_bytes
-from l2l_nas.nas.callback import Callback, Stopped
+from l2l_nas.nas.callback import Callback, Callbacks, Stopped
 from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
@@ -197,6 +198,16 @@ class Display(Callback):
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
         self._signals.__exit__()
+
+    def beside(self, own: Sequence[Callback]) -> Callbacks:
+        """With callbacks of the user's: what they raise is shown and logged."""
+
+        def report(line: str, error: BaseException) -> None:
+            warn(self._console, line)
+            text = without_passwords("".join(traceback.format_exception(error)))
+            self._log.write("callback", problem=one_line(line), traceback=text)
+
+        return Callbacks(self, own=own, report=report, consensus=self._consensus)
 
     def phase(self, name: str, *, total: int, done: int) -> None:
         """See `Callback.phase`."""

@@ -42,7 +42,7 @@ def read_repeat(place: RunFolder, *, number: int, seed: int) -> Repeat | None:
     result = read_json(place.result)
     with parsing(place.result, "the result of a search", advice="restore it, or remove it and resume the run"):
         found = Network.from_json(result["best"])
-        for goal in _goals_of(result):
+        for goal in goals_of(result):
             if goal.name not in found.compared_values:
                 raise ValueError(f"no {goal.name} of the best network")
         beside = RandomBaseline.from_json(result["baseline"]).best if result["baseline"] else None
@@ -79,7 +79,7 @@ class Repeats:
     def goals(self) -> list[Goal]:
         """What was searched for; empty while none is done."""
         for result in self.results.values():
-            return _goals_of(result)
+            return goals_of(result)
         return []
 
     @property
@@ -100,7 +100,7 @@ class Repeats:
         return {name: statistics.fmean(one[name] for one in values) for name in names}
 
 
-def _goals_of(result: Mapping[str, Any]) -> list[Goal]:
+def goals_of(result: Mapping[str, Any]) -> list[Goal]:
     """What a search was for, the first goal first. Raises KeyError, TypeError, ValueError: it tells something else."""
     found = [Goal(str(one["name"]), maximize=bool(one["maximize"])) for one in result["objectives"]]
     if not found:

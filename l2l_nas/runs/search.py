@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
-from l2l_nas.errors import SettingError, StorageError, one_line, without_passwords
+from l2l_nas.errors import SettingError, StorageError, one_line
 from l2l_nas.files import make_folder, read_bytes, write_yaml
 from l2l_nas.nas.callback import Callback, Callbacks, Stopped, build_callbacks
 from l2l_nas.nas.evaluation.evaluator import InlineExecutor, population_size
@@ -46,7 +45,7 @@ from l2l_nas.runs.progress import Display, Log, OneOfSeveral
 from l2l_nas.runs.ranks import RunRanks, greet_ranks, refuse_on_ranks
 from l2l_nas.runs.resume import finished_search, search_start
 from l2l_nas.runs.settings import SearchConf
-from l2l_nas.runs.terminal import explain, warn
+from l2l_nas.runs.terminal import explain
 from l2l_nas.runs.workers import check_workers, engine_name, worker_executor
 from l2l_nas.space.shapes import check_shapes
 
@@ -147,7 +146,7 @@ class SearchRun:
                 consensus=self.consensus,
                 ledger=study.ledger,
             ) as self._display:
-                search = self._search(study, self._display, log, workers)
+                search = self._search(study, self._display, workers)
                 if resume:
                     search.restore()
                 value = self.consensus.first(partial(self._finished, study)) if resume else None
@@ -175,6 +174,8 @@ class SearchRun:
                     page.write(is_running=False)
             raise
         finally:
+            if self._seen is not None:
+                self._seen.end()
             log.close()
             self.components.problem.data.close()
         return best.values[self.goals[0].name]
@@ -304,13 +305,8 @@ class SearchRun:
             consensus=self.consensus,
         )
 
-    def _search(self, study: Study, display: Display, log: Log, workers: FuturesExecutor | None) -> Search:
-        def report(line: str, error: BaseException) -> None:
-            warn(self.console, line)
-            text = without_passwords("".join(traceback.format_exception(error)))
-            log.write("callback", problem=one_line(line), traceback=text)
-
-        self._seen = seen = Callbacks(display, own=self.callbacks, report=report, consensus=self.consensus)
+    def _search(self, study: Study, display: Display, workers: FuturesExecutor | None) -> Search:
+        self._seen = seen = display.beside(self.callbacks)
         components = self.components
         server, parts = components.server, components.search
         executor: SegmentExecutor

@@ -221,6 +221,9 @@ class RunConf:
     schedule: Choice = setting(
         {"name": "cosine"}, "learning-rate schedule; or FILE.py:NAME", PLAIN, resume=stays(TRAINED), is_code=True
     )
+    callbacks: dict[str, Any] = setting(
+        {}, "hooks called during the run: [FILE.py:NAME]", resume=FREE, is_inherited=False
+    )
     space: SpaceConf = section(SpaceConf, resume=MAY_CHANGE)
     data: DataConf = section(DataConf, resume=stays("scores on other samples cannot be compared"))
     relay: RelayConf = section(RelayConf, resume=FREE)
@@ -249,7 +252,6 @@ class SearchConf(RunConf):
     executor: Choice = setting(
         {"name": "inline"}, "what runs trials; if search.workers: processes", resume=MAY_CHANGE, is_code=True
     )
-    callbacks: dict[str, Any] = setting({}, "hooks called during the search: [FILE.py:NAME]", resume=FREE)
     objectives: ObjectivesConf = section(ObjectivesConf, resume=stays("a study has its objectives for good"))
     search: SearchSection = section(SearchSection, resume=MAY_CHANGE)
     train: TrainConf = section(TrainConf, resume=stays(TRAINED))

@@ -17,7 +17,7 @@ from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.files import make_folder, read_bytes, read_json, write_atomically, write_json, write_yaml
-from l2l_nas.nas.callback import Stopped
+from l2l_nas.nas.callback import Callbacks, Numbers, Stopped, build_callbacks
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.report.charts.curve import curve_sheet
 from l2l_nas.report.history import seconds_of
@@ -88,6 +88,7 @@ class TrainRun:
         self.consensus = consensus = self.ranks.consensus
         self.folder = self.ranks.with_weights(RunFolder(Path(conf.resume or conf.folder)))
         self.is_new = not self.is_resumed or not self.folder.config.exists()
+        self.callbacks = build_callbacks([*conf.callbacks.values()] if consensus.is_first else [])
         start = training_start(conf, self.folder, given=given)
         conf = completed(replace(start.conf, folder=str(self.folder.root), resume=""))
         check_mesh(conf.parallel, consensus.size)
@@ -136,9 +137,11 @@ class TrainRun:
         is_begun = not self.is_new and self.folder.log.exists()
         before = seconds_of(read_bytes(self.folder.log).decode("utf-8", "replace")) if is_begun else 0.0
         log = Log(self.folder.log)
+        seen: Callbacks | None = None
         try:
             with Display(self.console, log, consensus=self.consensus) as display:
-                training = self._training(_TrainingDisplay(log, display, self.conf.metric))
+                seen = display.beside(self.callbacks)
+                training = self._training(_TrainingDisplay(log, seen, self.conf.metric))
                 has_best = training.restore()
                 is_trained = training.validations and has_best and training.step == self.conf.train.steps
                 line = self.consensus.first(lambda: finished_training(self.folder, self.conf)) if is_trained else ""
@@ -146,11 +149,13 @@ class TrainRun:
                     self.console.print(line, markup=False, soft_wrap=True)
                     return training.best
                 self._begin(training, log, has_best=has_best)
-                display.phase("training", total=self.conf.train.steps, done=training.step)
-                best = self._run(training, log)
+                seen.phase("training", total=self.conf.train.steps, done=training.step)
+                best = self._run(training, log, seen)
             server = self.components.relay.server.fork(())
             Checkpoint(self.folder.best).load(server)
             scores = self._scores(server, best)
+            if "test" in scores:
+                Numbers(seen, "training").values("test", scores["test"].values, step=best.step)
             if self.consensus.is_first:
                 with self.consensus.alone("the writing of the result"):
                     seconds = before + time.monotonic() - started
@@ -158,6 +163,8 @@ class TrainRun:
             log.write("done", step=best.step, values=dict(best.values))
             return best
         finally:
+            if seen is not None:
+                seen.end()
             log.close()
             self.components.problem.data.close()
 
@@ -208,15 +215,17 @@ class TrainRun:
         if not has_best:
             warn(console, f"{self.folder.best}: missing or damaged; the best is searched for anew")
 
-    def _run(self, training: Retraining, log: Log) -> Validation:
+    def _run(self, training: Retraining, log: Log, seen: Callbacks) -> Validation:
         try:
             return training.run()
         except Stopped:
+            by = f"by callback {type(seen.stopped_by).__name__}" if seen.stopped_by is not None else ""
             log.write("stopped", step=training.step)
             done = f"after {training.step} of {self.conf.train.steps} steps, all saved"
-            self.console.print(f"stopped {done}. Go on with: {self.again}", soft_wrap=True)
+            words = " ".join(filter(None, ("stopped", by, done)))
+            self.console.print(f"{words}. Go on with: {self.again}", soft_wrap=True, markup=False)
             self.consensus.any(False)  # the launcher ends the others when one has ended
-            raise
+            raise Stopped(*filter(None, [by])) from None  # a sweep goes on after a run that a callback stopped
         except KeyboardInterrupt:  # the second Ctrl-C
             self.console.print(f"stopped at once. Go on from the last save with: {self.again}", soft_wrap=True)
             raise Stopped from None
@@ -320,18 +329,21 @@ class TrainRun:
 class _TrainingDisplay:
     """Shows a training, logs its validations, stops it on Ctrl-C."""
 
-    def __init__(self, log: Log, display: Display, metric: str) -> None:
+    def __init__(self, log: Log, display: Callbacks, metric: str) -> None:
         self._log = log
         self._metric = metric
         self._seen = ""
         self._display = display
+        self._numbers = Numbers(display, "training")
         self.poll = display.poll
 
     def step(self, done: int, loss: float) -> None:
         """See `Watch.step`."""
         self._display.advance(done, detail=f"loss {loss:.4f}  {self._seen}")
+        self._numbers.values("train", {"loss": loss}, step=done)
 
     def validation(self, validation: Validation, *, is_best: bool) -> None:
         """See `Watch.validation`."""
         self._log.write("validation", **asdict(validation), is_best=is_best)
+        self._numbers.values("validation", validation.values, step=validation.step)
         self._seen = f"{self._metric} {validation.values[self._metric]:.4f} at step {validation.step}"

@@ -47,7 +47,7 @@ class Validation:
 
 
 class Watch(Protocol):
-    """Sees a training go by."""
+    """Sees a training go by. Whatever it raises stops the training, after what is done was saved."""
 
     def step(self, done: int, loss: float) -> None:
         """So many steps are done."""
@@ -56,7 +56,7 @@ class Watch(Protocol):
         """The validation data was scored."""
 
     def poll(self) -> None:
-        """Between two steps. Whatever it raises stops the training, after what is done was saved."""
+        """Between two steps."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Retraining:
         if self._course.best < 0:
             self._validate()
             self._save()  # from here on, the weights it began with are not needed
-        self._poll()
+        self._tell(self.watch.poll)
         self.trainer.fit(
             lambda step: self.architecture,
             start=self.step,
@@ -231,18 +231,18 @@ class Retraining:
         course.step = step + 1
         course.losses += loss
         course.num_losses += 1
-        self.watch.step(course.step, loss)
         self.consensus.note(f"step {course.step}")
         is_due = self.consensus.any(time.monotonic() - self._saved_at >= self.pace.checkpoint_seconds)
         if course.step % self.pace.validation_steps == 0 or course.step == self.pace.steps:
             is_due |= self._validate()  # at most one save of the best is ahead of the training's own
         if is_due:
             self._save()
-        self._poll()
+        self._tell(self.watch.step, course.step, loss)  # a stop leaves out no validation
+        self._tell(self.watch.poll)
 
-    def _poll(self) -> None:
+    def _tell(self, hook: Callable[..., None], *args: Any, **more: Any) -> None:
         try:
-            self.watch.poll()
+            hook(*args, **more)
         except BaseException:
             self._save()
             raise
@@ -270,7 +270,7 @@ class Retraining:
             course.best = len(course.validations)
         course.validations.append(validation)
         course.losses, course.num_losses = 0.0, 0
-        self.watch.validation(validation, is_best=is_best)
+        self._tell(self.watch.validation, validation, is_best=is_best)
         return is_best
 
     def _score(self) -> tuple[ParamServer, dict[str, float]]:

@@ -13,6 +13,7 @@ from l2l_nas import AdamW, Candidate, Data, LayerPool, ParamServer, Position, Re
 from l2l_nas.cost.catalogue import parameters_cost
 from l2l_nas.cost.table import Costs, unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
+from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.early_stopping import NeverStop
 from l2l_nas.nas.evaluation.evaluator import Evaluator, InlineExecutor, population_size
 from l2l_nas.nas.objectives import Goal
@@ -89,7 +90,7 @@ class Wide(nn.Sequential):
         super().__init__(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, width))
 
 
-class Watcher:
+class Watcher(Callback):
     """An observer that remembers, and may stop the search after so many polls."""
 
     def __init__(self) -> None:
@@ -98,6 +99,7 @@ class Watcher:
         self.coverages: list[dict] = []
         self.finalists: list[Finalist] = []
         self.lost: dict[int, str] = {}
+        self.numbers: list[tuple[str, float, int, int | None]] = []
         self.polls = 0
         self.stop_at = -1
         self.stop: type[BaseException] = RuntimeError
@@ -107,6 +109,9 @@ class Watcher:
 
     def advance(self, done: int, *, detail: str = "") -> None:
         self.done = done
+
+    def number(self, name: str, value: float, *, step: int, trial: int | None = None) -> None:
+        self.numbers.append((name, value, step, trial))
 
     def covered(self, coverage) -> None:
         self.coverages.append(coverage.to_json())

@@ -9,11 +9,13 @@ from l2l_nas.nas.callback import Callback, Callbacks, Stopped
 CALLS = [
     ("phase", ("search",), {"total": 4, "done": 1}),
     ("advance", (3,), {"detail": "loss 1"}),
+    ("number", ("search/train/loss", 0.5), {"step": 3, "trial": 1}),
     ("covered", ("coverage",), {}),
     ("trial", ("record", ["record"]), {}),
     ("finalist", ("finalist",), {}),
     ("abandoned", ("record", "reason"), {}),
     ("poll", (), {}),
+    ("end", (), {}),
 ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from l2l_nas.cost.closed_form import path_states
@@ -228,18 +229,21 @@ class SegmentExecutor(Protocol):
 
 
 def run_all(
-    executor: SegmentExecutor, segments: Sequence[Segment], *, after_step: AfterStep
+    executor: SegmentExecutor, segments: Sequence[Segment], *, after_step: Callable[[int, float], None]
 ) -> Iterator[tuple[int, SegmentResult]]:
     """Run segments: index and result of each, as they come to their ends.
 
     A generator of results with weights: whoever drops one frees its weights.
+
+    Args:
+        after_step: called with the index of a segment and the loss of each of its steps.
     """
     if not segments:
         return
     left = len(segments)
     indices = {segment.name: index for index, segment in enumerate(segments)}
-    for segment in segments:
-        executor.submit(segment, after_step=after_step)
+    for index, segment in enumerate(segments):
+        executor.submit(segment, after_step=partial(after_step, index))
     del segment, segments
     while left:
         results = executor.finished()

@@ -16,7 +16,7 @@ from typing import Any
 
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, L2LError, one_line
-from l2l_nas.nas.callback import Callback
+from l2l_nas.nas.callback import Callback, Numbers
 from l2l_nas.nas.evaluation.segment import Segment, SegmentResult, run_all
 from l2l_nas.nas.objectives import TrialRecord, counts, ranked
 from l2l_nas.nas.strategies.budget import Budget, Round
@@ -228,17 +228,27 @@ class Rounds:
             Segment.of_finalist(one.architecture, index, self._budget, spend=spend, done=one.steps)
             for index, one in enumerate(going)
         )
+        numbers = [  # what lacks its weights does again what was done
+            Numbers(self._search.callback, "finalists", one.record.number, one.steps * (one.record.number in weights))
+            for one in going
+        ]
+
+        def after_step(index: int, loss: float) -> None:
+            counted.after_step(loss)
+            numbers[index].loss(loss)
+
         # no name for the list: what is done frees its weights
         results = run_all(
             self._search.executor,
             [replace(one, server=weights.pop(f.record.number, None)) for one, f in zip(segments, going, strict=True)],
-            after_step=counted.after_step,
+            after_step=after_step,
         )
         for index, result in results:
             if result.error is not None:
                 last, reasons[index] = result.error, one_line(str(result.error))
             else:
                 assert result.server is not None
+                numbers[index].scores(result.rungs, result.scores)
                 done = self._further(going[index], result, spend.steps)
                 if spend.is_last:
                     self._search.callback.finalist(done)

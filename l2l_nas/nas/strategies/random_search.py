@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from l2l_nas.errors import one_line
+from l2l_nas.nas.callback import Numbers
 from l2l_nas.nas.evaluation.segment import Segment, SegmentExecutor, run_all
 from l2l_nas.nas.evaluation.stage_score import StageScore, compared_by
 from l2l_nas.nas.objectives import Goal, comparison
@@ -78,7 +79,15 @@ class RandomSearch(Phase):
         total = sum(one.steps for one in segments)
         search.callback.phase("baseline", total=total, done=0)
         counted = Counted(search.callback, total)
-        found = play(search.executor, segments, search.goals[0], costs=search.figures, after_step=counted.after_step)
+        numbers = [Numbers(search.callback, f"baseline/network_{index + 1}") for index in range(len(segments))]
+
+        def after_step(index: int, loss: float) -> None:
+            counted.after_step(loss)
+            numbers[index].loss(loss)
+
+        found = play(search.executor, segments, search.goals[0], costs=search.figures, after_step=after_step)
+        if found is not None:
+            Numbers(search.callback, "baseline", done=found.steps).scores({}, found.scores)
         search.baseline = None if found is None else replace(found, search_steps=given)
 
 
@@ -115,13 +124,13 @@ def play(
     goal: Goal,
     *,
     costs: Callable[[Architecture], Mapping[str, float]],
-    after_step: Callable[[float], None],
+    after_step: Callable[[int, float], None],
 ) -> Baseline | None:
     """Train them; None if none could be trained.
 
     Args:
         goal: a metric, by whose value on the validation part the best is chosen.
-        after_step: called with the loss of each step that is done.
+        after_step: see `run_all`.
     """
     best: tuple[tuple[float, ...], int] | None = None
     scores: Mapping[str, Score] = {}

@@ -15,6 +15,7 @@ from l2l_nas.cost.table import Costs, unmeasured
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import ConstraintError, TrialError, failure_of, of_user, one_line
+from l2l_nas.nas.callback import Numbers
 from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
 from l2l_nas.nas.objectives import State, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.context import SearchContext
@@ -60,6 +61,7 @@ class RunningTrial:
         ordinal: how many trials came before.
         rungs: the metrics that it had on its way, by rung ("50/200").
         seconds: its segments took.
+        losses: of its steps; its number is known when it is over.
     """
 
     trial: Trial
@@ -68,6 +70,7 @@ class RunningTrial:
     steps: int = 0
     rungs: dict[str, Mapping[str, float]] = field(default_factory=dict)
     seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
 
 
 class TrialLoop:
@@ -116,7 +119,8 @@ class TrialLoop:
                 self._finish(begun, State.FAILED, SegmentResult(error=failure_of(error)))
             else:
                 running[architecture] = begun
-                search.executor.submit(Segment.of_trial(architecture, begun.ordinal, budget))
+                segment = Segment.of_trial(architecture, begun.ordinal, budget)
+                search.executor.submit(segment, after_step=begun.losses.append)
 
     def _record(self) -> None:
         """Wait for segments; keep what came of trials that are over, and go on with the others.
@@ -138,7 +142,7 @@ class TrialLoop:
                     further = Segment.of_trial(
                         architecture, trial.ordinal, budget, done=trial.steps, server=result.server
                     )
-                    search.executor.submit(further)
+                    search.executor.submit(further, after_step=trial.losses.append)
                     continue
                 state, reason = State.STOPPED, stopped
             del self._running[architecture]
@@ -186,6 +190,11 @@ class TrialLoop:
         if is_scored and result.server is not None:
             self._hold(record, result.server)
         search.note(record)
+        if search.callback.takes_numbers:
+            numbers = Numbers(search.callback, "search", record.number)
+            for loss in running.losses:
+                numbers.loss(loss)
+            numbers.scores(running.rungs, result.scores if is_scored else {})
         self._proposer.record(record)
 
     def _hold(self, record: TrialRecord, server: ParamServer) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from l2l_nas.errors import ConstraintError, SpaceError, TrialError
+from l2l_nas.nas.callback import Numbers
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.phase import Phase
@@ -125,6 +126,7 @@ def _train(
         shown: steps that the callback has seen of this phase.
     """
     counted = getattr(search, counter)
+    numbers = Numbers(search.callback, "warm-up" if counter == "warm_steps" else "catch-up", done=counted)
     paths: dict[int, Architecture] = {}
 
     def remembered(step: int) -> Architecture:
@@ -136,6 +138,7 @@ def _train(
         setattr(search, counter, counted + taken)
         search.coverage.add("warmup", paths.pop(step))
         search.callback.advance(shown + taken, detail=f"loss {loss:.3f}")
+        numbers.loss(loss)
         search.save_when_due()
         search.callback.poll()
 

@@ -101,7 +101,11 @@ def test_the_best_on_the_validation_part_is_told_whoever_is_done_first(values, m
     trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", "wide", depth=3)), steps=60)
     goal = Goal("accuracy", maximize)
     found = play(
-        Told(*values, order=order), trainings, goal, costs=lambda one: {"parameters": 1.0}, after_step=lambda loss: None
+        Told(*values, order=order),
+        trainings,
+        goal,
+        costs=lambda one: {"parameters": 1.0},
+        after_step=lambda index, loss: None,
     )
     assert found.architecture == trainings[best].architecture
     entry = found.entry()
@@ -125,7 +129,9 @@ def test_its_best_is_chosen_by_the_same_mean_as_finalists_are():
             rungs = {"13/15": {"accuracy": before}, "14/15": {"accuracy": before}, "15/15": result.metrics}
             return [(one, replace(result, rungs=rungs)), *more]
 
-    found = play(Late(0.8, 0.7), trainings, Goal("accuracy", True), costs=lambda one: {}, after_step=lambda loss: None)
+    found = play(
+        Late(0.8, 0.7), trainings, Goal("accuracy", True), costs=lambda one: {}, after_step=lambda index, loss: None
+    )
     assert found.architecture == trainings[1].architecture
     assert found.entry()["compared_by"]["values"] == {"accuracy": pytest.approx(2.5 / 3)}
     best = RandomBaseline.from_json(found.entry()).best
@@ -136,7 +142,7 @@ def test_its_best_is_chosen_by_the_same_mean_as_finalists_are():
 def test_where_no_network_can_be_trained_there_is_none():
     trainings = plan(budget(**SPEND), draws(pool_of("tanh", "relu", "wide", depth=3)), steps=60)
     goal = Goal("accuracy", True)
-    assert play(Told(*[None] * 4), trainings, goal, costs=lambda one: {}, after_step=lambda loss: None) is None
+    assert play(Told(*[None] * 4), trainings, goal, costs=lambda one: {}, after_step=lambda index, loss: None) is None
 
 
 @pytest.mark.slow
