@@ -22,7 +22,7 @@ from l2l_nas.runs.settings import SearchConf
 SECONDS = 3.0  # of one call; all of them take milliseconds
 
 
-class Hangs(BaseException):
+class Hangs(KeyboardInterrupt):
     """Not caught by what is called."""
 
 

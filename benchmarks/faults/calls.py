@@ -129,7 +129,7 @@ _LARGE = {"10**9", "10**59", "10**400"}
 _FUNCTIONS = {"path_at", "after_step", "reduce"}
 _CALLED = {"a class", "a module"}
 # numbers that may lie below 0, and texts that are one of a few words
-_SIGNED = {"seed", "along", "beta2_decay", "x", "y"}
+_SIGNED = {"UniformPaths.path_at.step", "seed", "along", "beta2_decay", "x", "y"}
 _WORDS = {
     "layers", "stash", "lanes", "precision", "update", "scale", "moments", "scope", "device", "device_budget",
     "resident", "pinned", "key", "choices", "architecture",
@@ -199,9 +199,9 @@ def odds(name: str, argument: str) -> list[str]:
     return [odd for odd in ODDS if odd not in left]
 
 
-def fits(argument: str, annotation: str, value: object) -> bool:
+def fits(call: str, annotation: str, value: object) -> bool:
     """Whether a value is, as far as can be told, of the kind that the signature names; else it must be refused."""
-    words = set(re.findall(r"\w+", annotation))
+    argument, words = call.rpartition(".")[2], set(re.findall(r"\w+", annotation))
     if words & {"Any", "object"}:
         return True
     if value is None or isinstance(value, bool):
@@ -209,7 +209,7 @@ def fits(argument: str, annotation: str, value: object) -> bool:
     if isinstance(value, int | float):
         is_sound = math.isfinite(value) if isinstance(value, float) else True
         kinds = {"float"} if isinstance(value, float) else {"int", "float", "Budget", "Output"}
-        return bool(words & kinds) and is_sound and (value >= 0 or argument in _SIGNED)
+        return bool(words & kinds) and is_sound and (value >= 0 or call in _SIGNED or argument in _SIGNED)
     if isinstance(value, str):
         return bool(words & {"str", "Path"}) and argument not in _WORDS
     if isinstance(value, dict):
@@ -247,7 +247,7 @@ def judged(name: str, argument: str, odd: str) -> BaseException | str | None:
         return made
 
     wrong = fault(call, argument, *name.split("."))
-    is_silent = wrong is None and taken and not fits(argument, arguments(name)[argument], value)
+    is_silent = wrong is None and taken and not fits(f"{name}.{argument}", arguments(name)[argument], value)
     return f"{name} takes {argument}={odd} without a word" if is_silent else wrong
 
 

@@ -15,6 +15,7 @@ from l2l_nas.errors import SettingError
 from l2l_nas.relay.compiled import Compiled, what_lacks
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.graphs import Graphs
+from l2l_nas.relay.refusals import keeps_torch_state
 from l2l_nas.relay.slots import CallFactory
 
 LAYERS = ("eager", "compile", "graphs")
@@ -43,6 +44,7 @@ def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory |
 
 def alone(method: Callable[..., Any]) -> Callable[..., Any]:
     """Have a method of a relay refuse a call while its relay or its server is at work, in this thread or in another."""
+    method = keeps_torch_state(method)
 
     @functools.wraps(method)
     def guarded(relay: Any, *args: Any, **kwargs: Any) -> Any:

@@ -41,7 +41,7 @@ from l2l_nas.relay.interface import (
     reduced,
     shares,
 )
-from l2l_nas.relay.refusals import refuse_own_parameters
+from l2l_nas.relay.refusals import keeps_torch_state, refuse_own_parameters
 from l2l_nas.relay.visits import apart, back_from, full, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.losses import collect_losses, weighted
@@ -117,6 +117,7 @@ class ReferenceTrainer:
         """One for each rule and rate that parameters met so far have."""
         return tuple(optimizer for _, _, optimizer in self._optimizers)
 
+    @keeps_torch_state
     def train_step(
         self,
         architecture: Architecture,
@@ -196,6 +197,7 @@ class ReferenceTrainer:
         inputs = next_places(self.pool.inputs, inputs)
         return self._predicted(architecture, inputs, micro_batch, caches=caches)
 
+    @keeps_torch_state
     @torch.no_grad()
     def _predicted(
         self,
@@ -260,6 +262,7 @@ class ReferenceTrainer:
     def evaluation_bytes(self) -> None:
         return None
 
+    @keeps_torch_state
     @torch.no_grad()
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`."""
