@@ -144,7 +144,8 @@ class ReferenceTrainer:
         objective = learned_by(modules, objective)
         total: Tensor | None = None
         auxiliary: list[Tensor] = []
-        autocast = torch.autocast(self.device.torch_device.type, self.autocast, enabled=self.autocast is not None)
+        kind = self.device.torch_device.type
+        autocast = contextlib.nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast)
         with preserved_generators(self.device.torch_device):
             for index, parts in enumerate(batch.micro_batches()):
                 inputs = tuple(map(self.device.put, parts))
