@@ -36,17 +36,37 @@ def examples() -> Mapping[str, Any]:
     """By `CALLABLE.argument`, or by `argument` for all of them, something right. Methods are called on `CALLABLE`."""
     pool, data = small_pool(depth=2), small_data(samples=40)
     server = l2l.ParamServer(pool, optimizer=l2l.AdamW(), seed=0)
-    problem = l2l.Problem(pool, data)
     batches = l2l.Batches(data.train, batch_size=8, seed=0)
     relay = l2l.Relay(server, device="cpu")
-    study = optuna.create_study()
-    network = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
-    (inputs,), targets = batches.at(0)
-    outputs = (torch.zeros(len(targets), 2),)
-    tokens, places = torch.zeros(3, 4, dtype=torch.int64), (torch.zeros(3, 4, 5),)
-    metric = l2l.Metric(lambda outputs, targets: 0.0)
     return {
         **_of_objects(pool, data, server, batches, relay),
+        **_of_calls(batches),
+        **_by_name(pool, data),
+        "batches": batches,
+        "executor": relay,
+        "optimizer": l2l.AdamW(),
+        "problem": l2l.Problem(pool, data),
+        "server": server,
+        "wanted": [batches.wanted(0)],
+        **_of_samples(batches),
+    }
+
+
+def _of_samples(batches: Any) -> dict[str, Any]:
+    """What a step is given."""
+    (inputs,), targets = batches.at(0)
+    return {
+        "inputs": (inputs,),
+        "outputs": (torch.zeros(len(targets), 2),),
+        "targets": targets,
+        "tensor": inputs,
+    }
+
+
+def _of_calls(batches: Any) -> dict[str, Any]:
+    """By call and argument."""
+    (inputs,), _ = batches.at(0)
+    return {
         "Data.from_arrays.x": torch.rand(40, 2),
         "Data.from_arrays.y": torch.arange(40) % 2,
         "Data.from_dataset.train": [(torch.rand(2), index % 2) for index in range(40)],
@@ -68,51 +88,52 @@ def examples() -> Mapping[str, Any]:
         "Relay.recalibrate.batches": [(inputs,)],
         "ReferenceTrainer.recalibrate.batches": [(inputs,)],
         "SearchResult.folder": "runs/x",
-        "Tokens.outputs": places,
-        "Tokens.targets": tokens,
+        "Tokens.outputs": (torch.zeros(3, 4, 5),),
+        "Tokens.targets": torch.zeros(3, 4, dtype=torch.int64),
         "Tokens.check.outputs": (l2l.TensorSpec((4, 5)),),
         "Trainer.recalibrate.batches": 8,
+    }
+
+
+def _by_name(pool: Any, data: Any) -> dict[str, Any]:
+    """By argument."""
+    study = optuna.create_study()
+    network = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
+    return {
         "caches": Caches(),
         "done": 0.5,
         "key": "p0/tanh",
         "keys": ["p0/tanh"],
-        "outputs": outputs,
         "rows": torch.arange(4),
-        "wanted": [batches.wanted(0)],
         "study": study,
         "adamw": None,
         "architecture": pool.original,
         "architectures": [pool.original],
-        "batches": batches,
         "blocks": "0",
         "choices": pool.original.choices,
         "costs": {},
         "data": data,
         "depth": 2,
         "example": torch.rand(3, 2),
-        "executor": relay,
         "family": {"a": _linear},
         "fingerprint": "x",
         "folder": "x",
         "groups": [],
-        "inputs": (inputs,),
         "lr": 0.1,
         "match": "*",
-        "metrics": {"own": metric},
+        "metrics": {"own": l2l.Metric(lambda outputs, targets: 0.0)},
         "model": network,
         "name": "x",
         "norm": 1.0,
-        "objective": problem.task,
+        "objective": l2l.Classification(),
         "batch_size": 8,
         "micro_batch": 4,
         "moments": "bf16",
-        "optimizer": l2l.AdamW(),
         "part": data.train,
         "path_at": lambda step: pool.original,
         "peak": 0.1,
         "pool": pool,
         "positions": pool.positions,
-        "problem": problem,
         "rate": 0.9,
         "read": lambda name: torch.zeros(2),
         "reason": "x",
@@ -120,7 +141,6 @@ def examples() -> Mapping[str, Any]:
         "samples": 8,
         "schedule": Constant(0.1, 10),
         "seed": 0,
-        "server": server,
         "shape": (2,),
         "shapes": check_shapes(pool),
         "split": data.validation,
@@ -128,9 +148,7 @@ def examples() -> Mapping[str, Any]:
         "state": "p0/tanh",
         "step": 0,
         "steps": 1,
-        "targets": targets,
-        "task": problem.task,
-        "tensor": inputs,
+        "task": l2l.Classification(),
         "test": lambda architecture: True,
         "train": data.train,
         "trial": study.ask(),
