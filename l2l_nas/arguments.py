@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
@@ -13,9 +14,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from l2l_nas.errors import SettingError, one_line
+from l2l_nas.errors import SettingError, did_you_mean, one_line
 
 T = TypeVar("T")
+_LARGEST = (1 << 64) - 1
+_LONGEST_NAME = 255  # bytes, in all file systems of use
 
 
 def shown(value: object) -> str:
@@ -51,7 +54,7 @@ def _is_kind(value: type, kinds: type[Any] | tuple[type[Any], ...]) -> bool:
 
 
 def check_count(name: str, value: object, *, least: int = 0, most: int | None = None) -> int:
-    """A whole number, numpy's too, within bounds; True and 2.0 are none.
+    """A whole number of at most 64 bits, numpy's too, within bounds; True and 2.0 are none.
 
     Args:
         name: of the argument.
@@ -63,6 +66,8 @@ def check_count(name: str, value: object, *, least: int = 0, most: int | None = 
     number = check_whole(name, value)
     if number < least or (most is not None and number > most):
         raise SettingError(f"{name} {_bounds(least, most)}, got {shown(number)}")
+    if number > _LARGEST:
+        raise SettingError(f"{name} must be a number of 64 bits, got {shown(number)}")
     return number
 
 
@@ -124,13 +129,53 @@ def check_list(name: str, value: object, *, of: type[T] | tuple[type[Any], ...],
     Raises:
         SettingError: it is none, or holds something else.
     """
-    if isinstance(value, str | bytes | dict) or not isinstance(value, Iterable):
+    items = listed(value)
+    if items is None:
         raise SettingError(f"{name} takes a list of {wanted}, got {shown(value)} ({type(value).__name__})")
-    items = list(value)
     for number, item in enumerate(items):
         if not isinstance(item, of):
             raise SettingError(f"{name}[{number}]: a list of {wanted} was expected, got {shown(item)}")
     return items
+
+
+def listed(value: object) -> list[Any] | None:
+    """The items of a collection; None where it is none, as a text, a mapping or a tensor without dimensions."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        return None
+    try:
+        return list(value)
+    except TypeError:  # such a tensor, an array
+        return None
+
+
+def check_sizes(name: str, value: object) -> tuple[int, ...]:
+    """A shape: whole numbers of at least 0.
+
+    Raises:
+        SettingError: it is something else.
+    """
+    return tuple(check_count(name, size) for size in check_list(name, value, of=Integral, wanted="sizes"))
+
+
+def check_flag(name: str, value: object) -> bool:
+    """True or False, and nothing that is as good as one of them.
+
+    Raises:
+        SettingError: it is something else.
+    """
+    return bool(check_kind(name, value, bool, wanted="True or False"))
+
+
+def check_word(name: str, value: object, known: Iterable[str]) -> str:
+    """One of these words.
+
+    Raises:
+        SettingError: it is none.
+    """
+    words = tuple(known)
+    if not isinstance(value, str) or value not in words:
+        raise SettingError(f"{name}: no {shown(value)}{did_you_mean(str(value), words)}")
+    return value
 
 
 def check_names(name: str, value: object) -> tuple[str, ...]:
@@ -197,9 +242,20 @@ def check_path(name: str, value: object) -> Path:
     Raises:
         SettingError: it is none.
     """
-    if not isinstance(value, str | PathLike) or "\0" in str(value):
+    if not isinstance(value, str | PathLike) or "\0" in str(value) or not _is_text(str(value)):
         raise SettingError(f"{name} takes a path, got {shown(value)} ({type(value).__name__})")
-    return Path(value)
+    path = Path(value)
+    if longest := max((part for part in path.parts if len(os.fsencode(part)) > _LONGEST_NAME), default=""):
+        raise SettingError(f"{name}: a name has at most {_LONGEST_NAME} bytes, got {shown(longest)}")
+    return path
+
+
+def _is_text(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:  # half of a letter
+        return False
+    return True
 
 
 def check_weights(name: str, tensor: Tensor, *, is_trained: bool = True) -> None:

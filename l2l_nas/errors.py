@@ -210,12 +210,17 @@ def user_code(what: str, kind: type[L2LError] = UserCodeError) -> Iterator[None]
     """
     try:
         yield
-    except (L2LError, MemoryError, Stopped):
+    except (L2LError, Stopped):
         raise
-    except (Exception, SystemExit) as error:
-        if is_out_of_memory(error):
+    except BaseException as error:
+        if not is_of_code(error) or is_out_of_memory(error):
             raise
         raise kind(f"{what} {what_raised(error)}") from error
+
+
+def is_of_code(error: BaseException) -> bool:
+    """Whether code raised it; KeyboardInterrupt comes from who runs it."""
+    return not isinstance(error, KeyboardInterrupt)
 
 
 def of_user(one: object, what: str, kind: type[L2LError] = UserCodeError) -> contextlib.AbstractContextManager[None]:

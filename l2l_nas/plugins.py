@@ -20,6 +20,7 @@ from l2l_nas.errors import (
     SpaceError,
     described,
     did_you_mean,
+    is_of_code,
     one_line,
     user_code,
     what_raised,
@@ -62,7 +63,9 @@ def optional(name: str, what: str, *, extra: str) -> Any:
     package, install = name.partition(".")[0], f"'l2l-nas[{extra}]'"
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_of_code(error):
+            raise
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             raise SettingError(f"{what} the package {package}: pip install {install}") from None
         raise SettingError(
@@ -152,7 +155,9 @@ def _import_file(path: Path, setting: str) -> object:
     sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_of_code(error):
+            raise
         del sys.modules[name]
         raise SpaceError(f"{setting}: {path} {what_raised(error)}") from error
     finally:
@@ -167,5 +172,7 @@ def _import_module(name: str, setting: str) -> object:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise SettingError(f"{setting}: no module '{name}'; a file is named FILE.py:FUNCTION") from None
         raise SpaceError(f"{setting}: importing {name} raised ModuleNotFoundError: {error}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_of_code(error):
+            raise
         raise SpaceError(f"{setting}: importing {name} {what_raised(error)}") from error

@@ -1,15 +1,21 @@
 """Calls of the Python API with one odd argument: an error names it, and nothing hangs.
 
-Each call is whole; one of its arguments becomes a value that nobody expects, and what was made is used once. What is
-raised is one of our errors, or a TypeError or ValueError that names the argument.
+The calls are those of `l2l_nas.__all__` and the methods that users call, their arguments those of the signatures, so
+that what is new is covered at once; `examples.py` has what stands beside the odd one. What is raised is one of our
+errors, or a TypeError or ValueError that names the argument. What is of another kind than the signature says is not
+taken without a word.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import math
 import random
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,150 +23,251 @@ import numpy as np
 import torch
 from torch import nn
 
-_ODDS: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("None", lambda: None),
-    ("True", lambda: True),
-    ("0", lambda: 0),
-    ("-1", lambda: -1),
-    ("10**9", lambda: 10**9),
-    ("10**30", lambda: 10**30),
-    ("0.5", lambda: 0.5),
-    ("nan", lambda: float("nan")),
-    ("inf", lambda: float("inf")),
-    ("''", lambda: ""),
-    ("'x'", lambda: "x"),
-    ("a surrogate", lambda: "\ud800"),
-    ("a zero byte", lambda: "a\0b"),
-    ("[]", list),
-    ("[5]", lambda: [5]),
-    ("{}", dict),
-    ("{'x': 5}", lambda: {"x": 5}),
-    ("a set", lambda: {1}),
-    ("object()", object),
-    ("a class", lambda: nn.Linear),
-    ("a function", lambda: lambda *given, **named: 5),
-    ("a module", lambda: nn.Linear(2, 2)),
-    ("a tensor", lambda: torch.ones(3)),
-    ("a NaN tensor", lambda: torch.full((4, 2), float("nan"))),
-    ("a meta tensor", lambda: torch.ones(3, device="meta")),
-    ("an array", lambda: np.zeros((0, 2))),
-    ("an array of objects", lambda: np.array([{}, None])),
-    ("a path", lambda: Path("/dev/null")),
-    ("bytes", lambda: b"\xff"),
-    ("a device", lambda: torch.device("cpu")),
-    ("a dtype", lambda: torch.float16),
-    ("an iterator", lambda: iter(())),
-)
+import l2l_nas
+from benchmarks.faults.examples import examples
+from l2l_nas.errors import L2LError
+from l2l_nas.relay.config import ExecutionConfig, MemoryConfig, ParallelConfig, PrecisionConfig, UpdateConfig
 
 
-def _pool_of(layer: Any) -> Any:
-    import l2l_nas as l2l
-
-    head = l2l.Candidate("head", lambda: nn.Linear(4, 2))
-    positions = [l2l.Position("a", [layer, l2l.skip()]), l2l.Position("b", head)]
-    return l2l.LayerPool(positions, inputs=l2l.TensorSpec((4,)))
+class _Anything:
+    def __init__(self, *given: object, **named: object) -> None:
+        pass
 
 
-def _made() -> dict[str, Any]:
-    import l2l_nas as l2l
+ODDS: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "True": lambda: True,
+    "0": lambda: 0,
+    "-1": lambda: -1,
+    "5": lambda: 5,
+    "10**9": lambda: 10**9,
+    "10**59": lambda: 10**59,
+    "10**400": lambda: 10**400,
+    "0.5": lambda: 0.5,
+    "nan": lambda: float("nan"),
+    "inf": lambda: float("inf"),
+    "''": lambda: "",
+    "'x'": lambda: "x",
+    "a long text": lambda: "a" * 300,
+    "a surrogate": lambda: "\ud800",
+    "a zero byte": lambda: "a\0b",
+    "[]": list,
+    "[5]": lambda: [5],
+    "[None]": lambda: [None],
+    "['x']": lambda: ["x"],
+    "[object()]": lambda: [object()],
+    "{}": dict,
+    "{'x': 5}": lambda: {"x": 5},
+    "{5: 5}": lambda: {5: 5},
+    "a set": lambda: {1},
+    "object()": object,
+    "a class": lambda: nn.Linear,
+    "another class": lambda: _Anything,
+    "a function": lambda: lambda *given, **named: 5,
+    "a module": lambda: nn.Linear(2, 2),
+    "a tensor": lambda: torch.ones(3),
+    "a 0-d tensor": lambda: torch.tensor(1.0),
+    "a NaN tensor": lambda: torch.full((4, 2), float("nan")),
+    "a meta tensor": lambda: torch.ones(3, device="meta"),
+    "an array": lambda: np.zeros((0, 2)),
+    "an array of objects": lambda: np.array([{}, None]),
+    "a path": lambda: Path("/dev/null"),
+    "bytes": lambda: b"\xff",
+    "a device": lambda: torch.device("cpu"),
+    "a dtype": lambda: torch.float16,
+    "an iterator": lambda: iter(()),
+}
 
-    layer = l2l.Candidate("linear", lambda: nn.Linear(4, 4))
-    pool = _pool_of(layer)
-    x, y = torch.rand(40, 4), torch.arange(40) % 2
-    data = l2l.Data.from_arrays(x, y)
-    server = l2l.ParamServer(pool, optimizer=l2l.AdamW(), seed=0)
-    relay = l2l.Relay(server, device="cpu")
-    batches = l2l.Batches(data.train, batch_size=4, seed=0)
-    problem, path = l2l.Problem(pool, data), pool.architecture(["linear", "head"])
-    few = {"trials": 2, "steps_per_trial": 1, "warmup_steps": 2, "finalists": 0}
-    return {
-        "Candidate": (l2l.Candidate, {"name": "x", "factory": lambda: nn.Linear(4, 4), "tied": {}, "weights": None},
-                      lambda made: l2l.LayerPool([l2l.Position("a", made)], inputs=l2l.TensorSpec((4,)))),
-        "Position": (l2l.Position, {"name": "x", "candidates": [layer], "reads": None, "writes": None, "follows": None},
-                     lambda made: l2l.LayerPool([made], inputs=l2l.TensorSpec((4,)))),
-        "LayerPool": (l2l.LayerPool, {"positions": pool.positions, "inputs": l2l.TensorSpec((4,)), "outputs": None},
-                      None),
-        "TensorSpec": (l2l.TensorSpec, {"shape": (4,), "dtype": torch.float32},
-                       lambda made: l2l.LayerPool(pool.positions, inputs=made)),
-        "ParamServer": (l2l.ParamServer, {"pool": pool, "optimizer": l2l.AdamW(), "seed": 0, "storage": None}, None),
-        "Relay": (l2l.Relay, {"server": server, "slots": 2, "update": "eager", "clip": None, "precision": "fp32",
-                              "stash": "device", "keep": 1, "device_budget": None, "resident": "auto", "pinned": "all",
-                              "lanes": "auto", "layers": "eager", "device": "cpu", "seed": 0, "sharers": 1}, None),
-        "ReferenceTrainer": (l2l.ReferenceTrainer, {"server": server, "device": "cpu", "seed": 0,
-                                                    "checkpointing": False}, None),
-        "train_step": (relay.train_step, {"architecture": path, "inputs": (x[:4],), "targets": y[:4],
-                                          "objective": l2l.Classification(), "micro_batch": 2, "lr": 0.1,
-                                          "step": 0}, None),
-        "predict": (relay.predict, {"architecture": path, "inputs": (x[:4],), "micro_batch": 2}, None),
-        "architecture": (pool.architecture, {"choices": ["linear", "head"]}, None),
-        "from_arrays": (l2l.Data.from_arrays, {"x": x, "y": y, "validation_fraction": 0.2, "test_fraction": 0.2,
-                                               "stratify": None}, lambda made: made.train.preview()),
-        "from_dataset": (l2l.Data.from_dataset, {"train": list(zip(x, y, strict=True)), "validation": None,
-                                                 "columns": None, "transform": None, "length": None}, None),
-        "from_folder": (l2l.Data.from_folder, {"folder": "images", "size": None, "transform": None, "workers": 0},
-                        lambda made: made.train.preview()),
-        "Split": (l2l.Split, {"inputs": (x,), "targets": y}, lambda made: made.preview()),
-        "Data": (l2l.Data, {"train": data.train, "validation": data.validation, "test": None}, None),
-        "Batches": (l2l.Batches, {"part": data.train, "batch_size": 4, "seed": 0}, lambda made: made.at(3)),
-        "Problem": (l2l.Problem, {"pool": pool, "data": data, "task": l2l.Classification(), "constraints": (),
-                                  "metrics": {}, "costs": {}}, None),
-        "Trainer": (l2l.Trainer, {"executor": relay, "task": problem.task, "batches": batches, "micro_batch": 2}, None),
-        "Cosine": (l2l.Cosine, {"peak": 0.1, "steps": 10, "rise": 0.05, "floor": 0.02}, None),
-        "AdamW": (l2l.AdamW, {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}, None),
-        "SGD": (l2l.SGD, {"momentum": 0.9, "weight_decay": 0.0, "nesterov": False}, None),
-        "Group": (l2l.Group, {"match": "*", "weight_decay": None, "lr_scale": 1.0, "frozen": False, "rule": None},
-                  lambda made: l2l.ParamServer(pool, optimizer=l2l.Groups(l2l.AdamW(), [made]), seed=0)),
-        "Groups": (l2l.Groups, {"rule": l2l.AdamW(), "groups": ()}, None),
-        "Clip": (l2l.Clip, {"norm": 1.0, "scope": "global"}, None),
-        "UniformPaths": (l2l.UniformPaths, {"pool": pool, "seed": 0, "constraints": ()}, None),
-        "plain_module": (l2l.plain_module, {"pool": pool, "architecture": path}, None),
-        "num_parameters": (l2l.num_parameters, {"pool": pool, "architecture": path}, None),
-        "convert": (l2l.convert, {"model": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "example": x[:2],
-                                  "blocks": ["0"], "candidates": None, "output": None, "losses": None}, None),
-        "FileStorage": (l2l.FileStorage, {"folder": Path("states"), "frames": 4, "cached_bytes": None}, None),
-        "search": (l2l.search, {"problem": problem, "progress": False, "callbacks": (), "folder": "new", **few,
-                                "seed": 0, "retire": [], "sampler": "random"}, None),
-    }  # fmt: skip
-
-
+# what library code calls, never the user: these are told by whoever wrote the object
+_PROTOCOLS = {"Callback", "Optimizer", "Phase", "Task", "SampleMetrics", "SummedMetrics"}
+# objects whose methods users call, and what of these only the library itself calls
+_USED = {
+    "Data", "LayerPool", "Position", "Relay", "ReferenceTrainer", "Trainer", "UniformPaths", "Batches", "Cosine",
+    "Samples", "Split", "ParamServer", "Architecture", "Require", "Classification", "Regression", "Tokens", "AdamW",
+    "SGD", "Lion", "Adafactor", "Muon", "LowPrecision", "Groups",
+}  # fmt: skip
+_OWN = {
+    "Samples", "Samples.batch",  # abstract
+    "Trainer.counted",
+    "Relay.memory_plan", "Relay.numbered", "ReferenceTrainer.module",
+    "LayerPool.flow", "LayerPool.naming", "LayerPool.build_module", "LayerPool.borrowed", "LayerPool.owner",
+    "LayerPool.has_state",
+    *(f"ParamServer.{name}" for name in (
+        "begin_updates", "build_module", "clear", "drain", "end_updates", "gather_weights", "gathers", "held_layout",
+        "layout", "leave", "move_to", "pin_masters", "put", "serve", "whole", "whole_layout", "writing")),
+    *(f"{name}.{method}" for name in ("Classification", "Regression", "Tokens")
+      for method in ("finish", "places", "figures", "summed")),
+    *(f"{name}.{method}" for name in ("AdamW", "SGD", "Lion", "Adafactor", "Muon", "LowPrecision", "Groups")
+      for method in ("update", "for_parameter", "treatment")),
+}  # fmt: skip
+_ARGUMENTS_OF: dict[str, tuple[type, ...]] = {
+    "Relay": (MemoryConfig, PrecisionConfig, UpdateConfig, ExecutionConfig, ParallelConfig),
+    "Relay.reconfigure": (MemoryConfig, PrecisionConfig, UpdateConfig, ExecutionConfig, ParallelConfig),
+}
+# what is searched is small, and settings come by name
+_SEARCH: dict[str, Any] = {
+    "trials": 2, "steps_per_trial": 1, "warmup_steps": 2, "finalists": 0, "seed": 0, "folder": "new", "retire": [],
+    "sampler": "random",
+}  # fmt: skip
+# what is made is used once
+_USES: dict[str, Callable[[Any], object]] = {
+    "Candidate": lambda made: l2l_nas.LayerPool([l2l_nas.Position("a", made)], inputs=l2l_nas.TensorSpec((4,))),
+    "Position": lambda made: l2l_nas.LayerPool([made], inputs=l2l_nas.TensorSpec((4,))),
+    "TensorSpec": lambda made: l2l_nas.LayerPool(examples()["pool"].positions, inputs=made),
+    "Data.from_arrays": lambda made: made.train.preview(),
+    "Data.from_folder": lambda made: made.train.preview(),
+    "Split": lambda made: made.preview(),
+    "Batches": lambda made: made.at(3),
+    "Group": lambda made: l2l_nas.ParamServer(
+        examples()["pool"], optimizer=l2l_nas.Groups(l2l_nas.AdamW(), [made]), seed=0
+    ),
+}
 # what would take long, not go wrong: large numbers of these are work
-_WORK = {"trials", "steps_per_trial", "warmup_steps", "finalists"}
-_LARGE = {"10**9", "10**30"}
+_WORK = {"Trainer.fit.steps", "search.trials", "search.steps_per_trial", "search.warmup_steps", "search.finalists"}
+_LARGE = {"10**9", "10**59", "10**400"}
+# functions of the user's own, which raise what they raise
+_FUNCTIONS = {"path_at", "after_step", "reduce"}
+_CALLED = {"a class", "a module"}
+# numbers that may lie below 0, and texts that are one of a few words
+_SIGNED = {"UniformPaths.path_at.step", "seed", "along", "beta2_decay", "x", "y"}
+_WORDS = {
+    "layers", "stash", "lanes", "precision", "update", "scale", "moments", "scope", "device", "device_budget",
+    "resident", "pinned", "key", "choices", "architecture",
+}  # fmt: skip
+
+
+def methods(name: str) -> Iterator[str]:
+    """`CLASS.method` of those that belong to a class, or that users call on an object."""
+    kind = getattr(l2l_nas, name)
+    for method in sorted(dir(kind)):
+        static = inspect.getattr_static(kind, method)
+        if method.startswith("_") or isinstance(static, property) or not callable(getattr(kind, method)):
+            continue
+        if isinstance(static, classmethod | staticmethod) or name in _USED:
+            yield f"{name}.{method}"
+
+
+def _is_error(public: object) -> bool:
+    return isinstance(public, type) and issubclass(public, BaseException)
+
+
+def calls() -> list[str]:
+    """All of them, as they are written after `l2l_nas.`."""
+    found = [name for name in l2l_nas.__all__ if name not in _PROTOCOLS and not _is_error(getattr(l2l_nas, name))]
+    found += [method for name in found if isinstance(getattr(l2l_nas, name), type) for method in methods(name)]
+    return [name for name in found if name not in _OWN]
+
+
+def called(name: str) -> Callable[..., Any]:
+    """What a name means."""
+    owner, _, method = name.partition(".")
+    if not method:
+        return getattr(l2l_nas, name)  # type: ignore[no-any-return]
+    kind = getattr(l2l_nas, owner)
+    bound = isinstance(inspect.getattr_static(kind, method), classmethod | staticmethod)
+    return getattr(kind if bound else examples()[owner], method)  # type: ignore[no-any-return]
+
+
+def arguments(name: str) -> dict[str, str]:
+    """Of each argument, what the signature says that it takes."""
+    every = inspect.signature(called(name)).parameters.values()
+    named = {p.name: str(p.annotation) for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    fields = (field for kind in _ARGUMENTS_OF.get(name, ()) for field in dataclasses.fields(kind))
+    settings = dict.fromkeys(_SEARCH if name == "search" else (), "Any")
+    return {**{field.name: str(field.type) for field in fields}, **settings, **named}
+
+
+def right(name: str) -> dict[str, Any]:
+    """Right values of the required arguments, and of those that have an example of this call.
+
+    Raises:
+        LookupError: there is no example.
+    """
+    owner, found = name.partition(".")[0], {**_SEARCH, "progress": False} if name == "search" else {}
+    for p in inspect.signature(called(name)).parameters.values():
+        known = [key for key in (f"{name}.{p.name}", f"{owner}.{p.name}", p.name) if key in examples()]
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            if not known:
+                raise LookupError(f"{name} has a new required argument '{p.name}': add an example of it")
+            found[p.name] = examples()[known[0]]
+    return found
+
+
+def odds(name: str, argument: str) -> list[str]:
+    """Which odd values an argument is given."""
+    left = _LARGE if f"{name}.{argument}" in _WORK else _CALLED if argument in _FUNCTIONS else ()
+    return [odd for odd in ODDS if odd not in left]
+
+
+def fits(call: str, annotation: str, value: object) -> bool:
+    """Whether a value is, as far as can be told, of the kind that the signature names; else it must be refused."""
+    argument, words = call.rpartition(".")[2], set(re.findall(r"\w+", annotation))
+    if words & {"Any", "object"}:
+        return True
+    if value is None or isinstance(value, bool):
+        return bool(words & {"None", "Budget"}) if value is None else "bool" in words
+    if isinstance(value, int | float):
+        is_sound = math.isfinite(value) if isinstance(value, float) else True
+        kinds = {"float"} if isinstance(value, float) else {"int", "float", "Budget", "Output"}
+        return bool(words & kinds) and is_sound and (value >= 0 or call in _SIGNED or argument in _SIGNED)
+    if isinstance(value, str):
+        return bool(words & {"str", "Path"}) and argument not in _WORDS
+    if isinstance(value, dict):
+        return bool(words & {"Mapping", "dict", "Iterable", "TensorSpec", "Candidates", "Splits"})
+    if isinstance(value, type) or inspect.isfunction(value):
+        return bool(words & {"Callable", "Factory", "Rule", "Reduce", "Layers", "Columns"})
+    return type(value) is not object
+
+
+def fault(call: Callable[[], object], *names: str) -> BaseException | None:
+    """What a call ends with that no user should see."""
+    try:
+        call()
+    except L2LError:
+        return None
+    except (TypeError, ValueError) as error:
+        return None if set(names) & set(re.findall(r"\w+", str(error))) else error
+    except Exception as error:
+        return error
+    return None
+
+
+def judged(name: str, argument: str, odd: str) -> BaseException | str | None:
+    """What is wrong with how a call with an odd value ends; None where nothing is."""
+    value, taken = ODDS[odd](), False
+
+    def call() -> object:
+        nonlocal taken
+        made = called(name)(**{**right(name), argument: value})
+        if inspect.isgenerator(made):
+            next(made, None)
+        if name in _USES:
+            _USES[name](made)
+        taken = True
+        return made
+
+    wrong = fault(call, argument, *name.split("."))
+    is_silent = wrong is None and taken and not fits(f"{name}.{argument}", arguments(name)[argument], value)
+    return f"{name} takes {argument}={odd} without a word" if is_silent else wrong
 
 
 def choose(generator: random.Random) -> list[str]:
-    """A call, one of its arguments, and the place of an odd value."""
-    made = _made()
-    name = generator.choice(sorted(made))
-    argument = generator.choice(sorted(made[name][1]))
-    odds = [n for n, (shown, _) in enumerate(_ODDS) if argument not in _WORK or shown not in _LARGE]
-    return ["python", name, argument, str(generator.choice(odds))]
+    """A call, one of its arguments, and an odd value."""
+    name = generator.choice([one for one in calls() if arguments(one)])
+    argument = generator.choice(sorted(arguments(name)))
+    return ["python", name, argument, generator.choice(odds(name, argument))]
 
 
 def shown(words: list[str]) -> str:
     """What is called."""
-    return f"call {words[1]}({words[2]}={_ODDS[int(words[3])][0]})"
+    return f"call {words[1]}({words[2]}={words[3]})"
 
 
 def run(name: str, argument: str, odd: str) -> int:
     """Call; 0 where that was right, 2 with one line where an error names the argument, 1 with a traceback elsewhere."""
-    from l2l_nas.errors import L2LError, one_line
-
-    call, given, use = _made()[name]
-    try:
-        made = call(**{**given, argument: _ODDS[int(odd)][1]()})
-        if use is not None:
-            use(made)
-    except L2LError as error:
-        print("error: " + one_line(str(error)), file=sys.stderr)
-        return 2
-    except (TypeError, ValueError) as error:
-        if argument in str(error):
-            print("error: " + one_line(str(error)), file=sys.stderr)
-            return 2
-        traceback.print_exc()
-        return 1
-    except Exception:
-        traceback.print_exc()
-        return 1
-    return 0
+    wrong = judged(name, argument, odd)
+    if isinstance(wrong, BaseException):
+        traceback.print_exception(wrong)
+    elif wrong:
+        print(f"{wrong}\nTraceback: none", file=sys.stderr)
+    return 1 if wrong else 0

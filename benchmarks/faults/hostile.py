@@ -173,6 +173,10 @@ _BOOMS = (
     "exec('raise AssertionError(chr(10) * 9 + chr(97) * 9000)')",
     "torch.empty(10**15)",
     "exec('raise UserWarning(chr(27))')",
+    "exec('raise GeneratorExit()')",
+    "exec('raise BaseException(5)')",
+    "torch.set_default_dtype(torch.float64)",
+    "torch.set_grad_enabled(False)",
 )
 _ODDS = (
     "7",

@@ -9,8 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from l2l_nas.arguments import check_number
-from l2l_nas.errors import SettingError
+from l2l_nas.arguments import check_number, check_word
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,7 @@ class Clip:
 
     def __post_init__(self) -> None:
         check_number("the largest gradient norm", self.norm, above=0)
-        if self.scope not in ("global", "layer"):
-            raise SettingError(f"gradients are clipped by the norm of 'global' or 'layer', got {self.scope!r}")
+        check_word("Clip: scope", self.scope, ("global", "layer"))
 
     def coefficient(self, norm: Tensor) -> float:
         """What to multiply gradients of this norm by."""

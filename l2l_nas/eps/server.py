@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -196,6 +196,7 @@ class ParamServer:
         Raises:
             SpaceError: its factory raised, or there is no such state.
         """
+        check_kind("key", key, str, wanted="the key of a state")
         self.drain()
         self.prepare([key])
         with self.storage.reading(key, Part.ALL) as state:
@@ -243,6 +244,7 @@ class ParamServer:
 
         That is this server itself, unless other processes change its states meanwhile.
         """
+        keys = check_list("keys", keys, of=str, wanted="keys of states")
         return self._copy(keys, Part.WEIGHTS) if self.storage.is_shared else self
 
     def _copy(self, keys: Iterable[str], part: Part, masters: WireMemory | None = None) -> ParamServer:
@@ -279,13 +281,15 @@ class ParamServer:
             SpaceError: a factory raised.
             UserCodeError: a storage of the user's own raised.
         """
+        if not isinstance(keys, Mapping):  # what is held of a path is one, by key
+            keys = check_list("keys", keys, of=str, wanted="keys of states")
         with of_user(self.storage, "storage"):
             present = set(self.storage.keys)
             masters = self._masters if self.storage.is_lasting else None
             for key in keys:
                 if key not in present:
-                    if not isinstance(key, str) or not self.pool.has_state(key):
-                        raise SpaceError(f"no state {shown(key)}{did_you_mean(str(key), self.pool.states)}")
+                    if not self.pool.has_state(key):
+                        raise SpaceError(f"no state {shown(key)}{did_you_mean(key, self.pool.states)}")
                     layout = self.rules.of(key).layout
                     state = first_state(self.pool, key, layout=layout, seed=self.seed, masters=masters)
                     self._put_first(key, state)

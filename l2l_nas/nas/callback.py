@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from l2l_nas.errors import SettingError, what_raised
+from l2l_nas.errors import SettingError, is_of_code, what_raised
 from l2l_nas.errors import Stopped as Stopped
 from l2l_nas.plugins import is_named, made, name_and_arguments
 from l2l_nas.training.consensus import Consensus
@@ -146,7 +146,9 @@ def _to_each(hook: str) -> Any:
                 self.stopped_by = member
                 if self._consensus.size == 1 and hook != "end":
                     raise  # ranks stop together, see `poll`
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                if not is_of_code(error):
+                    raise
                 self._complain(member, hook, error)
         if hook == "poll" and self._consensus.size > 1 and self._consensus.any(self.stopped_by is not None):
             raise Stopped

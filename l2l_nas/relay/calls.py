@@ -10,22 +10,28 @@ from typing import Any
 
 import torch
 
-from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.arguments import check_word
+from l2l_nas.errors import SettingError
 from l2l_nas.relay.compiled import Compiled, what_lacks
 from l2l_nas.relay.device import Device
 from l2l_nas.relay.graphs import Graphs
+from l2l_nas.relay.refusals import keeps_torch_state
 from l2l_nas.relay.slots import CallFactory
 
 LAYERS = ("eager", "compile", "graphs")
 Layers = str | Callable[..., object]
 
 
+def check_layers(layers: object) -> None:
+    """Refuse with a SettingError what names no way to run layers, and is none."""
+    if not callable(layers):
+        check_word("layers", layers, LAYERS)
+
+
 def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory | None:
     """What gives templates the way they run; None where they run as they are."""
     if callable(layers):
         return Compiled(layers)
-    if not isinstance(layers, str) or layers not in LAYERS:
-        raise SettingError(f"layers: no '{layers}'{did_you_mean(str(layers), LAYERS)}")
     if layers == "graphs":
         if device.capture is None:
             kind = device.torch_device.type
@@ -38,6 +44,7 @@ def calls_of(layers: Layers, device: Device, *, is_chain: bool) -> CallFactory |
 
 def alone(method: Callable[..., Any]) -> Callable[..., Any]:
     """Have a method of a relay refuse a call while its relay or its server is at work, in this thread or in another."""
+    method = keeps_torch_state(method)
 
     @functools.wraps(method)
     def guarded(relay: Any, *args: Any, **kwargs: Any) -> Any:

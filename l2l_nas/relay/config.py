@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import torch
 
-from l2l_nas.arguments import check_count, check_kind, shown
+from l2l_nas.arguments import check_count, check_kind, check_word, shown
 from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.sums import check_chunks
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.relay.calls import Layers
+from l2l_nas.relay.calls import Layers, check_layers
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
 from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
@@ -59,10 +59,10 @@ class MemoryConfig:
                 check_count(name, value)
         for name in ("slots", "keep", "sharers"):
             check_count(name, getattr(self, name), least=1)
-        if self.stash == "auto":
+        if isinstance(self.stash, str) and self.stash == "auto":
             raise SettingError("stash=auto is gone; take stash=host, which hides behind the layers, or device")
-        _one_of("stash", self.stash, STASHES)
-        if self.pinned not in ("all", None):
+        check_word("stash", self.stash, STASHES)
+        if self.pinned is not None and not (isinstance(self.pinned, str) and self.pinned == "all"):
             raise SettingError(f"pinned takes all or none, and no number of bytes any more; got {shown(self.pinned)}")
 
     @property
@@ -83,7 +83,7 @@ class PrecisionConfig:
     precision: str = "fp32"
 
     def __post_init__(self) -> None:
-        _one_of("precision", self.precision, tuple(PRECISIONS))
+        check_word("precision", self.precision, tuple(PRECISIONS))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -109,9 +109,9 @@ class UpdateConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.update, UpdateOrder):
-            if self.update in ("ahead", "serial"):
+            if isinstance(self.update, str) and self.update in ("ahead", "serial"):
                 raise SettingError(f"update: '{self.update}' is now 'exact', which chooses how it runs")
-            object.__setattr__(self, "update", UpdatePolicy(_one_of("update", self.update, tuple(UpdatePolicy))))
+            object.__setattr__(self, "update", UpdatePolicy(check_word("update", self.update, tuple(UpdatePolicy))))
         check_kind("clip", self.clip, (Clip, NoneType), wanted="None or an l2l_nas.Clip, such as Clip(1.0)")
         if self.policy is UpdatePolicy.EAGER and self.clip is not None and self.clip.scope == "global":
             raise SettingError(
@@ -157,7 +157,8 @@ class ExecutionConfig:
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
-        _one_of("lanes", self.lanes, LANES)
+        check_word("lanes", self.lanes, LANES)
+        check_layers(self.layers)
         check_kind("stress", self.stress, (Stress, NoneType), wanted="None or a Stress")
         check_kind("trace", self.trace, (Trace, NoneType), wanted="None or a Trace")
 
@@ -213,9 +214,3 @@ class RelayConfig:
                 raise SettingError(f"{name} takes a {kinds[name].__name__}, got {shown(value)}")
             raise SettingError(f"Relay: no argument {name!r}{did_you_mean(name, known)}")
         return cls(**configs)
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in known:
-        raise SettingError(f"{name}: no {shown(value)}{did_you_mean(str(value), known)}")
-    return value

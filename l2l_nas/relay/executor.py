@@ -33,7 +33,7 @@ from l2l_nas.relay.lanes import CancelToken, Future, Label, Lanes
 from l2l_nas.relay.losses import Losses
 from l2l_nas.relay.path import NumberedPath
 from l2l_nas.relay.plan import VISITS, Op, Plan, Step, UpdateOrder
-from l2l_nas.relay.refusals import raise_named, refuse_changes, refuse_replaced_buffers, where
+from l2l_nas.relay.refusals import raise_named, refuse_changes, refuse_gradient_mode, refuse_replaced_buffers, where
 from l2l_nas.relay.schedule import LANE, PlanSchedule, rank, update_ranks
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.stash import ArenaLayout, Frames
@@ -345,6 +345,7 @@ class PlanExecutor:
             # the caller may be within `no_grad`, and a training would leave all weights as they are
             with torch.set_grad_enabled(isinstance(job, TrainJob)):
                 self._compute(step, job, templates[0])
+                refuse_gradient_mode(is_training=isinstance(job, TrainJob))
         except BaseException as error:
             raise_named(error, job.layers[: job.depth], job.at, self.bank.pool, self._dtype)
         for layer, template, version in zip(layers, templates, versions, strict=True):

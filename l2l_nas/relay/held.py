@@ -43,7 +43,7 @@ from l2l_nas.relay.interface import Batch, MiniBatch, shares
 from l2l_nas.relay.lanes import Label
 from l2l_nas.relay.losses import Losses, LossSums
 from l2l_nas.relay.population import PopulationPass
-from l2l_nas.relay.refusals import raise_named, refuse_own_parameters, where
+from l2l_nas.relay.refusals import raise_named, refuse_own_parameters, refuse_torch_change, where
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.trace import Trace
 from l2l_nas.relay.visits import back_from, full, given_by, with_plain_gradients
@@ -52,6 +52,7 @@ from l2l_nas.space.candidate import Specs
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.pool import Layer
 from l2l_nas.space.randomness import preserved_generators
+from l2l_nas.space.torch_state import GRADIENTS
 from l2l_nas.space.values import Flow
 
 _MOST_PATHS = 64  # that are remembered
@@ -208,6 +209,8 @@ class HeldSteps:
             with torch.enable_grad():
                 for index, (inputs, share) in enumerate(zip(parts, shares(batch.sizes), strict=True)):
                     ends, loss = self._forward(held, index, tuple(map(_copied, inputs)), share)
+                    if not torch.is_grad_enabled():
+                        refuse_torch_change(self._pool, path.layers, GRADIENTS, None)
                     held.at = None
                     if index == 0 and path.versions != versions:
                         path.refuse_changes(self._pool, versions)

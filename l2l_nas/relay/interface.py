@@ -31,6 +31,7 @@ Reduce = Callable[[int, Batch], Batch]
 Cuts = Sequence[tuple[int, int]]
 # a tensor, or a tuple of them where a batch has several; a task's own methods say which of the two it takes
 Targets = Any
+_LARGEST_RATE = torch.finfo(torch.float32).max
 
 
 def reduced(reduce: Reduce, number: int, outputs: Batch) -> Batch:
@@ -172,6 +173,18 @@ def as_batch(inputs: object) -> Batch:
     return tuple(as_samples("inputs", part) for part in parts)
 
 
+def next_places(wanted: Specs, inputs: object) -> Batch:
+    """Inputs of `Executor.extend`: as a pool's, but of any number of places; else a DataError."""
+    given = as_batch(inputs)
+    if len(given) != len(wanted) or not all(
+        tensor.dim() > 1 and tensor.shape[2:] == spec.shape[1:] and tensor.dtype == spec.dtype and not tensor.is_meta
+        for tensor, spec in zip(given, wanted, strict=True)
+    ):
+        got = tuple(TensorSpec.of(tensor) for tensor in given)
+        raise DataError(f"inputs of the next places are {describe(got)}, the search space takes {describe(wanted)}")
+    return given
+
+
 def as_targets(targets: object) -> Targets:
     """Targets as a tensor or a tuple of them: of numpy's arrays, and of lists of numbers, tensors are made."""
     parts = targets if isinstance(targets, tuple | list) else ()
@@ -227,8 +240,10 @@ def samples_of(sizes: Sequence[int], micro_batches: range) -> slice:
 
 
 def is_rate(value: object) -> bool:
-    """Whether it is a learning rate: a number of at least 0."""
-    return not isinstance(value, bool) and isinstance(value, Real) and 0 <= float(value) < math.inf
+    """Whether it is a learning rate: a number of at least 0 that float32 holds."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return bool(not value < 0 and value <= _LARGEST_RATE)
 
 
 def checked_sizes(wanted: Specs, inputs: Batch, micro_batch: int, *others: Tensor) -> tuple[int, ...]:
@@ -400,8 +415,8 @@ class MiniBatch:
             lengths: see `Executor.train_step`.
         """
         if not is_rate(lr):
-            raise SettingError(f"lr must be a number of at least 0, got {lr!r}")
-        check_whole("step", step)
+            raise SettingError(f"lr must be a number of at least 0 that float32 holds, got {lr!r}")
+        check_count("step", step)
         wanted = "an objective with loss and count, such as a task"
         check_methods("objective", objective, ("loss", "count"), wanted=wanted)
         inputs, targets = as_batch(inputs), as_targets(targets)

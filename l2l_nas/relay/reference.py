@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from l2l_nas.arguments import check_function, check_kind, check_list, check_seed
+from l2l_nas.arguments import check_count, check_flag, check_function, check_kind, check_list, check_seed
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.plain import add_to, in_torch, moments_in
 from l2l_nas.eps.server import ParamServer
@@ -36,10 +37,11 @@ from l2l_nas.relay.interface import (
     cut_sizes,
     cut_up,
     each,
+    next_places,
     reduced,
     shares,
 )
-from l2l_nas.relay.refusals import refuse_own_parameters
+from l2l_nas.relay.refusals import keeps_torch_state, refuse_own_parameters
 from l2l_nas.relay.visits import apart, back_from, full, with_plain_gradients
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.losses import collect_losses, weighted
@@ -73,16 +75,17 @@ class ReferenceTrainer:
         checkpointing: bool = False,
         autocast: torch.dtype | None = None,
     ) -> None:
-        self.use(check_kind("server", server, ParamServer, wanted="a ParamServer"))
+        self.use(server)
         self.device = open_device(device)
         self.pool = server.pool
         self.seed = check_seed(seed)
-        self.checkpointing = checkpointing
-        self.autocast = autocast
+        self.checkpointing = check_flag("checkpointing", checkpointing)
+        wanted = "None or a dtype, such as torch.bfloat16"
+        self.autocast = check_kind("autocast", autocast, (torch.dtype, NoneType), wanted=wanted)
 
     def use(self, server: ParamServer) -> None:
         """See `Executor.use`. Weights that were not written back are lost."""
-        self.server = server
+        self.server = check_kind("server", server, ParamServer, wanted="a ParamServer")
         self.modules: dict[str, nn.Module] = {}
         self._tied: dict[str, nn.Parameter] = {}
         # each with its share of the learning rate
@@ -114,6 +117,7 @@ class ReferenceTrainer:
         """One for each rule and rate that parameters met so far have."""
         return tuple(optimizer for _, _, optimizer in self._optimizers)
 
+    @keeps_torch_state
     def train_step(
         self,
         architecture: Architecture,
@@ -131,12 +135,17 @@ class ReferenceTrainer:
         """See `Executor.train_step`; a mini-batch is always whole."""
         about: dict[str, Any] = {"objective": objective, "micro_batch": micro_batch, "lr": lr, "step": step}
         batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, lengths=lengths)
+        if upcoming is not None:
+            Architecture.from_choices(upcoming)
+        if samples is not None:
+            check_count("samples", samples)
         layers = self.pool.path(architecture)
         modules = [self.module(layer).train() for layer in layers]
         objective = learned_by(modules, objective)
         total: Tensor | None = None
         auxiliary: list[Tensor] = []
-        autocast = torch.autocast(self.device.torch_device.type, self.autocast, enabled=self.autocast is not None)
+        kind = self.device.torch_device.type
+        autocast = contextlib.nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast)
         with preserved_generators(self.device.torch_device):
             for index, parts in enumerate(batch.micro_batches()):
                 inputs = tuple(map(self.device.put, parts))
@@ -185,8 +194,11 @@ class ReferenceTrainer:
 
     def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
         """See `Executor.extend`."""
+        check_kind("caches", caches, Caches, wanted="Caches")
+        inputs = next_places(self.pool.inputs, inputs)
         return self._predicted(architecture, inputs, micro_batch, caches=caches)
 
+    @keeps_torch_state
     @torch.no_grad()
     def _predicted(
         self,
@@ -200,10 +212,11 @@ class ReferenceTrainer:
     ) -> Batch:
         layers = self.pool.path(architecture)
         modules, flow = [self.module(layer).eval() for layer in layers], self.pool.flow(layers)
-        inputs = as_batch(inputs)
         outputs = []
-        cut = cut_batch(inputs, cut_sizes(len(inputs[0]), micro_batch))
-        cut = cut if cuts is None else cut_up(self.pool.inputs, inputs, micro_batch, cuts)
+        if caches is not None:
+            cut = cut_batch(inputs, cut_sizes(len(inputs[0]), micro_batch))
+        else:
+            cut = cut_up(self.pool.inputs, as_batch(inputs), micro_batch, cuts)
         for number, parts in enumerate(cut):
             values = tuple(map(self.device.put, parts))
             calls: list[Callable[..., object]] = list(modules)
@@ -226,6 +239,8 @@ class ReferenceTrainer:
         """See `Executor.predict_population`; one by one."""
         if reduce is not None:
             check_function("reduce", reduce)
+        if max_bytes is not None:
+            check_count("max_bytes", max_bytes)
         kinds = (Architecture, tuple, list)
         architectures = check_list("architectures", architectures, of=kinds, wanted="architectures")
         return [self._predicted(one, inputs, micro_batch, reduce=reduce, cuts=cuts) for one in architectures]
@@ -248,6 +263,7 @@ class ReferenceTrainer:
     def evaluation_bytes(self) -> None:
         return None
 
+    @keeps_torch_state
     @torch.no_grad()
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`."""

@@ -43,6 +43,7 @@ from l2l_nas.relay.interface import (
     bytes_of,
     cut_sizes,
     cut_up,
+    next_places,
     refuse_cuts,
 )
 from l2l_nas.relay.lanes import Lanes
@@ -57,6 +58,7 @@ from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import check_shapes
 
 _PATHS = 256  # that are remembered as plans see them
+_LARGEST = 1 << 62  # bytes
 _SAMPLES = 1 << 24  # of a mini-batch that ranks have parts of
 
 
@@ -365,7 +367,7 @@ class Relay:
             lengths = None if cuts is None else tuple(batch[0].shape[1] for batch in cut)
             largest = max(self.stash.size_bytes(name, sizes, lengths) for name in self.stash.places)
             # ranks may have micro-batches of other sizes, and make the same passes
-            most = least(self.server.exchange, check_count("max_bytes", max_bytes) // largest)
+            most = least(self.server.exchange, min(check_count("max_bytes", max_bytes), _LARGEST) // largest)
         self._pause()
         results: list[Batch] = [()] * len(architectures)
         for members, tree in self._evaluation.groups(architectures, most=most):
@@ -377,9 +379,11 @@ class Relay:
     @alone
     def extend(self, architecture: Architecture, inputs: Batch, caches: Caches, *, micro_batch: int) -> Batch:
         """See `Executor.extend`. Each layer is loaded once for all sequences; with stash="host" caches wait there."""
+        check_kind("caches", caches, Caches, wanted="Caches")
         self._pause()
         caches.on_host = self._memory.stash == "host"
         tree = prefixes(self.pool, [self.pool.path(architecture)])
+        inputs = next_places(self.pool.inputs, inputs)
         sizes = cut_sizes(len(inputs[0]), micro_batch)
         return self._evaluation.predict(self._training.states, tree, cut_batch(inputs, sizes), caches=caches)[0]
 

@@ -310,7 +310,7 @@ def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchCon
         elif name in CHOICES:
             values[name] = {"name": value} if isinstance(value, str) else value
         elif name in PLACES:
-            values[name] = "" if value is None or value == "" else str(check_path(name, value))
+            values[name] = str(check_path(name, value)) if value is not None and str(value) else ""
         elif name == "enqueue":
             found = check_list("search.enqueue", value, of=object, wanted="architectures")
             values["search.enqueue"] = [_spelled(one) for one in found]

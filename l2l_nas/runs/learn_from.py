@@ -8,12 +8,14 @@ search may name that file, or one that somebody made.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from l2l_nas.arguments import check_path
 from l2l_nas.contents.fields import Fields
 from l2l_nas.errors import L2LError, SettingError, StorageError, one_line
 from l2l_nas.files import read_json, write_atomically
@@ -150,11 +152,13 @@ def learn(text: str, learner: Learner) -> Learned:
         StorageError: it is damaged.
     """
     names = [name.strip() for name in text.split(",")]
-    if len(names) > 1 and Path(text).is_dir():
+    if len(names) > 1 and os.path.isdir(text):  # several names may be longer than one can be
         raise SettingError(f"search.learn_from={text}: it has a comma in its name; rename the folder, or link to it")
     if not all(names):
         raise SettingError(f"search.learn_from={text}: a name is empty; write RUN,RUN, auto, shipped or FILE.json")
     tasks = _Tasks(learner)
+    for name in names:
+        check_path("search.learn_from", name)
     for name in sorted(dict.fromkeys(names), key=AUTO.__eq__):  # last: what is named is not left out by it
         if name == AUTO:
             tasks.add_all_beside()

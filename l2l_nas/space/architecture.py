@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from l2l_nas.arguments import shown
+from l2l_nas.arguments import listed, shown
 from l2l_nas.errors import SpaceError
 
 
@@ -25,11 +24,10 @@ class Architecture:
     choices: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        is_list = isinstance(self.choices, Iterable) and not isinstance(self.choices, str)
-        choices = tuple(self.choices) if is_list else self.choices
-        if not is_list or not all(isinstance(name, str) for name in choices):
-            raise SpaceError(f"an architecture is a list of candidate names, got {shown(choices)}")
-        object.__setattr__(self, "choices", choices)
+        choices = listed(self.choices)
+        if choices is None or not all(isinstance(name, str) for name in choices):
+            raise SpaceError(f"an architecture is a list of candidate names, got {shown(self.choices)}")
+        object.__setattr__(self, "choices", tuple(choices))
 
     @property
     def digest(self) -> str:

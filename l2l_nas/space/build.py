@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from l2l_nas.errors import SpaceError, is_out_of_memory, what_raised
+from l2l_nas.errors import SpaceError, is_of_code, is_out_of_memory, what_raised
 from l2l_nas.space.contents import TENSOR_TABLES, contents, storage_of
+from l2l_nas.space.torch_state import TorchStateError, refuse_change, unchanged
 
 
 def meta_copy(module: nn.Module) -> nn.Module:
@@ -129,10 +130,10 @@ class Existing:
 
 def _call(factory: Callable[[], object], device: str) -> nn.Module:
     try:
-        with torch.device(device):
+        with torch.device(device), unchanged(refuse_change("factory")):
             module = factory()
-    except (Exception, SystemExit) as error:
-        if is_out_of_memory(error):
+    except BaseException as error:
+        if isinstance(error, TorchStateError) or not is_of_code(error) or is_out_of_memory(error):
             raise
         raise SpaceError(f"its factory {what_raised(error)}") from error
     if not isinstance(module, nn.Module):

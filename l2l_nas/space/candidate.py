@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
-from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_table
+from l2l_nas.arguments import check_function, check_kind, check_list, check_sizes, check_table
 from l2l_nas.errors import SpaceError, located
 from l2l_nas.space.build import Existing
 from l2l_nas.space.split import SplitRule, Splits
@@ -30,9 +29,8 @@ class TensorSpec:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        sizes = check_list("TensorSpec: shape", self.shape, of=Integral, wanted="sizes")
         # a list from a config would never equal a shape
-        object.__setattr__(self, "shape", tuple(check_count("TensorSpec: shape", size) for size in sizes))
+        object.__setattr__(self, "shape", check_sizes("TensorSpec: shape", self.shape))
         check_kind("TensorSpec: dtype", self.dtype, torch.dtype, wanted="a dtype, such as torch.float32")
 
     @classmethod

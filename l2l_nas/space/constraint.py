@@ -45,6 +45,7 @@ class Require:
 
     def violation(self, architecture: Architecture) -> str | None:
         """The reason, unless the test holds."""
+        check_kind("Require.violation: architecture", architecture, Architecture, wanted="an Architecture")
         return None if self._test(architecture) else f"requires {self._reason}"
 
 

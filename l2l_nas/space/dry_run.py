@@ -19,6 +19,7 @@ from l2l_nas.space.candidate import Specs, TensorSpec
 from l2l_nas.space.losses import collect_losses
 from l2l_nas.space.operations import OperationLog, Phase
 from l2l_nas.space.randomness import preserved_generators
+from l2l_nas.space.torch_state import refuse_change, unchanged
 from l2l_nas.space.values import as_tuple, learns
 
 # any size above 1 does: layers that squeeze or normalise over the batch treat 1 specially
@@ -82,6 +83,7 @@ class DryRun:
                 if isinstance(mode, OperationLog):
                     mode.begin(phase, tensors)
                 stack.enter_context(mode)
+            stack.enter_context(unchanged(refuse_change("backward" if phase == "backward" else "forward")))
             yield
 
 

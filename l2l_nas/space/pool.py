@@ -148,8 +148,8 @@ class LayerPool:
         items = check_list("LayerPool.repeated: candidates", candidates, of=Candidate, wanted="Candidates")
         check_count("LayerPool.repeated: depth", depth, least=1, most=100_000)
         positions = [Position(f"layer_{index:02d}", items) for index in range(depth)]
-        before = [Position("first", [first])] if first else []
-        after = [Position("last", [last])] if last else []
+        before = [] if first is None else [Position("first", [first])]
+        after = [] if last is None else [Position("last", [last])]
         return cls([*before, *positions, *after], inputs=inputs, shared=True)
 
     def _find_leaders(self) -> Iterator[int]:

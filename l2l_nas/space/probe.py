@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from l2l_nas.errors import SpaceError
+from l2l_nas.errors import SpaceError, is_of_code
 from l2l_nas.space.build import named_tensors
 from l2l_nas.space.candidate import Specs, TensorSpec, describe
 from l2l_nas.space.contents import MODULE_ATTRIBUTES, Snapshot, contents, storage_of
@@ -84,7 +84,9 @@ def _probed_on(device: str, pool: LayerPool, layer: Layer, inputs: Specs) -> Pro
             outputs = drawing_nothing(lambda: _run(module, recorder, inputs, device))
         except SpaceError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_of_code(error):
+                raise
             recorder.raise_refusal()
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise _Raised(f"raised on input {describe(inputs)}: {text}") from error

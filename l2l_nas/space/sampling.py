@@ -10,10 +10,9 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Protocol
 
-from l2l_nas.arguments import check_kind, check_list, check_methods
+from l2l_nas.arguments import check_kind, check_list, check_methods, check_whole
 from l2l_nas.errors import ConstraintError, SettingError, did_you_mean
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, Graded, first_violation, total_excess
@@ -120,7 +119,7 @@ class UniformPaths:
 
     def __init__(self, pool: LayerPool, *, seed: int, constraints: Sequence[Constraint] = ()) -> None:
         check_kind("UniformPaths: pool", pool, LayerPool, wanted="a LayerPool")
-        check_kind("UniformPaths: seed", seed, Integral, wanted="a whole number")
+        check_whole("UniformPaths: seed", seed)
         for one in check_list("UniformPaths: constraints", constraints, of=object, wanted="constraints"):
             check_methods("UniformPaths: constraints", one, ["violation"], wanted="constraints, such as Require")
         self._pool = pool
@@ -135,7 +134,7 @@ class UniformPaths:
         Raises:
             ConstraintError: 1,000 draws in a row violated a constraint; it quotes the most frequent reason.
         """
-        generator = random.Random(f"{self._seed}/paths/{step}")
+        generator = random.Random(f"{self._seed}/paths/{check_whole('path_at: step', step)}")
         reasons: Counter[str] = Counter()
         for draw in range(_MAX_DRAWS):
             choices = (generator.choice(position.candidates).name for position in self._pool.positions)
@@ -179,7 +178,7 @@ class FairPaths(UniformPaths):
 
     def path_at(self, step: int) -> Architecture:
         """See `UniformPaths`."""
-        number, index = divmod(step, self.round_steps)
+        number, index = divmod(check_whole("path_at: step", step), self.round_steps)
         if self._last is None or self._last[0] != number:
             self._last = number, self._round(number)
         return self._last[1][index] or super().path_at(step)

@@ -16,7 +16,7 @@ from torch import Tensor
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.text.wikitext import count_words, detokenized
-from l2l_nas.training.samples import SCORING, Key, Loaded, Samples
+from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, check_rows
 from l2l_nas.training.task import Tokens
 
 
@@ -42,6 +42,7 @@ class Windows(Samples):
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`: tokens, and the next one at each place, or -1 where an earlier window counts it."""
+        check_rows(self, rows, key)
         places = (rows * self.stride)[:, None] + torch.arange(self.length + 1)
         is_there = places < len(self.tokens)
         found = self.tokens[places.clamp(max=len(self.tokens) - 1)].where(is_there, 0)

@@ -16,7 +16,7 @@ from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.text.token_file import TokenFile
 from l2l_nas.text.tokenizer import Tokenizer
-from l2l_nas.training.samples import SCORING, Key, Loaded, Samples
+from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, check_rows
 
 # apart from the streams of layers and of transforms
 _MASKING = 1 << 41
@@ -71,6 +71,7 @@ class Packed(Samples):
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`: tokens, int64 [batch, length], and targets of this shape."""
+        check_rows(self, rows, key)
         places = rows.numpy()[:, None] * self._length + np.arange(self._length + self._more)
         tokens = torch.from_numpy(self._span.read(places))
         if self._begin is not None:
@@ -132,6 +133,7 @@ class Masked(Samples):
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
         """See `Samples.batch`: tokens, int64 [batch, length], and targets of this shape."""
+        check_rows(self, rows, key)
         made = [self._one(int(row), key) for row in rows]
         tokens, targets = (np.stack(parts) for parts in zip(*made, strict=True)) if made else (np.zeros((0, 0)),) * 2
         return (torch.from_numpy(tokens),), torch.from_numpy(targets)

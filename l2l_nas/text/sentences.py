@@ -17,7 +17,7 @@ from l2l_nas.text.documents import JSON, json_objects, read_text
 from l2l_nas.text.tokenizer import Bytes, Tokenizer
 from l2l_nas.training.cut import cut, shares_of
 from l2l_nas.training.data import Data
-from l2l_nas.training.samples import SCORING, Key, Loaded, Samples
+from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, check_rows
 
 TABLES = (".csv", ".tsv", *JSON)
 # files of a folder, by the first part of their names
@@ -109,6 +109,7 @@ class Sentences(Samples):
         return len(self._targets)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        check_rows(self, rows, key)
         tokens = np.full((len(rows), self.form.length), _PAD, dtype=np.int64)
         kinds, padding = np.zeros_like(tokens), np.ones_like(tokens)
         for place, row in enumerate(rows.tolist()):

@@ -22,6 +22,7 @@ from torch.utils.data import (
     default_convert,
 )
 
+from l2l_nas.arguments import shown
 from l2l_nas.errors import DataError, user_code
 from l2l_nas.space.contents import contents
 from l2l_nas.space.values import as_tuple
@@ -35,6 +36,8 @@ from l2l_nas.training.samples import (
     Loaded,
     Samples,
     Wanted,
+    check_rows,
+    each_wanted,
     own_generators,
     rows_to_see,
     seed_generators,
@@ -79,10 +82,11 @@ class DatasetSamples(Samples):
         return len(self._read)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        check_rows(self, rows, key)
         return self._ahead.batch((rows, key))
 
     def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
-        return self._ahead.batches(wanted)
+        return self._ahead.batches(each_wanted(wanted))
 
     def preview(self) -> Loaded:
         """See `Samples.preview`; a part that is only looked at keeps no processes."""
@@ -207,6 +211,8 @@ class SampleSource:
                 f"{type(dataset).__name__} is no data set; expected arrays, a torch Dataset or DataLoader, a Hugging "
                 "Face Dataset, or a list of (input, target) pairs"
             )
+        if isinstance(dataset, Tensor | np.ndarray) and not dataset.ndim:
+            raise DataError(f"one number is no data set, got {shown(dataset)}; give arrays of samples")
         if not found.is_stream and not hasattr(dataset, "__len__"):
             raise DataError(f"{type(dataset).__name__} has no __len__; define it, so that samples can be drawn")
         return found

@@ -132,6 +132,8 @@ class Trainer:
         Raises:
             SpaceError: a micro-batch of one sample comes up, and a layer cannot train on one.
         """
+        if architecture is not None:
+            self.executor.server.pool.path(architecture)
         if self._leaves_one(0, steps):
             self._refuse_one_sample(architecture)
 

@@ -11,17 +11,19 @@ import contextlib
 import hashlib
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from l2l_nas.arguments import shown
 from l2l_nas.contents.arrays import native
-from l2l_nas.errors import DataError, of_user
+from l2l_nas.errors import DataError, SettingError, of_user
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.interface import Batch, Targets, as_samples, each
 from l2l_nas.space.candidate import Specs, TensorSpec
@@ -108,7 +110,7 @@ class Samples(ABC):
 
     def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
         """Batch after batch; a part that can load ahead does."""
-        return (read(self, rows, key=key) for rows, key in wanted)
+        return (read(self, rows, key=key) for rows, key in each_wanted(wanted))
 
     def some(self, rows: Tensor) -> Samples:
         return _Some(self, rows)
@@ -145,6 +147,33 @@ def read(part: Samples, rows: Tensor, *, key: Key = SCORING) -> Loaded:
     """Samples of a part, as its `batch` gives them. Raises DataError: a part of the user's own raised something."""
     with of_user(part, "data set", DataError):
         return part.batch(rows, key=key)
+
+
+def check_rows(part: Samples, rows: object, key: object = SCORING) -> None:
+    """Refuse what names no samples of a part, and what is no key.
+
+    Raises:
+        SettingError: another kind of object.
+        DataError: a row that the part does not have.
+    """
+    if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.dim() != 1 or rows.is_meta:
+        raise SettingError(f"rows takes an int64 tensor [batch], got {shown(rows)} ({type(rows).__name__})")
+    if not isinstance(key, tuple | list) or len(key) != 2 or not all(isinstance(one, Integral) for one in key):
+        raise SettingError(f"key takes two whole numbers, got {shown(key)} ({type(key).__name__})")
+    if len(rows):
+        least, most = map(int, torch.aminmax(rows))
+        if least < 0 or most >= len(part):
+            raise DataError(f"rows {least} to {most}: the part has {len(part):,} samples, from 0")
+
+
+def each_wanted(wanted: Iterable[Wanted]) -> Iterator[Wanted]:
+    """What is wanted of a part, checked one by one; a SettingError where it is no rows and a key."""
+    if isinstance(wanted, str | bytes | Mapping | Tensor | np.ndarray) or not isinstance(wanted, Iterable):
+        raise SettingError(f"wanted takes pairs of rows and a key, got {shown(wanted)} ({type(wanted).__name__})")
+    for one in wanted:
+        if not isinstance(one, tuple | list) or len(one) != 2:
+            raise SettingError(f"wanted takes pairs of rows and a key, got {shown(one)} in it")
+        yield one[0], one[1]
 
 
 def groups_of(part: Samples) -> Tensor:
@@ -244,6 +273,7 @@ class Split(Samples):
         return len(as_tuple(self.targets)[0])
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        check_rows(self, rows, key)
         return tuple(tensor[rows] for tensor in self.inputs), each(self.targets, lambda tensor: tensor[rows])
 
     def some(self, rows: Tensor) -> Split:
@@ -281,10 +311,12 @@ class Mapped(Samples):
         return len(self._rows)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        check_rows(self, rows, key)
         chosen = self._rows[rows.numpy()]
         return (self._as_inputs(self._inputs[chosen].view(np.ndarray)),), self._learned(chosen)
 
     def some(self, rows: Tensor) -> Mapped:
+        check_rows(self, rows)
         found = Mapped(self._inputs, self._targets, as_inputs=self._as_inputs, rows=self._rows[rows.numpy()])
         found.groups = None if self.groups is None else self.groups[rows]
         return found
@@ -302,6 +334,7 @@ class Mapped(Samples):
 
 class _Some(Samples):
     def __init__(self, whole: Samples, rows: Tensor) -> None:
+        check_rows(whole, rows)
         self._whole = whole
         self._rows = rows
         self.is_sequential, self.drops_last = whole.is_sequential, whole.drops_last
@@ -312,7 +345,8 @@ class _Some(Samples):
         return len(self._rows)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        check_rows(self, rows, key)
         return read(self._whole, self._rows[rows], key=key)
 
     def batches(self, wanted: Iterable[Wanted]) -> Iterator[Loaded]:
-        return self._whole.batches((self._rows[rows], key) for rows, key in wanted)
+        return self._whole.batches((self._rows[rows], key) for rows, key in each_wanted(wanted))

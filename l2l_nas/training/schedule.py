@@ -32,7 +32,7 @@ MakeSchedule = Callable[[float, int], Schedule]
 
 @dataclass(frozen=True)
 class Shape:
-    """A linear rise to a peak, then what `share` says; the base of those below.
+    """A linear rise to a peak, then what `_share` says; the base of those below.
 
     Args:
         peak: highest learning rate.
@@ -59,13 +59,17 @@ class Shape:
 
     def share(self, done: float) -> float:
         """The learning rate over peak, once a share of the steps after the rise is done."""
+        return self._share(check_number(f"{type(self).__name__}.share: done", done, least=0, most=1))
+
+    def _share(self, done: float) -> float:
         raise NotImplementedError
 
     def at(self, step: int) -> float:
+        check_count(f"{type(self).__name__}.at: step", step)
         if step < self.rising:
             return self.peak * (step + 1) / self.rising
         done = min(1.0, (step - self.rising) / max(1, self.steps - self.rising))
-        return self.peak * self.share(done)
+        return self.peak * self._share(done)
 
 
 def _half_cosine(done: float, floor: float) -> float:
@@ -78,7 +82,7 @@ class Cosine(Shape):
 
     floor: float = 0.02
 
-    def share(self, done: float) -> float:
+    def _share(self, done: float) -> float:
         return _half_cosine(done, self.floor)
 
 
@@ -88,7 +92,7 @@ class Linear(Shape):
 
     floor: float = 0.0
 
-    def share(self, done: float) -> float:
+    def _share(self, done: float) -> float:
         return 1 - (1 - self.floor) * done
 
 
@@ -104,7 +108,7 @@ class Constant(Shape):
     fall: float = 0.0
     floor: float = 0.0
 
-    def share(self, done: float) -> float:
+    def _share(self, done: float) -> float:
         return 1 - (1 - self.floor) * max(0.0, done - (1 - self.fall)) / self.fall if self.fall else 1.0
 
 
@@ -112,7 +116,7 @@ class Constant(Shape):
 class InverseSqrt(Shape):
     """A linear rise, then one over the root of the step (arXiv 1706.03762, equation 3)."""
 
-    def share(self, done: float) -> float:
+    def _share(self, done: float) -> float:
         rising = max(1, self.rising)
         return math.sqrt(rising / (rising + done * max(1, self.steps - rising)))
 
@@ -142,7 +146,7 @@ class Restarts(Shape):
                 "fewer, or a growth nearer to 1"
             )
 
-    def share(self, done: float) -> float:
+    def _share(self, done: float) -> float:
         sizes = [self.growth**cycle for cycle in range(self.cycles)]
         place = done * sum(sizes)
         for size in sizes[:-1]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from l2l_nas.errors import DataError
+from l2l_nas.arguments import shown
+from l2l_nas.errors import DataError, L2LError, SettingError, described, is_out_of_memory
 from l2l_nas.relay.interface import Batch, Targets
-from l2l_nas.space.candidate import Specs, describe
+from l2l_nas.space.candidate import Specs, TensorSpec, describe
 
 
 class Task(Protocol):
@@ -100,6 +102,48 @@ def counting(targets: Tensor) -> Tensor:
     return (targets != -1) & (targets != IGNORED)
 
 
+Measured = TypeVar("Measured")
+
+
+def fitted(method: Callable[[Any, Batch, Tensor], Measured]) -> Callable[[Any, Batch, Tensor], Measured]:
+    """Have a method of a task name outputs and targets that are no tensors, or do not fit each other.
+
+    Raises:
+        SettingError: it says what was given, and what torch said of it.
+    """
+
+    @functools.wraps(method)
+    def checked(task: Any, outputs: Batch, targets: Tensor) -> Measured:
+        check_tensor("targets", targets)
+        if not isinstance(outputs, tuple | list) or not outputs or not isinstance(outputs[0], Tensor):
+            raise SettingError(f"outputs takes a tuple of tensors, got {shown(outputs)} ({type(outputs).__name__})")
+        try:
+            return method(task, outputs, targets)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if isinstance(error, L2LError) or is_out_of_memory(error):
+                raise
+            got = f"outputs {_told(outputs[0])}, targets {_told(targets)}"
+            raise SettingError(f"{type(task).__name__} cannot take {got}: {described(error)}") from error
+
+    return checked
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Refuse with a SettingError what is no tensor that holds numbers."""
+    if not isinstance(value, Tensor) or value.is_meta:
+        raise SettingError(f"{name} takes a tensor, got {shown(value)} ({type(value).__name__})")
+
+
+def _told(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _check_kinds(targets: object, outputs: object) -> None:
+    check_tensor("targets", targets)
+    if not isinstance(outputs, tuple | list) or not all(isinstance(one, TensorSpec) for one in outputs):
+        raise SettingError(f"outputs takes a tuple of TensorSpecs, got {shown(outputs)} ({type(outputs).__name__})")
+
+
 class Classification(SummedMetrics):
     """Cross entropy and accuracy.
 
@@ -108,12 +152,15 @@ class Classification(SummedMetrics):
 
     metrics: Mapping[str, bool] = {"accuracy": True, "loss": False}
 
+    @fitted
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs[0], targets, reduction="sum", ignore_index=IGNORED)
 
     def count(self, targets: Tensor) -> int:
+        check_tensor("targets", targets)
         return int((targets != IGNORED).sum())
 
+    @fitted
     def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
         return {
             "samples": (targets != IGNORED).sum(),
@@ -131,6 +178,7 @@ class Classification(SummedMetrics):
         return _SingleTargets() if _is_ours(self) else None
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
+        _check_kinds(targets, outputs)
         if targets.dtype != torch.int64 or targets.dim() != 1:
             advice = "; flatten them: y.reshape(-1)" if targets.dim() == 2 and targets.shape[1] == 1 else ""
             raise DataError(f"class targets must be int64 [samples], got {targets.dtype} {list(targets.shape)}{advice}")
@@ -162,6 +210,7 @@ class BalancedClassification(Classification):
 
     metrics: Mapping[str, bool] = {"accuracy": True, "f1": True, "matthews": True, "loss": False}
 
+    @fitted
     def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
         """Those of `Classification`, and how often which class was taken for which: int64 [classes, classes]."""
         classes, counts = outputs[0].shape[-1], targets != IGNORED
@@ -210,13 +259,16 @@ class Tokens(SampleMetrics, Classification):
     # texts need no outputs behind their last target that counts; a subclass of which that is true says so again
     reads_what_counts = True
 
+    @fitted
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
         wanted = targets.masked_fill(targets == -1, IGNORED).flatten()
         return functional.cross_entropy(outputs[0].flatten(0, 1), wanted, reduction="sum", ignore_index=IGNORED)
 
     def count(self, targets: Tensor) -> int:
+        check_tensor("targets", targets)
         return int(counting(targets).sum())
 
+    @fitted
     def figures(self, outputs: Batch, targets: Tensor) -> Tensor:
         counts, is_right, losses = self.places(outputs, targets)
         return torch.stack([part.sum(dim=1, dtype=torch.float64) for part in (counts, is_right, losses)], dim=1)
@@ -237,6 +289,7 @@ class Tokens(SampleMetrics, Classification):
         return counts, is_right, torch.zeros_like(targets, dtype=loss.dtype).masked_scatter(counts, loss)
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
+        _check_kinds(targets, outputs)
         if targets.dtype != torch.int64 or targets.dim() != 2:
             raise DataError(f"token targets must be int64 [samples, length], got {targets.dtype} {list(targets.shape)}")
         if len(outputs) != 1 or outputs[0].shape[:1] != tuple(targets.shape[1:]) or len(outputs[0].shape) != 2:
@@ -256,12 +309,17 @@ class Regression(SummedMetrics):
 
     metrics: Mapping[str, bool] = {"loss": False, "r2": True}
 
+    @fitted
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
+        if outputs[0].shape != targets.shape:  # torch would compare each with each
+            raise ValueError("they differ in shape")
         return functional.mse_loss(outputs[0], targets, reduction="sum")
 
     def count(self, targets: Tensor) -> int:
+        check_tensor("targets", targets)
         return targets.numel()
 
+    @fitted
     def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
         """Squared error; samples, sum and sum of squares of each number to predict."""
         exact = targets.double()
@@ -285,6 +343,7 @@ class Regression(SummedMetrics):
         return _SquaredErrors() if _is_ours(self) else None
 
     def check(self, targets: Tensor, outputs: Specs) -> None:
+        _check_kinds(targets, outputs)
         if not targets.is_floating_point():
             raise DataError(f"regression targets must be float32, got {targets.dtype}")
         if not bool(targets.isfinite().all()):

@@ -15,7 +15,7 @@ from l2l_nas.space.candidate import Specs
 from l2l_nas.space.values import as_tuple
 from l2l_nas.training.data import Batches
 from l2l_nas.training.metrics import MeasuredTask, measured
-from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, read
+from l2l_nas.training.samples import SCORING, Key, Loaded, Samples, check_rows, read
 from l2l_nas.training.task import PIECE, Classification, SampleMetrics, Task
 
 Teacher = Callable[[Batch], Batch]
@@ -97,6 +97,7 @@ class TaughtSamples(Samples):
         return len(self._whole)
 
     def batch(self, rows: Tensor, *, key: Key = SCORING) -> Loaded:
+        check_rows(self, rows, key)
         return _taught(read(self._whole, rows, key=key), self._teacher)
 
 

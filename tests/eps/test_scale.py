@@ -27,7 +27,7 @@ def test_a_norm_that_makes_no_sense_is_refused(norm):
 
 
 def test_a_scope_that_does_not_exist_is_refused():
-    with pytest.raises(SettingError, match="'global' or 'layer', got 'all'"):
+    with pytest.raises(SettingError, match="scope: no 'all'; choose from global, layer"):
         Clip(1.0, "all")
 
 

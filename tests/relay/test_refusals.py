@@ -134,7 +134,7 @@ def test_a_relay_that_is_at_work_is_refused_to_another_thread():
 @pytest.mark.parametrize("kind", [Relay, ReferenceTrainer])
 def test_what_is_no_learning_rate_is_refused(kind, lr):
     executor = kind(ParamServer(dense_pool(), optimizer=AdamW(), seed=0))
-    with pytest.raises(SettingError, match="lr must be a number of at least 0, got"):
+    with pytest.raises(SettingError, match="lr must be a number of at least 0 that float32 holds, got"):
         train(executor, PATH, lr=lr)
 
 

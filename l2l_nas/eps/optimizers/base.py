@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from l2l_nas.arguments import check_count, check_kind, check_list, check_number, refuse_class
+from l2l_nas.arguments import check_kind, check_list, check_number, check_sizes, refuse_class
 from l2l_nas.errors import SettingError
 from l2l_nas.space.parameters import Parameter
 
@@ -34,8 +34,7 @@ class StateTensor:
 
     def __post_init__(self) -> None:
         check_kind("StateTensor: name", self.name, str, wanted="text")
-        for size in check_list("StateTensor: shape", self.shape, of=object, wanted="sizes"):
-            check_count("StateTensor: shape", size)
+        check_sizes("StateTensor: shape", self.shape)
         check_kind("StateTensor: dtype", self.dtype, torch.dtype, wanted="a dtype, such as torch.float32")
         if not self.name.isidentifier() or self.name in ("weights", "buffers", "steps", "visits"):
             raise SettingError(f"an optimizer's tensor is called '{self.name}'; take a word such as moment0")

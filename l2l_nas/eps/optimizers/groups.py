@@ -8,7 +8,6 @@ counts. In torch a parameter is in one group; here a group says only what differ
 from __future__ import annotations
 
 import fnmatch
-import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -96,8 +95,7 @@ def _check_one_rule(name: str, rule: object) -> None:
 
 
 def _check_scale(scale: object, where: str) -> None:
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < math.inf:
-        raise SettingError(f"{where}: lr_scale must be a number of at least 0, got {scale!r}")
+    check_number(f"{where}: lr_scale", scale, least=0)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from l2l_nas.arguments import check_word
 from l2l_nas.eps.optimizers.base import Moments, Optimizer, StateTensor, Tensors, check_rule, rule_for
 from l2l_nas.eps.optimizers.groups import Groups
-from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.errors import SettingError
 from l2l_nas.space.parameters import Parameter
 
 MOMENTS = ("fp32", "bf16")
@@ -32,10 +33,9 @@ class LowPrecision:
     moments: str
 
     def __post_init__(self) -> None:
-        if self.moments == "8bit":
+        if isinstance(self.moments, str) and self.moments == "8bit":
             raise SettingError("moments=8bit is gone: take bf16, whose updates take a quarter of the time")
-        if self.moments not in MOMENTS[1:]:
-            raise SettingError(f"moments: no '{self.moments}'{did_you_mean(self.moments, MOMENTS)}")
+        check_word("moments", self.moments, MOMENTS[1:])
         if isinstance(self.rule, LowPrecision | Groups):
             raise SettingError("LowPrecision takes one rule; of groups, write Groups(LowPrecision(rule), groups)")
         check_rule("LowPrecision: rule", self.rule)

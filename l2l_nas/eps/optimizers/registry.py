@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from l2l_nas.arguments import check_kind
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import MATCHES, Group, Groups, layer_decay, no_decay
 from l2l_nas.eps.optimizers.precision import LowPrecision
@@ -21,8 +22,10 @@ _OF_A_GROUP = ("match", "weight_decay", "lr_scale", "frozen")
 
 def muon_with_adamw(muon: Muon | None = None, adamw: AdamW | None = None) -> Groups:
     """Muon for hidden matrices and convolutions; AdamW for embeddings, output layers, norms, biases and the rest."""
-    others = Group("not_hidden_matrices", rule=adamw or AdamW(), name="not_hidden_matrices")
-    return Groups(muon or Muon(), (others,))
+    first, others = Muon() if muon is None else muon, AdamW() if adamw is None else adamw
+    check_kind("muon_with_adamw: muon", first, Muon, wanted="None or a Muon")
+    check_kind("muon_with_adamw: adamw", others, AdamW, wanted="None or an AdamW")
+    return Groups(first, (Group("not_hidden_matrices", rule=others, name="not_hidden_matrices"),))
 
 
 def _adamw(beta1: float = 0.9, beta2: float = 0.999, **more: Any) -> Optimizer:

@@ -13,7 +13,7 @@ from torch.optim._muon import muon
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from l2l_nas.arguments import check_count, check_kind, check_number
+from l2l_nas.arguments import check_count, check_flag, check_number, check_sizes, check_word
 from l2l_nas.eps.optimizers.base import (
     Moments,
     Optimizer,
@@ -23,7 +23,7 @@ from l2l_nas.eps.optimizers.base import (
     check_rates,
     like_weights,
 )
-from l2l_nas.errors import SettingError, did_you_mean
+from l2l_nas.errors import SettingError
 from l2l_nas.space.parameters import Parameter
 
 
@@ -76,7 +76,7 @@ class SGD:
     def __post_init__(self) -> None:
         check_rates("momentum", self.momentum)
         check_number("weight_decay", self.weight_decay, least=0)
-        check_kind("nesterov", self.nesterov, bool, wanted="True or False")
+        check_flag("nesterov", self.nesterov)
         if self.nesterov and self.momentum == 0:
             raise SettingError("nesterov needs a momentum above 0")
 
@@ -164,6 +164,7 @@ class Adafactor:
     is_elementwise = False
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
+        shape = check_sizes("shape", shape)
         if len(shape) < 2:
             return (StateTensor("variance", shape),)
         rows, columns = (*shape[:-1], 1), (*shape[:-2], 1, shape[-1])
@@ -226,9 +227,9 @@ class Muon:
     def __post_init__(self) -> None:
         check_rates("momentum", self.momentum)
         check_number("weight_decay", self.weight_decay, least=0)
-        if self.scale not in SCALES:
-            raise SettingError(f"scale: no '{self.scale}'{did_you_mean(self.scale, SCALES)}")
-        check_kind("nesterov", self.nesterov, bool, wanted="True or False")
+        check_word("scale", self.scale, SCALES)
+        check_flag("nesterov", self.nesterov)
+        check_flag("_of_experts", self._of_experts)
         check_count("iterations", self.iterations, least=1, most=99)
         check_number("eps", self.eps, above=0)
 
@@ -236,6 +237,7 @@ class Muon:
     is_elementwise = False
 
     def state(self, shape: tuple[int, ...]) -> tuple[StateTensor, ...]:
+        shape = check_sizes("shape", shape)
         if len(shape) < 2:
             raise SettingError(f"muon updates matrices, not a parameter of shape {shape}; write muon_with_adamw()")
         return like_weights(shape, 1)
