@@ -227,7 +227,7 @@ def bytes_of(specs: Specs) -> int:
 def cut_sizes(num_samples: int, micro_batch: int) -> tuple[int, ...]:
     """Sizes of the micro-batches of a mini-batch; both have at least one sample."""
     if check_count("micro_batch", micro_batch, least=-(1 << 62)) < 1:
-        raise SettingError(f"a micro-batch needs at least 1 sample, got {micro_batch}")
+        raise SettingError(f"micro_batch must be at least 1, got {micro_batch}")
     if num_samples < 1:
         raise DataError("a mini-batch needs at least 1 sample, got 0")
     full, rest = divmod(num_samples, micro_batch)

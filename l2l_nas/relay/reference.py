@@ -269,7 +269,7 @@ class ReferenceTrainer:
         """See `Executor.recalibrate`."""
         batches = [as_batch(one) for one in check_list("batches", batches, of=object, wanted="batches")]
         if not batches:
-            raise DataError("recalibration needs at least 1 batch, got 0")
+            raise DataError("batches: recalibration needs at least one")
         layers = self.pool.path(architecture)
         modules, flow = [self.module(layer) for layer in layers], self.pool.flow(layers)
         with contextlib.ExitStack() as stack:

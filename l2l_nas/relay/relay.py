@@ -359,6 +359,8 @@ class Relay:
         """
         refuse_cuts("cuts", cuts, are_taken=self._takes_cuts)
         cut = list(cut_up(self.pool.inputs, as_batch(inputs), micro_batch, cuts))
+        if reduce is not None:
+            check_function("reduce", reduce)
         kinds = (Architecture, tuple, list)
         architectures = check_list("architectures", architectures, of=kinds, wanted="architectures")
         most = None
@@ -412,7 +414,7 @@ class Relay:
         """See `Executor.recalibrate`. Layer-major order makes this one pass for all batches that fit the budget."""
         batches = check_list("batches", batches, of=object, wanted="batches")
         if not batches:
-            raise DataError("a recalibration needs at least one batch, got 0")
+            raise DataError("batches: recalibration needs at least one")
         batches = [as_batch(batch) for batch in batches]
         self._pause()
         started: set[str] = set()

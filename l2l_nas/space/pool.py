@@ -94,7 +94,7 @@ class LayerPool:
         if not self.positions:
             raise SpaceError("the pool has no positions; give it at least one")
         if not all(isinstance(position, Position) for position in self.positions):
-            raise SpaceError("expected Position objects; write Position(name, [candidates])")
+            raise SpaceError("positions: expected Position objects; write Position(name, [candidates])")
         names = [position.name for position in self.positions]
         candidates = [c for p in self.positions for c in p.candidates]
         groups = (group for c in candidates for group in c.tied.values())

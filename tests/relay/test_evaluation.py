@@ -83,5 +83,5 @@ def test_a_recalibration_within_a_budget_measures_the_same():
 
 
 def test_recalibrate_needs_a_batch():
-    with pytest.raises(DataError, match="at least one batch"):
+    with pytest.raises(DataError, match="batches: recalibration needs at least one"):
         relay_of(dense_pool()).recalibrate(dense_pool().architecture(PATH), [])
