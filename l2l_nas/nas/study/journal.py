@@ -79,7 +79,7 @@ class JournalFile(BaseJournalBackend):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read = self._written = _Position()
+        self._read = _Position()
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Whole lines from this one on.
@@ -132,7 +132,7 @@ class JournalFile(BaseJournalBackend):
         Raises:
             StorageError: the file is gone or damaged, or cannot be written.
         """
-        end = max(self._written, self._read, key=lambda one: one.num_bytes)
+        end = self._read
         with named_failures(self._path), open(self._path, "r+b", opener=_to_append) as file:
             _go_behind_last_line(file)
             if file.tell() < end.num_bytes:
@@ -145,7 +145,6 @@ class JournalFile(BaseJournalBackend):
                 file.write(line[:-1] + f',"chain":"{end.num_chained}-{end.digest}"}}\n'.encode())
             file.flush()
             os.fsync(file.fileno())
-            self._written = replace(end, num_bytes=os.lseek(file.fileno(), 0, os.SEEK_CUR))
 
 
 def _what_is_wrong(number: int, expected: int, rest: BinaryIO) -> str:
