@@ -283,7 +283,9 @@ def main(asked: argparse.Namespace) -> int:
             if asked.only is not None:
                 print((place / "out.txt").read_text()[-2000:], (place / "err.txt").read_text()[-3000:])
         outcomes = dict(sorted(attack.outcomes.items()))
-    print(f"{len(failures)} of {len(numbers)} planted lines executed, connected or written outside; commands: {outcomes}")
+    print(
+        f"{len(failures)} of {len(numbers)} planted lines executed, connected or written outside; commands: {outcomes}"
+    )
     print(f"{time.monotonic() - began:.0f} s")
     if asked.out is not None:
         write_json(asked.out, {"lines": len(numbers), "seed": asked.seed, "outcomes": outcomes, "failures": failures})

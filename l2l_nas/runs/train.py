@@ -89,6 +89,7 @@ class TrainRun:
         self.folder = self.ranks.with_weights(RunFolder(Path(conf.resume or conf.folder)))
         self.is_new = not self.is_resumed or not self.folder.config.exists()
         start = training_start(conf, self.folder, given=given)
+        self.left_out = start.left_out
         conf = completed(replace(start.conf, folder=str(self.folder.root), resume=""))
         check_mesh(conf.parallel, consensus.size)
         conf = with_chunks(conf, consensus.size)
@@ -205,6 +206,8 @@ class TrainRun:
             warn(console, self.warning)
         if training.validations:
             console.print(f"resumed at step {training.step} of {conf.train.steps}")
+        if self.left_out:
+            console.print(self.left_out, soft_wrap=True)
         if not has_best:
             warn(console, f"{self.folder.best}: missing or damaged; the best is searched for anew")
 
