@@ -5,9 +5,8 @@ replaces or removes later are files that it wrote: a manifest of its own names t
 under way.
 
 [Note: links] A run's folder may be anybody's, and a link in it would have a run read or overwrite what lies elsewhere.
-So each place in it is refused where it is a link, or has one in it. What is appended to is refused where it has a second
-name: all else is replaced as a whole. The folder itself may be a link: that is the word of
-whoever names it.
+So each place in it is refused where it is a link, or has one in it. The folder itself may be one: that is the word of
+whoever names it. What is appended to is refused where it has a second name; all else is replaced as a whole.
 """
 
 from __future__ import annotations

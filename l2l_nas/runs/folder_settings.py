@@ -212,6 +212,8 @@ def typeable(withheld: Mapping[str, Any]) -> dict[str, Any]:
 def _may_be_typed(name: str, value: Any) -> bool:
     if isinstance(value, list):
         return all(_may_be_typed(name, entry) for entry in value)
+    if isinstance(value, Mapping):
+        return all(_is_word(key) and _may_be_typed(name, entry) for key, entry in value.items())
     if not isinstance(value, str) or _is_word(value) or is_given(value):
         return True
     is_code = name in _CODE_NAMES or _CALLBACK.fullmatch(name) is not None

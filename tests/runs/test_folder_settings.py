@@ -100,9 +100,19 @@ def test_all_that_must_be_named_again_stands_in_one_line_that_a_shell_takes_apar
     assert "space.pool=my pool.py:build" in [word.replace("'", "").replace('"', "") for word in words]
 
 
-def test_a_shell_line_of_a_folder_stands_in_no_command_to_copy():
-    executor = {"name": "submitit", "cluster": "local", "parameters": {"setup": ["touch /tmp/x"]}}
-    line = name_again(settings_in(planted(SearchConf, "executor", executor)).withheld)
+SETUP = {"setup": ["touch /tmp/x"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("executor", {"name": "submitit", "cluster": "local", "parameters": SETUP}),
+        ("data.splits", [SETUP]),
+        ("search.costs", [[{"touch /tmp/x": 1}]]),
+    ],
+)
+def test_a_shell_line_of_a_folder_stands_in_no_command_to_copy(name, value):
+    line = name_again(settings_in(planted(SearchConf, name, value)).withheld)
     said, _, command = line.rpartition("again: ")
     assert "touch /tmp/x" in said
     assert "touch" not in command
