@@ -108,7 +108,7 @@ SETUP = {"setup": ["touch /tmp/x"]}
     [
         ("executor", {"name": "submitit", "cluster": "local", "parameters": SETUP}),
         ("data.splits", [SETUP]),
-        ("search.costs", [[{"touch /tmp/x": 1}]]),
+        ("search.costs", [[{"mine": "touch /tmp/x"}]]),
     ],
 )
 def test_a_shell_line_of_a_folder_stands_in_no_command_to_copy(name, value):
