@@ -1,6 +1,7 @@
 """Run folders of others that mean harm: nothing in them is executed, connected to, or written outside of them.
 
     python -m benchmarks foreign [--lines 300] [--seed 0] [--seconds 120] [--only NUMBER]
+        [--out FILE.json]
 
 A case takes a finished run or training, plants one line in its `config.yaml` (code, modules, addresses, shell lines,
 paths; for each setting and each argument of each choice in turn), and runs a command that reads the folder. It fails
@@ -33,6 +34,7 @@ import yaml
 from benchmarks.faults import forks
 from benchmarks.options import at_least
 from l2l_nas.__main__ import main as run_command
+from l2l_nas.files import write_json
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import declared
 from l2l_nas.runs.settings import COMMANDS
@@ -255,6 +257,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--only", type=at_least(0), help="the number of a case, to see what it says")
+    parser.add_argument("--out", type=Path)
 
 
 def main(asked: argparse.Namespace) -> int:
@@ -262,7 +265,7 @@ def main(asked: argparse.Namespace) -> int:
     torch.set_num_threads(1)  # none of torch's threads may run when processes are forked
     for command in ("search", "train", "evaluate", "export", "report"):
         import_module(f"l2l_nas.cli.{command}")
-    began, failures = time.monotonic(), 0
+    began, failures = time.monotonic(), []
     memory = Path("/dev/shm")
     numbers = range(asked.lines) if asked.only is None else [asked.only]
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch, listening() as server:
@@ -276,10 +279,14 @@ def main(asked: argparse.Namespace) -> int:
             wrong = attack.run(words, value)
             if wrong or asked.only is not None:
                 print(f"{number} {name}={value!r}\n    {' '.join(words)}\n    {wrong[:500]}", flush=True)
-                failures += bool(wrong)
+                failures += [{"case": number, "setting": name, "value": value, "wrong": wrong}] if wrong else []
             if asked.only is not None:
                 print((place / "out.txt").read_text()[-2000:], (place / "err.txt").read_text()[-3000:])
         outcomes = dict(sorted(attack.outcomes.items()))
-    print(f"{failures} of {len(numbers)} planted lines executed, connected or written outside; commands: {outcomes}")
+    print(
+        f"{len(failures)} of {len(numbers)} planted lines executed, connected or written outside; commands: {outcomes}"
+    )
     print(f"{time.monotonic() - began:.0f} s")
-    return int(failures > 0)
+    if asked.out is not None:
+        write_json(asked.out, {"lines": len(numbers), "seed": asked.seed, "outcomes": outcomes, "failures": failures})
+    return int(bool(failures))

@@ -121,6 +121,7 @@ def start(folder: Path, work: Callable[[], int], words: tuple[str, ...] = (), *,
         os.chdir(folder)
         for handle, file in ((1, f"out{name}.txt"), (2, f"err{name}.txt")):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), handle)
+        sys.stdout, sys.stderr = (open(handle, "w", closefd=False) for handle in (1, 2))  # noqa: SIM115
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,6 +14,7 @@ from l2l_nas.files import memory_bytes, open_file, parsing
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _ADVICE = "save it again with numpy"
+_MOST_ARRAYS = 1000  # each name is compared with each
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -29,6 +30,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         zipfile.ZipFile(opened) as archive,
     ):
         members = archive.infolist()
+        if len(members) > _MOST_ARRAYS:
+            raise ValueError(f"{len(members):,} arrays, at most {_MOST_ARRAYS:,} are read")
         _refuse_larger_than_memory(path, sum(member.file_size for member in members))
         return {_name(member, members): _read(archive, member) for member in members}
 

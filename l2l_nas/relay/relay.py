@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from l2l_nas.arguments import check_count, check_kind, check_list, check_seed
+from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_seed
 from l2l_nas.eps.exchange import ObservedExchange, least
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.sums import check_chunks

@@ -6,7 +6,7 @@ under way.
 
 [Note: links] A run's folder may be anybody's, and a link in it would have a run read or overwrite what lies elsewhere.
 So each place in it is refused where it is a link, or has one in it. The folder itself may be one: that is the word of
-whoever names it.
+whoever names it. What is appended to is refused where it has a second name; all else is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -136,6 +136,12 @@ class RunFolder:
         """Refuse links of names that runs write, and in their folders. Raises StorageError: see [Note: links]."""
         for path in [self.root / name for name in RUN_NAMES] + list(self.root.glob(".*")):
             refuse_links(path)
+        for path in (self.study, self.log):
+            if path.exists() and path.stat().st_nlink > 1:
+                raise StorageError(
+                    f"{path}: has another name, too (a hard link), under which what is appended would stand; put a "
+                    "copy in its place"
+                )
 
     @property
     def holds_run(self) -> bool:

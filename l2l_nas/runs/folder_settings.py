@@ -31,6 +31,7 @@ from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
 _ABSENT = object()
 _WORD = re.compile(r"[\w+-]*")
 _CODE = re.compile(r"[\w./ +-]+:\w+")
+_CALLBACK = re.compile(r"callbacks\.\w+\.name")
 _ADDRESS = re.compile(r"^//|^\\\\|://")  # also of a Windows share
 # what Hydra refuses until another value is in its place
 _TO_FILL_IN = "???"
@@ -165,15 +166,29 @@ def must_be_named(withheld: Mapping[str, Any], *, given: Collection[str], schema
         given: names of settings, or of sections, that count for the command.
         schema: its settings.
     """
+    return {name: value for name, value, is_needed in _not_named(withheld, given, schema) if is_needed}
+
+
+def left_out(withheld: Mapping[str, Any], *, given: Collection[str], schema: type) -> str:
+    """What to tell of settings that a run had, and has no more when it goes on; they change no result.
+
+    Args:
+        given, schema: see `must_be_named`.
+    """
+    found = {name: value for name, value, is_needed in _not_named(withheld, given, schema) if not is_needed}
+    words = words_again(found)
+    return f"the run also had what is never taken from a folder; to have it again, name it: {words}" if found else ""
+
+
+def _not_named(withheld: Mapping[str, Any], given: Collection[str], schema: type) -> Iterator[tuple[str, Any, bool]]:
+    """Settings, their values, and whether a result depends on them."""
     known = {one.name: one for one in declared(schema)}
-    found = {}
     for name, value in withheld.items():
         above = list(_above(name))
         one = next((known[place] for place in above if place in known), None)
         is_named = any(place in given or f"{place}.name" in given for place in above)
-        if one is not None and not is_named and (one.is_code or not rule_of(one.name).is_free):
-            found[name] = value
-    return found
+        if one is not None and not is_named:
+            yield name, value, one.is_code or not rule_of(one.name).is_free
 
 
 def _above(name: str) -> Iterator[str]:
@@ -197,9 +212,12 @@ def typeable(withheld: Mapping[str, Any]) -> dict[str, Any]:
 def _may_be_typed(name: str, value: Any) -> bool:
     if isinstance(value, list):
         return all(_may_be_typed(name, entry) for entry in value)
+    if isinstance(value, Mapping):
+        return all(_is_word(key) and _may_be_typed(name, entry) for key, entry in value.items())
     if not isinstance(value, str) or _is_word(value) or is_given(value):
         return True
-    return name in _CODE_NAMES and is_own(value) and _CODE.fullmatch(value) is not None
+    is_code = name in _CODE_NAMES or _CALLBACK.fullmatch(name) is not None
+    return is_code and is_own(value) and _CODE.fullmatch(value) is not None
 
 
 def words_again(withheld: Mapping[str, Any]) -> str:

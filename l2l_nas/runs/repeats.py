@@ -196,6 +196,8 @@ class RepeatedSearch:
         if self.start.files:
             self.folder.write_hydra(self.start.files)
         write_yaml(self.folder.config, asdict(self.conf))
+        if self.start.left_out:
+            self.console.print(self.start.left_out, soft_wrap=True)
         if left:
             self._greet(left)
         for number in left:

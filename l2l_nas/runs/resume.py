@@ -20,7 +20,7 @@ from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, given_names, spell
 from l2l_nas.runs.fields import changed, check_bounds, declared, fitting, value_of
 from l2l_nas.runs.folder import RunFolder, refuse_taken
-from l2l_nas.runs.folder_settings import must_be_named, name_again, read_settings
+from l2l_nas.runs.folder_settings import left_out, must_be_named, name_again, read_settings
 from l2l_nas.runs.groups import completed, deviating, flat
 from l2l_nas.runs.saved import (
     ORIGINAL,
@@ -124,11 +124,13 @@ class SearchStart:
         conf: all settings; those of the folder that it goes on in are taken over.
         files: of whoever started it, to be written beside the settings: of what goes on they tell how it was started.
         is_new: whether no settings were taken over.
+        left_out: what to tell of settings that the run had before; see the function of this name.
     """
 
     conf: SearchConf
     files: Mapping[str, str]
     is_new: bool
+    left_out: str = ""
 
     @property
     def folder(self) -> RunFolder:
@@ -146,7 +148,14 @@ def search_start(conf: SearchConf, *, given: Collection[str], files: Mapping[str
     before = go_on("search", conf, given=given) if conf.resume else None
     conf = completed(before or conf)
     check_bounds(conf)
-    return SearchStart(conf, (files or {}) if before is None else {}, is_new=before is None)
+    if before is None:
+        return SearchStart(conf, files or {}, is_new=True)
+    return SearchStart(conf, {}, is_new=False, left_out=_left_out(conf, given))
+
+
+def _left_out(conf: SearchConf | RetrainConf, given: Collection[str]) -> str:
+    withheld = read_settings(RunFolder(Path(conf.resume)).config).withheld
+    return left_out(withheld, given=given, schema=type(conf))
 
 
 def _two_folders(conf: Any) -> SettingError:
@@ -300,11 +309,16 @@ def is_done(folder: RunFolder, conf: SearchConf | RetrainConf) -> bool:
 
 @dataclass(frozen=True)
 class TrainingStart:
-    """Settings and architecture of a training, and the run that these are from; None where the training goes on."""
+    """Settings and architecture of a training, and the run that these are from; None where the training goes on.
+
+    Args:
+        left_out: see `SearchStart`.
+    """
 
     conf: RetrainConf
     choice: ChosenArchitecture
     source: RunFolder | None = None
+    left_out: str = ""
 
 
 def training_start(conf: RetrainConf, folder: RunFolder, *, given: Collection[str]) -> TrainingStart:
@@ -364,7 +378,7 @@ def _as_before(conf: RetrainConf, folder: RunFolder, given: Collection[str]) -> 
         source = str(weights_folder(weights, run=run_of(Path(conf.run or conf.architecture))) or SCRATCH)
         if source != conf.weights:
             raise must_stay(folder, "weights", conf.weights, source, rule_of("weights").why)
-    return TrainingStart(conf, before)
+    return TrainingStart(conf, before, left_out=_left_out(conf, given))
 
 
 def _as_in_the_run(conf: RetrainConf, given: Collection[str]) -> TrainingStart:

@@ -218,6 +218,8 @@ class SearchRun:
         evaluated = study.num_evaluated
         if resume:
             self.console.print(f"resumed with {evaluated} of {self.conf.search.trials} trials evaluated")
+        if self.start.left_out and self.part is None:
+            self.console.print(self.start.left_out, soft_wrap=True)
 
     def _end(
         self, search: SearchContext, best: Finalist, log: Log, page: LivePage, *, before: float, seconds: float

@@ -90,6 +90,7 @@ class TrainRun:
         self.is_new = not self.is_resumed or not self.folder.config.exists()
         self.callbacks = build_callbacks([*conf.callbacks.values()] if consensus.is_first else [])
         start = training_start(conf, self.folder, given=given)
+        self.left_out = start.left_out
         conf = completed(replace(start.conf, folder=str(self.folder.root), resume=""))
         check_mesh(conf.parallel, consensus.size)
         conf = with_chunks(conf, consensus.size)
@@ -212,6 +213,8 @@ class TrainRun:
             warn(console, self.warning)
         if training.validations:
             console.print(f"resumed at step {training.step} of {conf.train.steps}")
+        if self.left_out:
+            console.print(self.left_out, soft_wrap=True)
         if not has_best:
             warn(console, f"{self.folder.best}: missing or damaged; the best is searched for anew")
 

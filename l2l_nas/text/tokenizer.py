@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ from l2l_nas.plugins import optional
 
 # tokens of the largest vocabularies
 _LARGEST = 1 << 24
+_MOST_GROWTH = 1000  # a space, the most common of what is replaced, becomes one letter
 # what ends a document, where nothing else is known, in this order
 _ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
@@ -36,8 +38,15 @@ def _parts(step: Any) -> list[dict[str, Any]]:
     """A step of a tokenizer, or those that it is a sequence of."""
     if not isinstance(step, dict):
         return []
-    inner = [*step.get("pretokenizers", ()), *step.get("normalizers", ())]
+    inner = [*step.get("pretokenizers", ()), *step.get("normalizers", ()), *step.get("decoders", ())]
     return [one for part in inner for one in _parts(part)] if step.get("type") == "Sequence" else [step]
+
+
+def _growth(step: Any) -> float:
+    """How many times as long a text may become: ten lines that double it each make a thousand of one letter."""
+    replacements = [one for one in _parts(step) if one.get("type") == "Replace"]
+    lengths = [(len(one["pattern"].get("String") or "?"), len(one["content"])) for one in replacements]
+    return math.prod(max(1.0, behind / before) for before, behind in lengths)
 
 
 class Tokenizer(ABC):
@@ -148,6 +157,9 @@ class Library(Tokenizer):
             if self.size > _LARGEST:
                 raise ValueError(f"a token has the number {self.size - 1}, at most {_LARGEST} are known")
             content = tokenizer.to_str()  # which looks at every number below the last
+            said = json.loads(content)
+            if max(_growth(said.get("normalizer")), _growth(said.get("decoder"))) > _MOST_GROWTH:
+                raise ValueError(f"its replacements may make a text more than {_MOST_GROWTH:,} times as long")
             self.fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
             self.end = self._first_of(*((end,) if end else _ENDS))
             if end and self.end is None:
@@ -159,7 +171,6 @@ class Library(Tokenizer):
             self.begin = self._begin(about)
             self._special = {"bos": self.begin, "eos": self.end, "mask": self.mask, "cls": self.first, "sep": self.last}
             self._special |= {"pad": self.padding, "unk": self._first_of("[UNK]", "<unk>")}
-            said = json.loads(content)
             self._refuse_contradiction(said, about)
             self._continues: str | None = (said.get("model") or {}).get("continuing_subword_prefix") or None
 

@@ -18,6 +18,7 @@ from l2l_nas.runs import page
 from l2l_nas.runs.folder import locked
 from tests.cli.runs import TINY, contents, environment, events, start
 from tests.report.pages import HOSTILE, Reader
+from tests.studies import unchained
 
 PARTS = ("validation", "test")
 OWN = "space.pool=tiny.py:build"
@@ -339,6 +340,7 @@ def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> No
 
 @pytest.mark.slow
 def test_what_optuna_logs_of_a_damaged_study_does_not_stand_beside_the_line(finished) -> None:
+    (finished / "study.log").write_bytes(unchained((finished / "study.log").read_bytes()))
     changed("study.log", '"params":{"layer0":', '"params":{"layer0":9')(finished)
     process = start("report", "run=run", cwd=finished.parent)  # Optuna's log goes to the stderr that it began with
     output, errors = process.communicate(timeout=60)

@@ -84,6 +84,12 @@ def test_a_file_that_was_cut_or_changed_is_refused(tmp_path):
             read_npz(path)
 
 
+def test_more_arrays_than_anybody_names_are_not_begun(tmp_path):
+    path = archive(tmp_path / "a.npz", **{f"x{number}_npy": b"" for number in range(1001)})
+    with pytest.raises(StorageError, match=r"a\.npz: damaged, not an npz file of plain arrays \(1,001 arrays, at most"):
+        read_npz(path)
+
+
 def test_more_than_the_memory_of_this_machine_is_not_begun(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", x=X)
     monkeypatch.setattr("os.sysconf", lambda name: 16)

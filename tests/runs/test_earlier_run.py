@@ -12,7 +12,7 @@ from l2l_nas.nas.objectives import Goal
 from l2l_nas.runs.earlier_run import UnusableRun, read_earlier_run
 from tests.cli.runs import TINY
 from tests.runs.learned import ACCURACY, SEARCH
-from tests.studies import saved_study
+from tests.studies import saved_study, unchained
 
 
 def read(folder, *, goal=ACCURACY, finished=False):
@@ -52,7 +52,7 @@ def test_a_score_that_no_memory_can_hold_is_left_out(pool):
     journal = Path("run", "study.log")
     value = f'"value":{saved_study("run").trials[0].value},'
     assert value in journal.read_text()
-    journal.write_text(journal.read_text().replace(value, '"value":1e200,', 1))
+    journal.write_text(unchained(journal.read_bytes()).decode().replace(value, '"value":1e200,', 1))
     assert read("run").scores == scores[1:]
 
 

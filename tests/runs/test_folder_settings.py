@@ -14,7 +14,7 @@ from l2l_nas.errors import StorageError
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import FromFolder, changed, declared, entries, value_of
 from l2l_nas.runs.folder import RUN_NAMES, RunFolder
-from l2l_nas.runs.folder_settings import name_again, own_settings, read_settings, settings_in
+from l2l_nas.runs.folder_settings import left_out, must_be_named, name_again, own_settings, read_settings, settings_in
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.settings import RetrainConf, SearchConf
 from tests.cli.runs import ROOT, environment
@@ -102,12 +102,35 @@ def test_all_that_must_be_named_again_stands_in_one_line_that_a_shell_takes_apar
     assert "space.pool=my pool.py:build" in [word.replace("'", "").replace('"', "") for word in words]
 
 
-def test_a_shell_line_of_a_folder_stands_in_no_command_to_copy():
-    executor = {"name": "submitit", "cluster": "local", "parameters": {"setup": ["touch /tmp/x"]}}
-    line = name_again(settings_in(planted(SearchConf, "executor", executor)).withheld)
+SETUP = {"setup": ["touch /tmp/x"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("executor", {"name": "submitit", "cluster": "local", "parameters": SETUP}),
+        ("data.splits", [SETUP]),
+        ("search.costs", [[{"mine": "touch /tmp/x"}]]),
+    ],
+)
+def test_a_shell_line_of_a_folder_stands_in_no_command_to_copy(name, value):
+    line = name_again(settings_in(planted(SearchConf, name, value)).withheld)
     said, _, command = line.rpartition("again: ")
     assert "touch /tmp/x" in said
     assert "touch" not in command
+
+
+def test_what_changes_no_result_is_told_in_one_line_and_not_asked_for():
+    callbacks = {"C": {"name": "mine.py:C", "at": "tcp://127.0.0.1:1"}}
+    conf = changed(SearchConf(), {"relay.threads": 3, "parallel.patience_s": 7.0, "callbacks": callbacks})
+    withheld = own_settings(conf)
+    assert must_be_named(withheld, given=(), schema=SearchConf) == {}
+    line = left_out(withheld, given={"relay.threads"}, schema=SearchConf)
+    words = shlex.split(line.rpartition(": ")[2])
+    assert set(words) == {"parallel.patience_s=7.0", "callbacks.C.name=mine.py:C", 'callbacks.C.at="???"'}
+    assert "127.0.0.1" not in line
+    assert left_out(withheld, given={"relay", "relay.threads", "parallel", "callbacks"}, schema=SearchConf) == ""
+    assert left_out(own_settings(changed(conf, {"callbacks": {}})), given={"relay.threads"}, schema=SearchConf)
 
 
 def test_what_is_taken_is_what_was_written():

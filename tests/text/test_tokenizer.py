@@ -117,3 +117,22 @@ def test_characters_without_a_token_are_counted_also_behind_a_space_that_the_tok
     made.decoder = tokenizers.decoders.Metaspace(prepend_scheme="always")
     made.save(str(tmp_path / "tokenizer.json"))
     assert load_tokenizer(str(tmp_path)).num_lost("ab \u00e9a\u00e9") == 2
+
+
+def doubling(count):
+    """Steps each of which makes a text twice as long."""
+    steps = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"} for _ in range(count)]
+    return {"type": "Sequence", "normalizers": steps, "decoders": steps}
+
+
+@pytest.mark.parametrize("step", ["normalizer", "decoder"])
+def test_replacements_that_would_fill_the_memory_are_refused_before_a_text_is_read(tmp_path, step):
+    pytest.importorskip("tokenizers")
+    about = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+    load = lambda count: (  # noqa: E731
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**about, step: doubling(count)})),
+        load_tokenizer(str(tmp_path)),
+    )[1]
+    assert load(9).size == 1
+    with pytest.raises(L2LError, match="its replacements may make a text more than 1,000 times as long"):
+        load(12)

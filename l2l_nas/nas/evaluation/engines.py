@@ -23,7 +23,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import Any
 
 from l2l_nas.errors import WorkerError, described
-from l2l_nas.nas.evaluation.remote import LACKS, ends_with, for_driver, keep_recipe, with_named
+from l2l_nas.nas.evaluation.remote import DRIVER, LACKS, ends_with, for_driver, keep_recipe, with_named
 from l2l_nas.plugins import optional
 
 Function = Callable[..., Any]
@@ -48,6 +48,7 @@ class Engine:
 
     def __init__(self, executor: Executor | None, recipe: Any) -> None:
         self._executor, self._recipe = executor, recipe
+        os.environ[DRIVER] = str(os.getpid())  # for processes that the executor starts; see `ends_with`
         self._cancels: weakref.WeakKeyDictionary[Future[Any], Callable[[], object]] = weakref.WeakKeyDictionary()
         self._ending = contextlib.ExitStack()  # what ends the workers that a subclass started
 

@@ -62,6 +62,7 @@ LACKS = "this process lacks the recipe"
 _LOST = 75  # exit code
 _BUILT: list[tuple[bytes, Workplace]] = []  # of the last recipe
 _WATCHED: list[int] = []  # processes that this one ends with
+DRIVER = "L2L_NAS_DRIVER"  # of the environment that a search's process hands on: its number
 _WATCH_S = 0.5  # how often a worker asks whether its search is alive
 _AT_WORK = threading.Lock()  # a process has one relay, one set of random numbers: its threads take turns
 
@@ -121,12 +122,14 @@ def _parts(whole: object) -> list[tuple[str, object]]:
 def ends_with(driver: int) -> None:
     """Have this process end when the search's own does, where that started it, itself or by others.
 
-    Workers of a cluster that somebody else started serve others, too: they stay.
+    Workers of a cluster that somebody else started serve others, too: they stay. A worker may get its first call when
+    the search's process has been killed already, and nothing but `DRIVER` tells then who started it.
 
     Args:
         driver: the number of the search's process.
     """
-    if driver in _WATCHED or not _descends_from(driver):
+    is_ours = os.environ.get(DRIVER) == str(driver) or _descends_from(driver)
+    if driver in _WATCHED or not is_ours:
         return
     _WATCHED.append(driver)
 

@@ -3,15 +3,26 @@
 [Note: journal] A line is appended in one write and synced, so that a kill can cut off the last one alone: readers leave
 it out, and the next writer cuts it off. Nothing in such a file is executed: a line is JSON, and what Optuna makes of it
 are numbers, names and lists of choices. Whatever is wrong with one is told in one error that names the file.
+
+[Note: chain] Each line that is written here ends with `"chain": "NUMBER-DIGEST"`, a key that Optuna ignores: how many
+lines were chained, and a digest of the digest before and of this line. So a line that was lost, doubled, moved or
+changed is named when the file is read. The first chained line covers all that lies before it, such as what a version
+without chains wrote. Lines without it that come later, which Optuna's own backend and its dashboard write, are read
+and not covered. Nor is the end: a file that lacks its last lines is what a kill leaves. A chain finds damage. It does
+not keep out somebody who computes it anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,6 +44,32 @@ _BLOCK_BYTES = 1 << 16
 _RESTORE = "restore it from a copy, or start a new run"
 
 
+_CHAIN = re.compile(rb',"chain":"([0-9]{1,18})-([0-9a-f]{16})"}\n')
+
+
+@dataclass(frozen=True)
+class _Position:
+    """The end of a line; see [Note: chain].
+
+    Args:
+        num_bytes, num_lines: up to it.
+        num_chained: those of the lines that have a chain.
+        digest: of the last of them; of all lines as long as there is none.
+    """
+
+    num_bytes: int = 0
+    num_lines: int = 0
+    num_chained: int = 0
+    digest: str = ""
+
+    def after(self, line: bytes, *, is_chained: bool) -> _Position:
+        """The end of the next line, which is given without its chain."""
+        is_covered = is_chained or self.num_chained == 0
+        digest = hashlib.blake2b(self.digest.encode() + line, digest_size=8).hexdigest() if is_covered else self.digest
+        num_chained = self.num_chained + is_chained
+        return _Position(self.num_bytes + len(line), self.num_lines + 1, num_chained, digest)
+
+
 class JournalFile(BaseJournalBackend):
     """See [Note: journal].
 
@@ -42,8 +79,7 @@ class JournalFile(BaseJournalBackend):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._num_read = 0
-        self._read_bytes = 0
+        self._read = _Position()
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Whole lines from this one on.
@@ -51,34 +87,77 @@ class JournalFile(BaseJournalBackend):
         Raises:
             StorageError: the file is missing or damaged.
         """
-        if log_number_from < self._num_read:
-            self._num_read = self._read_bytes = 0
+        if log_number_from < self._read.num_lines:
+            self._read = _Position()
+        for event, end in self._lines(self._read):
+            self._read = end
+            if end.num_lines > log_number_from:
+                yield event
+
+    def _lines(self, end: _Position) -> Iterator[tuple[dict[str, Any], _Position]]:
+        """Whole lines behind a position, and where each ends. Raises StorageError: see `read_logs`."""
         with open_file(self._path) as file:
-            file.seek(self._read_bytes)
+            file.seek(end.num_bytes)
             while (line := file.readline(_MOST_LINE_BYTES + 1)).endswith(b"\n"):
-                with parsing(self._path, f"a study, in line {self._num_read + 1}", advice=_RESTORE):
+                with parsing(self._path, f"a study, in line {end.num_lines + 1}", advice=_RESTORE):
                     event = json.loads(line)
                     if not isinstance(event, dict) or type(event.get("op_code")) is not int:
                         raise ValueError("no event of Optuna's")
-                self._num_read += 1
-                self._read_bytes += len(line)
-                if self._num_read > log_number_from:
-                    yield event
+                end = self._checked(line, end, has_chain="chain" in event, rest=file)
+                yield event, end
             if len(line) > _MOST_LINE_BYTES:
-                raise StorageError(f"{self._path}: damaged, line {self._num_read + 1} has no end; {_RESTORE}")
+                raise StorageError(f"{self._path}: damaged, line {end.num_lines + 1} has no end; {_RESTORE}")
+
+    def _checked(self, line: bytes, before: _Position, *, has_chain: bool, rest: BinaryIO) -> _Position:
+        """Where a line ends. Raises StorageError: it is not the next of its chain.
+
+        Args:
+            rest: is at the end of the line.
+        """
+        found = _CHAIN.search(line)
+        if found is None and not has_chain:
+            return before.after(line, is_chained=False)
+        wrong = "it was changed"
+        if found is not None:
+            end = before.after(line[: found.start()] + b"}\n", is_chained=True)
+            number, expected = int(found[1]), end.num_chained
+            if number == expected and found[2] == end.digest.encode():
+                return replace(end, num_bytes=before.num_bytes + len(line))
+            wrong = _what_is_wrong(number, expected, rest)
+        raise StorageError(f"{self._path}: damaged in line {before.num_lines + 1}: {wrong}; {_RESTORE}")
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append events, a line each; when this returns they are on disk.
 
         Raises:
-            StorageError: the file is gone, or cannot be written.
+            StorageError: the file is gone or damaged, or cannot be written.
         """
-        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+        end = self._read
         with named_failures(self._path), open(self._path, "r+b", opener=_to_append) as file:
             _go_behind_last_line(file)
-            file.write(lines.encode())
+            if file.tell() < end.num_bytes:
+                raise StorageError(f"{self._path}: cut by another program; go on with it by: resume=FOLDER")
+            for _, place in self._lines(end):  # of another writer
+                end = place
+            for log in logs:
+                line = json.dumps(log, separators=(",", ":")).encode()
+                end = end.after(line + b"\n", is_chained=True)
+                file.write(line[:-1] + f',"chain":"{end.num_chained}-{end.digest}"}}\n'.encode())
             file.flush()
             os.fsync(file.fileno())
+
+
+def _what_is_wrong(number: int, expected: int, rest: BinaryIO) -> str:
+    """What to say of a line with this number in the place of another."""
+    if number < expected:
+        return f"event {number} of the chain is there twice"
+    if number == expected:
+        return "it was changed" if number > 1 else "it, or a line before it, was changed, lost or moved"
+    later = map(_CHAIN.search, iter(partial(rest.readline, _MOST_LINE_BYTES), b""))
+    if any(one[1] == b"%d" % expected for one in later if one):
+        return f"event {expected} of the chain stands behind event {number}"
+    lost = f"event {expected}" if number == expected + 1 else f"events {expected} to {number - 1}"
+    return f"{lost} of the chain: lost"
 
 
 def _to_append(path: str, flags: int) -> int:

@@ -17,6 +17,7 @@ from l2l_nas.nas.study.journal import storage_of
 from l2l_nas.nas.study.ledger import LEDGER
 from l2l_nas.nas.study.reading import read_steps
 from tests.nas.problems import data, open_study, pool_of
+from tests.studies import unchained
 
 NAMES = ("tanh", "relu", "skip", "wide")
 COMMON = {
@@ -210,8 +211,8 @@ def test_a_study_with_trials_and_no_ledger_has_no_random_search(tmp_path):
     run = {**COMMON, **settings, "folder": tmp_path / "run"}
     l2l_nas.search(problem, **run)
     path = tmp_path / "run" / "study.log"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if f'"{LEDGER}"' not in line))
+    lines = unchained(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(b"".join(line for line in lines if f'"{LEDGER}"'.encode() not in line))
     with pytest.raises(SettingError, match=r"version that did not count steps.*search\.baseline=none"):
         searched(tmp_path / "run", trials=6, baseline="random")
     result = searched(tmp_path / "run", trials=6)
