@@ -122,7 +122,7 @@ def fitted(method: Callable[[Any, Batch, Tensor], Measured]) -> Callable[[Any, B
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             if isinstance(error, L2LError) or is_out_of_memory(error):
                 raise
-            got = f"outputs {_told(outputs[0])}, targets {_told(targets)}"
+            got = f"outputs {_shape_and_dtype(outputs[0])}, targets {_shape_and_dtype(targets)}"
             raise SettingError(f"{type(task).__name__} cannot take {got}: {described(error)}") from error
 
     return checked
@@ -134,7 +134,7 @@ def check_tensor(name: str, value: object) -> None:
         raise SettingError(f"{name} takes a tensor, got {shown(value)} ({type(value).__name__})")
 
 
-def _told(tensor: Tensor) -> str:
+def _shape_and_dtype(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
