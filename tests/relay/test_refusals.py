@@ -140,7 +140,7 @@ def test_what_is_no_learning_rate_is_refused(kind, lr):
 
 @pytest.mark.parametrize("micro_batch", [0, -1])
 def test_a_micro_batch_below_one_is_refused(micro_batch):
-    with pytest.raises(SettingError, match="micro-batch"):
+    with pytest.raises(SettingError, match="micro_batch must be at least 1"):
         train(relay_of(dense_pool()), PATH, micro_batch=micro_batch)
 
 
