@@ -21,7 +21,7 @@ def test_the_last_micro_batch_may_be_short(samples, micro_batch, sizes):
 
 
 def test_no_samples_and_no_micro_batch_are_refused():
-    with pytest.raises(SettingError, match="at least 1 sample, got 0"):
+    with pytest.raises(SettingError, match="micro_batch must be at least 1, got 0"):
         cut_sizes(5, 0)
     with pytest.raises(DataError, match="at least 1 sample"):
         cut_sizes(0, 5)
