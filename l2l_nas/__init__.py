@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from l2l_nas.relay.config import ExecutionConfig, MemoryConfig, PrecisionConfig, UpdateConfig
     from l2l_nas.relay.reference import ReferenceTrainer
     from l2l_nas.relay.relay import Relay
-    from l2l_nas.runs.api import SearchResult, search
+    from l2l_nas.runs.api import SearchResult, compare, search
     from l2l_nas.runs.own_page import write_page
     from l2l_nas.space.architecture import Architecture
     from l2l_nas.space.candidate import Candidate, FirstWeights, Position, TensorSpec, skip
@@ -133,6 +133,7 @@ _HOMES = {
     "num_parameters": "l2l_nas.cost.closed_form",
     "elastic": "l2l_nas.space.elastic",
     "plain_module": "l2l_nas.training.export",
+    "compare": "l2l_nas.runs.api",
     "search": "l2l_nas.runs.api",
     "skip": "l2l_nas.space.candidate",
     "suggest": "l2l_nas.nas.suggest",
@@ -202,6 +203,7 @@ __all__ = [
     "Within",
     "add_loss",
     "collect_losses",
+    "compare",
     "convert",
     "elastic",
     "layer_decay",

@@ -118,4 +118,4 @@ def test_the_wheel_searches_in_an_empty_folder_of_another_environment(wheel: Pat
     assert "memory: 300 networks of 3 earlier tasks" in run("-m", "l2l_nas", "search", *words, "export=false", *budget)
     sweep = ["seed=0", "folder=sweep"]
     run("-m", "l2l_nas", "search", "-m", *sweep, "space=digits_shared", "export=false", *budget)
-    assert "accuracy" in json.loads((empty / "sweep" / "summary.json").read_text())[0]
+    assert "accuracy" in json.loads((empty / "sweep" / "summary.json").read_text())["runs"][0]

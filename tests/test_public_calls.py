@@ -15,7 +15,6 @@ import pytest
 import l2l_nas
 from benchmarks.faults import calls
 from l2l_nas.runs.fields import settings
-from l2l_nas.runs.repeats import RepeatedSearch
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import SearchConf
 
@@ -44,7 +43,6 @@ def limited() -> Iterator[None]:
 def _searches_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SearchRun, "go", lambda self: 0.0)
-    monkeypatch.setattr(RepeatedSearch, "go", lambda self: 0.0)
     calls.examples()  # whose imports take longer than a call may
 
 

@@ -88,6 +88,7 @@ def _of_calls(batches: Any) -> dict[str, Any]:
         "Relay.recalibrate.batches": [(inputs,)],
         "ReferenceTrainer.recalibrate.batches": [(inputs,)],
         "SearchResult.folder": "runs/x",
+        "compare.results": ["runs/x", "runs/y"],
         "Tokens.outputs": (torch.zeros(3, 4, 5),),
         "Tokens.targets": torch.zeros(3, 4, dtype=torch.int64),
         "Tokens.check.outputs": (l2l.TensorSpec((4, 5)),),

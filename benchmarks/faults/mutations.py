@@ -37,7 +37,7 @@ REPORT = "report run=run out=page.html"
 RESUME = f"search space.pool=tiny.py:build {' '.join(TINY)} resume=run"
 TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build train.steps=2 train.validation_steps=1 export=false"
 RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
-SWEEP = f"search -m space.pool=tiny.py:build {' '.join(TINY)} train.learning_rate=0.001,0.01 resume=sweep"
+SWEEP = f"search -m space.pool=tiny.py:build {' '.join(TINY)} train.learning_rate=0.001,0.01 folder=sweep"
 TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     (
         "run/study.log",
@@ -57,7 +57,7 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("trained/weights/manifest.json", 3, (RETRAIN,)),
     ("trained/weights/*.safetensors", 2, (RETRAIN,)),
     ("out/export.json", 3, ("export run=run space.pool=tiny.py:build out=out formats=[state_dict]",)),
-    ("sweep/0/result.json", 1, (SWEEP,)),
+    ("sweep/0/result.json", 1, (f"{SWEEP} skip_done=true",)),
     ("data.npz", 10, (f"search space.pool=tiny.py:pool data.source=data.npz {' '.join(TINY)} folder=new",)),
     ("tiny.py", 4, (EVALUATE,)),
     *whole.TARGETS,
@@ -86,7 +86,7 @@ def build(place: Path, *, small: bool) -> None:
         ["search", pool, *TINY, "folder=run"],
         ["train", "run=run", pool, "train.steps=5", "train.validation_steps=2", "export=false", "folder=trained"],
         ["export", "run=run", "space.pool=tiny.py:build", "out=out", "formats=[state_dict]"],
-        [*SWEEP.split()[:-1], "folder=sweep"],
+        SWEEP.split(),
     ):
         if small and words[0] != "export" and not {"folder=run", "folder=once"} & set(words):
             continue

@@ -66,7 +66,8 @@ class Scenario:
     def command(self, *, again: bool) -> tuple[str, ...]:
         """The words of the first call, or of one that goes on."""
         named = [f"{self.key}=out"] if self.key else []
-        return (*self.words, *named, *(["resume=out"] if again and self.resumes else []))
+        goes_on = ["skip_done=true"] if "-m" in self.words else ["resume=out"] if self.resumes else []
+        return (*self.words, *named, *(goes_on if again else []))
 
 
 def trials_of(path: Path) -> dict[int, list[str]]:

@@ -60,7 +60,7 @@ def run(command: str, args: Namespace, ranks: RunRanks | None = None) -> None:
             raise SettingError("several ranks do one run: start a sweep without torchrun")
     from l2l_nas.cli.sweep import sweeping
 
-    with sweeping(command):
+    with sweeping(command, args.overrides):
         return run_by_hydra(command, args)
 
 
@@ -165,11 +165,6 @@ def work(command: str, config: DictConfig, ranks: RunRanks | None = None) -> flo
 
     def go(conf: Any, console: Console, again: str) -> float:
         given = given_settings(conf, about.overrides.task, about.overrides.hydra)
-        if about.mode == RunMode.MULTIRUN and conf.resume:
-            given -= {
-                "search.trials",
-                "train.steps",
-            }  # one that was resumed by itself may have more than its sweep says
         about_ranks: dict[str, Any] = {}
         if ranks is not None:
             conf, settled = ranks.settled(conf)
@@ -185,10 +180,12 @@ def work(command: str, config: DictConfig, ranks: RunRanks | None = None) -> flo
         if about.mode == RunMode.MULTIRUN:
             from l2l_nas.cli.sweep import run_of_sweep
 
-            return run_of_sweep(
-                command, about, lambda console, again: go(in_sweep(OmegaConf.to_object(config), about), console, again)
-            )
+            conf = in_sweep(OmegaConf.to_object(config), about)
+            again = resume_command(command, conf.folder, own_settings(conf))
+            return run_of_sweep(conf, about, lambda console: go(conf, console, again))
         conf = OmegaConf.to_object(config)
+        if conf.skip_done:
+            raise SettingError("skip_done is for sweeps: add -m")
         again = resume_command(command, conf.resume or conf.folder, own_settings(conf))
         with reporting_errors(again, ranks=ranks):
             return go(conf, open_terminal(quiet=ranks is not None and not ranks.consensus.is_first), again)
@@ -221,12 +218,10 @@ def settle_folder(config: DictConfig) -> None:
 
 
 def in_sweep(conf: Any, about: HydraConf) -> Any:
-    """Settings of a run of a sweep, in its folder; it is a new one where none was begun there."""
-    root = Path(about.sweep.dir)
-    folder = root / str(about.sweep.subdir)
-    if not conf.resume or Path(conf.resume) != root:
-        return replace(conf, folder=str(folder))
-    return replace(conf, folder=str(folder), resume=str(folder) if RunFolder(folder).holds_run else "")
+    """Settings of a run of a sweep, in its folder, in which it goes on where one was begun there."""
+    folder = Path(about.sweep.dir) / str(about.sweep.subdir)
+    goes_on = conf.skip_done and RunFolder(folder).config.exists()
+    return replace(conf, folder=str(folder), resume=str(folder) if goes_on else "", skip_done=False)
 
 
 def hydra_files(config: DictConfig) -> dict[str, str]:

@@ -7,7 +7,6 @@ import gc
 import importlib
 import logging
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -18,21 +17,19 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 import l2l_nas
 from l2l_nas.cli.schema import register, with_own_choices
-from l2l_nas.cli.words import check_words, config_folders, explain_hydra, is_of_hydra, is_sweep, read_words
+from l2l_nas.cli.words import check_words, explain_hydra, is_of_hydra, is_sweep, read_words
 from l2l_nas.errors import (
     L2LError,
     RankError,
     SettingError,
-    StorageError,
     one_line,
     what_raised,
 )
-from l2l_nas.runs.command_line import fill_in, given_names
+from l2l_nas.runs.command_line import fill_in
 from l2l_nas.runs.terminal import explain, is_explained
 
 if TYPE_CHECKING:
@@ -65,8 +62,6 @@ def launch(command: str, words: list[str], *, is_program: bool = False, ranks: R
             sweeps = is_sweep(args)
             if ranks is not None and (sweeps or is_for_hydra(args)):
                 raise SettingError("several ranks do one run: start a sweep, --cfg and --info without torchrun")
-            if sweeps:
-                args.overrides = _resumed_sweep(command, args)
             args.overrides = with_own_choices(command, args.overrides)
         with (
             _logging_as_it_was(),
@@ -76,7 +71,7 @@ def launch(command: str, words: list[str], *, is_program: bool = False, ranks: R
             if sweeps:
                 from l2l_nas.cli.sweep import sweeping  # it prints its errors by means of this module
 
-                with sweeping(command):
+                with sweeping(command, words):
                     run_by_hydra(command, args)
             elif is_for_hydra(args):
                 run_by_hydra(command, args)
@@ -185,42 +180,6 @@ def report(message: str) -> int:
     """Print an error as one line; returns the exit code of bad input."""
     print("error: " + one_line(fill_in(message)), file=sys.stderr)
     return 2
-
-
-def _resumed_sweep(command: str, args: Namespace) -> list[str]:
-    """A sweep goes on in its own folder, each run in its own below, with the words of its start."""
-    overrides: list[str] = args.overrides
-    from l2l_nas.runs.folder import SWEEP_CONFIG
-    from l2l_nas.runs.sweep_words import is_choice, reading_sweep, sweep_words
-
-    values = {name: word.partition("=")[2] for word in overrides for name in given_names([word])}
-    if "resume" not in values or "," in values["resume"]:
-        return overrides
-    parse = OverridesParser.create().parse_override
-    named = parse(f"resume={values['resume']}").value()
-    if not named:
-        raise SettingError("resume= names no folder; name that of the sweep, or leave it out to start a new one")
-    root = Path(str(named))
-    folder = parse(f"folder={values.get('folder', values['resume'])}").value()
-    if not root.is_dir():
-        raise StorageError(f"resume={values['resume']}: no such folder")
-    if Path(str(folder)) != root or "hydra.sweep.dir" in values:
-        raise SettingError(f"resume={root}: a sweep goes on in its own folder; leave folder= and hydra.sweep.dir= out")
-    if not (root / SWEEP_CONFIG).exists():
-        raise StorageError(f"{root}: holds no sweep ({SWEEP_CONFIG}); check the folder, or start without resume")
-    said = values.keys() | ({"space.pool"} if "space" in values else set())
-    said |= {"--config-dir", "--config-name"} if config_folders(args) else set()
-    words = sweep_words(command, root)
-    with reading_sweep(root):
-        for word in words[0]:
-            parse(word)
-    taken, left = ([word for word in some if not given_names([word]) & said] for some in words)
-    if own := [word for word in left if is_choice(word)]:
-        # with others in its place the runs could not be compared
-        raise SettingError(f"{root}: that sweep has a choice of your own; name it again: {shlex.join(own)}")
-    if left:
-        print(f"not taken over from {root}, say it again if you want it: {shlex.join(left)}")
-    return [*taken, *overrides, f"folder={values['resume']}"]
 
 
 @contextlib.contextmanager

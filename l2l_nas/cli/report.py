@@ -12,8 +12,7 @@ from l2l_nas.report.html.view import is_page
 from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.folder import RunFolder, is_locked
 from l2l_nas.runs.page import page_of
-from l2l_nas.runs.repeats_output import page_of_repeats
-from l2l_nas.runs.saved import SavedRun, is_repeated
+from l2l_nas.runs.saved import SavedRun
 from l2l_nas.runs.settings import ReportConf
 from l2l_nas.runs.terminal import open_terminal
 
@@ -27,11 +26,7 @@ def main(conf: ReportConf) -> None:
     if not root.is_dir():
         raise StorageError(f"{root}: no such folder")
     SavedRun(RunFolder(root)).refuse_none()
-    results = None
-    if is_repeated(RunFolder(root)):
-        page = page_of_repeats(RunFolder(root), is_running=is_locked(root))
-    else:
-        page, results = page_of(root, is_running=is_locked(root))
+    page, results = page_of(root, is_running=is_locked(root))
     path = Path(conf.out) if conf.out else RunFolder(root).report
     if path.is_dir():
         raise SettingError(f"out={path}: a folder; name the file, such as {path / 'report.html'}")
@@ -40,6 +35,6 @@ def main(conf: ReportConf) -> None:
     remove_leftovers(path.parent)
     write_atomically(path, page)
     terminal = open_terminal()
-    for chart in charts_text(results, columns=terminal.width) if results is not None and terminal.is_terminal else []:
+    for chart in charts_text(results, columns=terminal.width) if terminal.is_terminal else []:
         terminal.print(chart, end="\n\n")
     terminal.print(f"  report   {path}", soft_wrap=True)

@@ -1,5 +1,5 @@
 """`search`: find an architecture, write everything about it into a folder, go on after an interruption."""
 
-from l2l_nas.runs.repeats import search_of
+from l2l_nas.runs.search import SearchRun
 
-prepared = search_of
+prepared = SearchRun

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,20 +16,21 @@ from torch import nn
 
 from l2l_nas.arguments import check_kind, check_list, check_methods, check_path, refuse_class
 from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.files import parsing
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.card import card_of
+from l2l_nas.report.comparison import Comparison, goals_of, pair_of
 from l2l_nas.report.html.notebook import render_result
 from l2l_nas.report.network import Network, RandomBaseline, in_order
 from l2l_nas.report.results import Results
 from l2l_nas.runs.components import Objects
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.ranks import RunRanks
-from l2l_nas.runs.repeats import search_of
-from l2l_nas.runs.repeats_output import goals_of
-from l2l_nas.runs.saved import SavedRun, is_repeated, load_found
+from l2l_nas.runs.saved import SavedRun, load_found
+from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.runs.world import joined
 from l2l_nas.training.export import build_network
@@ -58,9 +59,6 @@ from l2l_nas.space.shapes import check_shapes
 @dataclass(frozen=True)
 class SearchResult:
     """What a search found; all of it is read from the run's folder.
-
-    Of repeats (`repeats=N`) the network is that of the best repeat by the validation part, and so are finalists, study
-    and random search; `content`, `repeats` and `comparison` are of all.
 
     Args:
         folder: the run's.
@@ -92,43 +90,19 @@ class SearchResult:
         return Network.from_json(self.content["best"])
 
     @cached_property
-    def repeats(self) -> tuple[SearchResult, ...]:
-        """Of repeats, the result of each that is done; empty of one search."""
-        entries = self.content.get("repeats", ())
-        return tuple(self._repeat(int(entry["repeat"])) for entry in entries)
-
-    @property
-    def comparison(self) -> Mapping[str, Any] | None:
-        """Of repeats, searches against random searches: means, their standard errors, and the 95 % interval.
-
-        None of one search, and of repeats of which fewer than two have a figure of the test part.
-        """
-        found: Mapping[str, Any] | None = self.content.get("comparison")
-        return found
-
-    def _repeat(self, number: int) -> SearchResult:
-        return SearchResult(RunFolder(self.folder).repeat(number).root, self.problem)
-
-    @cached_property
-    def _one(self) -> SearchResult:
-        """The search that the network is of."""
-        number = self.content["best"].get("repeat")
-        return self if number is None else self._repeat(int(number))
-
-    @cached_property
     def pareto(self) -> tuple[Network, ...]:
         """The front of the finalists that were trained to the end, or of trials where none were trained."""
-        return tuple(map(Network.from_json, self._one.content["pareto"]))
+        return tuple(map(Network.from_json, self.content["pareto"]))
 
     @cached_property
     def finalists(self) -> tuple[Network, ...]:
         """All that were trained further."""
-        return tuple(map(Network.from_json, self._one.content["finalists"]))
+        return tuple(map(Network.from_json, self.content["finalists"]))
 
     @cached_property
     def baseline(self) -> Network | None:
         """The best of random search of as many steps; None without `baseline="random"`."""
-        entry = self._one.content["baseline"]
+        entry = self.content["baseline"]
         return RandomBaseline.from_json(entry).best if entry else None
 
     @property
@@ -143,13 +117,12 @@ class SearchResult:
         Raises:
             StorageError: the study is missing or damaged.
         """
-        root = self._one.folder if is_repeated(RunFolder(self.folder)) else self.folder
-        return load_study(RunFolder(root).study)
+        return load_study(RunFolder(self.folder).study)
 
     def _repr_html_(self) -> str:
         """What a notebook shows; of a search that has not finished its text, which says how to go on."""
         try:
-            content = self._one.content
+            content = self.content
         except StorageError as error:
             return f"<p>{escape(str(error))}</p>"
         pool, goals = self.problem.pool, goals_of(content)
@@ -233,7 +206,7 @@ def search(
                 console = open_terminal(quiet=not progress or not consensus.is_first)
                 if world is None and os.environ.get("WORLD_SIZE", "1") != "1":
                     warn(console, _APART)
-                run = search_of(conf, console, given=given, objects=objects, again=again, ranks=ranks)
+                run = SearchRun(conf, console, given=given, objects=objects, again=again, ranks=ranks)
             try:
                 run.go()
             except Stopped:
@@ -244,6 +217,41 @@ def search(
         torch.set_num_threads(threads)
     root = (ranks.shared or run.folder).root
     return SearchResult(root, run.components.problem)
+
+
+def compare(results: Iterable[SearchResult | Path | str]) -> Comparison:
+    """Whether searches are ahead of random search, over their seeds, by the first goal on the test part.
+
+    Args:
+        results: of searches with `baseline="random"` that differ in their seed, or their folders: two at least.
+
+    Raises:
+        SettingError: these are none, or fewer than two have a figure of both.
+        StorageError: a result is missing or damaged.
+
+    Example:
+        >>> results = [l2l_nas.search(problem, seed=seed, baseline="random") for seed in range(10)]
+        >>> print(l2l_nas.compare(results).sentence())
+    """
+    kinds = (SearchResult, Path, str)
+    folders = [one.folder if isinstance(one, SearchResult) else Path(one)
+               for one in check_list("results", results, of=kinds, wanted="results of searches")]  # fmt: skip
+    pairs, goals = [], []
+    for folder in folders:
+        run = RunFolder(folder)
+        content = SavedRun(run).result()
+        with parsing(run.result, "the result of a search", advice="restore it"):
+            goals.append(goals_of(content)[0])
+            pairs.append(pair_of(content, goals[-1]))
+    if len(set(goals)) > 1:
+        raise SettingError(f"results: searches for {goals[0].name} and for others cannot be compared")
+    found = Comparison.of(pairs, goals[0]) if goals else None
+    if found is None:
+        raise SettingError(
+            "results: two searches at least need a figure of the test part, and random search beside them one "
+            '(baseline="random")'
+        )
+    return found
 
 
 _APART = (

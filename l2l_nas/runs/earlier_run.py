@@ -27,7 +27,7 @@ from l2l_nas.nas.study.reading import StudyContents, load_study, study_contents
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder, is_locked
 from l2l_nas.runs.resume import last_end
-from l2l_nas.runs.saved import SavedRun, is_repeated, name_in
+from l2l_nas.runs.saved import SavedRun, name_in
 from l2l_nas.training.overlap import RowHashes, chosen_by
 
 # strategies whose trials train from first weights, where search.trial_weights says so
@@ -100,8 +100,6 @@ def read_earlier_run(root: Path, *, goal: Goal, metrics: Collection[str], must_b
         noun = "a sweep" if (root / SWEEP_CONFIG).exists() else "a folder of runs"
         raise UnusableRun(noun, f"name them, such as {runs[0]}, or start the new run in it with search.learn_from=auto")
     config = saved.config
-    if is_repeated(folder):
-        raise UnusableRun("repeats of a search", f"name them, such as {folder.repeat(0).root}")
     if saved.command != "search":
         raise UnusableRun(f"a {saved.noun}, no search")
     if is_locked(root):

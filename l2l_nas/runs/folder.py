@@ -37,7 +37,7 @@ RUN_NAMES = (
     *("weights", "best", "pool", "export", "sizes"),
     *("result.json", "architecture.json", "report.html", "trace.json", "evaluations.json"),
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
-    *("coverage.png", "plan.json", "plan.png", "repeats"),
+    *("coverage.png", "plan.json", "plan.png"),
 )
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
@@ -93,21 +93,10 @@ class RunFolder:
     pool = _Place("pool")  # the states of the whole pool while a run goes on that keeps them in files
     export = _Place("export")  # the best network as plain PyTorch
     sizes = _Place("sizes")  # of strategy.sizes: the network of each, in a folder that is read as a run's
-    repeats = _Place("repeats")  # of search.repeats: a run in each folder, by its number
-
-    def repeat(self, number: int) -> RunFolder:
-        """The folder of a repeat."""
-        return RunFolder(self.repeats / str(number))
 
     def size(self, name: str) -> RunFolder:
         """The folder of a size's network."""
         return RunFolder(self.sizes / name)
-
-    @property
-    def of_all_repeats(self) -> Path:
-        """The folder of the whole run: of one of several repeats, that of all; else its own."""
-        is_one = self.root.parent.name == "repeats" and self.root.name.isdecimal()
-        return self.root.parent.parent if is_one else self.root
 
     @property
     def of_all_sizes(self) -> RunFolder:

@@ -1,7 +1,7 @@
 """What a search learns from earlier runs: read when it begins, and from then on kept in its own folder.
 
 [Note: memory of a run] `memory.json` in a run's folder has all that its sampler knows from earlier runs, so that the
-run goes on as it was when these are gone. Of several repeats all have the memory of the first that began. Another
+run goes on as it was when these are gone. Another
 search may name that file, or one that somebody made.
 """
 
@@ -26,7 +26,6 @@ from l2l_nas.report.text import counted
 from l2l_nas.runs.earlier_run import EarlierRun, NetworkScore, UnusableRun, read_earlier_run
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
 from l2l_nas.runs.locate import is_builtin
-from l2l_nas.runs.saved import is_repeated
 from l2l_nas.runs.settings import SearchConf
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.overlap import HeldOut, RowHashes
@@ -50,7 +49,7 @@ class Learner:
         metrics: of its task, and whether more is better.
         digests: of its data, and of their test part.
         source: of its data, where the settings name it; else empty.
-        folder: its own, which it does not learn from; of one of several repeats, that of all.
+        folder: its own, which it does not learn from.
         test: its test part, which earlier runs may have chosen by; None: there is none.
     """
 
@@ -122,22 +121,13 @@ def learned_by(conf: SearchConf, problem: Problem, goal: Goal) -> Learned | None
         metrics=problem.measured_task.metrics,
         digests=frozenset({problem.data.digest, problem.data.test_digest} - {""}),
         source=conf.data.source if is_builtin(conf.space.pool) else "",
-        folder=folder.of_all_repeats,
+        folder=folder.root,
         test=None if problem.data.test is None else HeldOut(problem.data.test),
     )
     goes_on = bool(conf.resume) and folder.config.exists()  # one that was killed before it had settings begins
     if goes_on and (folder.memory.exists() or folder.is_begun):
         return stored_memory(folder, learner)
-    other = _repeat_with_memory(folder)
-    return learn(text, learner) if other is None else stored_memory(other, learner)
-
-
-def _repeat_with_memory(folder: RunFolder) -> RunFolder | None:
-    """Of a folder that is one of several repeats, another one that has a memory; None of any other."""
-    whole = RunFolder(folder.of_all_repeats)
-    if whole == folder or not is_repeated(whole):
-        return None
-    return next((RunFolder(path.parent) for path in whole.repeats.glob(f"*/{folder.memory.name}")), None)
+    return learn(text, learner)
 
 
 def learn(text: str, learner: Learner) -> Learned:

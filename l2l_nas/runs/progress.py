@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -112,27 +111,6 @@ def time_to_go(seconds: float | None) -> str:
     return f"ETA {int(seconds) // 60}:{int(seconds) % 60:02d}" if seconds is not None else "ETA -:--"
 
 
-@dataclass(frozen=True)
-class OneOfSeveral:
-    """Which of several runs in a row a run is.
-
-    Args:
-        number: from 0.
-        seconds: that each of those before took; None for the first.
-    """
-
-    number: int
-    total: int
-    seconds: float | None = None
-
-    def seconds_left(self, here: float, *, done: float) -> float:
-        """Of all runs, where this one has `here` left after `done`."""
-        return here + (self.total - self.number - 1) * (here + done if self.seconds is None else self.seconds)
-
-    def __str__(self) -> str:
-        return f"{self.number + 1}/{self.total}"
-
-
 class Display(Callback):
     """Shows a run: a live line on a terminal, a plain line every few seconds elsewhere. Stops it on Ctrl-C.
 
@@ -140,7 +118,6 @@ class Display(Callback):
         goals: of a search; the first is the one to show.
         budget: of a search, for the time to go.
         page: written again whenever that is due.
-        part: where the run is one of several.
         consensus: with the other ranks, if there are any.
         ledger: what the search has spent so far, of which random search will have as much.
     """
@@ -154,7 +131,6 @@ class Display(Callback):
         budget: Budget | None = None,
         workers: int = 1,
         page: LivePage | None = None,
-        part: OneOfSeveral | None = None,
         consensus: Consensus | None = None,
         ledger: Ledger | None = None,
     ) -> None:
@@ -167,7 +143,6 @@ class Display(Callback):
         self._finalist_steps = sum(one.finalists * one.steps for one in budget.rounds) if budget else 0
         self._workers = workers
         self._page = page
-        self._part = part
         self._begun_at = time.monotonic()
         self._best = ""
         self._best_record: TrialRecord | None = None
@@ -180,7 +155,7 @@ class Display(Callback):
         self._signals = StopSignals()
         self._progress = Progress(
             TextColumn("{task.description:9}", markup=False),
-            BarColumn(bar_width=14 if part is None else 8),
+            BarColumn(bar_width=14),
             TextColumn("{task.fields[text]}", markup=False),
             console=console,
             disable=not console.is_terminal,
@@ -320,10 +295,6 @@ class Display(Callback):
             pace = f"{done / (time.monotonic() - self._phase_started):.1f}/s by {self._workers} workers"
         left = self._seconds_left()
         heading = self._phase
-        if self._part is not None:
-            heading = f"{self._part} {self._phase}"
-            if left is not None:
-                left = self._part.seconds_left(left, done=time.monotonic() - self._begun_at)
         how_far, eta = f"{self._noun} {self._done}/{self._total}", time_to_go(left)
         text = "  ".join(filter(None, [how_far, pace, self._trouble or self._best or self._detail, eta]))
         if self._signals.is_asked:

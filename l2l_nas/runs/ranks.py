@@ -100,7 +100,6 @@ def _copy(source: RunFolder, target: RunFolder) -> None:
 # settings that several ranks cannot have, and why
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "relay.storage": (("ram", "file"), "each of several ranks keeps its part of the states in memory or in files"),
-    "search.repeats": ((None,), "several ranks do one search at a time"),
     "search.workers": ((1,), "several ranks do each trial together"),
     "executor.name": (("inline",), "several ranks do each trial together"),
     "strategy.name": (("default", "random_search"), "its phases do not run on several ranks"),

@@ -19,7 +19,7 @@ from l2l_nas.report.history import read_events
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import command_line, given_names, spell
 from l2l_nas.runs.fields import changed, check_bounds, declared, fitting, value_of
-from l2l_nas.runs.folder import RunFolder, refuse_taken
+from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder, refuse_taken
 from l2l_nas.runs.folder_settings import left_out, must_be_named, name_again, read_settings
 from l2l_nas.runs.groups import completed, deviating, flat
 from l2l_nas.runs.saved import (
@@ -33,7 +33,6 @@ from l2l_nas.runs.saved import (
     weights_folder,
 )
 from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
-from l2l_nas.runs.sweep_words import refuse_sweep
 
 Conf = TypeVar("Conf")
 
@@ -65,10 +64,11 @@ def refuse_begun(command: str, folder: RunFolder, again: str = "") -> None:
     Raises:
         StorageError: with what to do.
     """
-    if any(path.exists() for path in (folder.study, folder.weights, folder.log, folder.result, folder.repeats)):
+    if any(path.exists() for path in (folder.study, folder.weights, folder.log, folder.result)):
         line = again or SavedRun(folder).again()
         raise StorageError(f"{folder.root} already holds a run; go on with it by: {line}; or choose another folder")
-    refuse_sweep(command, folder.root)
+    if (folder.root / SWEEP_CONFIG).exists():
+        raise StorageError(f"{folder.root} holds a sweep; go on with it by its command and skip_done=true")
     refuse_taken(folder.root)
 
 
@@ -93,7 +93,6 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
     if not folder.root.is_dir() and ours != folder.root:
         raise StorageError(f"resume={folder.root}: no such folder")
     if not folder.config.exists():
-        refuse_sweep(command, folder.root)
         if is_other:
             raise _two_folders(conf)
         return None
@@ -118,7 +117,7 @@ def go_on(command: str, conf: Conf, *, given: Collection[str]) -> Conf | None:
 
 @dataclass(frozen=True)
 class SearchStart:
-    """What a search, or repeats of one, start or go on with.
+    """What a search starts or goes on with.
 
     Args:
         conf: all settings; those of the folder that it goes on in are taken over.
@@ -305,6 +304,28 @@ def is_done(folder: RunFolder, conf: SearchConf | RetrainConf) -> bool:
     if not folder.config.exists() or last_end(folder).get("event") != "done":
         return False  # the result, if any, is from before it was gone on with
     return all(rule_of(name).is_free for name in changes(SavedRun(folder).settings.whole, conf))
+
+
+def is_over(folder: RunFolder) -> bool:
+    """Whether a run has a result that can be read: it came to its end, or a callback ended it."""
+    end = last_end(folder)
+    try:
+        return (end.get("event") == "done" or bool(end.get("by"))) and bool(read_json(folder.result))
+    except StorageError:
+        return False  # lost or damaged: it is made again
+
+
+def refuse_other_settings(folder: RunFolder, conf: SearchConf | RetrainConf) -> None:
+    """Refuse a folder whose run was asked for with other settings, but for those that change no result.
+
+    What is left to the program now may have been decided there.
+
+    Raises:
+        StorageError: it was.
+    """
+    for name, (before, now) in changes(SavedRun(folder).settings.whole, conf).items():
+        if now not in (None, "auto") and not rule_of(name).is_free:
+            raise StorageError(f"the run there has {name}={spell(before)}, not {spell(now)}; choose another folder")
 
 
 @dataclass(frozen=True)

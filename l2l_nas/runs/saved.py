@@ -31,15 +31,6 @@ from l2l_nas.training.overlap import HeldOut, chosen_by
 from l2l_nas.training.problem import Problem
 
 
-def is_repeated(folder: RunFolder) -> bool:
-    """Whether a folder holds repeats of a search; see [Note: repeats] in `runs/repeats.py`.
-
-    Raises:
-        StorageError: its settings are damaged.
-    """
-    return folder.config.exists() and value_of(read_settings(folder.config).config, "search.repeats") is not None
-
-
 def name_in(config: Any, name: str) -> Any:
     """What a setting names: its value, or, where that has arguments, the name in it."""
     found = value_of(config, name)
@@ -87,12 +78,6 @@ class SavedRun:
         if not any(path.exists() for path in (folder.config, folder.study, folder.architecture, folder.result)):
             raise StorageError(f"{root} holds no run")
 
-    def refuse_repeats(self) -> None:
-        """Refuse a folder of repeats where one search is wanted. Raises StorageError: it names a repeat."""
-        if is_repeated(self.folder):
-            one = self.folder.repeat(0).root
-            raise StorageError(f"{self.folder.root} holds repeats of a search; name one of them, such as run={one}")
-
     def result(self) -> Any:
         """What is in its `result.json`.
 
@@ -110,7 +95,7 @@ class SavedRun:
 class LoadedRun:
     """The best network of a run, read back; the task is one that its ranks can do, see `problem_on`."""
 
-    root: Path  # of a folder of repeats, that of the best one
+    root: Path
     problem: Problem
     architecture: Architecture
     server: ParamServer
@@ -146,7 +131,7 @@ def load_found(
     ranks: NetworkRanks | None = None,
     gather_logits: bool = False,
 ) -> LoadedRun:
-    """Read the best network of a run; of repeats, that of the best one.
+    """Read the best network of a run.
 
     Args:
         run: the run's folder.
@@ -168,9 +153,6 @@ def load_found(
     saved = SavedRun(folder)
     result, config, withheld = saved.result(), saved.config, saved.settings.withheld
     entry = result.get("best") if isinstance(result, dict) else None
-    if isinstance(entry, dict) and isinstance(entry.get("repeat"), int):
-        best_repeat = str(folder.repeat(entry["repeat"]).root)
-        return load_found(best_repeat, pool=pool, problem=problem, ranks=ranks, gather_logits=gather_logits)
     if isinstance(entry, dict) and entry.get("trained") is False:
         was_stopped = bool(value_of(config, "search.finalists"))  # a callback did, before there was a trained one
         why = "stopped before its finalists were trained" if was_stopped else "this run trained no finalists"
@@ -333,7 +315,6 @@ def read_choice(run: str, architecture: str, *, trial: int) -> ChosenArchitectur
 
         if architecture or not run:
             raise SettingError(f"trial={trial} is one of a search: name that by run=, and no architecture")
-        SavedRun(folder).refuse_repeats()
         return ChosenArchitecture(folder.study, choices_of_trial(folder.study, trial))
     if run and not folder.root.is_dir():
         raise StorageError(f"run={run}: no such folder")
@@ -397,7 +378,6 @@ def weights_folder(given: str, *, run: RunFolder | None) -> Path | None:
     if given in _OF_A_RUN:
         if run is None:
             raise SettingError(f"weights={given}: of which run? Name it by run=, or name the weights' folder")
-        SavedRun(run).refuse_repeats()
         folder = getattr(run, _OF_A_RUN[given])
     else:
         folder = Path(given)

@@ -41,7 +41,7 @@ from l2l_nas.runs.origin import describe_data, hardware, versions, write_trace
 from l2l_nas.runs.output import Output, finalist_cache, greet
 from l2l_nas.runs.page import LivePage
 from l2l_nas.runs.plan_files import plan_run
-from l2l_nas.runs.progress import Display, Log, OneOfSeveral
+from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.ranks import RunRanks, greet_ranks, refuse_on_ranks
 from l2l_nas.runs.resume import finished_search, search_start
 from l2l_nas.runs.settings import SearchConf
@@ -63,7 +63,6 @@ class SearchRun:
         objects: in place of what the settings name.
         files: of whoever started it, written beside the settings.
         again: the command, or the call, that resumes this run.
-        part: where it is one of several, which are told of together.
         ranks: that do it together; None: this process alone.
     """
 
@@ -76,12 +75,11 @@ class SearchRun:
         again: str,
         objects: Objects | None = None,
         files: Mapping[str, str] | None = None,
-        part: OneOfSeveral | None = None,
         ranks: RunRanks | None = None,
     ) -> None:
         self.ranks = ranks or RunRanks()
         self.consensus = self.ranks.consensus
-        self.console, self.given, self.again, self.part = console, given, again, part
+        self.console, self.given, self.again = console, given, again
         self.objects = objects = objects or Objects()
         self.start = search_start(conf, given=given, files=files)
         conf, self.folder = self.start.conf, self.ranks.with_weights(self.start.folder)
@@ -142,7 +140,6 @@ class SearchRun:
                 budget=self.components.search.budget,
                 workers=self.conf.search.workers,
                 page=page if self.consensus.is_first else None,
-                part=self.part,
                 consensus=self.consensus,
                 ledger=study.ledger,
             ) as self._display:
@@ -186,8 +183,7 @@ class SearchRun:
         if over is None:
             return None
         value, line = over
-        if self.part is None:
-            self.console.print(line, markup=False, soft_wrap=True)
+        self.console.print(line, markup=False, soft_wrap=True)
         return value
 
     def _refuse_fewer_trials(self, study: Study) -> None:
@@ -208,17 +204,16 @@ class SearchRun:
         log.write("space", **card_of(training.problem.pool, check_shapes(training.problem.pool)).to_json())
         if components.learned is not None:
             log.write("memory", **components.learned.recalled.to_json())
-        if self.part is None:
-            greet(self.console, components, sampler=self.sampler, folder=self.folder.root, given=self.given)
-            if self.compared:
-                self.console.print(self.compared, soft_wrap=True)
+        greet(self.console, components, sampler=self.sampler, folder=self.folder.root, given=self.given)
+        if self.compared:
+            self.console.print(self.compared, soft_wrap=True)
         greet_ranks(self.console, self.consensus, self.conf, samples=len(training.problem.data.train))
         if whole := left_whole(components.server):
             self.console.print(f"whole on every rank: {', '.join(whole)}", soft_wrap=True)
         evaluated = study.num_evaluated
         if resume:
             self.console.print(f"resumed with {evaluated} of {self.conf.search.trials} trials evaluated")
-        if self.start.left_out and self.part is None:
+        if self.start.left_out:
             self.console.print(self.start.left_out, soft_wrap=True)
 
     def _end(
@@ -245,8 +240,7 @@ class SearchRun:
             write_trace(self.folder, self.components.training.trace, self.console)
         log.write("done", best=best.record.number)
         page.write(is_running=False)
-        if self.part is None:
-            self.output.show(search, best, files, page, recalled=recalled, seconds=seconds)
+        self.output.show(search, best, files, page, recalled=recalled, seconds=seconds)
 
     def _stop(self, study: Study | None, search: Search | None, log: Log, page: LivePage, *, seconds: float) -> None:
         """Tell how far a search came that was asked to stop; if a callback asked, write what it has found so far."""

@@ -26,7 +26,6 @@ from l2l_nas.runs.fields import (
     section,
     setting,
     stays,
-    value_of,
 )
 from l2l_nas.runs.section_settings import (
     TRAINED,
@@ -46,10 +45,6 @@ def _in_a_race(config: Mapping[str, Any]) -> str:
     search = config.get("search")
     is_race = isinstance(search, Mapping) and search.get("trial_weights") == "scratch"
     return "from first weights, trials are the first steps of the finalists' training" if is_race else ""
-
-
-def _one_search(config: Mapping[str, Any]) -> str:
-    return "" if value_of(config, "search.repeats") else "its folder holds one search, and no repeats"
 
 
 def _read_once(config: Mapping[str, Any]) -> str:
@@ -127,14 +122,6 @@ class SearchSection:
     )
     baseline: str = setting(
         "none", "none; random: run random search as well", PLAIN, read_by="RandomSearch", resume=MAY_CHANGE
-    )
-    repeats: Optional[int] = setting(
-        None,
-        "searches by seed beside random ones; null: one",
-        PLAIN,
-        least=2,
-        most=10_000,
-        resume=OnResume(unless=_one_search),
     )
     limits: dict[str, Any] = setting({}, "upper bounds on costs: search.limits.flops=2e6", PLAIN, resume=MAY_CHANGE)
     costs: list[str] = setting([], "costs of your own: [FILE.py:NAME]", PLAIN, is_code=True, resume=MAY_CHANGE)
@@ -214,6 +201,7 @@ class RunConf:
         "runs/${now:%Y-%m-%d_%H-%M-%S.%f}", "where everything is written", resume=FREE, is_inherited=False
     )
     resume: str = setting("", "folder of the run to continue", resume=FREE, is_inherited=False)
+    skip_done: bool = setting(False, "a sweep goes on: leave out what is done", resume=FREE, is_inherited=False)
     export: bool = setting(True, "export the best network for plain PyTorch", PLAIN, resume=FREE, is_inherited=False)
     optimizer: Choice = setting(
         {"name": "adamw"}, "optimizer of the weights; or FILE.py:NAME", PLAIN, resume=stays(TRAINED), is_code=True
@@ -411,7 +399,7 @@ OPEN = ("space.args", "search.limits", "callbacks", *CHOICES)
 
 
 # settings that say where a run is
-PLACES = frozenset({"folder", "resume"})
+PLACES = frozenset({"folder", "resume", "skip_done"})
 
 _RULES = {one.name: one.resume for conf in (RetrainConf, SearchConf) for one in declared(conf) if one.resume}
 

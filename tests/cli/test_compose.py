@@ -72,7 +72,7 @@ def test_a_config_file_may_ask_for_a_sweep(pool, tmp_path, refused):
     words = ["--config-dir", "conf", "--config-name", "swept", f"space.pool={pool}", *TINY, *FEW]
     assert main(["search", *words]) == 0
     assert all((tmp_path / "run" / seed / "result.json").exists() for seed in "01")
-    assert "run holds a sweep (multirun.yaml); go on with it by: " in refused("search", *words)
+    assert "multirun.yaml is there already" in refused("search", *words)
 
 
 def test_a_mistake_of_the_program_is_a_traceback(pool, monkeypatch):

@@ -64,11 +64,6 @@ def test_every_command_refuses_it(old, tmp_path, refused, words):
     assert contents(tmp_path) == before
 
 
-def test_a_sweep_of_that_version_is_refused_too(old, refused):
-    (old / "config.yaml").rename(old / "multirun.yaml")
-    assert LINE in refused("search", "-m", "resume=old")
-
-
 def test_python_refuses_it_too(old):
     with pytest.raises(StorageError, match=r"made by l2l_nas 0\.1\.0"):
         load_found("old")

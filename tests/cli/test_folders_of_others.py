@@ -197,7 +197,6 @@ HARMS = {
     "a link within the best": link_to_outside("best/manifest.json"),
     "a link for the export": link_to_outside("export"),
     "a link for a size": link_to_outside("sizes/small"),
-    "a link for a repeat": link_to_outside("repeats/0"),
     "a link for weights": link_to_outside("weights"),
     "a pipe for the study": fifo("study.log"),
     "a pipe for the log": fifo("log.jsonl"),

@@ -247,7 +247,6 @@ def test_two_folders_and_folders_of_other_commands_are_refused(finished, refused
         "search", OWN, "resume=run", "folder=other"
     )
     assert "run holds a search; go on with it by" in refused("train", OWN, "resume=run", "folder=other")
-    assert "sweep goes on in its own folder" in refused("search", "-m", OWN, "resume=run", "folder=other")
     line = refused("train", OWN, "resume=run")
     assert f"run holds a search; go on with it by: python -m l2l_nas search resume=run {OWN}" in line
     assert contents(tmp_path) == before
@@ -330,60 +329,6 @@ def test_a_training_goes_on_with_its_settings_and_refuses_others(finished, refus
     assert after["train"].pop("steps") == 16
     assert before["train"].pop("steps") == 12
     assert {**after, "folder": ""} == {**before, "folder": ""}
-
-
-@pytest.mark.slow
-def test_a_sweep_goes_on_by_its_folder_alone(pool, refused, capsys):
-    words = ["search", "-m", *TINY, "search.trials=3", "space.args.width=5,6", "sampler=random", "seed=4"]
-    assert main([*words, OWN, "folder=sweep"]) == 0
-    capsys.readouterr()
-    assert f"sweep: that sweep has a choice of your own; name it again: {OWN}" in refused(
-        "search", "-m", "resume=sweep"
-    )
-    assert main(["search", "-m", OWN, "resume=sweep"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("finished: 3 of 3 trials are evaluated") == 2
-    for number, width in enumerate((5, 6)):
-        config = config_of(f"sweep/{number}")
-        assert config["space"]["args"] == {"width": width}
-        assert (config["seed"], config["sampler"], config["search"]["trials"]) == (4, {"name": "random"}, 3)
-    assert sorted(path.name for path in Path().iterdir()) == ["sweep", "tiny.py"]
-    # each run by itself; and a folder that is a sweep's is reported from one
-    assert main(["search", OWN, "resume=sweep/1", "search.trials=6"]) == 0
-    line = refused("search", OWN, "resume=sweep")
-    again = f"python -m l2l_nas search -m {OWN} resume=sweep"
-    assert line.endswith(f"sweep holds a sweep (multirun.yaml); go on with it by: {again}; or take another folder")
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "space.pool=tiny.py:build",
-        "++space={pool: 'tiny.py:build'}",
-        "space.pool=digits_conv,tiny.py:build",
-        "hydra.sweeper.params={space.pool: 'tiny.py:build'}",
-        "hydra/sweeper=../../../../tmp/x",
-        "hydra.launcher._target_=os.system",
-        "search@_global_=../../../tmp/x",
-        "seed@_global_=../../../tmp/x",
-    ],
-)
-def test_what_would_run_code_is_not_taken_over_from_a_sweep_s_folder(pool, tmp_path, word):
-    """The words in `multirun.yaml` are somebody else's until they are said again."""
-    from l2l_nas.runs.sweep_words import sweep_words
-
-    Path("sweep").mkdir()
-    overrides = {"hydra": ["hydra.mode=MULTIRUN"], "task": ["seed=1", word]}
-    Path("sweep/multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
-    taken, left = sweep_words("search", Path("sweep"))
-    assert (taken, left) == (["seed=1"], [word])
-
-
-def test_a_damaged_sweep_is_one_line(pool, refused):
-    Path("sweep").mkdir()
-    for content in ("x: [", "5", "hydra: {overrides: 3}", "hydra: {overrides: {task: seed}}"):
-        Path("sweep/multirun.yaml").write_text(content)
-        assert "sweep/multirun.yaml: damaged" in refused("search", "-m", "resume=sweep")
 
 
 @pytest.mark.parametrize("kind", ["search", "train"])

@@ -67,7 +67,7 @@ def test_a_run_that_is_refused_takes_no_other_along(words, tmp_path, plugin, lau
     fates = ("refused", "fine")
     code, out, errors = run([*words, *launcher, f"space.args.fate={','.join(fates)}"], tmp_path)
     check_fates(dict(enumerate(fates)), code, errors, tmp_path / "sweep")
-    rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
+    rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())["runs"]
     assert [row["folder"] for row in rows] == ["sweep/0", "sweep/1"]
     assert [row["overrides"][-1] for row in rows] == [f"space.args.fate={fate}" for fate in fates]
     assert ["accuracy" in row for row in rows] == [False, True]

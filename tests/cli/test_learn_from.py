@@ -10,7 +10,6 @@ import pytest
 
 from l2l_nas.__main__ import main
 from l2l_nas.cli.words import read_words
-from l2l_nas.runs.search import SearchRun
 from tests.cli.runs import contents, events, start, without_times
 from tests.runs.calls import trials_of
 from tests.runs.learned import SEARCH, memory_in
@@ -205,39 +204,6 @@ def test_a_space_that_differs_is_learned_from_as_far_as_it_has_the_same_names(pl
     (task,) = read("flat/result.json")["memory"]["tasks"]
     assert "ignored" not in task
     assert task["networks"] == 6
-
-
-def test_all_repeats_have_the_memory_of_the_first_whatever_ends_meanwhile(place, monkeypatch):
-    whole, files = SearchRun.go, [Path(f"runs/twice/repeats/{number}/memory.json") for number in range(4)]
-
-    def go(self):
-        value = whole(self)
-        shutil.copytree("runs/c", f"runs/later_{self.conf.seed}", dirs_exist_ok=True)  # another search ends beside them
-        return value
-
-    monkeypatch.setattr(SearchRun, "go", go)
-    words = (*SEARCH, "search.learn_from=auto")
-    assert main([*words, "search.repeats=2", "folder=runs/twice"]) == 0
-    assert [task.name for task in memory_in("runs/twice/repeats/0").tasks] == ["runs/a", "runs/c"]
-    assert main([*words, "search.repeats=3", "resume=runs/twice"]) == 0
-    shutil.rmtree("runs/twice/repeats/0")
-    shutil.rmtree("runs/a")
-    assert main([*words, "search.repeats=4", "resume=runs/twice"]) == 0
-    assert len({file.read_bytes() for file in files}) == 1
-
-
-def test_a_folder_that_is_only_called_like_a_repeat_learns_by_itself(place):
-    for name, source in (("0", "a"), ("1", "c")):
-        assert main([*SEARCH, f"search.learn_from=runs/{source}", f"folder=repeats/{name}"]) == 0
-        assert [task.name for task in memory_in(f"repeats/{name}").tasks] == [f"runs/{source}"]
-
-
-def test_of_a_folder_of_repeats_each_is_named_by_itself(place, refused):
-    assert main([*SEARCH, "search.repeats=2", "folder=runs/twice"]) == 0
-    said = refused(*SEARCH, "search.learn_from=runs/twice", "folder=run")
-    assert "runs/twice: repeats of a search; name them, such as runs/twice/repeats/0" in said
-    assert main([*SEARCH, "search.learn_from=auto,runs/twice/repeats/1", "folder=runs/other"]) == 0
-    assert [task.name for task in memory_in("runs/other").tasks] == ["runs/twice/repeats/1, runs/a", "runs/c"]
 
 
 def test_a_sweep_s_runs_learn_from_those_before(place, capsys):

@@ -297,7 +297,6 @@ def test_a_trial_that_fails_on_one_rank_is_a_failed_trial_of_all():
     ("words", "said"),
     [
         (["search.workers=2"], "search.workers=2: several ranks do each trial together; leave it out"),
-        (["search.repeats=2"], "search.repeats: several ranks do one search at a time"),
         (["strategy=blockwise"], "strategy=blockwise: its phases do not run on several ranks"),
         (["relay.storage=tiny.py:build"], "relay.storage=tiny.py:build: each of several ranks keeps its part"),
     ],

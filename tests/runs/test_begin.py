@@ -85,5 +85,5 @@ def test_a_run_by_itself_does_not_begin_in_a_sweeps_folder(pool, refused, comman
     Path("out/multirun.yaml").write_text("hydra: {overrides: {hydra: [], task: [seed=0]}}")
     words = [f"{name}={value}" for name, value in NUMBERS[command].items()]
     line = refused(command, OWN, *words, "folder=out")
-    assert "out holds a sweep (multirun.yaml); go on with it by: " in line
+    assert "out holds a sweep; go on with it by its command and skip_done=true" in line
     assert sorted(path.name for path in Path("out").iterdir()) == ["0", "multirun.yaml"]

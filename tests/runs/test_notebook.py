@@ -69,13 +69,6 @@ def test_of_a_search_without_finalists_it_has_the_best_trial(tmp_path):
     assert format_choices(result.best.architecture, is_whole=True) in text
 
 
-def test_of_repeats_it_has_the_best_one(tmp_path):
-    result = searched(tmp_path / "run", repeats=2, finalists=2)
-    read = Read(result._repr_html_())
-    assert len(read.rows) == 1 + len(result.finalists)
-    assert read.links[0].endswith("/run/report.html")
-
-
 def test_of_a_search_that_has_not_finished_it_says_how_to_go_on(tmp_path):
     class Never(l2l_nas.Callback):
         def phase(self, name, *, total, done):

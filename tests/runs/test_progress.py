@@ -11,7 +11,7 @@ from l2l_nas.errors import StorageError
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.runs import progress
-from l2l_nas.runs.progress import Display, Log, OneOfSeveral
+from l2l_nas.runs.progress import Display, Log
 from tests.nas.problems import budget
 
 
@@ -96,16 +96,3 @@ def test_a_phase_without_work_is_not_shown(tmp_path):
         assert console.file.getvalue() == ""
         display.phase("search", total=3, done=0)
     assert "trial 0/3" in console.file.getvalue()
-
-
-@pytest.mark.parametrize(("seconds", "left"), [(None, 75 + 2 * 100), (300.0, 75 + 2 * 300)])
-def test_the_time_to_go_of_one_of_several_runs_is_that_of_all(tmp_path, monkeypatch, seconds, left):
-    now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    out = io.StringIO()
-    part = OneOfSeveral(1, 4, seconds)
-    with closing(Log(tmp_path / "log.jsonl")) as log, Display(Console(file=out, width=80), log, part=part) as display:
-        display.phase("training", total=100, done=0)
-        now = 25.0
-        display.advance(25)
-    assert out.getvalue().splitlines()[-1] == f"2/4 training step 25/100  ETA {left // 60:.0f}:{left % 60:02.0f}"

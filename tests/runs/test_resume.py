@@ -13,7 +13,6 @@ from l2l_nas.runs.folder_settings import read_settings
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.resume import given_settings, inherit
 from l2l_nas.runs.settings import PLACES, RetrainConf
-from l2l_nas.runs.sweep_words import sweep_words
 
 RUN = {
     "seed": 4,
@@ -95,29 +94,6 @@ def test_interpolations_are_plain_text(tmp_path):
 def test_a_run_without_settings_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"config\.yaml: no such file"):
         inherit(RetrainConf(), RunFolder(tmp_path), given=(), exempt=())
-
-
-def test_a_sweep_that_goes_on_takes_over_nothing_that_would_be_imported(tmp_path):
-    words = ["seed=0,1", "sampler=choice(tpe,random)", "search.early_stop=choice(none, halving)", "search.trials=3"]
-    words += ["sampler.n_startup_trials=3", "space=glob(digits*)", "objectives=loss", "experiment=quick"]
-    words += ["experiment=mine", "data=mine.npz"]  # which is found in a folder of configs alone that is named again
-    own = [
-        "sampler=tpe,mine.py:S",
-        "sampler=choice('mine.py:S',random)",
-        "callbacks=[mine.py:C]",
-        "sampler=${search.early_stop}",
-        "strategy=mine.py:phases",
-        "strategy=${oc.env:STRATEGY}",
-        "search.early_stop=none,mine.py:Rule",
-        "callbacks=[]",
-        "space.pool=mine.py:build",
-        "space=digits_conv,mine.py:build",
-        "data=mine/data.npz",
-        "data=mine.py:x.npz",
-    ]
-    settings = {"hydra": {"overrides": {"hydra": [], "task": [*words, *own]}}}
-    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump(settings))
-    assert sweep_words("search", tmp_path) == (words, own)
 
 
 def test_a_choice_that_is_made_anew_takes_no_arguments_of_the_run_s(tmp_path):

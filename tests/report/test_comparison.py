@@ -1,4 +1,4 @@
-"""Repeats of a search against random search: means, Student's interval, and the sentence."""
+"""Searches against random search: means, Student's interval, and the sentence."""
 
 from __future__ import annotations
 
@@ -7,32 +7,17 @@ import pytest
 from scipy.stats import t, ttest_rel
 
 from l2l_nas.nas.objectives import Goal
+from l2l_nas.report.comparison import Comparison
 from l2l_nas.report.interval import Estimate
-from l2l_nas.report.network import Network
-from l2l_nas.report.repeats import Comparison, Repeat, best_repeat
-from l2l_nas.space.architecture import Architecture
 from tests.report.examples import ACCURACY
 
 LOSS = Goal("loss", maximize=False)
 
 
-def network(test: float | None, *, validation: float = 0.5, metric: str = "accuracy") -> Network:
-    return Network(
-        0, Architecture(("a",)), validation={metric: validation}, test=None if test is None else {metric: test}
-    )
-
-
-def repeats_of(pairs, *, metric: str = "accuracy") -> list[Repeat]:
-    return [
-        Repeat(n, 7 + n, network(one, metric=metric), None if two is None else network(two, metric=metric), 1.0)
-        for n, (one, two) in enumerate(pairs)
-    ]
-
-
 @pytest.mark.parametrize("num_seeds", [2, 3, 10])
 def test_the_interval_is_that_of_a_paired_t_test(num_seeds) -> None:
     draws = np.random.default_rng(num_seeds).normal(0.9, 0.01, (2, num_seeds))
-    found = Comparison.of(repeats_of(zip(*draws.tolist(), strict=True)), ACCURACY)
+    found = Comparison.of(list(zip(*draws.tolist(), strict=True)), ACCURACY)
     assert found is not None
     low, high = ttest_rel(*draws).confidence_interval(0.95)
     assert (found.difference.low, found.difference.high) == pytest.approx((low, high))
@@ -50,30 +35,30 @@ def test_the_interval_has_the_true_mean_in_95_of_100_experiments() -> None:
 
 
 def test_a_search_is_called_ahead_only_where_the_interval_says_so() -> None:
-    ahead = Comparison.of(repeats_of([(0.92, 0.90), (0.93, 0.90), (0.94, 0.90)]), ACCURACY)
+    ahead = Comparison.of([(0.92, 0.90), (0.93, 0.90), (0.94, 0.90)], ACCURACY)
     assert ahead is not None
     assert ahead.sentence() == (
         "Over 3 seeds the search is ahead of random search by 0.0300 accuracy: on the test part it is better by 0.0300 "
         "in the mean (95 % interval over seeds 0.0052 to 0.0548), and better in 3 of 3."
     )
-    behind = Comparison.of(repeats_of([(0.90, 0.92), (0.90, 0.93), (0.90, 0.94)]), ACCURACY)
+    behind = Comparison.of([(0.90, 0.92), (0.90, 0.93), (0.90, 0.94)], ACCURACY)
     assert behind is not None
     assert behind.sentence() == (
         "Over 3 seeds the search is behind random search by 0.0300 accuracy: on the test part it is worse by 0.0300 in "
         "the mean (95 % interval over seeds 0.0052 to 0.0548), and better in 0 of 3."
     )
-    level = Comparison.of(repeats_of([(0.92, 0.90), (0.90, 0.91), (0.94, 0.90)]), ACCURACY)
+    level = Comparison.of([(0.92, 0.90), (0.90, 0.91), (0.94, 0.90)], ACCURACY)
     assert level is not None
     assert level.verdict == "Over 3 seeds no difference between the search and random search is shown"
     assert "(95 % interval over seeds -0.0458 to 0.0792), and better in 2 of 3." in level.sentence()
     assert "ahead" not in level.sentence()
-    equal = Comparison.of(repeats_of([(0.92, 0.90), (0.93, 0.91)]), ACCURACY)  # no spread, or one of rounding
+    equal = Comparison.of([(0.92, 0.90), (0.93, 0.91)], ACCURACY)  # no spread, or one of rounding
     assert equal is not None
     assert equal.verdict == "Over 2 seeds no difference between the search and random search is shown"
 
 
 def test_less_is_better_of_a_loss() -> None:
-    found = Comparison.of(repeats_of([(0.2, 0.30), (0.2, 0.31), (0.2, 0.32)], metric="loss"), LOSS)
+    found = Comparison.of([(0.2, 0.30), (0.2, 0.31), (0.2, 0.32)], LOSS)
     assert found is not None
     assert found.difference.mean == pytest.approx(0.11)
     assert (found.ahead, found.search.mean) == (3, pytest.approx(0.2))
@@ -81,20 +66,10 @@ def test_less_is_better_of_a_loss() -> None:
 
 
 def test_seeds_without_both_figures_are_left_out_and_said() -> None:
-    some = repeats_of([(0.92, 0.90), (0.93, None), (None, 0.9), (0.93, 0.90)])
+    some = [(0.92, 0.90), None, None, (0.93, 0.90)]
     found = Comparison.of(some, ACCURACY)
     assert found is not None
     assert (found.pairs, found.left_out) == (2, 2)
     assert "2 more ended without a figure of both" in found.sentence()
     assert Comparison.of(some[:3], ACCURACY) is None
     assert Comparison.of([], ACCURACY) is None
-
-
-def test_the_best_repeat_is_chosen_by_validation_whatever_the_test_part_says() -> None:
-    some = [
-        Repeat(n, n, network(test, validation=validation), None, 1.0)
-        for n, (validation, test) in enumerate([(0.7, 0.9), (0.8, 0.1), (0.8, 0.2)])
-    ]
-    assert best_repeat(some, ACCURACY).number == 1
-    worst_first = [Repeat(n, n, network(0, validation=v, metric="loss"), None, 1.0) for n, v in enumerate([0.7, 0.3])]
-    assert best_repeat(worst_first, LOSS).number == 1
