@@ -128,13 +128,14 @@ def ends_with(driver: int) -> None:
     Args:
         driver: the number of the search's process.
     """
-    is_ours = os.environ.get(DRIVER) == str(driver) or _descends_from(driver)
-    if driver in _WATCHED or not is_ours:
+    is_below = _descends_from(driver)
+    is_ours = is_below or os.environ.get(DRIVER) == str(driver)
+    if driver in (*_WATCHED, os.getpid()) or not is_ours:
         return
     _WATCHED.append(driver)
 
     def watch() -> None:
-        while _descends_from(driver):
+        while _descends_from(driver) if is_below else _is_alive(driver):
             time.sleep(_WATCH_S)
         os._exit(1)
 
@@ -150,6 +151,14 @@ def _descends_from(driver: int) -> bool:
         except OSError:  # it has just ended; or a system without /proc, where only a parent is known
             return False
     return process == driver
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # which sends nothing
+    except OSError:
+        return False
+    return True
 
 
 def for_driver(recipe: bytes | None, driver: tuple[str, int], function: Callable[..., Any], *args: Any) -> Any:
