@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from l2l_nas.cli.launch import report, reporting_errors
+from l2l_nas.cli.launch import report
 from l2l_nas.cli.words import explain_value, is_of_hydra, no_effect
 from l2l_nas.errors import L2LError, SettingError, StorageError, described, one_line, what_raised, without_passwords
 from l2l_nas.files import make_folder, read_bytes, read_json, write_atomically, write_json
@@ -34,12 +34,20 @@ from l2l_nas.nas.callback import Stopped
 from l2l_nas.report.comparison import Comparison, goals_of, pair_of
 from l2l_nas.report.table import sweep_table
 from l2l_nas.runs.command_line import fill_in, given_names, spell
+from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, locked, refuse_taken
 from l2l_nas.runs.resume import is_over, refuse_other_settings
 from l2l_nas.runs.settings import PLACES
 from l2l_nas.runs.terminal import explain, open_terminal
 
 _ERROR_FILE = "error.txt"  # in the folder of a run that failed: why, in its first line, and where that came from
+
+
+class _Refused(BaseException):
+    """Carries an error out of a callback: Hydra would print a warning and go on."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 class SweepCallback(Callback):
@@ -54,8 +62,10 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Choose the folder, and refuse one that holds something else, before anything is written."""
         HydraConfig.instance().set_config(copy.deepcopy(config))  # for what is written as ${hydra:...}
-        with reporting_errors():  # Hydra would print an exception as a warning, and go on
+        try:
             self._begin(config)
+        except Exception as error:
+            raise _Refused(error) from None
 
     def _begin(self, config: DictConfig) -> None:
         if config.hydra.runtime.choices["hydra/sweeper"] != "basic":
@@ -66,7 +76,8 @@ class SweepCallback(Callback):
         root = Path(str(config.hydra.sweep.dir))
         words = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
         words += config.hydra.overrides.task
-        parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(words)
+        loader = GlobalHydra.instance().config_loader()
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
         last = {one.key_or_group: one for one in parsed}
         if swept := [name for name in last if name in PLACES and last[name].is_sweep_override()]:
             raise SettingError(f"{swept[0]} cannot be swept: it is the same for all runs of a sweep")
@@ -80,6 +91,12 @@ class SweepCallback(Callback):
         self.runs = [[f"{n}={v}" for n, v in zip(names, run, strict=True)] for run in itertools.product(*values)]
         if not self.runs:
             raise SettingError(f"{' '.join(words)}: there is nothing to choose from")
+        for row in range(max(map(len, values), default=1)):  # each value once, before anything is written
+            run = [f"{name}={some[row % len(some)]}" for name, some in zip(names, values, strict=True)]
+            composed = loader.load_sweep_config(config, run)
+            with read_write(composed), open_dict(composed):
+                del composed["hydra"]
+            check_bounds(OmegaConf.to_object(composed))
         make_folder(root)
         SweepCallback.opened.enter_context(locked(root))
         if RunFolder(root).holds_run:
@@ -101,8 +118,10 @@ class SweepCallback(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Print a table and write `summary.json`; exits with 2 where a run failed."""
-        with reporting_errors():
+        try:
             self._end(Path(str(config.hydra.sweep.dir)))
+        except Exception as error:
+            raise _Refused(error) from None
 
     def _end(self, root: Path) -> None:
         rows: list[dict[str, Any]] = []
@@ -159,6 +178,8 @@ def sweeping(command: str, words: Sequence[str]) -> Iterator[None]:
     try:
         with SweepCallback.opened:
             yield
+    except _Refused as refused:
+        raise refused.error from refused.error.__cause__
     except (KeyboardInterrupt, Exception) as error:
         root = SweepCallback.root
         if isinstance(error, L2LError) or root is None or is_of_hydra(error):

@@ -138,15 +138,17 @@ def test_what_no_combination_can_be_made_of_is_refused(refused, pool, tmp_path):
 
 
 @pytest.mark.slow
-def test_refused_runs_say_so(pool, tmp_path, capsys):
+def test_a_sweep_of_refused_runs_leaves_nothing(pool, tmp_path, capsys):
     assert main([*WORDS, "search.trials=0", "seed=0,1"]) == 2
-    assert capsys.readouterr().err == "error: sweep/0, sweep/1: search.trials must be at least 1, got 0\n"
-    assert main([*WORDS, "search.trials=0", "seed=0,1"]) == 2
-    assert "sweep/multirun.yaml is there already" in capsys.readouterr().err
+    assert capsys.readouterr().err == "error: search.trials must be at least 1, got 0\n"
+    assert main([*WORDS, "train.micro_batch=64,0"]) == 2
+    assert capsys.readouterr().err == "error: train.micro_batch must be at least 1, got 0\n"
     assert main([*WORDS, "resume=elsewhere", "seed=0,1"]) == 2
     assert "resume is for one run" in capsys.readouterr().err
-    assert main([*WORDS, "folder=other", "seed=0,x"]) == 2
+    assert main([*WORDS, "seed=0,x"]) == 2
     assert capsys.readouterr().err.startswith("error: seed: ")
+    assert contents(tmp_path).keys() == {"tiny.py"}
+    assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize(
