@@ -148,7 +148,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["relay.clip=1"], "use update=exact, or clip per layer"),
         (["relay.update=ahead"], "update: 'ahead' is now 'exact', which chooses how it runs"),
         (["relay.update=serial"], "update: 'serial' is now 'exact', which chooses how it runs"),
-        (["relay.clip=1", "relay.clip_scope=half"], "'global' or 'layer', got 'half'"),
+        (["relay.clip=1", "relay.clip_scope=half"], "scope: no 'half'; choose from global, layer"),
         (["relay.precision=fp16"], "use update=exact"),
         (["relay.keep=0"], "relay.keep must be at least 1, got 0"),
         (["relay.budget=lots"], "relay.budget must be like 4GiB, or one of all, auto, none; got 'lots'"),

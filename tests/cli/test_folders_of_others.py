@@ -211,7 +211,7 @@ HARMS = {
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_folder_that_means_harm_ends_in_one_line_or_is_read_without_it(
-    finished, tmp_path, capsys, monkeypatch, harm, reader
+    finished, tmp_path, capsys, monkeypatch, page_may_fail, harm, reader
 ):
     monkeypatch.setenv("SECRET", SECRET)
     (tmp_path / "outside").mkdir()
