@@ -246,10 +246,9 @@ def test_a_layer_that_needs_its_python_runs_as_it_is_with_one_warning(kind):
 
 def test_what_draws_from_one_of_two_generators_is_not_recorded(monkeypatch):
     monkeypatch.setattr(graphs, "generators_of", lambda device: (torch.Generator(), torch.default_generator))
-    relay, _, _ = both(lambda: chain_pool(Draws, partial(nn.Linear, 6, 2)))
+    relay, _, other = both(lambda: chain_pool(Draws, partial(nn.Linear, 6, 2)))
     with pytest.warns(UserWarning, match=UNFIT[Draws]):
-        for step in range(3):
-            train(relay, ["c"] * 2, step=step)
+        assert_equal_steps(relay, other, [["c"] * 2] * 3)
 
 
 def test_dropout_runs_from_a_graph_in_evaluation():
