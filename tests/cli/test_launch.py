@@ -38,3 +38,7 @@ def test_a_command_leaves_logging_as_it_was(capsys, tmp_path, monkeypatch):
     before = root.level, list(root.handlers)
     assert main(["search", "--info", "defaults"]) == 0
     assert (root.level, list(root.handlers)) == before
+
+
+def test_what_hydra_ends_the_program_for_is_bad_input(capsys):
+    assert main(["search", "--cfg", "job", "--package", "nothing"]) == 2
