@@ -30,6 +30,7 @@ def test_what_is_no_finite_number_within_bounds_is_refused_by_the_arguments_name
 
 def test_numpys_numbers_are_numbers():
     assert check_count("slots", np.int64(3)) == 3
+    assert check_count("slots", 0) == 0
     assert check_number("rate", np.float32(0.5)) == 0.5
 
 

@@ -41,9 +41,6 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(self.flops + other.flops, self.bytes + other.bytes, self.kernels + other.kernels)
 
-    def __mul__(self, count: int) -> Work:
-        return Work(self.flops * count, self.bytes * count, self.kernels * count)
-
 
 @dataclass(frozen=True)
 class LayerNeeds:

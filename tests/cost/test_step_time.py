@@ -157,6 +157,21 @@ def test_states_in_files_pass_through_a_pinned_block_unless_they_live_on_the_dev
     assert StepTime(resident, (4,), H100, in_files=True).predict(path).simulation.busy_s["disk"] == 0
 
 
+def test_what_lives_on_the_device_is_updated_there_after_its_backward():
+    def computes_s(**options):
+        relay = relay_of(dense_pool(), device=PinningCpu(), **options)
+        slow = replace(H100, device_bandwidth=1e6)
+        found = StepTime(relay, (4,), slow).predict(relay.pool.architecture(PATH)).simulation.busy_s["compute"]
+        return found, slow.device_update_s(relay_parameters(relay))
+
+    def relay_parameters(relay):
+        layers = relay.pool.path(relay.pool.architecture(PATH))
+        return sum(relay.server.layout(state).num_parameters for layer in layers for state in layer.states)
+
+    (streamed_s, _), (resident_s, update_s) = computes_s(), computes_s(resident="all")
+    assert resident_s - streamed_s == pytest.approx(update_s)
+
+
 def test_launches_are_what_the_device_waits_for_where_they_take_longer_than_the_work():
     relay = relay_of(dense_pool())
     path = relay.pool.architecture(PATH)

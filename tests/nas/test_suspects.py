@@ -61,6 +61,14 @@ def test_a_candidate_that_a_reason_names_is_the_suspect_whatever_else_the_trials
     assert [(one.pattern, one.failed) for one in suspects(found, POSITIONS)] == expected
 
 
+def test_trials_of_candidates_that_are_gone_and_copies_of_results_tell_nothing():
+    failed = records(("abc", "failed"), ("abb", "failed"), ("cab", "complete"), ("bba", "complete"))
+    gone = [TrialRecord(8, Architecture(("linear", "a")), State.COMPLETE, in_space=False)]
+    copies = [TrialRecord(9, Architecture(("linear", *"ccc")), State.FAILED, reason="no", cached=True)] * 2
+    for others in ([], gone, copies):
+        assert [(one.pattern, one.failed) for one in suspects([*failed, *others], POSITIONS)] == [("p0/a", 2)]
+
+
 def test_while_no_trial_was_scored_what_most_architectures_have_is_no_suspect():
     """A learning rate that is too high fails everywhere; a candidate that fails alone is in all failed trials."""
     everywhere = [("abc", "failed"), ("aab", "failed"), ("bca", "failed"), ("cba", "failed"), ("acc", "failed")] * 2

@@ -14,6 +14,7 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import SettingError
+from l2l_nas.relay import graphs
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.graphs import Graphs
 from l2l_nas.space.losses import add_loss
@@ -241,6 +242,13 @@ def test_a_layer_that_needs_its_python_runs_as_it_is_with_one_warning(kind):
         assert_equal_steps(relay, other, [["c"] * 3] * 4)
     assert len(seen) == 1
     assert device.num_recorded  # the others
+
+
+def test_what_draws_from_one_of_two_generators_is_not_recorded(monkeypatch):
+    monkeypatch.setattr(graphs, "generators_of", lambda device: (torch.Generator(), torch.default_generator))
+    relay, _, other = both(lambda: chain_pool(Draws, partial(nn.Linear, 6, 2)))
+    with pytest.warns(UserWarning, match=UNFIT[Draws]):
+        assert_equal_steps(relay, other, [["c"] * 2] * 3)
 
 
 def test_dropout_runs_from_a_graph_in_evaluation():

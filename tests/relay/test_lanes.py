@@ -157,6 +157,14 @@ def test_a_future_lets_many_wait():
     assert not any(thread.is_alive() for thread in waiting)
 
 
+def test_work_is_over_once_it_is_done_without_an_error():
+    over, failed = Future(), Future()
+    assert not over.is_over()
+    over.finish()
+    failed.finish(error=RuntimeError("no"))
+    assert (over.is_over(), failed.is_over()) == (True, False)
+
+
 def test_without_threads_there_are_none():
     before = len(lane_threads())
     relay = relay_of(dense_pool(), lanes="inline")

@@ -14,7 +14,7 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, Group, Groups, LayerPool, ParamServer, Position, Relay, TensorSpec, convert
 from tests.equivalence.plain import Plain
-from tests.relay.steps import assert_same, chain_pool, tensors, train
+from tests.relay.steps import assert_same, chain_pool, copying, tensors, train
 from tests.relay.steps import relay_on_host as relay_of
 from tests.toys import Frozen, SquaredError, dense_pool, language_pool, random_data
 
@@ -183,12 +183,15 @@ class Masked(nn.Module):
         return x * mask[:, :, None]
 
 
+@pytest.mark.parametrize("has_copies", [False, True])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_an_output_that_is_a_view_of_a_buffer_outlives_its_slot(slots):
+def test_an_output_that_is_a_view_of_a_buffer_outlives_its_slot(slots, has_copies):
     pool = chain_pool(WithMask, Scale, Scale, Masked)
     inputs = (torch.ones(4, 3, 6),)
-    output = relay_of(pool, slots=slots).predict(pool.architecture(["c"] * 4), inputs, micro_batch=2)[0]
-    assert output[0, :, 0].tolist() == [49.0, 0.0, 49.0]
+    relay = relay_of(pool, slots=slots, device=copying() if has_copies else "cpu", resident=None)
+    for micro_batch in (1, 2):  # of one sample an expanded buffer is contiguous
+        output = relay.predict(pool.architecture(["c"] * 4), inputs, micro_batch=micro_batch)[0]
+        assert output[0, :, 0].tolist() == [49.0, 0.0, 49.0]
     assert_trains_as_plain(chain_pool(partial(nn.Linear, 6, 2), WithMask, Scale, Scale, Masked))
 
 

@@ -53,6 +53,14 @@ def test_a_trial_notes_the_weights_it_is_scored_with_though_others_train_them_me
     assert not shared.state("stem/linear").weights.any()
 
 
+def test_of_networks_scored_together_one_that_gives_no_number_has_no_score():
+    pool = pool_of("tanh", "poison")
+    good, bad = (pool.architecture(["linear", "tanh", name, "linear"]) for name in ("tanh", "poison"))
+    found = evaluator_on(ParamServer(pool, optimizer=AdamW(), seed=0)).score_all([bad, good])
+    assert found[0] is None
+    assert found[1].keys() == {"accuracy", "loss"}
+
+
 @pytest.mark.slow
 def test_trials_that_train_nothing_are_evaluated_together_and_score_as_alone(tmp_path, monkeypatch):
     pool = pool_of("tanh", "relu", "wide", "skip", depth=3)

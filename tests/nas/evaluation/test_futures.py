@@ -7,11 +7,13 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import cloudpickle
 import pytest
@@ -19,9 +21,18 @@ import torch
 
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.errors import L2LError, NonFiniteError, WorkerError
+from l2l_nas.nas.evaluation import remote
 from l2l_nas.nas.evaluation.engines import Dask, Engine, Processes, Ray, Submitit
 from l2l_nas.nas.evaluation.futures import ATTEMPTS
-from l2l_nas.nas.evaluation.remote import LACKS, Workplace, error_content, error_of, unpicklable, with_named
+from l2l_nas.nas.evaluation.remote import (
+    LACKS,
+    Workplace,
+    error_content,
+    error_of,
+    run_segments,
+    unpicklable,
+    with_named,
+)
 from l2l_nas.nas.evaluation.segment import ScoredOn, Segment
 from tests.nas.executors import all_done, place_of
 
@@ -316,6 +327,50 @@ def test_a_cluster_that_lost_what_it_was_called_with_is_called_again_after_a_mom
         place.executor.submit(place.trial("tanh", "tanh"))
         assert all_done(place.executor)[0][1].error is None
     assert done[:5] == ["called", "a moment", "called", "a moment", "called"]
+
+
+def test_what_is_done_is_taken_before_what_was_lost_with_it(tmp_path):
+    pool, lost, asked = concurrent.futures.ThreadPoolExecutor(1), concurrent.futures.Future(), []
+
+    class Breaking(Engine):
+        """Loses its first task once the second is done."""
+
+        breaks = True
+
+        def _submit(self, function, *args):
+            future = super()._submit(function, *args)
+            if args[1] is not run_segments:
+                return future
+            asked.append(future)
+            if len(asked) == 2:
+                future.result()
+                lost.set_exception(concurrent.futures.BrokenExecutor("gone"))
+            return lost if len(asked) == 1 else future
+
+    with place_of(tmp_path / "flag", engine=lambda recipe, _: Breaking(pool, recipe), trial_weights="fork") as place:
+        for names in (("tanh", "relu"), ("relu", "tanh")):
+            place.executor.submit(place.trial(*names))
+        assert [result.error for _, result in all_done(place.executor)] == [None, None]
+        assert len(place.watch.losses) == 1
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_ray_is_shut_down_where_it_was_started_here(monkeypatch, is_open):
+    ray = MagicMock()
+    ray.is_initialized.return_value = is_open
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    Ray(b"", 1, address="", cpus=1.0, gpus=0.0, memory=0).end()
+    assert (ray.init.called, ray.shutdown.called) == (not is_open, not is_open)
+
+
+def test_a_process_whose_parents_cannot_be_read_does_not_watch_another_ones_search(monkeypatch):
+    watches = MagicMock()
+    monkeypatch.setattr(remote, "threading", watches)
+    monkeypatch.delenv(remote.DRIVER, raising=False)
+    monkeypatch.setattr(os, "getppid", lambda: 1 << 40)  # whose number no process has
+    remote.ends_with(2)
+    assert not watches.Thread.called
 
 
 def test_an_executor_that_was_shut_down_ends_the_search_with_a_line(tmp_path):

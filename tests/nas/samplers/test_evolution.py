@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from l2l_nas.nas.samplers.base import History, Scored, front, neighbours, random_unseen
-from l2l_nas.nas.samplers.evolution import GridSampler, LocalSearch, RegularizedEvolution
+from l2l_nas.nas.samplers.evolution import GridSampler, LocalSearch, Random, RegularizedEvolution
 
 SPACE = {f"p{index}": ("a", "b", "c") for index in range(4)}
 DISTRIBUTIONS = {name: CategoricalDistribution(values) for name, values in SPACE.items()}
@@ -143,6 +143,29 @@ def test_what_runs_was_refused_or_failed_is_not_proposed_again(make):
             study.tell(trial, words[-1].count("a"))
         # the rest keep running
     assert len(set(words[1:])) == 59  # of the first trial Optuna tells nothing before it is finished
+
+
+def test_a_trial_that_was_stopped_counts_as_worse_than_three_of_four_and_a_failed_one_as_the_worst():
+    class Noting(Random):
+        def propose(self, space, history, rng):
+            self.found = {"".join(one.genotype): one.values for one in history.scored}
+            return super().propose(space, history, rng)
+
+    sampler = Noting(seed=0)
+    study = study_of(sampler)
+
+    def add(text, state, value=None, **attributes):
+        params = dict(zip(SPACE, text, strict=True))
+        about = {"params": params, "distributions": DISTRIBUTIONS, "value": value, "user_attrs": attributes}
+        study.add_trial(optuna.trial.create_trial(state=state, **about))
+
+    add("abcc", TrialState.PRUNED, stopped=3)
+    add("bbcc", TrialState.FAIL, reason="no")
+    add("cbcc", TrialState.PRUNED)  # refused
+    for value, last in enumerate(("aa", "ab", "ac", "ba", "bb")):
+        add("aa" + last, TrialState.COMPLETE, value=float(value))
+    study.ask(DISTRIBUTIONS)
+    assert [sampler.found.get(text) for text in ("abcc", "bbcc", "cbcc", "aabb")] == [(1.0,), (0.0,), None, (4.0,)]
 
 
 @pytest.mark.parametrize("make", OURS, ids=IDS)

@@ -33,8 +33,11 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import DataError, SettingError, SpaceError
 from l2l_nas.layers import Embedding, FeedForward
 from l2l_nas.nas.evaluation.evaluator import Evaluator
+from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.nas.strategies.blockwise import blockwise
+from l2l_nas.training.blockwise import BlockSettings
 from l2l_nas.training.export import build_network
+from tests.nas.problems import budget, pool_of, search_on
 from tests.training.test_blockwise import WIDTH, Mlp
 
 
@@ -123,6 +126,14 @@ class Phases(Callback):
 
     def phase(self, name, *, total, done):
         self.calls += [name, (name, done)] if done else [name]
+
+
+def test_a_block_s_steps_count_by_their_samples_and_its_share_of_the_work(tmp_path):
+    found, *_ = search_on(tmp_path, pool_of("tanh", "relu"), spend=budget(trial_weights="shared"))
+    phase = DistilBlocks(24, BlockSettings(steps=5, batch_size=8))
+    phase.run(found.context)
+    # about a third of the network's work each, where a step of a training has 16 samples
+    assert found.context.ledger.search_steps == pytest.approx(2 * 5 / 3 * 8 / 16, rel=0.05)
 
 
 def test_trials_that_would_not_use_the_blocks_are_refused(tmp_path):
