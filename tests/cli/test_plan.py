@@ -9,10 +9,11 @@ import pytest
 
 from l2l_nas import AdamW
 from l2l_nas.__main__ import main
+from l2l_nas.cost.parallel import Parallelism, ParallelStep
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.runs.build import extremes
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.plan import MemoryLimits, Planner, describe_binding
+from l2l_nas.runs.plan import MemoryLimits, Planner, Shared, describe_binding
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.sampling import UniformPaths
 
@@ -139,6 +140,20 @@ def test_where_launches_take_longer_than_their_work_no_faster_device_is_advised(
     assert says(1e-3).startswith("launching operations binds")
     assert "faster device" not in says(1e-3)
     assert says(0.0).startswith("compute binds")
+
+
+def test_files_say_milliseconds():
+    problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2)
+    memory = MemoryLimits(1 << 34, 1 << 34)
+    planner = Planner(problem, optimizer=AdamW(), hardware=PROFILES["h100"], memory=memory, batch_size=16)
+    (row,) = planner.rows(planner.step_time(RelayConf(), 16), {"some": UniformPaths(problem.pool, seed=0).path_at(0)})
+    said, found = row.to_json(), row.prediction
+    assert [said[name] for name in ("step_ms", "plain_ms", "checkpointed_ms")] == pytest.approx(
+        [1000 * seconds for seconds in (found.simulation.step_s, found.plain_s, found.checkpointed_s)]
+    )
+    plain = ParallelStep(0.2, 0.1, 0.0, 0.0, 0.05, 0.05)
+    shared = Shared(Parallelism(data=2), plain, 1, None, 0, 1.0).to_json()
+    assert shared["plain_ms"] == pytest.approx(400) == pytest.approx(sum(shared["plain"].values()))
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,14 @@ def test_low_precision_halves_floats_and_nothing_else():
     stash = Stash(POOL, Cpu(), torch.bfloat16)
     dtypes = [tensor.dtype for value in stash.lay_out((1,)).own.values() for batch in value for tensor in batch]
     assert dtypes == [torch.bfloat16, torch.bfloat16, torch.bool]
+
+
+def test_what_reads_most_decides_how_many_spilled_values_are_on_the_device_at_a_time():
+    class Summed(nn.Module):
+        def forward(self, *given):
+            return sum(given)
+
+    names = [f"p{index}" for index in range(5)]
+    positions = [Position(name, Candidate("c", partial(nn.Linear, 5, 5)), reads=("",)) for name in names]
+    pool = LayerPool([*positions, Position("last", Candidate("sum", Summed), reads=names)], inputs=TensorSpec((5,)))
+    assert Stash(pool, Cpu()).frames == 5 + 1  # what the last position writes is for the loss

@@ -15,7 +15,7 @@ from l2l_nas.report.charts.grid import Cell, Grid, coverage_grid
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
 from l2l_nas.report.results import Results
-from l2l_nas.report.styles import FIXED_HUE, VERMILLION
+from l2l_nas.report.styles import FIXED_HUE, INK, VERMILLION
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.sampling import UniformPaths
@@ -79,6 +79,12 @@ def test_intervals_notes_and_levels_are_drawn() -> None:
     assert_drawn(figure)
     level = draw(Sheet((Chart("", Axis("", 0, 2, level=1.0), Axis("", 0, 1)),)))
     assert [list(item.get_xdata()) for item in level.axes[0].lines] == [[1.0, 1.0]]
+
+
+def test_names_in_bars_are_bright_where_the_bars_are_dark() -> None:
+    bars = [Series(style, (Point(5, y, (0, 10), style),), kind="spans") for y, style in ((10, "send"), (20, "enter"))]
+    (axes,) = draw(Sheet((chart_of(*bars),))).axes
+    assert {text.get_text(): text.get_color() for text in axes.texts} == {"send": "white", "enter": INK}
 
 
 @pytest.mark.parametrize("minimize", [False, True])

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 import l2l_nas
+from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.__main__ import main
 from l2l_nas.nas.strategies.default import default_phases
 from l2l_nas.relay.device import Cpu
 from l2l_nas.runs.fields import changed, declared
-from l2l_nas.runs.output import without_effect
+from l2l_nas.runs.output import greet, without_effect
 from l2l_nas.runs.settings import SearchConf
 from tests.cli.runs import ROOT, TINY, write_pool
+from tests.nas.strategies.test_blockwise import problem
 
 
 def lines(said, **changes):
@@ -114,3 +120,17 @@ def test_a_search_says_so_on_the_command_line_and_in_a_call(tmp_path, monkeypatc
     assert re.search(r"slots, [\d,]+(\.\d [KMG]iB| B); ", said)
     l2l_nas.search("tiny.py:build", resume="run", trials=13, keep_fraction=0.3)
     assert capsys.readouterr().out.count("warning: search.keep_fraction has no effect") == 1
+
+
+def test_threads_are_divided_among_all_ranks_of_all_workers(monkeypatch):
+    monkeypatch.setattr("l2l_nas.runs.build._SMALL_LAYER_BYTES", 0)
+    monkeypatch.setattr("l2l_nas.runs.build._TORCH_THREADS", 16)
+    found = problem()
+    conf = changed(SearchConf(), {"search.workers": 4, "parallel.data": 2})
+    training = SimpleNamespace(relay=Relay(ParamServer(found.pool, optimizer=AdamW(), seed=0), device="cpu"))
+    parts = SimpleNamespace(
+        conf=conf, problem=found, training=training, phases=default_phases(), division=None, learned=None
+    )
+    console = Console(file=io.StringIO(), width=200)
+    greet(console, parts, sampler="random", folder=Path("run"), given=())
+    assert re.search(r"(\S+) threads? each", console.file.getvalue())[1] == "2"

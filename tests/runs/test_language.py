@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from l2l_nas.__main__ import main
 from l2l_nas.runs.language import evaluate_text, executor_of, open_model, write_on
 from l2l_nas.runs.locate import load_problem
+from l2l_nas.runs.mesh import NetworkRanks
 from l2l_nas.runs.section_settings import DataConf
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.wikitext import detokenized
@@ -159,6 +160,18 @@ def test_bad_input_is_one_line(place, words, wrong, refused):
     ]
     given = [word.format(**files) if word.startswith("file={") else word for word in wrong[1:]]
     assert BAD[wrong] in refused(wrong[0], *own, *given)
+
+
+def test_each_rank_has_the_scores_of_all_tokens(place):
+    asked = []
+
+    class Asked(NetworkRanks):
+        def server(self, pool, *, gather_logits=True, **options):
+            asked.append(gather_logits)
+            return super().server(pool, gather_logits=gather_logits, **options)
+
+    open_model(str(place / "run"), pool=f"{place / 'small.py'}:build", tokenizer="bytes", ranks=Asked())
+    assert asked == [True]
 
 
 def test_a_run_whose_tokenizer_is_not_known_is_refused(words, refused):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 import pytest
+import torch
 
 from l2l_nas.training.consensus import Consensus, Peers
 
@@ -29,3 +33,25 @@ def test_what_failed_is_what_is_said_then(consensus, notes):
     with pytest.raises(ValueError, match="disk"), consensus.during("the save after 3 steps"):
         raise ValueError("disk")
     assert notes[-1] == "the save after 3 steps"
+
+
+class Other:
+    """The exchange of rank 0 with one that is not there: what each gives is given."""
+
+    rank, size = 0, 2
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def gather(self, part, whole, channel, of=""):
+        whole[0].copy_(part)
+        whole[1].copy_(self.rows.pop(0)(whole[1]))
+
+
+@pytest.mark.parametrize("others", [[], "a longer text than this rank's"])
+def test_every_rank_s_value_is_there_however_long(others):
+    data = torch.frombuffer(bytearray(json.dumps(others).encode()), dtype=torch.uint8)
+    padded = partial(torch.nn.functional.pad, data)
+    rows = [lambda row: torch.tensor([len(data)]), lambda row: padded((0, len(row) - len(data)))]
+    assert Consensus(Other(rows)).every({"own": 3}) == [{"own": 3}, others]
+    assert rows == []

@@ -181,6 +181,14 @@ class Tells(Dataset):
         return torch.tensor([0.0 if info is None else float(info.dataset is self)]), row % 2
 
 
+class InOrder(IterableDataset):
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        return ((torch.ones(2), row % 2) for row in range(12))
+
+
 class TellsInOrder(IterableDataset):
     def __len__(self):
         return 40
@@ -366,4 +374,14 @@ def test_only_processes_that_load_begin_a_stream():
     loaders = [DataLoader(NeedsItsProcess(), num_workers=1, worker_init_fn=makes) for _ in range(2)]
     data = Data.from_dataset(*loaders)
     assert len(data.train) == 12
+    data.close()
+
+
+@pytest.mark.filterwarnings("ignore:the DataLoader's num_workers=2, of which one reads")
+@pytest.mark.parametrize(("asked", "started"), [(0, 0), (2, 1)])
+def test_one_process_at_most_reads_a_stream_ahead(asked, started):
+    before = set(multiprocessing.active_children())
+    data = Data.from_dataset(*(DataLoader(InOrder(), num_workers=asked) for _ in range(2)))
+    next(data.train.batches([(torch.arange(4), (0, 0))]))
+    assert len(set(multiprocessing.active_children()) - before) == started
     data.close()

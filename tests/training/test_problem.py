@@ -100,3 +100,10 @@ def test_a_task_whose_check_raises_is_told_in_one_line():
     data = Data(Split((X,), Y), Split((X,), Y))
     with pytest.raises(DataError, match="the task's check raised ZeroDivisionError: division by zero"):
         Problem(POOL, data, task=Odd()).check(check_shapes(POOL))
+
+
+def test_a_cost_that_is_no_function_is_refused():
+    data = Data(Split((X,), Y), Split((X,), Y))
+    assert Problem(POOL, data, costs={"mine": lambda architecture: 1.0}).costs.keys() == {"mine"}
+    with pytest.raises(DataError, match="cost 'mine' is float; expected a function"):
+        Problem(POOL, data, costs={"mine": 1.0})

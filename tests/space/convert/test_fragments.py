@@ -107,6 +107,25 @@ class Detached(TakenAsItIs):
         return self.head(h + first).mean((2, 3))
 
 
+class Turned(Rounds):
+    """What a module gave has a gradient of another layout, which decides how its bias's gradient is summed."""
+
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.shift = conv(3, 8), nn.Parameter(torch.zeros(8, 1, 1))
+
+        def forward(self, x):
+            return self.conv(x) + self.shift
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = self.Shifted()
+
+    def shared(self, x):
+        return self.encoder(x).transpose(2, 3)
+
+
 class Touched(Rounds):
     """What the module gave is changed in place later."""
 
@@ -212,7 +231,7 @@ def test_what_no_value_can_hand_on_is_computed_again_and_is_exact(kind):
     assert_exact(copy.deepcopy(model), pool, plain_module(pool, pool.original))
 
 
-@pytest.mark.parametrize("kind", [Rounds, Several, TakenAsItIs])
+@pytest.mark.parametrize("kind", [Rounds, Several, TakenAsItIs, Turned])
 def test_a_relay_trains_it_bit_for_bit_as_plain_pytorch(kind):
     torch.manual_seed(0)
     model = kind()
