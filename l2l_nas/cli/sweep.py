@@ -103,9 +103,10 @@ class SweepCallback(Callback):
             raise StorageError(f"{root} already holds a run, which is no sweep; choose another folder")
         if not config.skip_done:
             refuse_taken(root, [*SWEEP_NAMES, *(path.name for path in root.iterdir() if path.name.isdecimal())])
-        with read_write(config), open_dict(config):  # each run is composed anew, of the words
-            config.folder = str(root)
-            config.hydra.overrides.task.append(f"folder={spell(str(root))}")
+        if content["hydra"]["sweep"]["dir"] == "${folder}":  # each run is composed anew, of the words
+            with read_write(config), open_dict(config):
+                config.folder = str(root)
+                config.hydra.overrides.task.append(f"folder={spell(str(root))}")
         SweepCallback.root = root
         print(f"{len(self.runs)} runs in {root}", flush=True)
 
