@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from l2l_nas.arguments import check_count, check_kind, check_list, check_number, shown
+from l2l_nas.arguments import check_count, check_kind, check_list, check_number, check_table, shown
 from l2l_nas.errors import SettingError
 
 
@@ -47,6 +47,13 @@ def test_what_is_no_list_of_its_kind_is_refused(value):
     with pytest.raises(SettingError, match=r"^layers"):
         check_list("layers", value, of=int, wanted="numbers")
     assert check_list("layers", (1, 2), of=int, wanted="numbers") == [1, 2]
+
+
+@pytest.mark.parametrize("value", [5, None, [("a", 1)], dict, {1: "a"}])
+def test_what_is_no_dict_by_text_is_refused(value):
+    with pytest.raises(SettingError, match=r"^tied"):
+        check_table("tied", value, wanted="a dict of names")
+    assert check_table("tied", {"a": 1}, wanted="a dict of names") == {"a": 1}
 
 
 def test_any_object_can_be_shown_in_one_short_line():

@@ -52,24 +52,25 @@ def relay_of(server: ParamServer) -> Relay:
     return Relay(server, device=PaperDevice(1 << 34), slots=2, resident=None)
 
 
-def test_a_rank_holds_and_computes_its_part_and_exchanges_what_a_ring_sums():
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 1)], ids=["equal", "a rest"])
+def test_a_rank_holds_and_computes_its_part_and_exchanges_what_a_ring_sums(sizes):
     whole = pool()
     path = whole.architecture(["feedforward"] * DEPTH)
     divided = PaperSplit(whole, 2)
     mesh = Mesh(PaperRanks(2), Alone(), PaperRanks(2))
     server = DividedServer(divided.pool, mesh, optimizer=AdamW(), seed=0)
-    alone = StepTime(relay_of(ParamServer(whole, optimizer=AdamW(), seed=0)), (4, 4), PROFILES["h100"]).predict(path)
-    one = StepTime(relay_of(server), (4, 4), PROFILES["h100"], divided=divided).predict(path)
+    alone = StepTime(relay_of(ParamServer(whole, optimizer=AdamW(), seed=0)), sizes, PROFILES["h100"]).predict(path)
+    one = StepTime(relay_of(server), sizes, PROFILES["h100"], divided=divided).predict(path)
     assert alone.exchanged_bytes == alone.simulation.exposed_s == alone.simulation.busy_s["net"] == 0
     assert 0.5 * alone.host_bytes < one.host_bytes < 0.65 * alone.host_bytes  # norms are whole
     # forward, backward, and the forwards that are run again: of all layers but the last one
-    sums, size = 2 * (3 * DEPTH - 1), summed_bytes(4 * 4 * LENGTH * WIDTH, 2)
+    sums = [summed_bytes(4 * size * LENGTH * WIDTH, 2) for size in sizes] * (3 * DEPTH - 1)
     notes = [16] * DEPTH  # of each gradient, what it adds to the norm, and whose it is if it is not finite
     agreed = [DIGEST_BYTES * FACTS]
-    assert one.exchanged_bytes == sum([size * sums, *notes, *agreed])
+    assert one.exchanged_bytes == sum(sums + notes + agreed)
     link = RankLink.of(PROFILES["h100"], 2)
-    assert one.simulation.busy_s["net"] == pytest.approx(link.seconds([size] * sums + notes + agreed))
-    assert one.simulation.exposed_s >= link.seconds([size] * sums)  # within layers nothing hides it
+    assert one.simulation.busy_s["net"] == pytest.approx(link.seconds(sums + notes + agreed))
+    assert one.simulation.exposed_s >= link.seconds(sums)  # within layers nothing hides it
 
 
 def test_what_says_nothing_is_whole_and_named():

@@ -50,6 +50,14 @@ def test_more_samples_take_longer_and_a_faster_device_less():
     assert StepTime(relay, (64,), slow)(path) > StepTime(relay, (8,), slow)(path) > StepTime(relay, (8,), fast)(path)
 
 
+def test_a_smaller_last_micro_batch_takes_as_much_less_as_it_is_smaller():
+    relay = relay_of(dense_pool())
+    path = relay.pool.architecture(PATH)
+    hardware = replace(H100, kernel_s=0.0)  # there are as many kernels, however small
+    whole, with_rest = (StepTime(relay, sizes, hardware).latency_ms(path) for sizes in [(4,), (4, 1)])
+    assert with_rest == pytest.approx(1.25 * whole)
+
+
 @pytest.mark.parametrize("update", ["eager", "exact"])
 @pytest.mark.parametrize("build", [dense_pool, unet_pool, decoder_pool, language_pool])
 def test_it_predicts_for_all_kinds_of_pools(build, update):

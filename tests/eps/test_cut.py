@@ -8,7 +8,7 @@ from l2l_nas import AdamW, Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.eps import cut
 from l2l_nas.eps.cut import Cut
 from l2l_nas.eps.optimizers.groups import rules_of
-from l2l_nas.eps.optimizers.rules import Adafactor
+from l2l_nas.eps.optimizers.rules import Adafactor, Muon
 
 
 def layers() -> nn.Module:
@@ -51,6 +51,17 @@ def test_rows_of_all_ranks_are_put_together_to_the_whole(parts, dtype):
     parts.put_together(rows, block, dtype)
     for entry in wire.parameters:
         assert torch.equal(entry.view(block).view(-1).view(torch.uint8), entry.view(wanted).view(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("rule", [Adafactor(), Muon()], ids=["adafactor", "muon"])
+def test_a_rule_that_needs_whole_weights_has_each_of_them_on_one_rank(rule, monkeypatch):
+    monkeypatch.setattr(cut, "SMALL_BYTES", 0)
+    layer = Candidate("only", lambda: nn.Sequential(*(nn.Linear(50, 50, bias=False) for _ in range(3))))
+    pool = LayerPool([Position("only", layer)], inputs=TensorSpec((50,)))
+    [key] = pool.states
+    parts = Cut(rules_of(pool, rule).of(key), 2).parts
+    assert sorted(index for part in parts for index in part.indices) == [0, 1, 2]
+    assert {ranges for part in parts for ranges in part.ranges} == {(0, 50 * 50)}
 
 
 def test_a_rank_copies_its_part_at_once_where_it_is_cut_by_blocks(parts):

@@ -289,10 +289,12 @@ def test_workers_that_are_killed_whenever_they_build_end_the_search_with_a_line(
     assert len(list(tmp_path.glob("built*"))) == ATTEMPTS
 
 
-def test_a_stop_reaches_what_a_thread_of_the_search_is_doing(tmp_path):
+@pytest.mark.timeout(60)  # were the third trial kept, the wait for it would have no end
+def test_a_stop_reaches_what_a_thread_of_the_search_is_doing_and_drops_what_waits(tmp_path):
     pool = concurrent.futures.ThreadPoolExecutor(1)
     with place_of(tmp_path / "flag", engine=on(pool), trial_weights="fork", steps_per_trial=10**6) as place:
-        place.executor.submit(place.trial("tanh", "tanh"))
+        for ordinal in range(3):  # more than there are workers
+            place.executor.submit(place.trial("tanh", "tanh", ordinal=ordinal))
         place.watch.stop_when = lambda: bool(place.executor._running)
         with pytest.raises(InterruptedError):
             place.executor.finished()
