@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from l2l_nas.arguments import check_kind
+from l2l_nas.arguments import check_kind, check_word
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.groups import MATCHES, Group, Groups, layer_decay, no_decay
-from l2l_nas.eps.optimizers.precision import LowPrecision
+from l2l_nas.eps.optimizers.precision import MOMENTS, LowPrecision
 from l2l_nas.eps.optimizers.rules import SGD, Adafactor, AdamW, Lion, Muon
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.plugins import is_named, made, name_and_arguments
@@ -97,6 +97,8 @@ def _with_common(
     layer_decay: float = 1.0,
     groups: Mapping[str, Any] | None = None,
 ) -> Optimizer:
+    if moments != "8bit":  # of which `LowPrecision` has a word
+        check_word("moments", moments, MOMENTS)
     if moments != "fp32":
         optimizer = in_low_precision(optimizer, moments)
     added = [*_decays(no_decay, layer_decay), *(_group(name, content) for name, content in (groups or {}).items())]
