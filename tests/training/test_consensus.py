@@ -35,6 +35,13 @@ def test_what_failed_is_what_is_said_then(consensus, notes):
     assert notes[-1] == "the save after 3 steps"
 
 
+def test_what_fails_on_the_only_rank_fails_alike_on_all():
+    settled = []
+    error, is_alike = Consensus().failure(RuntimeError("broken"), lambda: settled.append(True))
+    assert is_alike
+    assert "broken" in str(error)
+
+
 class Other:
     """The exchange of rank 0 with one that is not there: what each gives is given."""
 
