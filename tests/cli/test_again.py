@@ -103,7 +103,10 @@ def test_the_command_to_go_on_names_the_folder_the_total_and_a_pool_of_ones_own(
 def test_a_run_of_a_version_with_fewer_settings_is_still_described(finished) -> None:
     config = config_of(finished)
     del config["search"]["catch_up_fraction"], config["data"]["validation_fraction"]
-    assert {setting.name for setting in changed_settings(config)} >= {"search.trials", "space.pool"}
+    config["space"]["args"] = {"width": 4}
+    found = {setting.name: setting.meaning for setting in changed_settings(config)}
+    assert found.keys() >= {"search.trials", "space.pool"}
+    assert "tiny.py:build" in found["space.args.width"]
 
 
 @pytest.mark.slow

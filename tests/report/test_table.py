@@ -209,3 +209,10 @@ def test_networks_that_write_show_what_writing_costs_and_of_training_what_is_a_g
     titles = {column.title for column in tables.finalist_table(results, winner=1).columns}
     assert "device bytes" in titles
     assert "streamed bytes" not in titles
+
+
+def test_tables_of_as_many_rows_as_there_are_trials_can_be_scrolled() -> None:
+    results = results_of(some_trials(), [ACCURACY])
+    long = [tables.trial_table(results), tables.front_table(results), tables.best_table(results, metrics=METRICS)]
+    assert not any(table.is_whole for table in long)
+    assert tables.finalist_table(results, winner=None).is_whole

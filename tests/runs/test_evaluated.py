@@ -50,6 +50,9 @@ def test_the_last_figures_of_a_task_and_a_file_stay(tmp_path):
         ("text", "b.txt", 4.0),
         ("text", "a.txt", 2.5),
     ]
+    measured = Measurement.of("text", tmp_path / "b.txt")
+    assert measured.digest
+    assert replace(measured, digest="") == Measurement("text", "b.txt")
 
 
 def test_figures_of_another_network_are_not_its_own(tmp_path):

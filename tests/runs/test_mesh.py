@@ -10,12 +10,12 @@ from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Mesh, PaperRanks
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.parallel.collectives import Ranks, Unjoined
 from l2l_nas.parallel.split_pool import SplitPool
 from l2l_nas.relay.device import Cpu
 from l2l_nas.runs.build import build_relay
-from l2l_nas.runs.mesh import check_mesh, check_possible_mesh, idle_ranks, paper_relay, sharers_of
+from l2l_nas.runs.mesh import check_mesh, check_possible_mesh, idle_ranks, paper_relay, refuse_undivided, sharers_of
 from l2l_nas.runs.section_settings import MeshConf, ParallelConf
 from l2l_nas.runs.settings import SearchConf
 from tests.parallel.test_split_pool import space
@@ -106,6 +106,20 @@ def test_costs_of_divided_layers_are_alike_on_all_ranks_and_count_whole_networks
     architecture = pool.architecture([position.candidates[0].name for position in pool.positions])
     assert first[:2] == [whole[name].compute(architecture) for name in ("parameters", "flops")]
     assert first[2] < 0.7 * whole["streamed_bytes"].compute(architecture)
+
+
+def test_layers_that_ranks_cannot_divide_are_refused_where_they_are_used():
+    pool = space("gpt2", heads=4)  # its candidates of two heads divide among two ranks alone
+    split = SplitPool(pool, Ranks(Unjoined(0, 4)), is_lenient=True)
+    mesh = Mesh(PaperRanks(4, 0), tensor=PaperRanks(4, 0))
+    server = DividedServer(split, mesh, optimizer=AdamW(), seed=0)
+    candidates = [[one.name for one in position.candidates] for position in pool.positions]
+    fewer = pool.architecture(["heads_2" if "heads_2" in names else names[0] for names in candidates])
+    others = pool.architecture([next(name for name in names if name != "heads_2") for names in candidates])
+    refuse_undivided(server, others)
+    for architecture in (fewer, None):
+        with pytest.raises(SpaceError, match="heads_2"):
+            refuse_undivided(server, architecture)
 
 
 def test_times_of_ranks_that_share_layers_are_not_predicted_in_a_search():

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from l2l_nas.errors import TrialError
 from l2l_nas.training.consensus import Consensus, Peers
 
 
@@ -33,6 +34,11 @@ def test_what_failed_is_what_is_said_then(consensus, notes):
     with pytest.raises(ValueError, match="disk"), consensus.during("the save after 3 steps"):
         raise ValueError("disk")
     assert notes[-1] == "the save after 3 steps"
+
+
+def test_what_fails_on_the_only_rank_fails_alike_on_all():
+    error = TrialError("broken")
+    assert Consensus().failure(error, lambda: None) == (error, True)
 
 
 class Other:

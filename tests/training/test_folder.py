@@ -138,6 +138,14 @@ def test_arrays_that_nothing_would_use_are_refused(tmp_path, more):
             read()
 
 
+def test_arrays_that_nothing_would_use_are_named_in_order(tmp_path):
+    more = [f"part{number}" for number in range(9)]
+    arrays = {"x": np.zeros((40, 5)), "y": np.arange(40) % 4, **dict.fromkeys(reversed(more), np.zeros(40))}
+    np.savez(tmp_path / "arrays.npz", **arrays)
+    with pytest.raises(DataError, match=", ".join(more)):
+        from_npz(tmp_path / "arrays.npz")
+
+
 @pytest.mark.parametrize("order", "<>")
 def test_arrays_of_either_byte_order_are_read(tmp_path, order):
     rng = np.random.default_rng(0)

@@ -60,6 +60,15 @@ def test_trials_are_lines_up_to_where_they_were_stopped_or_scored() -> None:
     assert "search.early_stop" in trial_curves(results_of(records[3:], [ACCURACY])).message
 
 
+def test_a_score_that_lacks_the_goal_does_not_have_a_cost_drawn() -> None:
+    records = [on_its_way(0, State.COMPLETE, 0.4, s5=0.1), on_its_way(1, State.COMPLETE, 0.3, s5=0.2)]
+    records = [replace(one, values={**one.values, "parameters": 9}) for one in records]
+    records[1] = replace(records[1], rungs={**records[1].rungs, "10/20": {"loss": 1.0}})
+    chart = trial_curves(results_of(records, [PARAMETERS, ACCURACY]))
+    assert places(labelled(chart, "went on to the end")) == [(5, 0.2), (20, 0.3)]
+    assert places(labelled(chart, "the best")) == [(5, 0.1), (20, 0.4)]
+
+
 def test_of_very_many_trials_some_lines_and_the_best_are_drawn() -> None:
     records = [on_its_way(number, State.COMPLETE, number / 3000, s5=0.1) for number in range(3000)]
     chart = trial_curves(results_of(records, [ACCURACY]))
