@@ -82,4 +82,22 @@ def mutations() -> str:
     )
 
 
-BLOCKS = {"kills": kills, "clusters": clusters, "rank_faults": ranks, "mutations": mutations}
+def mutants() -> str:
+    """Small wrong changes of the package, and whether a quick test fails."""
+    changes = raw("mutants")["changes"]
+    later = sum("survived_first" in one for one in changes)
+    caught, equivalent = (sum(name in one for one in changes) for name in ("caught", "equivalent"))
+    gone = sum(one.get("left") == "gone" for one in changes)
+    return bullets(
+        [
+            f"{len(changes)} changes, one a line, spread over the rooms by their lines: {caught - later} caught by the "
+            f"nearest tests, {later} by others or by tests that were written for them, {equivalent} change nothing "
+            f"that is promised, {gone} were in code that is gone, {len(changes) - caught - equivalent - gone} is left: "
+            "a tuned default.",
+        ]
+    )
+
+
+BLOCKS = {
+    "kills": kills, "clusters": clusters, "rank_faults": ranks, "mutations": mutations, "mutants": mutants,
+}  # fmt: skip
