@@ -11,6 +11,7 @@ from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.report.html.view import is_page
 from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.folder import RunFolder, is_locked
+from l2l_nas.runs.folder_settings import read_settings
 from l2l_nas.runs.page import page_of
 from l2l_nas.runs.saved import SavedRun
 from l2l_nas.runs.settings import ReportConf
@@ -26,6 +27,8 @@ def main(conf: ReportConf) -> None:
     if not root.is_dir():
         raise StorageError(f"{root}: no such folder")
     SavedRun(RunFolder(root)).refuse_none()
+    if RunFolder(root).config.exists():
+        read_settings(RunFolder(root).config)  # first, as it knows a run of version 0.1.0
     page, results = page_of(root, is_running=is_locked(root))
     path = Path(conf.out) if conf.out else RunFolder(root).report
     if path.is_dir():
