@@ -28,25 +28,30 @@ HOSTILE = (
 SCHEMAS = (SearchConf, RetrainConf)
 
 
-def planted(schema, name, value):
-    """Settings by default, one of them with another value."""
-    *sections, leaf = name.split(".")
+def planted(schema, values):
+    """Settings by default, some of them with other values, by name."""
     whole = dataclasses.asdict(schema())
-    within = whole
-    for section in sections:
-        within = within[section]
-    within[leaf] = value
+    for name, value in values.items():
+        *sections, leaf = name.split(".")
+        within = whole
+        for section in sections:
+            within = within[section]
+        within[leaf] = value
     return whole
 
 
 def places():
+    """Rounds of settings to plant at once: schema, and by name the setting or argument and what makes its value."""
     for schema in SCHEMAS:
+        by_name = {}
         for one in declared(schema):
-            yield schema, one, one.name, lambda value: value
+            found = by_name.setdefault(one.name, [(one, lambda value: value)])
             for kind, arguments in CHOICES.get(one.name, {}).items():
                 for argument in declared(arguments):
                     made = lambda value, kind=kind, argument=argument: {"name": kind, argument.name: value}  # noqa: E731
-                    yield schema, argument, one.name, made
+                    found.append((argument, made))
+        for row in range(max(map(len, by_name.values()))):
+            yield schema, {name: found[row] for name, found in by_name.items() if row < len(found)}
 
 
 def texts(value):
@@ -61,17 +66,19 @@ def texts(value):
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("shape", [lambda one: one, lambda one: [one], lambda one: {one: 1}, lambda one: {"a": one}])
 def test_nothing_of_a_folder_is_taken_but_what_is_declared_so(text, shape):
-    for schema, one, name, made in places():
-        value = made(shape(text))
-        if name in CHOICES and not isinstance(value, dict):  # damaged, see below
-            continue
-        taken = value_of(settings_in(planted(schema, name, value)).config, name)
-        if text in texts(taken):
-            where = f"{name}, {one.name}"
-            assert one.from_folder in (FromFolder.TEXT, FromFolder.PATH), where
-            assert not one.is_code, where
-            assert not ("//" in text and one.from_folder is FromFolder.PATH), where
-            assert text != "/dev/stdin" or one.from_folder is not FromFolder.PATH, where
+    for schema, chosen in places():
+        values = {name: made(shape(text)) for name, (_, made) in chosen.items()}
+        # of a choice, what is no dict is damaged, see below
+        values = {name: value for name, value in values.items() if name not in CHOICES or isinstance(value, dict)}
+        found = settings_in(planted(schema, values)).config
+        for name in values:
+            if text in texts(value_of(found, name)):
+                one = chosen[name][0]
+                where = f"{name}, {one.name}"
+                assert one.from_folder in (FromFolder.TEXT, FromFolder.PATH), where
+                assert not one.is_code, where
+                assert not ("//" in text and one.from_folder is FromFolder.PATH), where
+                assert text != "/dev/stdin" or one.from_folder is not FromFolder.PATH, where
 
 
 def test_what_is_run_where_and_by_whom_is_never_taken():
@@ -85,7 +92,7 @@ def test_what_is_run_where_and_by_whom_is_never_taken():
 
 def test_what_a_folder_may_not_give_is_withheld_and_its_defaults_are_not():
     executor = {"name": "submitit", "parameters": {"setup": ["touch /tmp/x"]}}
-    saved = settings_in(planted(SearchConf, "executor", executor))
+    saved = settings_in(planted(SearchConf, {"executor": executor}))
     assert "executor" not in saved.config
     assert {name.partition(".")[0] for name in saved.withheld} == {"executor"}
     assert settings_in(dataclasses.asdict(SearchConf())).withheld == {}
@@ -114,7 +121,7 @@ SETUP = {"setup": ["touch /tmp/x"]}
     ],
 )
 def test_a_shell_line_of_a_folder_stands_in_no_command_to_copy(name, value):
-    line = name_again(settings_in(planted(SearchConf, name, value)).withheld)
+    line = name_again(settings_in(planted(SearchConf, {name: value})).withheld)
     said, _, command = line.rpartition("again: ")
     assert "touch /tmp/x" in said
     assert "touch" not in command
@@ -172,6 +179,6 @@ def test_planted_lines_are_not_executed_connected_to_or_written_elsewhere():
 
 @pytest.mark.parametrize("chosen", [["x"], "tpe", {"name": 3}, 7])
 def test_a_damaged_choice_is_named(tmp_path, chosen):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(planted(SearchConf, "sampler", chosen)))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(planted(SearchConf, {"sampler": chosen})))
     with pytest.raises(StorageError, match=r"config.yaml: damaged \(sampler is"):
         read_settings(tmp_path / "config.yaml")
