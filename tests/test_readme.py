@@ -50,7 +50,7 @@ COMMAND_LINES = list(
 )
 # what must be true when a file has run
 OUTCOMES = {
-    "search.py": "assert len(study.trials) >= 24 and network(torch.zeros(3, 2)).shape == (3, 2)",
+    "search.py": "assert len(result.study.trials) >= 24 and network(torch.zeros(3, 2)).shape == (3, 2)",
     "more_trials.py": "assert len(result.study.trials) >= 28",
     "loop.py": "import os; assert len(study.trials) == 30 and os.path.exists('loop.html')",
     "ten_lines.py": "assert 0 < float(result.loss) < 10",
