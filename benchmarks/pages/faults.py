@@ -70,7 +70,7 @@ def ranks() -> str:
 
 def mutations() -> str:
     """Damaged files and hostile input."""
-    first, later = raw("mutations")["rounds"], raw("mutations_2026_11_26")
+    first, later, foreign = raw("mutations")["rounds"], raw("mutations_2026_11_26"), raw("foreign")
     files = [sum(one[name] for one in first) for name in ("files", "inputs")]
     failed = sum(len(one["failures"]) for one in first)
     return bullets(
@@ -78,6 +78,8 @@ def mutations() -> str:
             f"{files[0]:,} damaged files and {files[1]:,} hostile inputs: {failed} tracebacks or more lines, mended.",
             f"{later['files']:,} and {later['inputs']:,} more, of other seeds: {later['tracebacks']} tracebacks, "
             f"{later['hangs']} hangs, {later['other_weights']} runs that went on with other weights.",
+            f"{foreign['lines']} hostile lines planted in settings of a run's folder: {len(foreign['failures'])} "
+            "executed, connected or written outside.",
         ]
     )
 
