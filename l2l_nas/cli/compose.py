@@ -184,8 +184,6 @@ def work(command: str, config: DictConfig, ranks: RunRanks | None = None) -> flo
             again = resume_command(command, conf.folder, own_settings(conf))
             return run_of_sweep(conf, about, lambda console: go(conf, console, again))
         conf = OmegaConf.to_object(config)
-        if conf.skip_done:
-            raise SettingError("skip_done is for sweeps: add -m")
         again = resume_command(command, conf.resume or conf.folder, own_settings(conf))
         with reporting_errors(again, ranks=ranks):
             return go(conf, open_terminal(quiet=ranks is not None and not ranks.consensus.is_first), again)

@@ -31,12 +31,13 @@ from l2l_nas.cli.words import explain_value, is_of_hydra, no_effect
 from l2l_nas.errors import L2LError, SettingError, StorageError, described, one_line, what_raised, without_passwords
 from l2l_nas.files import make_folder, read_bytes, read_json, write_atomically, write_json
 from l2l_nas.nas.callback import Stopped
-from l2l_nas.report.comparison import Comparison, goals_of, pair_of
+from l2l_nas.report.comparison import Comparison
 from l2l_nas.report.table import sweep_table
 from l2l_nas.runs.command_line import fill_in, given_names, spell
 from l2l_nas.runs.fields import check_bounds
 from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, locked, refuse_taken
 from l2l_nas.runs.resume import is_over, refuse_other_settings
+from l2l_nas.runs.saved import compared
 from l2l_nas.runs.settings import PLACES
 from l2l_nas.runs.terminal import explain, open_terminal
 
@@ -154,15 +155,12 @@ def _comparisons(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[str],
     for row in rows:
         if "error" not in row:
             words = tuple(word for word in row["overrides"] if given_names([word]) != {"seed"})
-            groups.setdefault(words, []).append(RunFolder(Path(row["folder"])).result)
+            groups.setdefault(words, []).append(Path(row["folder"]))
     common = set.intersection(*map(set, groups)) if groups else set()
-    for words, paths in groups.items():
-        results = [read_json(path) for path in paths]
-        if all(result.get("baseline") for result in results):
-            goal = goals_of(results[0])[0]
-            found = Comparison.of([pair_of(result, goal) for result in results], goal)
-            if found is not None:
-                yield [word for word in words if word not in common], found
+    for words, folders in groups.items():
+        found = compared(folders)
+        if found is not None:
+            yield [word for word in words if word not in common], found
 
 
 @contextlib.contextmanager

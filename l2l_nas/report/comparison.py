@@ -30,11 +30,11 @@ def pair_of(result: Mapping[str, Any], goal: Goal) -> tuple[float, float] | None
     Raises:
         KeyError, TypeError, ValueError: it is no result of a search.
     """
-    beside = RandomBaseline.from_json(result["baseline"]).best if result["baseline"] else None
-    sides = [Network.from_json(result["best"]).part(TEST), {} if beside is None else beside.part(TEST)]
-    if not all(goal.name in one for one in sides):
+    beside = RandomBaseline.from_json(result["baseline"]).best if result.get("baseline") else None
+    if beside is None:
         return None
-    return sides[0][goal.name], sides[1][goal.name]
+    sides = [one.part(TEST).get(goal.name) for one in (Network.from_json(result["best"]), beside)]
+    return None if sides[0] is None or sides[1] is None else (sides[0], sides[1])
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,19 @@ from torch import nn
 
 from l2l_nas.arguments import check_kind, check_list, check_methods, check_path, refuse_class
 from l2l_nas.errors import SettingError, StorageError
-from l2l_nas.files import parsing
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
 from l2l_nas.nas.study.reading import load_study
 from l2l_nas.nas.study.study import optuna_as_it_was
 from l2l_nas.report.card import card_of
-from l2l_nas.report.comparison import Comparison, goals_of, pair_of
+from l2l_nas.report.comparison import Comparison, goals_of
 from l2l_nas.report.html.notebook import render_result
 from l2l_nas.report.network import Network, RandomBaseline, in_order
 from l2l_nas.report.results import Results
 from l2l_nas.runs.components import Objects
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.ranks import RunRanks
-from l2l_nas.runs.saved import SavedRun, load_found
+from l2l_nas.runs.saved import SavedRun, compared, load_found
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.runs.world import joined
@@ -236,16 +235,7 @@ def compare(results: Iterable[SearchResult | Path | str]) -> Comparison:
     kinds = (SearchResult, Path, str)
     folders = [one.folder if isinstance(one, SearchResult) else Path(one)
                for one in check_list("results", results, of=kinds, wanted="results of searches")]  # fmt: skip
-    pairs, goals = [], []
-    for folder in folders:
-        run = RunFolder(folder)
-        content = SavedRun(run).result()
-        with parsing(run.result, "the result of a search", advice="restore it"):
-            goals.append(goals_of(content)[0])
-            pairs.append(pair_of(content, goals[-1]))
-    if len(set(goals)) > 1:
-        raise SettingError(f"results: searches for {goals[0].name} and for others cannot be compared")
-    found = Comparison.of(pairs, goals[0]) if goals else None
+    found = compared(folders)
     if found is None:
         raise SettingError(
             "results: two searches at least need a figure of the test part, and random search beside them one "
@@ -317,7 +307,7 @@ def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchCon
             values["objectives.names"] = [value] if isinstance(value, str) else value
         elif name in CHOICES:
             values[name] = {"name": value} if isinstance(value, str) else value
-        elif name in PLACES:
+        elif name in PLACES and name != "skip_done":  # which is refused as in a command
             values[name] = str(check_path(name, value)) if value is not None and str(value) else ""
         elif name == "enqueue":
             found = check_list("search.enqueue", value, of=object, wanted="architectures")

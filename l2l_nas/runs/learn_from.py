@@ -1,8 +1,7 @@
 """What a search learns from earlier runs: read when it begins, and from then on kept in its own folder.
 
 [Note: memory of a run] `memory.json` in a run's folder has all that its sampler knows from earlier runs, so that the
-run goes on as it was when these are gone. Another
-search may name that file, or one that somebody made.
+run goes on as it was when these are gone. Another search may name that file, or one that somebody made.
 """
 
 from __future__ import annotations

@@ -144,12 +144,18 @@ class SearchStart:
 
 def search_start(conf: SearchConf, *, given: Collection[str], files: Mapping[str, str] | None) -> SearchStart:
     """Read what a search starts or goes on with. Raises SettingError, StorageError: see `go_on`, and `check_bounds`."""
+    _refuse_skip_done(conf)
     before = go_on("search", conf, given=given) if conf.resume else None
     conf = completed(before or conf)
     check_bounds(conf)
     if before is None:
         return SearchStart(conf, files or {}, is_new=True)
     return SearchStart(conf, {}, is_new=False, left_out=_left_out(conf, given))
+
+
+def _refuse_skip_done(conf: SearchConf | RetrainConf) -> None:
+    if conf.skip_done:  # a run of a sweep has it no more
+        raise SettingError("skip_done is for sweeps: add -m")
 
 
 def _left_out(conf: SearchConf | RetrainConf, given: Collection[str]) -> str:
@@ -352,6 +358,7 @@ def training_start(conf: RetrainConf, folder: RunFolder, *, given: Collection[st
         SettingError: what is given does not go with the folder, or with the run.
         StorageError: the folder holds another run, or something is missing or damaged.
     """
+    _refuse_skip_done(conf)
     before = _as_before(conf, folder, given) if conf.resume else None
     if before is not None:
         return before

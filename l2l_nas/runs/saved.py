@@ -13,7 +13,8 @@ from l2l_nas.eps.checkpoint import MANIFEST, Checkpoint
 from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import SettingError, SpaceError, StorageError, did_you_mean
-from l2l_nas.files import read_json
+from l2l_nas.files import parsing, read_json
+from l2l_nas.report.comparison import Comparison, goals_of, pair_of
 from l2l_nas.runs.command_line import resume_command
 from l2l_nas.runs.fields import typed, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
@@ -89,6 +90,25 @@ class SavedRun:
             self.refuse_none()
             raise StorageError(f"{path}: missing, the {self.noun} has not finished; go on with: {self.again()}")
         return read_json(path)
+
+
+def compared(folders: Sequence[Path]) -> Comparison | None:
+    """Searches against random searches, by the first goal; None of fewer than two that have both.
+
+    Raises:
+        SettingError: they are for different goals.
+        StorageError: a result is missing or damaged.
+    """
+    pairs, goals = [], []
+    for folder in folders:
+        run = RunFolder(folder)
+        content = SavedRun(run).result()
+        with parsing(run.result, "the result of a search", advice="restore it"):
+            goals.append(goals_of(content)[0])
+            pairs.append(pair_of(content, goals[-1]))
+    if any(goal != goals[0] for goal in goals):
+        raise SettingError(f"results: searches for {goals[0].name} and for others cannot be compared")
+    return Comparison.of(pairs, goals[0]) if goals else None
 
 
 @dataclass(frozen=True)
