@@ -77,7 +77,9 @@ def test_what_is_done_is_left_out_what_was_begun_goes_on_and_another_setting_is_
     line = capsys.readouterr().err
     assert line == "error: s/0, s/1, s/2: the run there has train.batch_size=64, not 8; choose another folder\n"
     assert contents(tmp_path / "s" / "0").items() >= before.items()
-    assert "skip_done is for sweeps: add -m" in refused("search", "skip_done=true")
+    assert "skip_done is for sweeps: add -m" in refused("search", "space.pool=tiny.py:build", "skip_done=true")
+    with pytest.raises(SettingError, match="skip_done is for sweeps"):
+        l2l_nas.search("digits_conv", skip_done=True, progress=False)
 
 
 @pytest.mark.slow
