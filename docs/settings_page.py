@@ -9,6 +9,8 @@ from l2l_nas.runs.groups import ABOUT, GROUPS, choices
 from l2l_nas.runs.settings import COMMANDS, rule_of
 
 PAGE = Path(__file__).with_name("settings.md")
+# commands whose runs go on
+GO_ON = {"search", "train"}
 HEAD = """\
 # Settings
 
@@ -49,9 +51,11 @@ def groups() -> list[str]:
         lines.append(f"| `{group}` | {offered} | {what} | {', '.join(one for one in GROUPS if group in GROUPS[one])} |")
     lines += ["", "| argument | of | default | what |", "|---|---|---|---|"]
     for group, known in CHOICES.items():
-        for kind in dict.fromkeys(known.values()):
-            of = ", ".join(f"`{group}={name}`" for name, one in known.items() if one is kind)
-            lines += [f"| `{name}` | {of} | {shown(one)} | {text} |" for name, one, text in settings(kind, f"{group}.")]
+        rows: dict[tuple[str, str, str], list[str]] = {}
+        for choice, kind in known.items():
+            for name, default, text in settings(kind, f"{group}."):
+                rows.setdefault((name, shown(default), text), []).append(f"`{choice}`")
+        lines += [f"| `{name}` | {', '.join(of)} | {default} | {text} |" for (name, default, text), of in rows.items()]
     return [*lines, ""]
 
 
@@ -64,18 +68,26 @@ def on_resume(name: str) -> str:
 
 
 def page() -> str:
-    """The whole page."""
-    lines = [HEAD + "\n".join(groups())]
+    """The whole page: what several commands take is told once."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for command, schema in COMMANDS.items():
-        rows = list(settings(schema))
-        goes_on = any(name == "resume" for name, _, _ in rows)
-        lines += [f"## {command}", "", inspect.getdoc(schema) or "", ""]
+        for name, default, text in settings(schema):
+            rows.setdefault((name, shown(default), text), []).append(command)
+    lines = [HEAD + "\n".join(groups()), "## Several commands", ""]
+    lines += ["| setting | default | what | on resume | commands |", "|---|---|---|---|---|"]
+    for (name, default, text), commands in rows.items():
+        if len(commands) > 1:
+            resumed = on_resume(name) if GO_ON & {*commands} else ""
+            lines.append(f"| `{name}` | {default} | {text} | {resumed} | {', '.join(commands)} |")
+    for command, schema in COMMANDS.items():
+        goes_on = command in GO_ON
+        lines += ["", f"## {command}", "", inspect.getdoc(schema) or "", ""]
         lines += ["| setting | default | what | on resume |", "|---|---|---|---|"] if goes_on else []
         lines += ["| setting | default | what |", "|---|---|---|"] if not goes_on else []
-        for name, default, text in rows:
-            lines.append(f"| `{name}` | {shown(default)} | {text} |" + (f" {on_resume(name)} |" if goes_on else ""))
-        lines.append("")
-    return "\n".join(lines)
+        for (name, default, text), commands in rows.items():
+            if commands == [command]:
+                lines.append(f"| `{name}` | {default} | {text} |" + (f" {on_resume(name)} |" if goes_on else ""))
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":
