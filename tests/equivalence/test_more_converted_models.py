@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.space.convert.masks import masks_always_made
 from l2l_nas.training.export import build_network
 from tests.cli.runs import ROOT
-from tests.converted import ManyClasses, batch
+from tests.converted import CASES, ManyClasses, batch
 from tests.many_converted import MANY_CASES
 from tests.more_converted import MORE_CASES
 
@@ -108,5 +109,6 @@ def test_a_routers_loss_trains_the_router():
 
 def test_the_page_names_each_model():
     page = (ROOT / "docs" / "tutorials" / "convert.md").read_text()
-    listed = page[page.index("## What else works") :]
-    assert [name for name in MANY_CASES if name.removeprefix("torchvision ").removeprefix("timm ") not in listed] == []
+    names = {name.removeprefix("torchvision ").removeprefix("timm ") for name in (*MANY_CASES, *CASES)}
+    plain = re.sub(r"\W", "", page[page.index("## Recipes") :]).lower()
+    assert [name for name in sorted(names) if re.sub(r"\W", "", name).lower() not in plain] == []
