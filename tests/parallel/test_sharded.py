@@ -106,6 +106,7 @@ def test_ranks_whose_layers_run_on_one_cuda_device_train_to_the_same_bits(tmp_pa
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(compiler() is None, reason="the simulated accelerator needs a C++ compiler")
 @pytest.mark.parametrize(
     "names", [["threads", "host", "tied_ahead"], pytest.param([*ON_DEVICE, *POOL_CASES], marks=pytest.mark.long)],
