@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from l2l_nas.plugins import imported
+from l2l_nas.errors import SettingError
+from l2l_nas.plugins import imported, optional
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +42,15 @@ def test_a_file_beside_it_takes_no_other_module_s_place(tmp_path):
     finally:
         if before is not None:
             sys.modules["colorsys"] = before
+
+
+def test_a_package_whose_import_fails_is_named_in_one_line(tmp_path):
+    (tmp_path / "l2l_nas_helper.py").write_text("raise RuntimeError('made for another version\\nof something')\n")
+    sys.path.insert(0, str(tmp_path))
+    with pytest.raises(
+        SettingError, match=r"this needs the package l2l_nas_helper, whose import fails \(.*made for"
+    ) as e:
+        optional("l2l_nas_helper", "this needs", extra="onnx")
+    assert "\n" not in str(e.value)
+    with pytest.raises(SettingError, match=r"the package l2l_nas_nowhere: pip install 'l2l-nas\[onnx\]'"):
+        optional("l2l_nas_nowhere", "this needs", extra="onnx")

@@ -122,7 +122,7 @@ def _allowed(one: Declared, value: Any) -> Any:
         return {key: entry for key, entry in value.items() if may_give(one, {key: entry})}
     kinds = CHOICES[one.name]
     name = value.get("name", next(iter(kinds)))
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         return _ABSENT
     arguments = {argument.name: argument for argument in declared(kinds[name])}
     rest = {key: entry for key, entry in value.items() if key in arguments and may_give(arguments[key], entry)}

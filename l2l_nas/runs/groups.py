@@ -75,7 +75,7 @@ def flat(schema: type, conf: Any) -> dict[str, Any]:
             continue
         if name in CHOICES:
             found[name] = chosen = value.get("name", next(iter(CHOICES[name])))
-            known = arguments(name, chosen) if chosen in CHOICES[name] else {}
+            known = arguments(name, chosen) if isinstance(chosen, str) and chosen in CHOICES[name] else {}
             value = {key: one for key, one in {**known, **value}.items() if key != "name"}
         found |= entries(value, f"{name}.")
     return found

@@ -310,6 +310,13 @@ def test_documents_do_not_see_each_other():
         ({"model_type": "mixtral", "num_hidden_layers": 9999, "num_local_experts": 64}, "is 64, .* from 1 to 26"),
         ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "'router_jitter_noise' is 0.1, of which only 0.0"),
         ({"layer_types": ["linear"] * 3}, "'layer_types' are .*; known are full_attention"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "'rope_scaling' is .* beside 'rope_parameters'"),
+        ({"is_causal": False}, "'is_causal' is False, of which only True is known"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": None, "attn_logit_softcapping": 50.0},
+            "'attn_logit_softcapping' is 50.0, which is",
+        ),
+        ({"of_tomorrow": 3}, "'of_tomorrow' is 3, which is not known"),
     ],
 )
 def test_a_configuration_that_is_not_known_is_refused_by_name(change, words):

@@ -198,7 +198,11 @@ def test_a_copy_of_a_tied_weight_may_be_there_and_another_one_not(saved, name, c
     _tensors(folder, lambda tensors: tensors.update({copy: tensors[of].clone()}))
     published_pool(f"hf:{folder}")
     _tensors(folder, lambda tensors: tensors.update({copy: tensors[of] * 2}))
-    with pytest.raises(L2LError, match=f"{copy} is tied to {of}, but their values differ; save the model anew"):
+    refused = pytest.raises(L2LError, match=f"{copy} is tied to {of}, but their values differ; save the model anew")
+    with refused:
+        published_pool(f"hf:{folder}")
+    _tensors(folder, lambda tensors: tensors.update({copy: torch.cat([tensors[of][:-1], tensors[of][-1:] + 1])}))
+    with refused:
         published_pool(f"hf:{folder}")
 
 
@@ -242,6 +246,10 @@ DAMAGE = {
     "a directory": (
         lambda f: [(f / "model.safetensors").unlink(), (f / "model.safetensors").mkdir()],
         "no file|damaged",
+    ),
+    "an adapter": (
+        lambda f: (f / "adapter_model.safetensors").write_bytes((f / "model.safetensors").read_bytes()),
+        "has adapter_model.safetensors: an adapter beside the model",
     ),
     "heads that do not fit": (lambda f: _config(f, num_attention_heads=5, head_dim=None), "5 attention heads of 6"),
 }

@@ -7,6 +7,8 @@ import pytest
 from l2l_nas.errors import SettingError
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import check_value, declared, fitting
+from l2l_nas.runs.folder_settings import own_settings
+from l2l_nas.runs.groups import completed
 from l2l_nas.runs.settings import COMMANDS, RetrainConf, SearchConf
 
 
@@ -32,3 +34,13 @@ def test_an_item_of_a_list_that_is_none_is_refused_by_its_place(name, item):
     with pytest.raises(SettingError, match=rf"^{name}\[1\] "):
         check_value(_LISTS[name], fitting(_LISTS[name], [right, item]))
     assert fitting(_LISTS[name], [right]) == [right]
+
+
+@pytest.mark.parametrize("group", CHOICES)
+@pytest.mark.parametrize("name", [{}, [], ["adamw"], 3, None], ids=str)
+def test_a_choice_whose_name_is_no_text_is_refused(group, name):
+    """As a config file of one's own may say it; what has to be named again is asked before."""
+    conf = dataclasses.replace(SearchConf(), **{group: {"name": name}})
+    own_settings(conf)
+    with pytest.raises(SettingError, match=f"no {group} "):
+        completed(conf)

@@ -146,6 +146,12 @@ def test_two_processes_may_make_the_same_file(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made"]
 
 
+def test_letters_without_a_token_are_counted_in_a_warning(tmp_path, caplog):
+    small_bpe(tmp_path / "bpe")
+    build(tmp_path / "made", [iter(["ab é ab é"])], load_tokenizer(str(tmp_path / "bpe")))
+    assert caplog.messages == ["the tokenizer has no token for 2 characters of the text, and leaves them out"]
+
+
 def test_numbers_of_tokens_may_have_gaps(tmp_path):
     words = {"[UNK]": 0, "a": 1, "b": 70_000}
     made = {"version": "1.0", "model": {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}}

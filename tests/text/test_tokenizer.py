@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from l2l_nas.errors import L2LError
-from l2l_nas.text.tokenizer import Bytes, load_tokenizer
+from l2l_nas.text.tokenizer import Bytes, Library, load_tokenizer
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the real data are not here")
@@ -117,6 +117,78 @@ def test_characters_without_a_token_are_counted_also_behind_a_space_that_the_tok
     made.decoder = tokenizers.decoders.Metaspace(prepend_scheme="always")
     made.save(str(tmp_path / "tokenizer.json"))
     assert load_tokenizer(str(tmp_path)).num_lost("ab \u00e9a\u00e9") == 2
+
+
+class OfNumbers:
+    """Has tokens with some numbers, and writes none of them."""
+
+    def __init__(self, *numbers):
+        self.get_vocab = lambda: {str(number): number for number in numbers}
+
+    def no_padding(self):
+        pass
+
+    no_truncation = no_padding
+
+    def to_str(self):
+        raise ValueError("all numbers are looked at")
+
+
+@pytest.mark.parametrize(("number", "words"), [(2**31, "the number 2147483648, at most"), (9, "all numbers are")])
+def test_a_token_s_number_is_bounded_before_all_numbers_are_looked_at(number, words):
+    with pytest.raises(L2LError, match=words):
+        Library(OfNumbers(number))
+
+
+def as_library(folder, **about):
+    """The same tokenizer as one file, and what stands beside it."""
+    tokens = small_bpe(folder)
+    (folder / "tokenizer.json").write_text(load_tokenizer(str(folder)).texts["tokenizer.json"])
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    return tokens
+
+
+def test_a_template_says_what_stands_before_a_text(tmp_path):
+    tokens = as_library(tmp_path)
+    made = json.loads((tmp_path / "tokenizer.json").read_text())
+    frame = lambda name: {"SpecialToken": {"id": name, "type_id": 0}}  # noqa: E731
+    single = [frame("a"), {"Sequence": {"id": "A", "type_id": 0}}, frame("z")]
+    special = {name: {"id": name, "ids": [tokens.index(name)], "tokens": [name]} for name in "az"}
+    made["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    assert load_tokenizer(str(tmp_path)).begin == tokens.index("a")
+
+
+@pytest.mark.parametrize(("is_added", "begin"), [(True, "b"), (False, None)])
+def test_a_config_says_what_stands_before_a_text(tmp_path, is_added, begin):
+    tokens = as_library(tmp_path, add_bos_token=is_added, bos_token="b")
+    assert load_tokenizer(str(tmp_path)).begin == (begin and tokens.index(begin))
+
+
+def test_an_end_and_further_tokens_may_be_named_beside_the_vocabulary_alone(tmp_path):
+    more = {"100": {"content": "<x>"}}
+    tokens = as_library(tmp_path, added_tokens_decoder={str(10**6): more["100"]})
+    with pytest.raises(L2LError, match="'<x>' has the number 1000000 there, and 100 behind the tokens"):
+        load_tokenizer(str(tmp_path))
+    assert len(tokens) == 100
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": more}))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "z"}))
+    made = load_tokenizer(str(tmp_path))
+    assert made.encode("a<x>") == [tokens.index("a"), 100]
+    assert (made.end, made.size) == (tokens.index("z"), 101)
+
+
+def test_a_tokenizer_and_its_config_that_differ_are_refused(tmp_path):
+    as_library(tmp_path, add_prefix_space=True)
+    with pytest.raises(L2LError, match="has ByteLevel with add_prefix_space=false, and tokenizer_config"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_two_files_of_another_family_do_not_say_how_a_text_is_cut(tmp_path):
+    small_bpe(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    with pytest.raises(L2LError, match="how a Qwen2Tokenizer cuts a text before its merges is said there alone"):
+        load_tokenizer(str(tmp_path))
 
 
 def doubling(count):
