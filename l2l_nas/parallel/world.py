@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -53,19 +52,18 @@ class WorldConfig:
         return "cpu:gloo,cuda:nccl" if torch.device(self.device).type == "cuda" else "gloo"
 
 
-def join(config: WorldConfig | None = None, *, environment: Mapping[str, str] = os.environ) -> World:
-    """Join the ranks that the launcher started.
+def join(config: WorldConfig | None = None) -> World:
+    """Join the ranks that the launcher started, which sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
 
     Args:
         config: how to wait; None for the defaults.
-        environment: what torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
 
     Raises:
         SettingError: a variable is missing or makes no sense, the port is in use, or versions differ.
         RankError: other ranks did not come, or ended.
     """
     config = config or WorldConfig()
-    place = Place.of(environment)
+    place = Place.of(os.environ)
     if torch.device(config.device).type == "cuda":
         torch.cuda.set_device(place.local_rank)
     store = open_store(place, config.join_s)
