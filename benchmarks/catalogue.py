@@ -88,7 +88,7 @@ _MACHINES = {
 }
 _FAULTS = {
     "kills": Entry("faults", "kill -9 at random moments of every command", "75 minutes"),
-    "ranks": Entry("faults", "ranks that fail, start anew and go on", "an hour"),
+    "ranks": Entry("faults", "ranks that fail, and go on", "an hour"),
     "clusters": Entry("faults", "kill -9 of workers, nodes and drivers on Ray, Dask and processes", "hours"),
     "mutations": Entry("faults", "damaged files and hostile input, a command each", "hours"),
     "foreign": Entry("faults", "run folders of others that mean harm", "10 minutes"),

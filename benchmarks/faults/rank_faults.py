@@ -67,7 +67,6 @@ class Harm:
         self._is_saving = False
         self._is_armed: Fault | None = None
         self._trial = -1
-        self._doing = ""
 
     def install(self) -> None:
         """Wrap what is counted. The process is one that ends soon."""
@@ -87,7 +86,6 @@ class Harm:
     def _exchange(self, call: Callable[..., Any], exchange: GroupExchange, *words: Any, **named: Any) -> Any:
         self._all += 1
         self._in_saves += self._is_saving
-        self._doing = exchange._watch.doing
         for fault in self._faults:
             if fault.trial is None and fault.at == (self._in_saves * self._is_saving if fault.in_save else self._all):
                 self._faults.remove(fault)
@@ -99,7 +97,7 @@ class Harm:
         return call(exchange, *words, **named)
 
     def _happen(self, fault: Fault) -> None:
-        self._note(fault=fault.kind, doing=self._doing, trial=self._trial)
+        self._note(fault=fault.kind, trial=self._trial)
         if fault.kind in ("kill", "stop"):
             os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
         elif fault.kind == "raise":

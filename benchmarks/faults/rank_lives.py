@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import forks
-from benchmarks.faults.clusters import free_port, kill_tree
+from benchmarks.faults.clusters import free_port
 from benchmarks.faults.rank_faults import Fault, Harm
-from tests.cli.runs import environment, events
+from tests.cli.runs import events
 
 Found = dict[str, Any]
 Life = Iterator[Found | None]  # the last one is what was found
-PROGRAM = "tests.parallel.programs"
 SIZE = 2
 MOST_S = 60.0  # within which the others end
 POOL = ("space.pool=tiny.py:build", "space.args.width=200", "train.micro_batch=16", "relay.threads=1")
@@ -35,16 +33,17 @@ SEARCH = (
     *("search", *POOL, "sampler=random", "search.trials=12", "search.steps_per_trial=8", "search.finalists=0"),
     *("search.trial_weights=scratch", "search.failures=100", "export=false"),
 )
-_STEP = re.compile(r"in (?:step|the .+ after) (\d+)")
 _NAMED = r"error: rank {rank} \([^ ]+, pid \d+\) "
 _SAID = {
-    "kill": "ended (.+): it was killed, or crashed; see its own output",
-    "stop": r"did not answer for \S+ s; it was (.+) \(its process is stopped\)",
-    "raise": r"failed (.+): (position \S+ candidate \S+ its layer raised )?ValueError: my layer is broken \(\S+, .*\)",
-    "nan_gradient": r"failed (.+): gradient of layer '\S+' is not finite.*",
-    "nan": "failed (.+): .* not finite.*",
-    "memory": r"failed (.+): out of memory \([^;]*\); take [^;]*",
+    "stop": r"did not answer for \S+ s, and was .+; rank \d waited .+",
+    "raise": r"failed .+: (position \S+ candidate \S+ its layer raised )?ValueError: my layer is broken \(\S+, .*\)",
+    "nan_gradient": r"failed .+: gradient of layer '\S+' is not finite.*",
+    "nan": "failed .+: .* not finite.*",
+    "memory": r"failed .+: out of memory \([^;]*\); take [^;]*",
 }
+# whoever holds the store is missed by name
+_KILLED = ("error: rank 0 .+, which holds the store of the ranks, has ended: .+",
+           "error: the connection to another rank broke .+: it was killed, or crashed; .+")  # fmt: skip
 
 
 @dataclass
@@ -185,29 +184,23 @@ def failure(place: Path, words: Sequence[str], fault: Fault, *, wanted: Found | 
     ended = {rank: round(ranks.ended_s[rank] - mark["at_s"], 2) for rank in ranks.ended_s}
     codes = dict(ranks.codes)
     ranks.end()
-    found |= {"doing": mark["doing"], "ended_s": ended, "codes": codes, "lines": ranks.lines}
+    found |= {"ended_s": ended, "codes": codes, "lines": ranks.lines}
     if any(rank not in ended or ended[rank] > MOST_S for rank in others):
         found["wrong"].append(f"others have not ended: {ranks.said()}")
     if any(codes.get(rank) in (0, None) for rank in others):
         found["wrong"].append("exit code 0")
-    found["wrong"] += _wrong_line(fault, ranks, found)
+    found["wrong"] += _wrong_line(fault, ranks)
     found["wrong"] += [left for left in [forks.left_of([one.number for one in ranks.processes])] if left]
     if wanted is not None and not found["wrong"]:
         yield from _resumed(place, words, wanted, found)
     yield found
 
 
-def _wrong_line(fault: Fault, ranks: Ranks, found: Found) -> list[str]:
+def _wrong_line(fault: Fault, ranks: Ranks) -> list[str]:
     if len(ranks.lines) != 1:
         return [f"{len(ranks.lines)} lines: {ranks.said()}"]
-    said = re.fullmatch(_NAMED.format(rank=fault.rank) + _SAID[fault.kind], ranks.lines[0])
-    if said is None:
-        return [f"another line: {ranks.lines[0]}"]
-    found["said"] = said.group(1)
-    steps = [_STEP.search(text) for text in (found["doing"], found["said"])]
-    if all(steps):  # what others know of a rank is as old as its last beat
-        found["steps_behind"] = int(steps[0][1]) - int(steps[1][1])  # type: ignore[index]
-    return []
+    said = _KILLED[fault.rank > 0] if fault.kind == "kill" else _NAMED.format(rank=fault.rank) + _SAID[fault.kind]
+    return [] if re.fullmatch(said, ranks.lines[0]) else [f"another line: {ranks.lines[0]}"]
 
 
 def _resumed(place: Path, words: Sequence[str], wanted: Found, found: Found) -> Iterator[None]:
@@ -347,7 +340,7 @@ def refused(place: Path, name: str) -> Life:
         if name == "version" and rank:
             from l2l_nas.parallel import meeting
 
-            vars(meeting)["__version__"] = "0.0.1"
+            meeting.VERSIONS["l2l_nas"] = "0.0.1"
         sys.argv = ["l2l_nas", *TRAIN, "folder=run", *words, *(["seed=5"] if name == "settings" and rank else [])]
         return main()
 
@@ -369,63 +362,3 @@ def refused(place: Path, name: str) -> Life:
     elif (place / "run").exists():
         found["wrong"].append("a folder was written")
     yield found
-
-
-def _torchrun(place: Path, name: str, *words: object, **variables: object) -> subprocess.Popen[bytes]:
-    own = {key: value for key, value in os.environ.items() if not key.startswith(("TORCHELASTIC", "MASTER_"))}
-    own |= {**environment(), **{key: str(value) for key, value in variables.items()}}
-    with (place / f"out{name}").open("w") as out, (place / f"err{name}").open("w") as err:
-        command = [sys.executable, "-m", "torch.distributed.run", *map(str, words)]
-        return subprocess.Popen(command, env=own, cwd=place, stdout=out, stderr=err, start_new_session=True)
-
-
-def _rendezvous(kind: str) -> tuple[object, ...]:
-    return {
-        "standalone": ("--standalone",),
-        "static": ("--rdzv-backend", "static", "--master-port", free_port()),
-        "c10d": ("--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", f"localhost:{free_port()}"),
-    }[kind]
-
-
-def _ended(agents: Sequence[subprocess.Popen[bytes]], most_s: float) -> Iterator[None]:
-    end = time.monotonic() + most_s
-    while any(one.poll() is None for one in agents) and time.monotonic() < end:
-        yield None
-    for one in agents:
-        kill_tree(one.pid)
-        one.wait()
-
-
-def restarts(place: Path, kind: str) -> Life:
-    """`torchrun --max-restarts 2`: a rank raises, then the other one is killed, and the third attempt ends well."""
-    begun = time.monotonic()
-    words = ("--max-restarts", 2, "-m", PROGRAM, "restarts", place / "failed", 2)
-    agent = _torchrun(place, "", *_rendezvous(kind), "--nproc-per-node", SIZE, *words, PATIENCE_S=5)
-    yield from _ended([agent], 240)
-    said = (place / "err").read_text()
-    lines = [line for line in said.splitlines() if line.startswith("error: ")]
-    done = (place / "out").read_text().count("done")
-    found: Found = {"rendezvous": kind, "seconds": round(time.monotonic() - begun, 1), "lines": lines}
-    is_right = agent.returncode == 0 and done == SIZE and len(lines) == 2
-    yield {**found, "wrong": [] if is_right else [f"exit code {agent.returncode}, {done} ends: {said[-1500:]}"]}
-
-
-def node(place: Path) -> Life:
-    """`torchrun --nnodes 1:2` of two agents, one of which is killed with all that it started."""
-    conf = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
-    words = ("--nnodes", "1:2", "--nproc-per-node", 1, "--max-restarts", 3, *_rendezvous("c10d"), "--rdzv-conf", conf)
-    agents = []
-    for number in range(2):
-        agents.append(_torchrun(place, f"{number}", *words, "-m", PROGRAM, "lasts", PATIENCE_S=5))
-        end = time.monotonic() + 1
-        while time.monotonic() < end:
-            yield None
-    end = time.monotonic() + 60
-    while "in a world of 2" not in (place / "out0").read_text() and time.monotonic() < end:
-        yield None
-    kill_tree(agents[1].pid)
-    begun = time.monotonic()
-    yield from _ended(agents, 120)
-    is_done = "done in a world of 1" in (place / "out0").read_text()
-    wrong = [] if agents[0].returncode == 0 and is_done else [(place / "err0").read_text()[-1500:]]
-    yield {"seconds": round(time.monotonic() - begun, 1), "wrong": wrong}

@@ -1,21 +1,21 @@
-"""Ranks that fail, start anew, and go on: counted, each part by itself.
+"""Ranks that fail, and go on: counted, each part by itself.
 
     python -m benchmarks ranks [--part failures] [--moments 20] [--seed 0] [--out FILE]
 
 - failures: a rank of a training is killed, stopped, raises, meets NaN or lacks memory, at moments drawn from the seed,
-  a part of them within saves. The others end within 60 s, with one line that names this rank and what it did; no exit
-  code is 0; and every fourth run (of those in saves, each) is resumed, to the bits of one that was never stopped.
+  a part of them within saves. The others end within 60 s, with one line, which names this rank unless it was killed; no
+  exit code is 0; and every fourth run (of those in saves, each) is resumed, to the bits of one that was never stopped.
 - trials: trials of a search fail on one rank. All other trials are there, with the scores of a search in which none
   fails; the cost is the time from the fault until all ranks have joined anew.
 - shared: the same on shared weights; where one rank alone fails, the search ends with one line, and is resumed.
-- restarts, nodes: `torchrun --max-restarts 2` three ways, and `--nnodes 1:2` without one of its nodes.
 - ends: short trainings, of which each rank returns 0.
 - architectures: another architecture at every step, and what a rank holds meanwhile.
 - orders: random paths under random delays of the lanes, with other free memory on each rank, compared before each
   exchange.
 - refusals: what ranks cannot do is one line, exit code 2, within 10 s.
 
-Ranks are processes forked from one that has imported everything; those of torchrun start anew.
+Ranks are processes forked from one that has imported everything. What becomes of ranks that torchrun starts anew is
+in tests/parallel/test_torchrun.py.
 """
 
 from __future__ import annotations
@@ -122,7 +122,6 @@ def failures(counting: Counting) -> Found:
             "failures": len(own),
             "in_saves": sum(one["fault"]["in_save"] for one in own),
             "others_ended_s": _spread(others),
-            "steps_behind": _spread([one["steps_behind"] for one in own if "steps_behind" in one]),
             "resumed": sum("resumed" in one for one in own),
             "of_these_without_a_save": sum("nothing" in one.get("resumed", "") for one in own),
             "wrong": sum(bool(one["wrong"]) for one in own),
@@ -166,20 +165,6 @@ def shared(counting: Counting) -> Found:
     found = counting.all(lives)
     ways = Counter(f"{one['update']} {one['fault']['kind']} {('resumed', 'went on')[one['went_on']]}" for one in found)
     return {"searches": len(found), "ways": dict(ways), "wrong": [one for one in found if one["wrong"]]}
-
-
-def restarts(counting: Counting) -> Found:
-    """Ten of each, for 20 moments."""
-    kinds = [kind for kind in ("static", "c10d", "standalone") for _ in range(-(-counting.asked.moments // 2))]
-    found = counting.all([partial(rank_lives.restarts, kind=kind) for kind in kinds])
-    ended = Counter(one["rendezvous"] for one in found if not one["wrong"])
-    return {"started": dict(Counter(kinds)), "ended_well": dict(ended), "runs": found}
-
-
-def nodes(counting: Counting) -> Found:
-    """Five, for 20 moments."""
-    found = counting.all([rank_lives.node] * -(-counting.asked.moments // 4))
-    return {"worlds": len(found), "went_on": sum(not one["wrong"] for one in found), "runs": found}
 
 
 def ends(counting: Counting) -> Found:
@@ -238,7 +223,7 @@ def refusals(counting: Counting) -> Found:
 
 
 PARTS: dict[str, Callable[[Counting], Found]] = {
-    one.__name__: one for one in (failures, trials, shared, restarts, nodes, ends, architectures, orders, refusals)
+    one.__name__: one for one in (failures, trials, shared, ends, architectures, orders, refusals)
 }
 
 

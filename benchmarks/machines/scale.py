@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from benchmarks import ROOT
 from benchmarks.machines import tensor_parallel
+from benchmarks.machines.sharing import Parallelism
 from benchmarks.machines.tensor_parallel import TILE, TensorParallel
 from benchmarks.machines.transformers import Transformer, host_parameters, least_tokens, relay_step, resident_step_s
 from l2l_nas.cost.chain import RelayShape
 from l2l_nas.cost.hardware import GIB, Hardware
-from l2l_nas.cost.parallel import Parallelism
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.relay.path import RING
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from benchmarks.machines.sharing import EqualVisits, Parallelism, StepWork, shared_step_s
 from benchmarks.machines.transformers import BETWEEN, KERNELS, Transformer
 from l2l_nas.cost.hardware import Hardware
-from l2l_nas.cost.parallel import EqualVisits, Parallelism, StepWork, parallel_step
 from l2l_nas.relay.measure import Work
 
 TILE = (256, 128)
@@ -94,9 +94,8 @@ class TensorParallel:
             ],
             model.num_parameters,
             2.0 * model.num_parameters,
-            sums_bytes,
         )
-        return parallel_step(step, hardware, ways, precision="fp16").step_s
+        return shared_step_s(step, hardware, ways, precision="fp16")
 
     @property
     def _between(self) -> float:

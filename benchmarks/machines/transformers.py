@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from benchmarks.machines.sharing import ALONE, EqualVisits, Parallelism, StepWork, shared_step_s
 from l2l_nas.cost.chain import Chain, RelayShape
 from l2l_nas.cost.hardware import Hardware
-from l2l_nas.cost.parallel import ALONE, EqualVisits, Parallelism, StepWork, parallel_step
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, simulate
 from l2l_nas.relay.measure import Work
 from l2l_nas.relay.path import PathLayer
@@ -88,10 +88,8 @@ def resident_step_s(
         ],
         model.num_parameters,
         2 * model.num_parameters,
-        values,
-        micro_batches,
     )
-    return parallel_step(work, hardware, ways, precision=precision).step_s
+    return shared_step_s(work, hardware, ways, precision=precision)
 
 
 def relay_step(

@@ -9,14 +9,16 @@ from rich.console import Console
 
 from l2l_nas.cost.hardware import ASSUMED, Hardware
 from l2l_nas.cost.measure import measure
-from l2l_nas.cost.parallel import RankLink
 from l2l_nas.cost.profiles import find_hardware
-from l2l_nas.cost.step_time import Prediction
+from l2l_nas.cost.ranks import RankLink
+from l2l_nas.cost.step_time import Prediction, StepTime
 from l2l_nas.eps.optimizers.groups import freeze
 from l2l_nas.eps.optimizers.registry import build_optimizer
 from l2l_nas.errors import SettingError
-from l2l_nas.files import make_folder, write_json
+from l2l_nas.files import make_folder, write_atomically, write_json
 from l2l_nas.report.charts.chart import short_count
+from l2l_nas.report.charts.timeline import timeline_sheet
+from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.table import new_table
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import extremes, parse_bytes
@@ -24,13 +26,12 @@ from l2l_nas.runs.folder import refuse_taken
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.runs.mesh import idle_ranks
-from l2l_nas.runs.plan import MemoryLimits, Planner, PlanRow, Proposal, Shared, describe_binding
-from l2l_nas.runs.plan_files import draw_plan, plan_settings, write_plan
+from l2l_nas.runs.plan import MemoryLimits, Planner, PlanRow, Proposal, describe_binding
 from l2l_nas.runs.settings import PlanConf
 from l2l_nas.runs.terminal import open_terminal, say, warn
 
 _MOST_PROPOSALS = 8
-_MOST_SHARED = 12
+_STEPS = 2  # in the picture
 
 
 def main(conf: PlanConf) -> None:
@@ -40,11 +41,6 @@ def main(conf: PlanConf) -> None:
     folder = Path(conf.folder) if conf.folder else None
     if folder is not None:
         refuse_taken(folder, ("plan.json", "hardware.json", "timeline.png"))
-    if conf.devices > 1 and (conf.parallel.data or 1) * conf.parallel.tensor > 1:
-        raise SettingError(
-            f"devices={conf.devices} shows all ways to share a step, and parallel.data and parallel.tensor choose one; "
-            "drop either"
-        )
     hardware = _hardware(conf, folder)
     problem = load_problem(conf.space.pool, conf.space.args, **asdict(conf.data))
     optimizer = build_optimizer(conf.optimizer)
@@ -72,15 +68,11 @@ def main(conf: PlanConf) -> None:
     proposals = planner.proposals(conf.relay, micro_batch, rows[-1].architecture) if conf.propose else []
     if conf.propose:
         _show_proposals(console, proposals, batch_size=conf.train.batch_size)
-    shared = planner.shared(conf.relay, micro_batch, rows[-1].architecture, conf.devices) if conf.devices > 1 else []
-    if shared:
-        _show_shared(console, planner, shared)
     if folder is not None:
         make_folder(folder)
         write_json(folder / "hardware.json", hardware.to_json())
-        settings = plan_settings(planner, conf.relay, micro_batch)
-        write_plan(folder / "plan.json", planner, rows, settings, proposals=proposals, shared=shared)
-        draw_plan(folder / "timeline.png", step_time, rows[-1])
+        _write(folder / "plan.json", planner, rows, conf, pool_bytes=pool_bytes, proposals=proposals)
+        _draw(folder / "timeline.png", step_time, rows[-1])
         say(console, "written ", str(folder))
 
 
@@ -88,6 +80,34 @@ def _hardware(conf: PlanConf, folder: Path | None) -> Hardware:
     if conf.hardware != "measure":
         return find_hardware(conf.hardware)
     return measure(conf.relay.device, folder=folder or Path())
+
+
+def _write(
+    path: Path, planner: Planner, rows: list[PlanRow], conf: PlanConf, *, pool_bytes: int, proposals: list[Proposal]
+) -> None:
+    parallel = {"data": planner.data, "tensor": planner.mesh.tensor, "chunks": planner.mesh.chunks}
+    write_json(
+        path,
+        {
+            "kind": "predicted",
+            "hardware": planner.hardware.to_json(),
+            "batch_size": planner.batch_size,
+            "pool_bytes": pool_bytes,
+            "micro_batch": conf.train.micro_batch,
+            "relay": asdict(conf.relay),
+            "parallel": parallel,
+            "rows": [row.to_json() for row in rows],
+            "proposals": [one.to_json() for one in proposals],
+        },
+    )
+
+
+def _draw(path: Path, step_time: StepTime, row: PlanRow) -> None:
+    """What each lane does in the steps of an architecture, where matplotlib is installed."""
+    if is_matplotlib_installed():
+        spans = step_time.predict(row.architecture, with_spans=True).simulation.spans
+        title = f"Predicted for {step_time.hardware.name}: the {row.name} architecture"
+        write_atomically(path, png_of(timeline_sheet(spans, title=title, last_steps=_STEPS)))
 
 
 def _bytes(name: str, text: str, default: int) -> int:
@@ -169,27 +189,6 @@ def _show_proposals(console: Console, proposals: list[Proposal], *, batch_size: 
         step_s = proposal.prediction.simulation.step_s
         words = " ".join(f"{name}={value}" for name, value in proposal.settings.items())
         console.print(f"  {batch_size / step_s:10,.0f} samples/s  {words}", soft_wrap=True)
-
-
-def _show_shared(console: Console, planner: Planner, shared: list[Shared]) -> None:
-    count = shared[0].ways.devices
-    title = f"{count} devices share a step of the largest architecture"
-    table = new_table(title, "ways", "samples/s", "plain", "exchanges", "rests", "relay", "busiest")
-    for one in shared[:_MOST_SHARED]:
-        plain, relay = one.plain, one.relay
-        exchanged = plain.tensor_s + plain.sends_s + plain.data_s
-        table.add_row(
-            f"{one.ways.data} x {one.ways.tensor} x {one.ways.pipeline}",
-            f"{one.samples_per_s:,.0f}" if one.samples_per_s else "-",
-            _time(plain.step_s) + ("" if one.plain_bytes <= planner.memory.device else "*"),
-            f"{exchanged / plain.step_s:.0%}",
-            f"{plain.bubble_s / plain.step_s:.0%}",
-            _time(relay.step_s) if relay else "-",
-            relay.binds if relay else "",
-        )
-    console.print(table)
-    console.print("ways: groups of data x devices that share each layer x stages of a pipeline", soft_wrap=True)
-    console.print("exchanges and rests: of plain training's step; *: it would not fit on the device", soft_wrap=True)
 
 
 def _time(seconds: float) -> str:

@@ -70,20 +70,17 @@ class Hardware:
     @property
     def origin(self) -> str:
         """Where its figures come from, in a line."""
-        return origin_of(self.sources)
+        different = set(self.sources.values())
+        if len(different) < 2:
+            return "".join(different) or "a profile of your own"
+        assumed = sum(source.startswith(ASSUMED) for source in self.sources.values())
+        return (
+            f"{len(self.sources) - assumed} figures as published, {assumed} assumed; plan.json has the source of each"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The content of a profile's file."""
         return asdict(self)
-
-
-def origin_of(sources: Mapping[str, str]) -> str:
-    """Sources of figures in a line."""
-    different = set(sources.values())
-    if len(different) < 2:
-        return "".join(different) or "a profile of your own"
-    assumed = sum(source.startswith(ASSUMED) for source in sources.values())
-    return f"{len(sources) - assumed} figures as published, {assumed} assumed; plan.json has the source of each"
 
 
 def read_hardware(name: str) -> Hardware:

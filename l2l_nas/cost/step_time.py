@@ -10,16 +10,7 @@ from l2l_nas.cost.closed_form import buffer_bytes, state_bytes, wire_bytes
 from l2l_nas.cost.device import device_bytes, moved_bytes, owned_bytes, plain_activations
 from l2l_nas.cost.divided import PaperSplit
 from l2l_nas.cost.hardware import Hardware
-from l2l_nas.cost.parallel import (
-    ALONE,
-    EqualVisits,
-    RankLink,
-    StepWork,
-    all_reduce_s,
-    ring_bandwidth,
-    summed_bytes,
-    visit_seconds,
-)
+from l2l_nas.cost.ranks import RankLink, summed_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
 from l2l_nas.eps.file_storage import FRAMES
@@ -60,7 +51,7 @@ class Prediction:
     exchanged_bytes: int = 0  # that this rank takes from the others, and gives them
 
 
-_LayerVisits = tuple[EqualVisits, EqualVisits]  # forward and backward, each of all micro-batches
+_LayerVisits = tuple[Work, Work]  # forward and backward, each of all micro-batches
 
 
 class StepTime:
@@ -76,7 +67,6 @@ class StepTime:
 
     Attributes:
         relay: `predict` goes by what its `update` and `resident` are when it is called.
-        ways: how devices share a step, of which this is one; `sizes` are of its group. It goes by that, too.
     """
 
     def __init__(
@@ -90,7 +80,6 @@ class StepTime:
     ) -> None:
         self.relay = relay
         self.hardware = hardware
-        self.ways = ALONE
         self._sizes = sizes
         self._in_files = not relay.server.storage.is_lasting if in_files is None else in_files
         self._is_host = hardware.lanes == "inline"
@@ -117,18 +106,6 @@ class StepTime:
     def latency_ms(self, architecture: Architecture) -> float:
         """Milliseconds of a forward of the plain network on the device, for the same samples."""
         return 1000 * sum(self._seconds(forward) for forward, _ in self._visits(self._path(architecture)))
-
-    def work_of(self, architecture: Architecture) -> StepWork:
-        """A step of plain training, as devices might share it: a sum at the end of each layer, either way."""
-        path = self._path(architecture)
-        layouts = [layout_of(self.relay.pool, path.numbered.state(number)) for number in path.numbered.trainable]
-        return StepWork(
-            [visit for layer in self._visits(path) for visit in layer],
-            sum(layout.num_parameters for layout in layouts),
-            sum(layout.parameter_bytes for layout in layouts),
-            max(sum(self._sizes) * path.value_bytes(layer.writes) for layer in path.numbered.layers),
-            len(self._sizes),
-        )
 
     def predict(self, architecture: Architecture, *, with_spans: bool = False) -> Prediction:
         """All that is known before a step is run."""
@@ -248,7 +225,7 @@ class StepTime:
         """Share of the device's time in visits whose launches take longer than their work."""
         precision, at_once = self.relay.precision, replace(self.hardware, kernel_s=0.0)
         every = [visit for forward, backward in visits for visit in (forward, forward, backward)]  # with the recompute
-        waiting = [visit for visit in every if self._seconds(visit) > at_once.seconds(visit.work, precision)]
+        waiting = [visit for visit in every if self._seconds(visit) > at_once.seconds(visit, precision)]
         return sum(map(self._seconds, waiting)) / max(sum(map(self._seconds, every)), 1e-12)
 
     def _path(self, architecture: Architecture) -> RelayPath:
@@ -278,26 +255,19 @@ class StepTime:
             return []
         return [state for state in path.streamed(path.states) if not relay.server.gathers(state)]
 
-    def _seconds(self, visit: EqualVisits) -> float:
-        return self.hardware.seconds(visit.work, self.relay.precision)
+    def _seconds(self, visit: Work) -> float:
+        return self.hardware.seconds(visit, self.relay.precision)
 
     def _visits(self, path: RelayPath) -> list[_LayerVisits]:
-        samples, share = sum(self._sizes), sum(self._sizes) / max(self._sizes)
+        share = sum(self._sizes) / max(self._sizes)
 
-        def of_all_batches(work: Work, summed_bytes: int) -> EqualVisits:
-            kernels = work.kernels * len(self._sizes)
-            return EqualVisits(Work(work.flops * share, work.bytes * share, kernels), samples * summed_bytes)
+        def of_all_batches(work: Work) -> Work:
+            return Work(work.flops * share, work.bytes * share, work.kernels * len(self._sizes))
 
-        visits = []
-        for needs, layer in zip(path.needs(), path.numbered.layers, strict=True):
-            needs_gradient = not path.learning.isdisjoint(layer.reads)
-            read_bytes = path.value_bytes(layer.reads) if needs_gradient else 0
-            forward = of_all_batches(needs.forward, path.value_bytes(layer.writes))
-            visits.append((forward, of_all_batches(needs.backward, read_bytes)))
-        return visits
+        return [(of_all_batches(needs.forward), of_all_batches(needs.backward)) for needs in path.needs()]
 
     def _path_seconds(self, path: RelayPath, visits: Sequence[_LayerVisits]) -> PathSeconds:
-        relay, hardware, tensor = self.relay, self.hardware, self.ways.tensor
+        relay, hardware = self.relay, self.hardware
         stored = frozenset(self._stored(path))
         updates: dict[Name, float] = {}
         files: dict[Name, tuple[float, float, float]] = {}
@@ -306,10 +276,10 @@ class StepTime:
                 updates[number] = 0.0
                 continue
             layout = relay.server.held_layout(state)
-            updates[number] = layout.num_parameters / hardware.host_updates / tensor
+            updates[number] = layout.num_parameters / hardware.host_updates
             if self._in_files:
                 weights, every = layout.parameter_bytes + layout.buffer_bytes, state_bytes(relay, state)
-                rate = hardware.disk * tensor
+                rate = hardware.disk
                 files[number] = (weights / rate, (every - weights) / rate, every / rate)
         is_ahead = self._order is UpdateOrder.AHEAD
         spilled = {n: relay.stash.size_bytes(path.numbered.value(n), self._sizes) for n in path.spill.values}
@@ -333,8 +303,8 @@ class StepTime:
         self,
         layer: Layer,
         path: RelayPath,
-        forward: EqualVisits,
-        backward: EqualVisits,
+        forward: Work,
+        backward: Work,
         stored: frozenset[str],
         net: LayerSeconds,
     ) -> LayerSeconds:
@@ -343,7 +313,7 @@ class StepTime:
         Args:
             net: has what is exchanged between ranks.
         """
-        pool, hardware, ways = self.relay.pool, self.hardware, self.ways
+        pool, hardware = self.relay.pool, self.hardware
         streamed = path.streamed(layer.states)
         trained = {state: layout_of(pool, state) for state in layer.states if layout_of(pool, state).is_trainable}
         copied_s, round_s = self._load_seconds(streamed, stored)
@@ -355,19 +325,14 @@ class StepTime:
             else sum(trained[state].parameter_bytes for state in streamed if state in trained)
         )
         updated = sum(layout.num_parameters for state, layout in trained.items() if state in path.on_device)
-        summed = sum(layout.parameter_bytes for layout in trained.values())
-        update_s = hardware.device_update_s(updated / ways.tensor)
         return replace(
             net,
-            load=copied_s / ways.tensor + buffers / hardware.link_up,
-            forward=sum(visit_seconds(forward, hardware, ways, self.relay.precision)),
-            backward=sum(visit_seconds(backward, hardware, ways, self.relay.precision)) + update_s,
-            # groups sum a layer's gradients before they leave
-            send=self._added_s(trained)
-            + sent / ways.tensor / hardware.link_down
-            + all_reduce_s(summed / ways.tensor, ways.data, ring_bandwidth(hardware, ways)),
+            load=copied_s + buffers / hardware.link_up,
+            forward=self._seconds(forward),
+            backward=self._seconds(backward) + hardware.device_update_s(updated),
+            send=self._added_s(trained) + sent / hardware.link_down,
             save=(buffers if may_change(pool, layer) else 0) / hardware.link_down,
-            round=round_s / ways.tensor,
+            round=round_s,
         )
 
     def _added_s(self, states: Iterable[str]) -> float:

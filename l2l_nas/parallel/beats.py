@@ -1,4 +1,4 @@
-"""What ranks write into the store for each other: what they do, and who failed."""
+"""What ranks write into the store for each other: what they do, and the first failure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ class Beat:
 
     Args:
         count: of its beats.
-        epoch: which groups it has, counted from 0.
         progress: grows with all that it does.
         doing: what that is, such as "in step 812, in load 17".
         begun: how many exchanges it began, by channel.
-        waits: whether it is in one.
         has_left: whether it is done, and may end.
     """
 
     count: int = 0
-    epoch: int = 0
     progress: int = 0
     doing: str = "at the start"
     begun: Mapping[str, int] = field(default_factory=dict)
-    waits: bool = False
     has_left: bool = False
 
     def written(self) -> str:

@@ -28,19 +28,15 @@ from l2l_nas.parallel.world import World, WorldConfig, join
 DONE, MISTAKE, BAD_INPUT, STOPPED = 0, 1, 2, 130
 _STOPPED = "stopped"
 _LAST_S = 1.0
-_BLAME_S = 3.0  # within which a dead rank is known, after the launcher ends the others
-_LOOK_S = 0.5  # within which one of this machine is
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM came: the launcher ends all ranks, as one has failed, or as it was asked to."""
+_LOOK_S = 0.5  # within which a failure of another rank is known
 
 
 def run_ranked(main: Callable[[World], int | None], config: WorldConfig | None = None) -> NoReturn:
     """Join the ranks, run a program, leave, and end this process.
 
-    An error ends all ranks. It is printed as one line, by one rank: the one that failed, or the one that found that
-    another is gone. A traceback goes to torchrun's error file; without one, it is printed before the line.
+    An error ends all ranks. It is printed as one line, by one rank: the one that failed, or one that waited for it; the
+    launcher names a rank that is killed. A traceback goes to torchrun's error file; without one, it is printed before
+    the line.
 
     Args:
         main: the program. Its result is the exit code; None is 0. Another one than 0 ends all ranks, and is said to
@@ -53,7 +49,7 @@ def run_ranked(main: Callable[[World], int | None], config: WorldConfig | None =
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left to do takes seconds
         if os.getpid() != process:  # a process that was forked has the handler, too
             os._exit(128 + number)
-        raise _Terminated
+        raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, terminated)
     get_error_handler().initialize()
@@ -104,11 +100,10 @@ def _end(error: BaseException, world: World) -> int:
     """Have the other ranks know of an error, report it if this rank is the one to do so; returns the exit code."""
     watch = world.watch
     if isinstance(error, KeyboardInterrupt):
-        # where a rank has ended, the launcher stops the others before they know
-        watch.wait_for_failure(_BLAME_S if isinstance(error, _Terminated) else _LOOK_S)
+        watch.wait_for_failure(_LOOK_S)  # the launcher may stop this rank before it knows
         failure = watch.failure or watch.report(Failure(_STOPPED, by=world.rank))
     elif isinstance(error, RankError):
-        watch.wait_for_failure(watch.patience_s)  # that rank says so itself, or is gone
+        watch.wait_for_failure(watch.patience_s)  # that rank says so itself
         failure = watch.failure or Failure(str(error), by=world.rank)
     else:
         failure = world.exchange.tell(error)

@@ -1,14 +1,14 @@
-"""How processes find each other: the launcher's environment, the store, and one generation of ranks.
+"""How processes find each other: the launcher's environment, the store, and who is there.
 
-[Note: generations] torchrun keeps one store over all its restarts, so it holds addresses of processes that are dead.
-The count of restarts does not tell generations apart: an agent counts its own only, and none when a node comes or goes.
-So rank 0 draws a name for each generation, and a rank believes a generation only if its own nonce is in the list that
-rank 0 made of it. All other keys carry that name.
+[Note: restarts] torchrun keeps one store over all its restarts, so it holds keys of processes that are dead. It starts
+ranks anew when it has ended all that were there. So rank 0 deletes what they answered, and counts the ranks that answer
+from then on; each tells its own nonce, and is told under it that it was counted. All other keys bear rank 0's nonce.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 import uuid
@@ -18,16 +18,16 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from l2l_nas import __version__
 from l2l_nas.errors import RankError, SettingError, one_line
 from l2l_nas.parallel.beats import Beat
-from l2l_nas.parallel.processes import Life, Process
 from l2l_nas.parallel.waiting import in_thread
 
 _ADVICE = "start with torchrun --nproc-per-node 2 PROGRAM, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 _POLL_S = 0.02
+VERSIONS = {"l2l_nas": __version__, "torch": torch.__version__}
 _ANSWER_S = 6.0  # for a store that takes connections; what is none may take them and say nothing
 
 
@@ -161,108 +161,70 @@ def _unreached(place: Place, wait_s: float, said: str) -> RankError:
     )
 
 
-@dataclass(frozen=True)
-class Generation:
-    """Ranks that have met.
+def meet(place: Place, store: Store, wait_s: float) -> tuple[str, tuple[str, ...]]:
+    """Wait until all ranks are there. See [Note: restarts].
 
-    Args:
-        name: of this generation, drawn by rank 0.
-        ranks: their processes, in order.
-    """
-
-    name: str
-    ranks: Sequence[Process]
-
-    def keys(self, store: Store) -> Store:
-        """The store, for keys of this generation alone."""
-        return PrefixStore(f"l2l_nas/{self.name}", store)
-
-
-def meet(place: Place, store: Store, wait_s: float) -> Generation:
-    """Wait until all ranks are there.
+    Returns:
+        A prefix for keys of these ranks alone; their names, as errors say them.
 
     Raises:
-        RankError: some did not come in time, or ended meanwhile.
+        RankError: some did not come in time.
         SettingError: they have different versions.
     """
-    own = {
-        "nonce": uuid.uuid4().hex,
-        "process": Process.own().as_content(),
-        "versions": {"l2l_nas": __version__, "torch": torch.__version__},
-    }
-    gather = _call if place.rank == 0 else _answer
+    nonce = uuid.uuid4().hex
+    own = {"nonce": nonce, "host": socket.gethostname(), "pid": os.getpid(), "versions": VERSIONS}
     try:
-        name, all_ranks = gather(place, store, own, wait_s)
+        all_ranks = (_call if place.rank == 0 else _answer)(place, store, own, wait_s)
     except RuntimeError as error:
         raise RankError(f"the store ended while ranks met; see the output of rank 0 ({error})", rank=0) from error
+    refuse_other_versions(all_ranks)
+    names = [f"rank {rank} ({one['host']}, pid {one['pid']})" for rank, one in enumerate(all_ranks)]
+    return f"l2l_nas/{all_ranks[0]['nonce']}", tuple(names)
+
+
+def refuse_other_versions(all_ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ranks of which one has another version of a package. Raises SettingError."""
     for rank, one in enumerate(all_ranks):
         for package, version in all_ranks[0]["versions"].items():
-            if one["versions"].get(package) != version:
-                other = one["versions"].get(package)
+            if (other := one["versions"].get(package)) != version:
                 raise SettingError(
-                    f"rank {rank} ({one['process']['host']}) has {package} {other}, and rank 0 {version}: install the "
-                    "same everywhere"
+                    f"rank {rank} ({one['host']}) has {package} {other}, and rank 0 {version}: install the same "
+                    "everywhere"
                 )
-    return Generation(name, tuple(Process(**one["process"]) for one in all_ranks))
 
 
-def _call(place: Place, store: Store, own: dict[str, Any], wait_s: float) -> tuple[str, list[dict[str, Any]]]:
-    """As rank 0: name a generation, and list who answers."""
-    name = uuid.uuid4().hex
-    _begin(store, name, place.rank)
-    store.set("l2l_nas/generation", name)
-    came: dict[int, dict[str, Any]] = {}
-    missing = set(range(1, place.size))
-
-    def all_came() -> bool:
-        for rank in sorted(missing):
-            if store.check([f"l2l_nas/{name}/here/{rank}"]):
-                came[rank] = json.loads(store.get(f"l2l_nas/{name}/here/{rank}"))
-                missing.remove(rank)
-        for rank, one in came.items():
-            process = Process(**one["process"])
-            if process.life() is Life.ENDED:
-                raise RankError(f"rank {rank} ({process.described()}) ended while ranks met", rank=rank)
-        return not missing
-
-    if not _within(wait_s, all_came):
-        who = ", ".join(map(str, sorted(missing)))
+def _call(place: Place, store: Store, own: dict[str, Any], wait_s: float) -> list[dict[str, Any]]:
+    """As rank 0: wait for the answers of all others, and tell each of them that it was counted."""
+    others = [f"l2l_nas/here/{rank}" for rank in range(1, place.size)]
+    for key in others:
+        store.delete_key(key)  # of a process before a restart
+    if not _within(wait_s, lambda: not others or store.check(others)):
+        missing = [rank for rank, key in enumerate(others, 1) if not store.check([key])]
         raise RankError(
-            f"rank{'s' * (len(missing) > 1)} {who} of {place.size} did not come within {wait_s:g} s: see their output",
-            rank=min(missing),
+            f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {place.size} did not come within "
+            f"{wait_s:g} s: see their output",
+            rank=missing[0],
         )
-    all_ranks = [own, *(came[rank] for rank in range(1, place.size))]
-    store.set(f"l2l_nas/{name}/go", json.dumps(all_ranks))
-    return name, all_ranks
+    all_ranks = [own, *(json.loads(store.get(key)) for key in others)]
+    for rank in range(place.size):
+        store.set(f"l2l_nas/{own['nonce']}/beat/{rank}", Beat().written())
+    for one in all_ranks[1:]:
+        store.set(f"l2l_nas/counted/{one['nonce']}", json.dumps(all_ranks))
+    return all_ranks
 
 
-def _answer(place: Place, store: Store, own: dict[str, Any], wait_s: float) -> tuple[str, list[dict[str, Any]]]:
-    """As any other rank: answer each generation until one counts this process in."""
-    name: str = ""
-    listed: list[dict[str, Any]] = []
+def _answer(place: Place, store: Store, own: dict[str, Any], wait_s: float) -> list[dict[str, Any]]:
+    """As any other rank: answer until rank 0 has counted this process."""
+    counted = f"l2l_nas/counted/{own['nonce']}"
 
-    def counts_me() -> bool:
-        nonlocal name, listed
-        if not store.check(["l2l_nas/generation"]):
-            return False
-        newest = store.get("l2l_nas/generation").decode()
-        if newest != name:
-            name = newest
-            _begin(store, name, place.rank)
-            store.set(f"l2l_nas/{name}/here/{place.rank}", json.dumps(own))
-        if not store.check([f"l2l_nas/{name}/go"]):
-            return False
-        listed = json.loads(store.get(f"l2l_nas/{name}/go"))
-        return len(listed) == place.size and listed[place.rank]["nonce"] == own["nonce"]
+    def is_counted() -> bool:
+        store.set(f"l2l_nas/here/{place.rank}", json.dumps(own))
+        return store.check([counted])
 
-    if not _within(wait_s, counts_me):
+    if not _within(wait_s, is_counted):
         raise RankError(f"rank 0 of {place.size} did not begin within {wait_s:g} s: see its output", rank=0)
-    return name, listed
-
-
-def _begin(store: Store, name: str, rank: int) -> None:
-    """Write the first beat of a rank, so that each that has come has one."""
-    store.set(f"l2l_nas/{name}/beat/{rank}", Beat().written())
+    all_ranks: list[dict[str, Any]] = json.loads(store.get(counted))
+    return all_ranks
 
 
 def _within(wait_s: float, is_done: Callable[[], bool]) -> bool:

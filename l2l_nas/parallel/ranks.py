@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup, Work
 from l2l_nas.eps.exchange import Channel
 from l2l_nas.errors import L2LError, NonFiniteError, RankError, described, is_of_trial, raised_where
 from l2l_nas.parallel.beats import Failure
-from l2l_nas.parallel.watch import RankWatch
+from l2l_nas.parallel.watch import RankWatch, Waiting
 
 _RECORD_BYTES = 192
 # what a line calls the exchanges of a channel: "step 70" would be taken for a training step
@@ -39,7 +39,7 @@ class GroupExchange:
     ) -> None:
         self._watch, self.members = watch, tuple(range(size) if members is None else members)
         self.rank, self.size = self.members.index(watch.rank), len(self.members)
-        self._suffix = "" if members is None else f"@{','.join(map(str, members))}"
+        self._some = members
         self._groups: Mapping[Channel, ProcessGroup] = {}
         self._has_checks = has_checks
 
@@ -50,23 +50,23 @@ class GroupExchange:
     def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         assert whole.shape == (self.size, *part.shape), f"{tuple(part.shape)} in {tuple(whole.shape)}"
         sent, received = _bytes(part), _bytes(whole)
-        with self._watch.inside(_CALLED[channel] + self._suffix, of):
-            self._compare("gathers", part, channel)
+        with self._watch.inside(_CALLED[channel], of, members=self._some) as waiting:
+            self._compare("gathers", part, channel, waiting)
             if len(received) >= _LARGE_BYTES:
                 whole[self.rank].copy_(part)
                 rows = received.view(self.size, -1)
-                self._watch.complete(*(self._send_of(rank, rows[rank], channel) for rank in range(self.size)))
+                waiting.complete(*(self._send_of(rank, rows[rank], channel) for rank in range(self.size)))
             elif len(sent):
-                self._watch.complete(lambda: self._groups[channel]._allgather_base(received, sent))
+                waiting.complete(lambda: self._groups[channel]._allgather_base(received, sent))
 
     def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
         assert parts.shape == received.shape
         assert len(parts) == self.size
         sent, got = _bytes(parts), _bytes(received)
-        with self._watch.inside(_CALLED[channel] + self._suffix, of):
-            self._compare("swaps", parts, channel)
+        with self._watch.inside(_CALLED[channel], of, members=self._some) as waiting:
+            self._compare("swaps", parts, channel, waiting)
             if len(sent):
-                self._watch.complete(lambda: self._groups[channel].alltoall_base(got, sent, [], []))
+                waiting.complete(lambda: self._groups[channel].alltoall_base(got, sent, [], []))
 
     def _send_of(self, rank: int, row: Tensor, channel: Channel) -> Callable[[], Work | None]:
         return lambda: distributed.broadcast(row, group_src=rank, group=self._groups[channel], async_op=True)
@@ -96,13 +96,13 @@ class GroupExchange:
         is_of_all = number is not None and not number.is_own
         return self._watch.failed_here(text, is_of_all=is_of_all, goes_on=is_of_trial(error))
 
-    def _compare(self, what: str, tensor: Tensor, channel: Channel) -> None:
+    def _compare(self, what: str, tensor: Tensor, channel: Channel, waiting: Waiting) -> None:
         if not self._has_checks:
             return
         text = f"{what} {tuple(tensor.shape)} {tensor.dtype}".encode()[:_RECORD_BYTES]
         own = torch.frombuffer(bytearray(text.ljust(_RECORD_BYTES)), dtype=torch.uint8)
         records = torch.empty(self.size * _RECORD_BYTES, dtype=torch.uint8)
-        self._watch.complete(lambda: self._groups[channel]._allgather_base(records, own))
+        waiting.complete(lambda: self._groups[channel]._allgather_base(records, own))
         texts = [bytes(one.tolist()).decode().rstrip() for one in records.view(self.size, -1)]
         for rank, other in zip(self.members, texts, strict=True):
             if other != texts[0]:
@@ -137,8 +137,7 @@ class WatchedReducer:
     def __init__(self, watch: RankWatch, group: ProcessGroup | None = None) -> None:
         self._watch, self._group = watch, group
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
-        members = distributed.get_process_group_ranks(group)
-        self._channel = f"divided@{','.join(map(str, members))}"
+        self._members = distributed.get_process_group_ranks(group)
 
     def use(self, group: ProcessGroup) -> None:
         """Go through this group of the same ranks from now on."""
@@ -151,5 +150,5 @@ class WatchedReducer:
         self._reduce(tensor, distributed.ReduceOp.MAX)
 
     def _reduce(self, tensor: Tensor, op: distributed.ReduceOp.RedOpType) -> None:
-        with self._watch.inside(self._channel):
-            self._watch.complete(lambda: distributed.all_reduce(tensor, op, group=self._group, async_op=True))
+        with self._watch.inside("divided", members=self._members) as waiting:
+            waiting.complete(lambda: distributed.all_reduce(tensor, op, group=self._group, async_op=True))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +21,10 @@ from torch import distributed
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from l2l_nas.eps.exchange import Channel
-from l2l_nas.parallel.meeting import Generation, Place, meet, open_store
+from l2l_nas.parallel.meeting import Place, meet, open_store
 from l2l_nas.parallel.mesh import GROUP_TIMEOUT, WorldMesh
 from l2l_nas.parallel.ranks import GroupExchange, WatchedReducer
-from l2l_nas.parallel.waiting import in_thread
+from l2l_nas.parallel.waiting import Result, in_thread
 from l2l_nas.parallel.watch import RankWatch
 
 _LINGER_S = 3.0
@@ -53,31 +53,30 @@ class WorldConfig:
         return "cpu:gloo,cuda:nccl" if torch.device(self.device).type == "cuda" else "gloo"
 
 
-def join(config: WorldConfig | None = None, *, environment: Mapping[str, str] = os.environ) -> World:
-    """Join the ranks that the launcher started.
+def join(config: WorldConfig | None = None) -> World:
+    """Join the ranks that the launcher started, which sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
 
     Args:
         config: how to wait; None for the defaults.
-        environment: what torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
 
     Raises:
         SettingError: a variable is missing or makes no sense, the port is in use, or versions differ.
         RankError: other ranks did not come, or ended.
     """
     config = config or WorldConfig()
-    place = Place.of(environment)
+    place = Place.of(os.environ)
     if torch.device(config.device).type == "cuda":
         torch.cuda.set_device(place.local_rank)
     store = open_store(place, config.join_s)
-    generation = in_thread(lambda: meet(place, store, config.join_s))
+    keys, names = in_thread(lambda: meet(place, store, config.join_s))
     watch = RankWatch(
-        generation.keys(open_store(place, config.join_s, again=True)),
-        generation.ranks,
+        PrefixStore(keys, open_store(place, config.join_s, again=True)),
+        names,
         place.rank,
         patience_s=config.patience_s,
         store_rank=None if place.has_launcher_store else 0,
     )
-    return World(config, place, generation, store, watch)
+    return World(config, place, PrefixStore(keys, store), watch)
 
 
 class World:
@@ -86,11 +85,8 @@ class World:
     While it lives, `torch.distributed` has a default group of all ranks, so `init_device_mesh` works.
     """
 
-    def __init__(
-        self, config: WorldConfig, place: Place, generation: Generation, store: Store, watch: RankWatch
-    ) -> None:
-        self._config, self._place = config, place
-        self._store = generation.keys(store)
+    def __init__(self, config: WorldConfig, place: Place, store: Store, watch: RankWatch) -> None:
+        self._config, self._place, self._store = config, place, store
         self.watch = watch
         self._mesh: WorldMesh | None = None
         self.exchange = GroupExchange(watch, place.size, has_checks=config.has_checks)
@@ -132,7 +128,7 @@ class World:
             assert self._mesh.tensor == tensor, "the groups of another mesh would stay"
             return self._mesh
         mesh = WorldMesh(self.watch, self.exchange, tensor, has_checks=self._config.has_checks)
-        in_thread(mesh.connect, self.watch.check)
+        self._meet("mesh", mesh.connect)
         self._mesh = mesh
         return mesh
 
@@ -176,7 +172,7 @@ class World:
             time.sleep(_LAST_S)
 
     def _connect(self, *, epoch: int) -> None:
-        """Make the groups of an epoch; the watch says if a rank ends meanwhile."""
+        """Make the groups of an epoch."""
         store = PrefixStore(f"epoch/{epoch}", self._store)
 
         def make() -> dict[Channel, distributed.ProcessGroup]:
@@ -188,10 +184,15 @@ class World:
                 self._mesh.connect()
             return groups
 
-        try:
-            self.exchange.use(in_thread(make, self.watch.check))
-        except RuntimeError as error:
-            raise self.watch.explain(error) from None
+        self.exchange.use(self._meet("join", make))
+
+    def _meet(self, what: str, call: Callable[[], Result]) -> Result:
+        """What a call returns in which ranks wait for each other; a rank that does not answer ends it."""
+        with self.watch.inside(what) as waiting:
+            try:
+                return in_thread(call, waiting.check)
+            except RuntimeError as error:
+                raise self.watch.explain(error) from None
 
     def _disconnect(self) -> None:
         self.exchange.use({})

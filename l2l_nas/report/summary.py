@@ -10,7 +10,6 @@ from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.report.blocks import TakenApart
 from l2l_nas.report.history import RunHistory
 from l2l_nas.report.network import Network, in_order, with_cost
-from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import Results
 
 
@@ -52,8 +51,6 @@ class Summary:
     seed: str  # of the run
     steps: Mapping[str, float] = field(default_factory=dict)  # that each phase took; empty where they are not known
     config: str = ""  # all settings, as `config.yaml` has them
-    planned: Planned | None = None  # what its steps were predicted to take; None where no hardware was named
-    planned_picture: bytes = b""  # what each lane was predicted to do, as a PNG; may be empty
     apart: TakenApart | None = None  # what the network is made of that was taken apart; None where none was
     timeline: bytes = b""  # the picture of the lanes, as a PNG; empty where none was asked for
 

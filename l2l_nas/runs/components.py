@@ -49,7 +49,6 @@ from l2l_nas.runs.mesh import (
     gathers_logits,
     paper_relay,
     problem_on,
-    ranks_of_worker,
     refuse_undivided,
     sharers_of,
 )
@@ -170,9 +169,8 @@ def build_components(
         L2LError: whatever is wrong with the settings, the objects or the problem.
     """
     consensus = consensus or Consensus()
-    ranks = max(consensus.size, ranks_of_worker(conf, objects.executor))
-    check_mesh(conf.parallel, ranks)
-    conf = with_chunks(conf, ranks)
+    check_mesh(conf.parallel, consensus.size)
+    conf = with_chunks(conf, consensus.size)
     schedule = build_schedule(conf.schedule if objects.schedule is None else objects.schedule)
     problem, server = _problem_and_server(conf, objects, consensus)
     compare_problems(consensus, problem)

@@ -37,7 +37,7 @@ RUN_NAMES = (
     *("weights", "best", "pool", "export", "sizes"),
     *("result.json", "architecture.json", "report.html", "trace.json", "evaluations.json"),
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
-    *("coverage.png", "plan.json", "plan.png"),
+    "coverage.png",
 )
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
@@ -88,8 +88,6 @@ class RunFolder:
     curve = _Place("learning_curve.png")  # how a training went
     trace = _Place("trace.json")  # what each lane of the relay did, for chrome://tracing
     timeline = _Place("timeline.png")  # the same as a picture of the last steps
-    plan = _Place("plan.json")  # what its steps were predicted to take
-    plan_picture = _Place("plan.png")  # what each lane was predicted to do
     pool = _Place("pool")  # the states of the whole pool while a run goes on that keeps them in files
     export = _Place("export")  # the best network as plain PyTorch
     sizes = _Place("sizes")  # of strategy.sizes: the network of each, in a folder that is read as a run's

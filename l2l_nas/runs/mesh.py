@@ -44,26 +44,14 @@ def check_mesh(conf: RanksConf, ranks: int) -> None:
         )
 
 
-def ranks_of_worker(conf: SearchConf, executor: object = None) -> int:
-    """How many ranks train a trial in a worker, see [Note: groups] in `runs/rank_group.py`; 1: there are no groups.
-
-    Args:
-        executor: that was given as an object.
-    """
-    return conf.parallel.data or 1 if _has_workers(conf, executor) else 1
-
-
 def sharers_of(conf: SearchConf, executor: object = None) -> int:
     """How many processes have a relay, as if all were on this machine: those of all workers, and the search's own.
 
     Args:
         executor: that was given as an object.
     """
-    return conf.search.workers * ranks_of_worker(conf, executor) + 1 if _has_workers(conf, executor) else 1
-
-
-def _has_workers(conf: SearchConf, executor: object) -> bool:
-    return conf.search.workers > 1 or conf.executor["name"] != "inline" or executor is not None
+    has_workers = conf.search.workers > 1 or conf.executor["name"] != "inline" or executor is not None
+    return conf.search.workers + 1 if has_workers else 1
 
 
 def check_possible_mesh(conf: MeshConf) -> None:

@@ -43,7 +43,7 @@ from l2l_nas.runs.fields import declared, settings, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.locate import is_builtin, load_data
-from l2l_nas.runs.mesh import mesh_of, ranks_of_worker
+from l2l_nas.runs.mesh import mesh_of
 from l2l_nas.runs.numbers import is_cold
 from l2l_nas.runs.origin import (
     NO_TEST,
@@ -85,11 +85,9 @@ def greet(console: Console, components: Components, *, sampler: Any, folder: Pat
     for line in (*without_effect(conf, given, components.phases), *data_without_effect(conf, given, problem)):
         warn(console, line)
     workers = conf.search.workers
-    ranks = ranks_of_worker(conf)
-    if workers * ranks > 1:
-        threads = num_threads(conf.relay.threads, relay, workers=workers * ranks)
-        of = f" of {ranks} ranks, which train each trial together" if ranks > 1 else ""
-        console.print(f"{workers} worker{'s' * (workers > 1)}{of}, {threads} thread{'s' * (threads > 1)} each")
+    if workers > 1:
+        threads = num_threads(conf.relay.threads, relay, workers=workers)
+        console.print(f"{workers} workers, {threads} thread{'s' * (threads > 1)} each")
     if components.division is not None:
         console.print(described(components.division), soft_wrap=True)
     for line in components.learned.lines() if components.learned is not None else ():

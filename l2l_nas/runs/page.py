@@ -21,7 +21,6 @@ from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import RunHistory, read_events, read_history
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
-from l2l_nas.report.planned import Planned
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.summary import Summary
 from l2l_nas.runs.folder import RunFolder
@@ -92,7 +91,6 @@ def gather(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
         steps=steps or {}, config=yaml_text(config), timeline=_read_picture(folder.timeline),
         apart=None if found is None else _read(folder.result, TakenApart.from_json),
-        planned=_read(folder.plan, Planned.from_json), planned_picture=_read_picture(folder.plan_picture),
     )  # fmt: skip
 
 

@@ -10,8 +10,6 @@ from l2l_nas.cost.closed_form import num_parameters, pool_bytes
 from l2l_nas.cost.device import PaperDevice
 from l2l_nas.cost.divided import PaperSplit
 from l2l_nas.cost.hardware import Hardware
-from l2l_nas.cost.parallel import Parallelism, ParallelStep, parallel_step, ways_of
-from l2l_nas.cost.simulator import Simulation
 from l2l_nas.cost.step_time import Prediction, StepTime
 from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Exchange, Mesh, PaperRanks
@@ -112,40 +110,6 @@ class Proposal:
         }
 
 
-@dataclass(frozen=True)
-class Shared:
-    """A step of the largest architecture by several devices.
-
-    Args:
-        ways: how they share it.
-        plain: of plain training; each device has its part of weights, gradients and moments.
-        plain_bytes: device memory that it needs; activations are counted whole, as not all of them are split.
-        relay: of the relay, each device with its own host; None for a pipeline.
-        relay_bytes: device memory that it needs, counted whole.
-        samples_per_s: of all devices, the better of both that fits; 0 where nothing fits.
-    """
-
-    ways: Parallelism
-    plain: ParallelStep
-    plain_bytes: int
-    relay: Simulation | None
-    relay_bytes: int
-    samples_per_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        """As `plan.json` holds it."""
-        return {
-            **{name: getattr(self.ways, name) for name in ("data", "tensor", "pipeline")},
-            "plain_ms": 1000 * self.plain.step_s,
-            "plain": {name.removesuffix("_s") + "_ms": 1000 * value for name, value in asdict(self.plain).items()},
-            "plain_bytes": self.plain_bytes,
-            "relay_ms": 1000 * self.relay.step_s if self.relay else None,
-            "relay_binds": self.relay.binds if self.relay else None,
-            "relay_bytes": self.relay_bytes if self.relay else None,
-            "samples_per_s": self.samples_per_s,
-        }
-
-
 class Planner:
     """Asks the simulator about a problem on some hardware. Nothing is trained, and no device memory is used.
 
@@ -216,9 +180,6 @@ class Planner:
         sizes = cut_sizes(self.batch_size, micro_batch)
         if self.data > 1:
             sizes = StepShare.of(self._server.exchange, sizes, self.mesh.chunks or self.data).most_sizes
-        return self._step_time(conf, sizes)
-
-    def _step_time(self, conf: RelayConf, sizes: tuple[int, ...]) -> StepTime:
         relay = self.relay(conf)
         relay.memory_plan(sizes)
         in_files = conf.storage != "ram"
@@ -277,36 +238,6 @@ class Planner:
                 least = one.prediction.device_bytes
                 best.append(one)
         return best
-
-    def shared(self, conf: RelayConf, micro_batch: int, architecture: Architecture, devices: int) -> list[Shared]:
-        """All ways in which so many devices may share a step of an architecture, fastest first.
-
-        A layer of the relay runs over all micro-batches before the next one does, so that stages of a pipeline would
-        wait for each other: pipelines are for plain training alone.
-
-        Raises:
-            SettingError: a setting that makes no sense.
-        """
-        found = []
-        for ways in ways_of(devices):
-            samples = self.batch_size // ways.data
-            if samples and ways.pipeline <= len(self.problem.pool.path(architecture)):
-                found.append(self._shared(conf, cut_sizes(samples, micro_batch), architecture, ways))
-        return sorted(found, key=lambda one: -one.samples_per_s)
-
-    def _shared(self, conf: RelayConf, sizes: tuple[int, ...], architecture: Architecture, ways: Parallelism) -> Shared:
-        step_time = self._step_time(conf, sizes)
-        step_time.ways = ways
-        found = step_time.predict(architecture)
-        work = step_time.work_of(architecture)
-        plain = parallel_step(work, self.hardware, ways, precision=conf.precision)
-        states = found.plain_bytes - found.activation_bytes
-        plain_bytes = states // (ways.tensor * ways.pipeline) + found.activation_bytes
-        relay = found.simulation if ways.pipeline == 1 else None
-        fitting = [plain.step_s] if plain_bytes <= self.memory.device else []
-        fitting += [relay.step_s] if relay is not None and not self.missing(found) else []
-        rate = sum(sizes) * ways.data / min(fitting) if fitting else 0.0
-        return Shared(ways, plain, plain_bytes, relay, found.device_bytes, rate)
 
     def _fitting(
         self, step_time: StepTime, conf: RelayConf, micro_batch: int, architecture: Architecture

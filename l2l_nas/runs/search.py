@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from rich.console import Console
 
-from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import SettingError, StorageError, one_line
 from l2l_nas.files import make_folder, read_bytes, write_yaml
@@ -40,7 +39,6 @@ from l2l_nas.runs.numbers import budget_of, check_total
 from l2l_nas.runs.origin import describe_data, hardware, versions, write_trace
 from l2l_nas.runs.output import Output, finalist_cache, greet
 from l2l_nas.runs.page import LivePage
-from l2l_nas.runs.plan_files import plan_run
 from l2l_nas.runs.progress import Display, Log
 from l2l_nas.runs.ranks import RunRanks, greet_ranks, refuse_on_ranks
 from l2l_nas.runs.resume import finished_search, search_start
@@ -195,9 +193,6 @@ class SearchRun:
     def _begin(self, study: Study, log: Log, *, resume: bool) -> None:
         """Write what a search is of, and tell it."""
         components, training = self.components, self.components.training
-        if not resume and self.conf.search.hardware:
-            within = replace(training.problem, constraints=unmeasured(components.search.constraints))
-            plan_run(self.folder, within, self.conf, components.server.optimizer)
         about = {"versions": versions(), "device": hardware(training.relay.device.torch_device)}
         about["data"] = describe_data(training.problem.data)
         log.write("start", resume=resume, trials=len(study.records), **about)

@@ -107,7 +107,7 @@ class MeshConf(RanksConf):
 class ParallelConf(MeshConf):
     """Ranks that torchrun starts, which share each step."""
 
-    patience_s: float = setting(20.0, "seconds to wait for a rank that hangs", least=1, is_inherited=False, resume=FREE)
+    patience_s: float = setting(20.0, "seconds to wait for a rank's answer", least=1, is_inherited=False, resume=FREE)
 
 
 @dataclass(frozen=True)

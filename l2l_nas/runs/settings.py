@@ -311,7 +311,6 @@ class PlanConf:
 
     hardware: str = setting("measure", "h100, laptop, FILE.json; measure: this machine")
     propose: bool = setting(False, "propose settings that fit, fastest first")
-    devices: int = setting(1, "devices that share a step; all ways are shown", least=1, most=1_000_000)
     device_memory: str = setting("", "limit, such as 16GiB; '': all there is")
     host_memory: str = setting("", "limit, such as 64GiB; '': all there is")
     folder: str = setting("", "folder for plan.json, timeline.png; '': none")

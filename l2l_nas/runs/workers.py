@@ -20,10 +20,7 @@ from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.plugins import is_own, made
 from l2l_nas.runs.build import set_threads
 from l2l_nas.runs.components import Components, Objects, build_components
-from l2l_nas.runs.mesh import check_possible_mesh, ranks_of_worker
-from l2l_nas.runs.rank_group import RankGroup
 from l2l_nas.runs.settings import SearchConf
-from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.problem import Problem
 
 
@@ -60,8 +57,12 @@ def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] 
             "search.trial_weights=shared: weights that trials share stay in one machine's memory; take "
             "search.trial_weights=fork or scratch, or executor=processes"
         )
-    if ranks_of_worker(conf, objects.executor) > 1:
-        _check_groups(conf, name)
+    for ranks in ("data", "tensor"):
+        if (size := getattr(conf.parallel, ranks) or 1) > 1:
+            raise SettingError(
+                f"parallel.{ranks}={size}: ranks train a trial together, workers train one each; leave it out, or "
+                "start the search with torchrun and without workers"
+            )
     check_installed(name)
     if is_shared:
         refuse_without_locks()
@@ -74,58 +75,27 @@ def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] 
         raise SettingError("relay.trace tells of one process's lanes; use executor=inline, or relay.trace=false")
 
 
-def _check_groups(conf: SearchConf, name: str) -> None:
-    """Refuse settings that do not go with workers that are groups of ranks; see `check_workers`."""
-    check_possible_mesh(conf.parallel)
-    size = conf.parallel.data
-    if conf.parallel.tensor > 1:
-        raise SettingError(f"parallel.tensor={conf.parallel.tensor}: a group shares steps, not layers; leave it out")
-    if conf.search.trial_weights == "shared":
-        raise SettingError(
-            f"parallel.data={size}: workers that are groups of ranks share no weights with others; take "
-            "search.trial_weights=fork or scratch"
-        )
-    if name == "own":
-        raise SettingError(
-            f"parallel.data={size}: a group of ranks needs a worker process; take executor=processes or another one "
-            "that is built in"
-        )
-
-
 @dataclass(frozen=True)
 class SearchRecipe:
     """The search, as a worker builds it: its pool, data, relay and trainer from the same settings and objects.
 
     Args:
         shared: where the shared weights are, if trials train them; see `SharedStorage.address`.
-        ranks: that train each trial together, see [Note: groups] in `runs/rank_group.py`.
         folder: that relative paths of the settings begin in, where there is one of that name.
     """
 
     conf: SearchConf
     objects: Objects
     shared: str = ""
-    ranks: int = 1
     folder: str = field(default_factory=os.getcwd)
 
-    def build(self, pickled: bytes = b"") -> Workplace:
-        """In the process that it is called in.
-
-        Args:
-            pickled: this recipe, for the other ranks of a group.
-        """
-        if self.ranks == 1:
-            return self.on_ranks(Consensus())
-        group = RankGroup(self.ranks, pickled, patience_s=self.conf.parallel.patience_s)
-        return replace(self.on_ranks(group.consensus), group=group)
-
-    def on_ranks(self, consensus: Consensus) -> Workplace:
-        """In each process of a group; see [Note: groups] in `runs/rank_group.py`."""
+    def build(self) -> Workplace:
+        """In the process that it is called in."""
         quiet_optuna()
         with contextlib.chdir(self.folder if os.path.isdir(self.folder) else os.getcwd()):
-            components = build_components(self.conf, self.objects, consensus=consensus)
+            components = build_components(self.conf, self.objects)
         server, workers = components.server, self.conf.search.workers
-        set_threads(self.conf.relay.threads, components.training.relay, workers=workers * self.ranks)
+        set_threads(self.conf.relay.threads, components.training.relay, workers=workers)
         if self.shared:
             shared = SharedStorage(server.pool, optimizer=server.optimizer, workers=workers + 1, address=self.shared)
             server.move_to(shared)
@@ -141,7 +111,7 @@ def recipe_of(conf: SearchConf, objects: Objects, shared: str) -> SearchRecipe:
     random, default, inline = ({"name": name} for name in ("random", "default", "inline"))
     plain = replace(conf, search=section, sampler=random, strategy=default, callbacks={}, executor=inline)
     kept = Objects(problem=objects.problem, optimizer=objects.optimizer, schedule=objects.schedule, costs=objects.costs)
-    return SearchRecipe(plain, kept, shared, ranks_of_worker(conf, objects.executor))
+    return SearchRecipe(plain, kept, shared)
 
 
 @contextlib.contextmanager

@@ -21,12 +21,6 @@ if TYPE_CHECKING:
     from l2l_nas.parallel.world import World
 
 
-def consensus_of(world: World) -> Consensus:
-    """What the ranks of a world decide by."""
-    exchange = world.exchange
-    return Consensus(exchange, Peers(exchange.note, exchange.tell, world.rejoin, lambda size: world.mesh(tensor=size)))
-
-
 @contextlib.contextmanager
 def joined(world: World) -> Iterator[RunRanks]:
     """The ranks of a run. Others than rank 0 have a folder that is thrown away, and show nothing meanwhile."""
@@ -36,7 +30,9 @@ def joined(world: World) -> Iterator[RunRanks]:
     def be_patient(seconds: float) -> None:
         world.watch.patience_s = seconds
 
-    consensus = consensus_of(world)
+    exchange = world.exchange
+    peers = Peers(exchange.note, exchange.tell, world.rejoin, lambda size: world.mesh(tensor=size))
+    consensus = Consensus(exchange, peers)
     with contextlib.ExitStack() as stack:
         scratch = None
         if not consensus.is_first:

@@ -9,11 +9,10 @@ import pytest
 
 from l2l_nas import AdamW
 from l2l_nas.__main__ import main
-from l2l_nas.cost.parallel import Parallelism, ParallelStep
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.runs.build import extremes
 from l2l_nas.runs.locate import load_problem
-from l2l_nas.runs.plan import MemoryLimits, Planner, Shared, describe_binding
+from l2l_nas.runs.plan import MemoryLimits, Planner, describe_binding
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.space.sampling import UniformPaths
 
@@ -69,22 +68,6 @@ def test_proposals_fit_and_the_fastest_comes_first(tmp_path):
     again = json.loads((tmp_path / "again" / "plan.json").read_text())["rows"][-1]
     assert again["step_ms"] == pytest.approx(times[0])
     assert again["device_bytes"] == proposals[0]["device_bytes"]
-
-
-@pytest.mark.slow
-def test_several_devices_share_a_step_in_all_ways_the_fastest_first(tmp_path, capsys):
-    assert main(["plan", *TINY, "hardware=h100", "devices=4", "folder=out"]) == 0
-    assert "4 devices share a step of the largest architecture" in " ".join(capsys.readouterr().out.split())
-    found = json.loads((tmp_path / "out" / "plan.json").read_text())
-    shared = found["shared"]
-    assert len(shared) == 6  # 4 = 4x1x1, 2x2x1, 2x1x2, 1x4x1, 1x2x2, 1x1x4
-    assert all(one["data"] * one["tensor"] * one["pipeline"] == 4 for one in shared)
-    rates = [one["samples_per_s"] for one in shared]
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] > 0
-    for one in shared:
-        assert (one["relay_ms"] is None) == (one["pipeline"] > 1)
-        assert sum(one["plain"].values()) == pytest.approx(one["plain_ms"])
 
 
 @pytest.mark.slow
@@ -151,9 +134,6 @@ def test_files_say_milliseconds():
     assert [said[name] for name in ("step_ms", "plain_ms", "checkpointed_ms")] == pytest.approx(
         [1000 * seconds for seconds in (found.simulation.step_s, found.plain_s, found.checkpointed_s)]
     )
-    plain = ParallelStep(0.2, 0.1, 0.0, 0.0, 0.05, 0.05)
-    shared = Shared(Parallelism(data=2), plain, 1, None, 0, 1.0).to_json()
-    assert shared["plain_ms"] == pytest.approx(400) == pytest.approx(sum(shared["plain"].values()))
 
 
 @pytest.mark.parametrize(
@@ -163,12 +143,10 @@ def test_files_say_milliseconds():
         (["hardware=none.json"], "none.json"),
         (["hardware=h100", "device_memory=much"], "device_memory must be a size such as 16GiB, got 'much'"),
         (["hardware=h100", "train.batch_size=0"], "must be at least 1"),
-        (["hardware=h100", "devices=0"], "devices must be at least 1, got 0"),
         (["hardware=h100", "relay.budget=1KB"], "too small"),
         (["hardware=h100", "parallel.data=6"], "parallel.data=6: ranks add their sums in pairs"),
         (["hardware=h100", "parallel.data=4", "parallel.chunks=2"], "parallel.chunks=2: 4 ranks cannot divide it"),
         (["hardware=h100", "space=image_blocks", "parallel.tensor=7"], "to divide among 7 ranks"),
-        (["hardware=h100", "devices=4", "parallel.data=2"], "devices=4 shows all ways to share a step"),
         (["hardware=h100", "relay.update=never"], "relay.update"),
     ],
 )
@@ -183,21 +161,12 @@ def test_a_predicted_objective_wants_a_machine(refused):
 
 
 @pytest.mark.slow
-def test_a_search_takes_predicted_step_times_as_an_objective_and_a_limit(tmp_path, refused):
+def test_a_search_takes_predicted_step_times_as_an_objective_and_a_limit(tmp_path):
     words = ["search.hardware=laptop", "objectives=[accuracy,step_ms]", "search.limits.step_ms=1000"]
     short = ["search.trials=3", "search.steps_per_trial=1", "search.finalists=1", "search.finalist_steps=2"]
     assert main(["search", *TINY, *words, *short, "folder=run", "export=false"]) == 0
     best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
     assert best["values"]["step_ms"] > 0
-    # what was predicted is on its page
-    planned = json.loads((tmp_path / "run" / "plan.json").read_text())
-    assert planned["hardware"]["name"] == "laptop"
-    assert (tmp_path / "run" / "plan.png").read_bytes().startswith(b"\x89PNG")
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 1
-    assert f"{planned['rows'][-1]['parameters']:,}" in page[page.index('id="plan"') : page.index('id="time"')]
-    (tmp_path / "run" / "plan.json").write_text("[]")
-    assert "plan.json: damaged" in refused("report", "run=run")
 
 
 @pytest.mark.slow

@@ -255,6 +255,8 @@ STAY = "weights that trials share stay in one machine's memory; take search.tria
         ([FORK, TWO, "executor=own.py:none"], "executor: own.py:none gave int; expected a concurrent.futures.Executor"),
         ([FORK, TWO, "executor=own.py:other"], "executor: own.py has no function 'other'; it has"),
         ([FORK, TWO, "executor=threads"], "no executor 'threads'; choose from inline, processes"),
+        ([TWO, "parallel.data=2"], "parallel.data=2: ranks train a trial together, workers train one each; leave it o"),
+        (["executor=processes", "parallel.tensor=4"], "parallel.tensor=4: ranks train a trial together, workers"),
         ([TWO, "search.trial_weights=own"], "search.trial_weights: no such weights as 'own'"),
         ([TWO, "relay.device=cuda"], "cuda"),
     ],

@@ -9,8 +9,8 @@ from torch import nn
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.cost.device import PaperDevice
 from l2l_nas.cost.divided import PaperSplit
-from l2l_nas.cost.parallel import RankLink, summed_bytes
 from l2l_nas.cost.profiles import PROFILES
+from l2l_nas.cost.ranks import RankLink, summed_bytes
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Mesh, PaperRanks

@@ -100,7 +100,7 @@ class TinyRecipe:
     shared: str = ""
     workers: int = 2
 
-    def build(self, pickled: bytes = b"") -> Workplace:
+    def build(self) -> Workplace:
         global IN_WORKER, FLAG
         torch.set_num_threads(1)
         IN_WORKER, FLAG = True, self.flag

@@ -16,8 +16,8 @@ import torch
 from l2l_nas import AdamW, Clip, Relay
 from l2l_nas.cost.device import PaperDevice
 from l2l_nas.cost.divided import PaperSplit
-from l2l_nas.cost.parallel import summed_bytes
 from l2l_nas.cost.profiles import PROFILES
+from l2l_nas.cost.ranks import summed_bytes
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.eps import cut
 from l2l_nas.eps.divided import DividedServer

@@ -12,7 +12,7 @@ import torch
 
 from l2l_nas.eps.exchange import Channel
 from l2l_nas.errors import NonFiniteError, RankError, TrialError
-from l2l_nas.parallel import meeting, processes
+from l2l_nas.parallel import meeting
 from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.world import World, WorldConfig
 
@@ -139,8 +139,7 @@ def rejoins(world: World, count: str = "5") -> None:
         grid.mesh.tensor.gather(torch.tensor([float(world.rank)]), places, Channel.SEND)
         first = world.rank // 2 * 2.0
         assert (total.tolist(), places.flatten().tolist()) == ([2.0] * 3, [first, first + 1])
-        # the watch opens a file at times
-        descriptors.append(min(len(os.listdir("/proc/self/fd")) for _ in range(3) if not time.sleep(0.01)))
+        descriptors.append(len(os.listdir("/proc/self/fd")))
     print(f"descriptors {descriptors}", flush=True)
 
 
@@ -197,10 +196,8 @@ PROGRAMS = {
 def run(words: list[str]) -> None:
     """Run one of them, as the environment says."""
     torch.set_num_threads(1)
-    if os.environ.get("MACHINES"):  # each rank believes that it is on another machine
-        processes._machine = lambda: f"machine {os.environ['RANK']}"
     if os.environ.get("RANK") == "1" and "VERSION_OF_RANK_1" in os.environ:
-        meeting.__version__ = os.environ["VERSION_OF_RANK_1"]
+        meeting.VERSIONS["l2l_nas"] = os.environ["VERSION_OF_RANK_1"]
     if os.environ.get("LONELY") == os.environ.get("RANK"):
         time.sleep(60)
     config = WorldConfig(

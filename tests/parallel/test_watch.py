@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch.distributed import HashStore
 
 from l2l_nas.parallel.beats import Beat
-from l2l_nas.parallel.processes import Process
 from l2l_nas.parallel.watch import RankWatch
 
 
 def test_the_last_beat_of_a_rank_that_leaves_says_so():
     store = HashStore()
-    watch = RankWatch(store, [Process.own()], 0, patience_s=60, store_rank=None)
+    watch = RankWatch(store, ["rank 0"], 0, patience_s=60, store_rank=None)
     watch.start()
     watch.note("the end")
     watch.leave()

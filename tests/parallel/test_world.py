@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed import HashStore
 
-from l2l_nas.errors import SettingError
+from l2l_nas.errors import RankError, SettingError
 from l2l_nas.parallel import meeting
 from l2l_nas.parallel.meeting import Place
 from tests.parallel.ranked import Ranks, errors_of
@@ -127,11 +130,28 @@ def test_every_clean_end_has_exit_code_0(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["l2l_nas", "torch"])
-def test_ranks_are_refused_whose_version_of_any_package_differs(package, monkeypatch):
-    def call(place, store, own, wait_s):
-        return "a generation", [own, {**own, "versions": {**own["versions"], package: "0.0.1"}}]
-
-    monkeypatch.setattr(meeting, "_call", call)
-    place = Place(rank=0, size=2, local_rank=0, host="here", port=1, has_launcher_store=False)
+def test_ranks_are_refused_whose_version_of_any_package_differs(package):
+    first = {"host": "here", "versions": meeting.VERSIONS}
+    meeting.refuse_other_versions([first, first])
     with pytest.raises(SettingError, match=f"^rank 1 .* has {package} 0.0.1, and rank 0 .*: install the same"):
-        meeting.meet(place, None, 1.0)
+        meeting.refuse_other_versions([first, {**first, "versions": {**meeting.VERSIONS, package: "0.0.1"}}])
+
+
+def place(rank):
+    return Place(rank, 2, rank, "here", 1, has_launcher_store=True)
+
+
+def test_what_ranks_wrote_before_a_restart_is_not_believed():
+    store, keys = HashStore(), []
+    for start in range(2):
+        with ThreadPoolExecutor(2) as threads:
+            late = threads.submit(meeting.meet, place(1 - start), store, 20)
+            time.sleep(0.1)
+            met = [one.result() for one in (late, threads.submit(meeting.meet, place(start), store, 20))]
+        assert met[0] == met[1]
+        keys.append(met[0][0])
+    assert keys[0] != keys[1]
+    with pytest.raises(RankError, match=r"^rank 1 of 2 did not come"):
+        meeting.meet(place(0), store, 0.1)
+    with pytest.raises(RankError, match=r"^rank 0 of 2 did not begin"):
+        meeting.meet(place(1), store, 0.1)

@@ -72,17 +72,11 @@ def test_ranks_without_a_micro_batch_are_told_of():
 
 
 @pytest.mark.parametrize(
-    ("workers", "executor", "ranks", "sharers"),
-    [
-        (1, "inline", 2, 1),
-        (1, "processes", None, 2),
-        (1, "processes", 2, 3),
-        (2, "processes", 2, 5),
-        (2, "inline", None, 3),
-    ],
+    ("workers", "executor", "sharers"),
+    [(1, "inline", 1), (1, "processes", 2), (2, "processes", 3), (2, "inline", 3)],
 )
-def test_device_memory_is_shared_by_all_ranks_of_all_workers_and_the_search(workers, executor, ranks, sharers):
-    conf = SearchConf(executor={"name": executor}, parallel=ParallelConf(data=ranks))
+def test_device_memory_is_shared_by_all_workers_and_the_search(workers, executor, sharers):
+    conf = SearchConf(executor={"name": executor})
     assert sharers_of(replace(conf, search=replace(conf.search, workers=workers))) == sharers
 
 

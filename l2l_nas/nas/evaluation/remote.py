@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 from safetensors.torch import load as parse
@@ -24,9 +24,9 @@ from safetensors.torch import save as serialize
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import LayerState
-from l2l_nas.errors import L2LError, NonFiniteError, RankError, SettingError, WorkerError, described
+from l2l_nas.errors import L2LError, NonFiniteError, SettingError, WorkerError, described
 from l2l_nas.nas.evaluation.evaluator import Evaluator
-from l2l_nas.nas.evaluation.segment import AfterStep, ScoredOn, Segment, SegmentResult
+from l2l_nas.nas.evaluation.segment import ScoredOn, Segment, SegmentResult
 from l2l_nas.training.score import Score
 
 Message = dict[str, Any]
@@ -40,26 +40,16 @@ class Workplace:
         evaluator: trains and scores them.
         server: the shared weights of this process, or of all processes of the machine.
         identity: of pool and data, to be compared with those of the search.
-        group: other processes that run the same segments together with this one.
     """
 
     evaluator: Evaluator
     server: ParamServer
     identity: Message
-    group: Followers | None = None
-
-
-class Followers(Protocol):
-    """Processes that do what this one does, at the same time."""
-
-    def send(self, messages: Sequence[Message]) -> None:
-        """Have them begin with `results_of` of these messages."""
 
 
 _KEPT: list[bytes] = []  # the recipe that this process was started with
 _NAMED: dict[str, bytes] = {}  # the last recipe that came with a name
 LACKS = "this process lacks the recipe"
-_LOST = 75  # exit code
 _BUILT: list[tuple[bytes, Workplace]] = []  # of the last recipe
 _WATCHED: list[int] = []  # processes that this one ends with
 DRIVER = "L2L_NAS_DRIVER"  # of the environment that a search's process hands on: its number
@@ -68,7 +58,7 @@ _AT_WORK = threading.Lock()  # a process has one relay, one set of random number
 
 
 def pickled(recipe: object) -> bytes:
-    """A recipe to send: its `build(pickled)` makes a `Workplace` in the process that it is called in.
+    """A recipe to send: its `build()` makes a `Workplace` in the process that it is called in.
 
     Raises:
         SettingError: names what in it cannot be pickled.
@@ -200,7 +190,7 @@ def workplace(recipe: bytes | None) -> Workplace:
     """The workplace of a pickled recipe, built once a process."""
     wanted = _KEPT[0] if recipe is None else recipe
     if not _BUILT or _BUILT[0][0] != wanted:
-        _BUILT[:] = [(wanted, cloudpickle.loads(wanted).build(wanted))]
+        _BUILT[:] = [(wanted, cloudpickle.loads(wanted).build())]
     return _BUILT[0][1]
 
 
@@ -227,7 +217,7 @@ def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Mess
             sees that.
 
     Returns:
-        Each of `results_of`, and what is beside it; or one message with "failure", where something else than an
+        Each result, for `result_of`, and what is beside it; or one message with "failure", where something else than an
         architecture failed.
     """
     losses: list[float] = []
@@ -241,34 +231,24 @@ def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Mess
     try:
         with _AT_WORK:
             found = workplace(recipe)
-            if found.group is not None:
-                found.group.send(messages)
             found.evaluator.count_with(steps.append)
-            contents = results_of(found, messages, after_step=after_step)
+            if messages[0]["scale"] is not None:
+                found.server.gradients.scale_losses(messages[0]["scale"])
+            read = [_segment_of(message, found.server) for message in messages]
+            if len(read) > 1:
+                results = found.evaluator.run_together([segment for segment, _ in read])
+            else:
+                ((segment, start),) = read
+                results = [found.evaluator.run(segment, after_step=after_step, start=start)]
             beside = {
                 "losses": losses,
                 "steps": sum(steps),
                 "scale": found.server.gradients.scale_state,
                 "worker": process_name(),
             }
-            return [{"result": content, **beside} for content in contents]
-    except RankError:
-        os._exit(_LOST)  # this worker is lost with a process of its group; whoever started it knows what to do then
+            return [{"result": _content(result), **beside} for result in results]
     except Exception as error:
         return [{"failure": error_content(error)}]
-
-
-def results_of(found: Workplace, messages: Sequence[Message], *, after_step: AfterStep | None = None) -> list[Message]:
-    """Run segments; returns each result, for `result_of`."""
-    if messages[0]["scale"] is not None:
-        found.server.gradients.scale_losses(messages[0]["scale"])
-    read = [_segment_of(message, found.server) for message in messages]
-    if len(read) > 1:
-        results = found.evaluator.run_together([segment for segment, _ in read])
-    else:
-        ((segment, start),) = read
-        results = [found.evaluator.run(segment, after_step=after_step, start=start)]
-    return [_content(result) for result in results]
 
 
 def segment_content(segment: Segment, server: ParamServer) -> Message:
@@ -333,7 +313,7 @@ def packed(server: ParamServer) -> Message:
 
 
 def unpacked(like: ParamServer, content: Message) -> ParamServer:
-    """A server in memory with the states that `packed` gave; of several ranks, with this one's part of them."""
+    """A server in memory with the states that `packed` gave."""
     server = like.fork(())
     for key, block in zip(content["keys"], content["blocks"], strict=True):
         state = LayerState.zeros(server.rules.of(key).layout)

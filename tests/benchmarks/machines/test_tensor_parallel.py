@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.machines import scale
+from benchmarks.machines.sharing import Parallelism
 from benchmarks.machines.tensor_parallel import TILE, Product, TensorParallel
 from benchmarks.machines.transformers import Transformer
-from l2l_nas.cost.parallel import Parallelism
 from l2l_nas.cost.profiles import PROFILES
 
 H100 = PROFILES["h100"]

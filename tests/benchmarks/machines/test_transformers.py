@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.machines.sharing import Parallelism
 from benchmarks.machines.transformers import (
     Transformer,
     host_parameters,
@@ -12,7 +13,6 @@ from benchmarks.machines.transformers import (
     resident_step_s,
 )
 from l2l_nas.cost.chain import RelayShape
-from l2l_nas.cost.parallel import Parallelism
 from l2l_nas.cost.profiles import PROFILES
 
 BERT_LARGE = Transformer(hidden=1024, layers=24, sequence=512, vocabulary=30522)

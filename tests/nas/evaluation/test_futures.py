@@ -56,7 +56,7 @@ class Building:
     place: Path
     deaths: int = 0
 
-    def build(self, pickled: bytes = b"") -> Workplace:
+    def build(self) -> Workplace:
         for number in range(100):
             with contextlib.suppress(FileExistsError), (self.place / f"built{number}").open("x"):
                 if number < self.deaths:

@@ -18,7 +18,6 @@ from l2l_nas.report.html.view import render_page
 from l2l_nas.report.text import format_choices
 from tests.debian import install
 from tests.report.examples import small_pool
-from tests.report.html.test_view import PLANNED
 from tests.report.pages import card_of_pool, every_state, hostile_card, random_trials, summary_of
 from tests.report.test_blocks import ORIGINAL, RESULT, SIZES
 
@@ -88,12 +87,11 @@ def pages() -> dict[str, str]:
     deep = card_of_pool(small_pool(90))
     forged = hostile_card()
     return {
-        "finished": render_page(summary_of(card, many, num_finalists=4)),
+        "finished": render_page(summary_of(card, many, num_finalists=4, timeline=PNG)),
         "every state": render_page(summary_of(card, every_state(many))),
         "nothing yet": render_page(summary_of(card, until="space", running_at=101.0)),
         "deep": render_page(summary_of(deep, random_trials(deep, 30), num_finalists=3)),
         "3,000 trials": render_page(summary_of(card, random_trials(card, 3000), num_finalists=8)),
-        "planned": render_page(summary_of(card, many, planned=PLANNED, planned_picture=PNG)),
         "taken apart": render_page(replace(summary_of(card, many), apart=APART)),
         "hostile": render_page(summary_of(forged, random_trials(forged, 30), num_finalists=3)),
     }

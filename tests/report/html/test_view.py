@@ -17,7 +17,6 @@ from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.charts.tables import coded
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network, RandomBaseline, front, in_order
-from l2l_nas.report.planned import Planned
 from l2l_nas.report.styles import STYLES
 from l2l_nas.report.text import format_seconds
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
@@ -37,27 +36,6 @@ PNG = b"\x89PNG\r\n\x1a\n and so on"
 SECTIONS = ["finalists", "curves", "best", "pareto", "progress", "importance", "coverage"]
 SECTIONS += ["time", "trials", "next", "settings"]
 
-
-PLAN = {
-    "hardware": {"name": "h100", "sources": {"disk": "a data sheet"}},
-    "pool_bytes": 3 << 20,
-    "batch_size": 64,
-    "rows": [
-        {
-            "name": name,
-            "parameters": 1000 * size,
-            "step_ms": 2.0 * size,
-            "plain_ms": 1.5 * size,
-            "device_bytes": size << 20,
-            "host_bytes": size << 21,
-            "binds": "host",
-            "use": {"compute": 0.3, "host": 0.9, "disk": 0.0},
-            "missing": "2 MiB of host memory, there is 1 MiB" if size > 2 else "",
-        }
-        for size, name in enumerate(("smallest", "median", "largest"), start=1)
-    ],
-}
-PLANNED = Planned.from_json(PLAN)
 THREE = (ACCURACY, LOSS, PARAMETERS)
 
 
@@ -71,8 +49,6 @@ def summaries():
     card = card_of_pool()
     many = random_trials(card, 30)
     yield "finished", summary_of(card, many, num_finalists=4, timeline=PNG)
-    yield "planned", summary_of(card, many, planned=PLANNED, planned_picture=PNG)
-    yield "planned alone", summary_of(card, until="warm-up", running_at=101.0, planned=PLANNED)
     yield "nothing yet", summary_of(card, until="space", running_at=101.0)
     yield "in warm-up", summary_of(card, until="warm-up", running_at=101.0, done="step 1 of 5")
     yield "in search", summary_of(card, many[:4], until="search", running_at=130.0)
@@ -126,10 +102,9 @@ def test_a_layer_that_nothing_reads_is_not_among_the_used_ones() -> None:
 def test_a_page_is_whole_html_and_loads_nothing(name, summary) -> None:
     reader = read(summary)
     sections = [value for tag, key, value in reader.attributes if (tag, key) == ("section", "id")]
-    assert [section for section in sections if section not in ("reasons", "plan")] == SECTIONS
+    assert [section for section in sections if section != "reasons"] == SECTIONS
     links = {value for tag, key, value in reader.attributes if (tag, key) == ("a", "href")}
     assert links == {f"#{section}" for section in sections if section != "reasons"}
-    assert ("plan" in sections) == (summary.planned is not None)
     page = render_page(summary)
     assert not re.search(r"@import|url\(|https?://", page)
     assert page == render_page(summary)
@@ -303,23 +278,6 @@ def test_trials_without_a_score_are_told_with_their_reasons() -> None:
     assert "too big" in text
     assert "1 refused, 1 failed, 1 repeated" in text
     assert "Trials without a score" not in read(summary_of()).text
-
-
-def test_what_was_predicted_has_a_table_the_use_of_lanes_and_a_picture() -> None:
-    reader = read(summary_of(planned=PLANNED, planned_picture=PNG))
-    assert (
-        "For h100 (a data sheet), with 64 samples a step. The whole pool takes 3.0 MiB of host memory." in reader.text
-    )
-    assert "largest 3,000 6 ms 4.5 ms 3.0 MiB 6.0 MiB host, 90% 2 MiB of host memory, there is 1 MiB" in reader.text
-    assert "architecture compute host smallest 30% 90% median 30% 90%" in reader.text  # lanes that rest are left out
-    source = next(value for tag, name, value in reader.attributes if (tag, name) == ("img", "src"))
-    assert base64.b64decode(source.removeprefix("data:image/png;base64,")) == PNG
-
-
-def test_without_anything_missing_there_is_no_such_column() -> None:
-    fits = Planned.from_json({**PLAN, "rows": PLAN["rows"][:2]})
-    assert "does not fit" not in read(summary_of(planned=fits)).text
-    assert "does not fit" in read(summary_of(planned=PLANNED)).text
 
 
 def test_the_picture_of_the_lanes_is_in_the_page_itself() -> None:
