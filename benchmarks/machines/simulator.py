@@ -41,10 +41,9 @@ from l2l_nas.eps.exchange import Alone
 from l2l_nas.eps.sharded import server_of
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.relay.device import open_device
-from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import NET, Trace
 from l2l_nas.space.architecture import Architecture
+from tests.relay.stress import AHEAD, ORDERS, Stress, relay_under
 
 WIDTH = 32
 HIDDEN = (32, 128, 512)
@@ -82,14 +81,14 @@ class Triple:
         """At random."""
         depth = generator.randint(3, 8)
         slots = generator.randint(2, 4)
-        options = {
+        options: dict[str, Any] = {
             "slots": slots,
             "keep": generator.choice([1, 1, slots, depth]),
-            "update": generator.choice(list(UpdateOrder)),
+            "update": generator.choice(ORDERS),
             "stash": generator.choice(["device", "host"]),
         }
         in_files = generator.random() < 0.3 and ranks == 1
-        if not in_files and options["update"] is not UpdateOrder.AHEAD and generator.random() < 0.4 and ranks == 1:
+        if not in_files and options["update"] is not AHEAD and generator.random() < 0.4 and ranks == 1:
             options["resident"] = generator.choice(["all", 12 * 2 * num_weights(HIDDEN[1])])
         weights = num_weights(HIDDEN[1])
         flops = 2 * SAMPLES * 2 * WIDTH * HIDDEN[1]
@@ -138,7 +137,7 @@ class Triple:
         rates = self.hardware
         exchange = SlowRanks(self.ranks, rates.rank_bandwidth, rates.rank_latency_s) if self.ranks > 1 else Alone()
         server = server_of(self.pool(), exchange, optimizer=AdamW(), seed=0)
-        return Relay(server, device=device, **self.options, **others)
+        return relay_under(server, device=device, **self.options, **others)
 
     def pace(self, op: str, name: str, *, residents: tuple[int, ...] = ()) -> float:
         """Seconds that a piece of work takes on the machine, by its rates and the sizes of blocks."""
@@ -309,7 +308,7 @@ def compare(triple: Triple) -> dict[str, Any]:
     ours, real = predicted(triple), measured(triple)
     return {
         "choices": triple.choices,
-        "options": {**triple.options, "update": triple.options["update"].value},
+        "options": {**triple.options, "update": str(triple.options["update"])},
         "rates": triple.hardware.to_json(),
         "predicted": ours,
         "measured": real,
@@ -317,7 +316,7 @@ def compare(triple: Triple) -> dict[str, Any]:
         # how many states are copied before their update ahead of the check is a matter of time; for ranks see
         # `tests/parallel/test_predicted.py`
         "host_error": 0.0
-        if triple.options["update"] is UpdateOrder.AHEAD or triple.ranks > 1
+        if triple.options["update"] is AHEAD or triple.ranks > 1
         else abs(ours["host_bytes"] - real["host_bytes"]) / real["host_bytes"],
         "device_is_exact": ours["device_bytes"] == real["device_bytes"],
         # two lanes may have the same work

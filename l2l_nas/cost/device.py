@@ -59,7 +59,7 @@ def resident_bytes(path: RelayPath) -> int:
     learning = [state for state in path.on_device if layout(state).is_trainable]
     gradients = sum(align(gradient_bytes(layout(state))) for state in learning)
     # in another order, states that live on the device wait for the check
-    saved = path.saved_bytes(learning) if relay.config.update.update is UpdateOrder.AHEAD else 0
+    saved = path.saved_bytes(learning) if relay.usual_order is UpdateOrder.AHEAD else 0
     return moved_bytes(path) + gradients + saved
 
 

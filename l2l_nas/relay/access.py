@@ -42,7 +42,6 @@ class StateAccess:
 
     Args:
         wire: host memory for weights as they cross the link.
-        copies: whether weights are copied to slots even where the device could compute on the host's memory.
     """
 
     def __init__(
@@ -53,14 +52,13 @@ class StateAccess:
         dtype: torch.dtype,
         wire: WireMemory,
         on_device: DeviceStates | None = None,
-        copies: bool = False,
     ) -> None:
         self.server = server
         self._device = device
         self._dtype = dtype
         self._wire = wire
         self.on_device = on_device
-        self._is_host = device.shares_memory and not copies
+        self._is_host = device.shares_memory
 
     @property
     def storage(self) -> Storage:

@@ -15,7 +15,6 @@ from l2l_nas.eps.sums import check_chunks
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.calls import Layers, check_layers
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
-from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -100,18 +99,17 @@ class UpdateConfig:
 
     Args:
         update: "eager", each layer's own gradient; or "exact", the whole gradient, which a clip by global norm and fp16
-            need. Tests say the `UpdateOrder` instead.
+            need.
         clip: scales gradients down; by global norm not with "eager".
     """
 
-    update: UpdatePolicy | UpdateOrder | str = UpdatePolicy.EAGER
+    update: UpdatePolicy | str = UpdatePolicy.EAGER
     clip: Clip | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.update, UpdateOrder):
-            if isinstance(self.update, str) and self.update in ("ahead", "serial"):
-                raise SettingError(f"update: '{self.update}' is now 'exact', which chooses how it runs")
-            object.__setattr__(self, "update", UpdatePolicy(check_word("update", self.update, tuple(UpdatePolicy))))
+        if isinstance(self.update, str) and self.update in ("ahead", "serial"):
+            raise SettingError(f"update: '{self.update}' is now 'exact', which chooses how it runs")
+        object.__setattr__(self, "update", UpdatePolicy(check_word("update", self.update, tuple(UpdatePolicy))))
         check_kind("clip", self.clip, (Clip, NoneType), wanted="None or an l2l_nas.Clip, such as Clip(1.0)")
         if self.policy is UpdatePolicy.EAGER and self.clip is not None and self.clip.scope == "global":
             raise SettingError(
@@ -120,19 +118,15 @@ class UpdateConfig:
 
     @property
     def policy(self) -> UpdatePolicy:
-        if isinstance(self.update, UpdateOrder):
-            return UpdatePolicy.EAGER if self.update is UpdateOrder.EAGER else UpdatePolicy.EXACT
         return UpdatePolicy(self.update)
 
     def order(self, *, overlaps: bool) -> UpdateOrder:
-        """How updates are done best, or as tests say.
+        """How updates are done best.
 
         Args:
             overlaps: whether host and device work side by side on states in the host's own memory. Elsewhere nothing
                 is won by an update ahead of the check, and the copy of what it changes costs time and memory.
         """
-        if isinstance(self.update, UpdateOrder):
-            return self.update
         if self.update is UpdatePolicy.EAGER:
             return UpdateOrder.EAGER
         return UpdateOrder.AHEAD if overlaps else UpdateOrder.CHECKED
@@ -147,19 +141,16 @@ class ExecutionConfig:
             CPU, where they would take the cores from the layers, unless they wait for a disk or for other ranks.
         layers: how they run: "eager", "compile" (`torch.compile`, one graph for each kind; or a backend of it), or
             "graphs": CUDA graphs for each kind, slot and mode, where the device has them. See `relay/graphs.py`.
-        stress: disturbs the lanes, for tests.
         trace: records what each lane does.
     """
 
     lanes: str = "auto"
     layers: Layers = "eager"
-    stress: Stress | None = None
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
         check_word("lanes", self.lanes, LANES)
         check_layers(self.layers)
-        check_kind("stress", self.stress, (Stress, NoneType), wanted="None or a Stress")
         check_kind("trace", self.trace, (Trace, NoneType), wanted="None or a Trace")
 
 

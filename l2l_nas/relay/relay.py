@@ -86,7 +86,7 @@ class Relay:
         *,
         memory: MemoryConfig | None = None,
         precision: PrecisionConfig | str = "fp32",
-        update: UpdateConfig | UpdatePolicy | UpdateOrder | str = "eager",
+        update: UpdateConfig | UpdatePolicy | str = "eager",
         execution: ExecutionConfig | None = None,
         device: str | torch.device | Device = "auto",
         seed: int = 0,
@@ -125,18 +125,18 @@ class Relay:
         self.stash = Stash(self.pool, device, dtype)
         in_memory = server.storage.is_lasting or server.storage.is_shared
         waits = device.torch_device.type != "cpu" or not in_memory or ranks > 1
-        lanes, stress = config.execution.lanes, config.execution.stress
+        lanes = config.execution.lanes
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
-        self.lanes = Lanes(device, threads=is_beside, stress=stress, trace=self.trace)
+        executor = self._executor(is_beside=is_beside)
+        self.lanes = executor.lanes
         self.wire = WireMemory(device.host_allocator, stores=config.memory.pinned is not None)
-        executor = PlanExecutor(device, self.bank, self.lanes, dtype=dtype, stress=stress)
         self._device_states: DeviceStates | None = None
         if config.memory.state_bytes and not device.shares_memory:
             if server.everyone.size > 1:
                 raise SettingError("resident: states of several ranks live on the host; take resident=None")
             self._device_states = DeviceStates(server, device, dtype, budget=config.memory.state_bytes)
         held: HeldSteps | None = None
-        is_plain = calls is None and stress is None and not is_beside and chunks is None
+        is_plain = calls is None and not is_beside and chunks is None
         if is_plain and device.shares_memory and dtype == torch.float32:
             held = HeldSteps(self.bank, self.stash.specs, device, seed=self.seed, trace=self.trace)
         self._evaluation = Evaluation(executor, self.stash, held=held)
@@ -148,6 +148,11 @@ class Relay:
         ]
         if self._is_divided:
             self._waiting_bytes = [-least(server.everyone, -size) for size in self._waiting_bytes]
+
+    def _executor(self, *, is_beside: bool) -> PlanExecutor:
+        """What carries out plans, and its lanes."""
+        lanes = Lanes(self.device, threads=is_beside, trace=self.trace)
+        return PlanExecutor(self.device, self.bank, lanes, dtype=self.config.precision.dtype)
 
     def _access(self, server: ParamServer) -> StateAccess:
         self.server = server
@@ -163,7 +168,6 @@ class Relay:
             dtype=self.config.precision.dtype,
             wire=self.wire,
             on_device=self._device_states,
-            copies=self.config.execution.stress is not None,  # poison would not reach masters
         )
 
     def _trace_exchanges(self, *, is_on: bool) -> None:

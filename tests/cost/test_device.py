@@ -13,13 +13,13 @@ from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Po
 from l2l_nas.cost.device import device_bytes, moved_bytes, owned_bytes, resident_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.relay.interface import cut_sizes
-from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.space.operations import LiveBytes
 from search_spaces.digits_conv import build as digits_conv
 from search_spaces.encoder_decoder import EncoderBlock
 from tests.products import every_pair
 from tests.relay.counting import peak_bytes
 from tests.relay.steps import copying
+from tests.relay.stress import ORDERS
 from tests.toys import SquaredError, random_data, unet_pool
 
 WIDTH, LENGTH = 16, 8
@@ -165,7 +165,7 @@ def test_the_counter_counts_what_lives():
 @every_pair(
     resident=[None, 30_000, "all"],
     options=[{}, {"precision": "bf16"}, {"device_budget": "all"}],
-    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    update=ORDERS,
 )
 def test_states_that_live_on_the_device_count(resident, options, update):
     pool = digits_conv()

@@ -14,9 +14,9 @@ from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.layout import ALIGNMENT_BYTES
 from l2l_nas.errors import LaneError, SettingError, StateLostError
 from l2l_nas.relay.device import Cpu
-from l2l_nas.relay.plan import UpdateOrder
 from tests.products import every_pair
 from tests.relay.steps import OTHER, PATH, is_same, relay_of, tensors, train
+from tests.relay.stress import ORDERS
 from tests.toys import dense_pool, language_pool, random_data, repeated_pool
 
 PATHS = [PATH, OTHER, PATH, PATH, OTHER, OTHER]
@@ -36,7 +36,7 @@ def states_on(relay):
 
 
 @every_pair(
-    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    update=ORDERS,
     lanes=["inline", "threads"],
     options=[{}, {"device_budget": "all"}, {"slots": 4, "keep": 2, "stash": "host"}],
 )
@@ -238,7 +238,7 @@ class Marking(Cpu):
         self.follows.append((self._here.lane, mark))
 
 
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", ORDERS)
 def test_streams_wait_for_updates_on_the_device_and_no_thread_does(update):
     device = Marking()
     relay = relay_of(dense_pool(), device=device, resident="all", update=update, lanes="threads")
