@@ -104,13 +104,11 @@ def server_of(case: Case, pool: Any, folder: str) -> Any:
     """A param-server."""
     import l2l_nas
     from l2l_nas.eps.file_storage import FileStorage
-    from l2l_nas.eps.shared_storage import SharedStorage
 
     optimizer = l2l_nas.AdamW() if case.optimizer == "adamw" else OPTIMIZERS[case.optimizer]()
     storage = {
         "ram": lambda: None,
         "file": lambda: FileStorage(Path(tempfile.mkdtemp(dir=folder))),
-        "shared": lambda: SharedStorage(pool, optimizer=optimizer),
     }[case.storage]()
     return l2l_nas.ParamServer(pool, optimizer=optimizer, seed=3, storage=storage)
 

@@ -35,8 +35,8 @@ class MemoryConfig:
         device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
             "all" keeps everything, "auto" what half of the free memory holds; None what `slots` and `keep` say.
         resident: bytes of device memory for states that live there, moments included, and are updated there; "all" for
-            the states of every path, "auto" for those with `device_budget="all"`, None for none. Not where processes
-            share states. On a CPU they are where layers compute in any case.
+            the states of every path, "auto" for those with `device_budget="all"`, None for none. On a CPU they are
+            where layers compute in any case.
         pinned: "all" to store weights on the host as they cross the link; None to round them for each load, into a
             block that is used again. See `eps/wire.py`.
         sharers: relays, this one among them, that fill the same device memory with `device_budget="auto"`.

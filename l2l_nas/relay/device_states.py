@@ -79,16 +79,9 @@ class DeviceStates:
     def is_lasting(self) -> bool:
         return self._host.is_lasting
 
-    @property
-    def is_shared(self) -> bool:
-        return self._host.is_shared
-
     def put(self, key: str, state: LayerState) -> None:
         self._drop([key] if key in self else [])
         self._host.put(key, state)
-
-    def put_new(self, key: str, state: LayerState) -> None:
-        self._host.put_new(key, state)
 
     def clear(self) -> None:
         self._drop(list(self._states))

@@ -211,17 +211,15 @@ class PlanExecutor:
                 # from pinned memory, so that this lane does not wait for the copy
                 is_pinned = self.device.host_allocator is not None
                 template.load_buffers(self._staged(state.buffers) if is_pinned else state.buffers)
-                template.buffers_version = state.version if states.storage.is_shared else None
 
     def _save(self, step: Step, job: PlanJob) -> None:
         layer, states = job.layers[step.layer], job.states
         template = self.bank.template(layer, step.slot)
         refuse_replaced_buffers(layer, template, self.bank.pool)
 
-        def stored() -> Tensor | None:
+        def stored() -> Tensor:
             with states.storage.reading(layer.key, Part.BUFFERS) as state:
-                is_other = states.storage.is_shared and state.version != template.buffers_version
-                return None if is_other else state.buffers.clone()
+                return state.buffers.clone()
 
         if layer.key not in self._watches:
             self._watches[layer.key] = BufferWatch(may_change(self.bank.pool, layer))

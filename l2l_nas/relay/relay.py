@@ -123,8 +123,7 @@ class Relay:
         chunks = None if self.chunks is None else self.chunks // ranks
         self.bank = SlotBank(self.pool, slots=slots, device=device, dtype=dtype, calls=calls, chunks=chunks)
         self.stash = Stash(self.pool, device, dtype)
-        in_memory = server.storage.is_lasting or server.storage.is_shared
-        waits = device.torch_device.type != "cpu" or not in_memory or ranks > 1
+        waits = device.torch_device.type != "cpu" or not server.storage.is_lasting or ranks > 1
         lanes = config.execution.lanes
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
         executor = self._executor(is_beside=is_beside)

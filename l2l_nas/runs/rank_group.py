@@ -13,12 +13,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import cloudpickle
 
-from l2l_nas.nas.evaluation.remote import results_of
+from l2l_nas.nas.evaluation.remote import run_message
 from l2l_nas.runs.world import consensus_of
 
 if TYPE_CHECKING:
@@ -49,9 +48,9 @@ class RankGroup:
         self._tell(recipe)
         self.consensus = consensus_of(join(WorldConfig(patience_s=patience_s), environment=ranks[0]))
 
-    def send(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Have the others run the same segments as this process is about to run."""
-        self._tell(cloudpickle.dumps(messages))
+    def send(self, message: dict[str, Any]) -> None:
+        """Have the others run the same segment as this process is about to run."""
+        self._tell(cloudpickle.dumps(message))
 
     def _tell(self, content: bytes) -> None:
         for other in self._others:
@@ -70,7 +69,7 @@ def follow() -> NoReturn:
     def program(world: World) -> int:
         place = cloudpickle.loads(recipe).on_ranks(consensus_of(world))
         while content := _message(sys.stdin.buffer):
-            results_of(place, cloudpickle.loads(content))
+            run_message(place, cloudpickle.loads(content))
         os._exit(0)  # the leader has ended
 
     run_ranked(program)

@@ -63,7 +63,7 @@ def test_a_group_finds_what_a_worker_alone_does_and_a_lost_rank_costs_no_trial(p
     [
         (
             ["search.trial_weights=shared"],
-            "parallel.data=2: workers that are groups of ranks share no weights with oth",
+            "search.trial_weights=shared: shared weights stay in one process, or on the ranks of torchrun; leave out",
         ),
         (
             ["executor=own.py:threads", "search.workers=2"],
