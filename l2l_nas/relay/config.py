@@ -21,6 +21,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 LANES = ("auto", "threads", "inline")
 STASHES = ("device", "host")
 Budget = int | Literal["all", "auto"] | None
+Resident = Literal["all", "auto"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +35,9 @@ class MemoryConfig:
             depth of a chain).
         device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
             "all" keeps everything, "auto" what half of the free memory holds; None what `slots` and `keep` say.
-        resident: bytes of device memory for states that live there, moments included, and are updated there; "all" for
-            the states of every path, "auto" for those with `device_budget="all"`, None for none. On a CPU they are
-            where layers compute in any case.
+        resident: "all" for states that live on the device, moments included, and are updated there; None for states on
+            the host; "auto" for "all" where `device_budget` is "all" and the device has space for the states of the
+            whole pool. On a CPU they are where layers compute in any case.
         pinned: "all" to store weights on the host as they cross the link; None to round them for each load, into a
             block that is used again. See `eps/wire.py`.
         sharers: relays, this one among them, that fill the same device memory with `device_budget="auto"`.
@@ -46,16 +47,17 @@ class MemoryConfig:
     keep: int = 1
     stash: str = "device"
     device_budget: Budget = None
-    resident: Budget = "auto"
+    resident: Resident = "auto"
     pinned: Literal["all"] | None = "all"
     sharers: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in (("device_budget", self.device_budget), ("resident", self.resident)):
-            if isinstance(value, str) and value not in ("all", "auto"):
-                raise SettingError(f"{name} takes bytes, all, auto or None, got {shown(value)}")
-            if value is not None and not isinstance(value, str):
-                check_count(name, value)
+        if isinstance(self.device_budget, str) and self.device_budget not in ("all", "auto"):
+            raise SettingError(f"device_budget takes bytes, all, auto or None, got {shown(self.device_budget)}")
+        if self.device_budget is not None and not isinstance(self.device_budget, str):
+            check_count("device_budget", self.device_budget)
+        if self.resident is not None and not (isinstance(self.resident, str) and self.resident in ("all", "auto")):
+            raise SettingError(f"resident takes all, auto or none, got {shown(self.resident)}")
         for name in ("slots", "keep", "sharers"):
             check_count(name, getattr(self, name), least=1)
         if isinstance(self.stash, str) and self.stash == "auto":
@@ -63,11 +65,6 @@ class MemoryConfig:
         check_word("stash", self.stash, STASHES)
         if self.pinned is not None and not (isinstance(self.pinned, str) and self.pinned == "all"):
             raise SettingError(f"pinned takes all or none, and no number of bytes any more; got {shown(self.pinned)}")
-
-    @property
-    def state_bytes(self) -> float:
-        wanted = ("all" if self.device_budget == "all" else None) if self.resident == "auto" else self.resident
-        return float("inf") if wanted == "all" else wanted or 0
 
 
 @dataclass(frozen=True)

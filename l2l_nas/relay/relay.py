@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from l2l_nas.relay.buffers import refuse_used_twice
 from l2l_nas.relay.calls import alone, calls_of, refuse_modes
 from l2l_nas.relay.config import ExecutionConfig, MemoryConfig, PrecisionConfig, RelayConfig, UpdateConfig
 from l2l_nas.relay.device import Device, open_device
-from l2l_nas.relay.device_states import DeviceStates, fitting
+from l2l_nas.relay.device_states import DeviceStates, state_bytes
 from l2l_nas.relay.evaluation import Evaluation, about, cut_batch
 from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.extend import Caches
@@ -114,6 +115,7 @@ class Relay:
         self._build(server)
 
     def _build(self, server: ParamServer) -> None:
+        self.server = server
         config, device, dtype = self.config, self.device, self.config.precision.dtype
         calls = calls_of(config.execution.layers, device, is_chain=self.pool.wiring.is_chain)
         self._takes_cuts = calls is None
@@ -130,10 +132,10 @@ class Relay:
         self.lanes = executor.lanes
         self.wire = WireMemory(device.host_allocator, stores=config.memory.pinned is not None)
         self._device_states: DeviceStates | None = None
-        if config.memory.state_bytes and not device.shares_memory:
+        if not device.shares_memory and self.has_states_on_device:
             if server.everyone.size > 1:
                 raise SettingError("resident: states of several ranks live on the host; take resident=None")
-            self._device_states = DeviceStates(server, device, dtype, budget=config.memory.state_bytes)
+            self._device_states = DeviceStates(server, device, dtype)
         held: HeldSteps | None = None
         is_plain = calls is None and not is_beside and chunks is None
         if is_plain and device.shares_memory and dtype == torch.float32:
@@ -285,11 +287,20 @@ class Relay:
         """Device memory that is free on every rank."""
         return least(self.server.everyone, self.device.free_bytes())
 
-    def states_on_device(self, architecture: Architecture) -> tuple[str, ...]:
-        """States that live on a device with memory of its own while this architecture alone is trained."""
-        states = dict.fromkeys(state for layer in self.pool.path(architecture) for state in layer.states)
-        budget = self.config.memory.state_bytes
-        return fitting(self.server, states, self.config.precision.dtype, budget) if budget else ()
+    @property
+    def has_states_on_device(self) -> bool:
+        """Whether states that are trained live on the device, if it has memory of its own."""
+        memory = self.config.memory
+        if memory.resident == "auto":
+            return memory.device_budget == "all" and self._has_space_for_states
+        return memory.resident == "all"
+
+    @cached_property
+    def _has_space_for_states(self) -> bool:
+        """Whether those of the whole pool fit on the device, as it was when this was first asked."""
+        dtype = self.config.precision.dtype
+        needed = sum(state_bytes(self.server, key, dtype) for key in self.pool.states)
+        return needed <= self.device.free_bytes()
 
     @alone
     def train_step(

@@ -231,7 +231,7 @@ class TrainingStep:
         storage = self.states.server.storage
         # files are for what memory does not hold, and what lives on the device is updated there in any case
         is_beside = self._executor.lanes.is_beside and not self._device.shares_memory
-        overlaps = is_beside and storage.is_lasting and not self.config.memory.state_bytes
+        overlaps = is_beside and storage.is_lasting and self.states.on_device is None
         return self.config.update.order(overlaps=overlaps)
 
     def _next_order(self) -> UpdateOrder:
@@ -293,12 +293,11 @@ class TrainingStep:
             on_device.forget(stale)
 
     def _admit(self, states: Sequence[str]) -> None:
-        """Have states live on the device that fit its budget; those of this step are used now."""
+        """Have the states of a step live on the device, if states do."""
         on_device = self.states.on_device
         if on_device is None:
             return
         self.refresh()
-        coming, leaving = on_device.next_step(states)
-        if coming or leaving:
+        if coming := [key for key in dict.fromkeys(states) if key not in on_device]:
             self.finish()
-            on_device.move(coming, leaving)
+            on_device.bring(coming)
