@@ -66,7 +66,7 @@ BENCHES: dict[str, Bench] = {
     "workers": Bench(
         workers.workers,
         {},
-        {"rounds": 6, "trials": 32, "steps": 24, "workers": 2, "trial_weights": "shared"},
+        {"rounds": 6, "trials": 32, "steps": 60, "workers": 2},
         refuse=workers.check,
         trains=False,
     ),

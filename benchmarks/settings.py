@@ -62,7 +62,7 @@ class Settings:
         seeds: trainings alone of each architecture.
         training_steps: of such a training; 0 for six passes over the data, or as a finalist of `search_chain`.
         warmup_steps: of a supernet.
-        trial_weights: what trials train, of `search_chain` and `workers`: "scratch" or "shared".
+        trial_weights: what trials train, of `search_chain`: "scratch" or "shared".
         scratch: folder for files that are gone after the bench.
 
     Raises:

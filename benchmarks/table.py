@@ -173,8 +173,7 @@ def _workers(result: Result) -> Table:
             rows.append((name, f"{row[rate]:.2f}", format_ratio(row.get(over, {}).get(result["over"])), *found))
     load = result["load_average"]
     caption = f"{result['cores']} cores, load average {load['before'][0]} before, {load['after'][0]} after"
-    weights = result["trial_weights"]
-    title = f"Searches of {result['trials']} trials, {result['steps_per_trial']} steps each, {weights} weights"
+    title = f"Searches of {result['trials']} trials, {result['steps_per_trial']} steps each"
     return _filled(title, ("search", "trials/s", "times as fast", "best", "mean"), rows, caption=[caption])
 
 

@@ -193,10 +193,6 @@ class Stopped(Exception):
     """The search was asked to stop; what is done is saved. A callback may raise it."""
 
 
-class PlanError(AssertionError):
-    """A plan that breaks a rule of the relay: always a mistake of ours, never of the user."""
-
-
 @contextlib.contextmanager
 def user_code(what: str, kind: type[L2LError] = UserCodeError) -> Iterator[None]:
     """Around a call of the user's code: whatever it raises, `sys.exit` too, is reported as one line that names it.

@@ -27,6 +27,7 @@ HOMES = {
     "matplotlib": "report",
     "torch.distributed": "parallel",
     "benchmarks": "no room",
+    "tests": "no room",
 }
 SOURCES = sorted((ROOT / "l2l_nas").rglob("*.py"))
 

@@ -18,7 +18,6 @@ from l2l_nas import AdamW, Candidate, Data, LayerPool, ParamServer, Position, Pr
 from l2l_nas.cost.catalogue import build_costs
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.optimizers.registry import OPTIMIZERS, build_optimizer
-from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.layers import Embedding, Heads, LinearAttention, SelfAttention, StateHeads, StateSpace
 from l2l_nas.nas.evaluation.early_stopping import EARLY_STOPS, NeverStop
@@ -101,10 +100,6 @@ def test_our_storages(tmp_path):
     testing.check_storage(lambda pool: RamStorage())
     with contextlib.closing(FileStorage(tmp_path, frames=3)) as files:
         testing.check_storage(lambda pool: files)
-    with contextlib.ExitStack() as stack:
-        testing.check_storage(
-            lambda pool: stack.enter_context(contextlib.closing(SharedStorage(pool, optimizer=AdamW())))
-        )
 
 
 @pytest.mark.slow

@@ -22,9 +22,8 @@ from l2l_nas.eps.exchange import Exchanged
 from l2l_nas.eps.sharded import server_of
 from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.world import World, WorldConfig
-from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.stress import Stress
-from l2l_nas.testing.exchanges import ExchangeChecker
+from tests.relay.exchanges import ExchangeChecker
+from tests.relay.stress import ORDERS, Stress, StressedRelay
 
 WIDTH, DEPTH, BATCH, MICRO_BATCH = 160, 7, 8, 2
 _ACTS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "identity": nn.Identity}
@@ -121,10 +120,10 @@ def orders(world: World, out: Path, count: int, seed: int) -> None:
     done = exchanges = 0
     keeps: list[int] = []
     while done < count:
-        update = alike.choice(list(UpdateOrder))
-        relay = Relay(
+        update = alike.choice(ORDERS)
+        relay = StressedRelay(
             server_of(layers, world.exchange, optimizer=AdamW(), seed=0), device="cpu", chunks=world.size,
-            update=update, clip=None if update is UpdateOrder.EAGER else Clip(0.5), slots=alike.randint(2, 4),
+            update=update, clip=None if update == "eager" else Clip(0.5), slots=alike.randint(2, 4),
             stash=alike.choice(["device", "host"]), device_budget="auto", lanes="threads",
             stress=Stress(own.randrange(1 << 30), longest_delay_s=0.002),
         )  # fmt: skip

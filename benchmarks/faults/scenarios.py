@@ -26,6 +26,7 @@ TINY = (
     "search.checkpoint_seconds=0",
     "export=false",
 )
+OWN = ("search.trial_weights=fork", "search.workers=2")
 SAVING = ", saving"  # behind a phase: weights are being saved in it
 
 
@@ -148,14 +149,13 @@ def scenarios() -> tuple[Scenario, ...]:
     return (
         Scenario("search", search, 10, check_search),
         Scenario("search with states in files", (*search, "relay.storage=file"), 6, check_search),
-        Scenario("search with two workers", (*search, "search.workers=2"), 3, check_search),
         Scenario(
             "search with two workers on weights of their own",
-            (*search, "search.trial_weights=fork", "search.workers=2"),
+            (*search, *OWN),
             3,
             check_search,
         ),
-        Scenario("sweep with two workers", (*sweep, "seed=0,1", "search.workers=2"), 1, check_sweep, least=4, most=8),
+        Scenario("sweep with two workers", (*sweep, "seed=0,1", *OWN), 1, check_sweep, least=4, most=8),
         Scenario(
             "train",
             (

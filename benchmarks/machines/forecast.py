@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.relay.work import StackSizes
-from l2l_nas.cost.closed_form import pool_bytes
 from l2l_nas.cost.device import PaperDevice
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.profiles import PROFILES
@@ -71,13 +70,11 @@ class Sizes:
 def settings(work: StackSizes) -> dict[str, dict[str, Any]]:
     """Relays of the section `steps`: as the simulated table of docs/benchmarks.md has them."""
     half = max(1, work.depth // 2)
-    states = pool_bytes(on_paper(work, 1 << 40, {}), work.pool.layers)
     streamed: dict[str, Any] = {"resident": None, "slots": 3}
     rare = Clip(1e9)  # nothing is clipped
     return {
         "everything resident": {"device_budget": "all"},
         "everything kept, updated on the host": {"device_budget": "all", "resident": None},
-        "half resident": {"slots": half + 2, "keep": half, "resident": states // 2},
         "half kept, updated on the host": {"slots": half + 2, "keep": half, "resident": None},
         "streamed, 2 slots": {**streamed, "slots": 2},
         "streamed, 3 slots": streamed,

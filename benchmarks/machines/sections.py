@@ -20,9 +20,9 @@ from l2l_nas.errors import L2LError
 from l2l_nas.files import write_json
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace, overlap
 from l2l_nas.space.sampling import UniformPaths
+from tests.relay.stress import Stress, relay_under
 
 CAP_BYTES = 16 << 30  # of device memory, for the largest pool
 
@@ -249,7 +249,7 @@ SECTIONS: dict[str, Section] = {
 
 
 def _relay(work: StackSizes, **options: Any) -> Relay:
-    return Relay(work.server(), device=work.device, seed=work.seed, **{"precision": "bf16", **options})
+    return relay_under(work.server(), device=work.device, seed=work.seed, **{"precision": "bf16", **options})
 
 
 def _train(executor: Relay | ReferenceTrainer, work: StackSizes, paths: UniformPaths, step: int) -> float:

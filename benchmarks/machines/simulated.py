@@ -25,14 +25,13 @@ HALF = MODEL.layers // 2
 SHAPES = {
     "everything resident": RelayShape(slots=MODEL.layers, keep=MODEL.layers),
     "everything kept, updated on the host": RelayShape(slots=MODEL.layers, keep=MODEL.layers),
-    "half resident": RelayShape(slots=HALF + 2, keep=HALF),
     "half kept, updated on the host": RelayShape(slots=HALF + 2, keep=HALF),
     "streamed, 2 slots": RelayShape(slots=2),
     "streamed, 3 slots": RelayShape(slots=3),
     "`exact`, 3 slots, nothing clipped": RelayShape(slots=3, update=UpdateOrder.AHEAD),
     "`exact`, 3 slots, after a clipped step": RelayShape(slots=3, update=UpdateOrder.CHECKED),
 }
-RESIDENT = {"everything resident": MODEL.layers, "half resident": HALF}  # of the first layers; see `relay_step`
+RESIDENT = "everything resident"
 
 
 def rows() -> list[dict[str, Any]]:
@@ -44,7 +43,7 @@ def rows() -> list[dict[str, Any]]:
             plain_s = resident_step_s(MODEL, hardware, tokens=tokens, precision=precision)
             for name, shape in SHAPES.items():
                 step = relay_step(
-                    MODEL, hardware, shape, tokens=tokens, precision=precision, resident=RESIDENT.get(name, 0)
+                    MODEL, hardware, shape, tokens=tokens, precision=precision, is_resident=name == RESIDENT
                 )
                 found.append(
                     {

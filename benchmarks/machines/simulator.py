@@ -41,10 +41,9 @@ from l2l_nas.eps.exchange import Alone
 from l2l_nas.eps.sharded import server_of
 from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.relay.device import open_device
-from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import NET, Trace
 from l2l_nas.space.architecture import Architecture
+from tests.relay.stress import AHEAD, ORDERS, Stress, relay_under
 
 WIDTH = 32
 HIDDEN = (32, 128, 512)
@@ -82,15 +81,15 @@ class Triple:
         """At random."""
         depth = generator.randint(3, 8)
         slots = generator.randint(2, 4)
-        options = {
+        options: dict[str, Any] = {
             "slots": slots,
             "keep": generator.choice([1, 1, slots, depth]),
-            "update": generator.choice(list(UpdateOrder)),
+            "update": generator.choice(ORDERS),
             "stash": generator.choice(["device", "host"]),
         }
         in_files = generator.random() < 0.3 and ranks == 1
-        if not in_files and options["update"] is not UpdateOrder.AHEAD and generator.random() < 0.4 and ranks == 1:
-            options["resident"] = generator.choice(["all", 12 * 2 * num_weights(HIDDEN[1])])
+        if not in_files and options["update"] is not AHEAD and generator.random() < 0.4 and ranks == 1:
+            options["resident"] = "all"
         weights = num_weights(HIDDEN[1])
         flops = 2 * SAMPLES * 2 * WIDTH * HIDDEN[1]
 
@@ -128,23 +127,23 @@ class Triple:
         """The architecture."""
         return pool.architecture([f"h{hidden}" for hidden in self.choices])
 
-    def states_on_device(self) -> tuple[int, ...]:
-        """Layers whose states live on the device, in the order in which they come."""
-        relay = self.relay(PaperDevice(1 << 34))
-        return tuple(int(state[1:].split("/")[0]) for state in relay.states_on_device(self.path(relay.pool)))
+    @property
+    def is_resident(self) -> bool:
+        """Whether states live on the device."""
+        return "resident" in self.options
 
     def relay(self, device: Any, **others: Any) -> Relay:
         """Of these policies."""
         rates = self.hardware
         exchange = SlowRanks(self.ranks, rates.rank_bandwidth, rates.rank_latency_s) if self.ranks > 1 else Alone()
         server = server_of(self.pool(), exchange, optimizer=AdamW(), seed=0)
-        return Relay(server, device=device, **self.options, **others)
+        return relay_under(server, device=device, **self.options, **others)
 
-    def pace(self, op: str, name: str, *, residents: tuple[int, ...] = ()) -> float:
+    def pace(self, op: str, name: str) -> float:
         """Seconds that a piece of work takes on the machine, by its rates and the sizes of blocks."""
         rates = self.hardware
         index = int(name.split("/")[0].removeprefix("p")) if name else 0
-        weights = 0 if index in residents else num_weights(self.choices[index])
+        weights = 0 if self.is_resident else num_weights(self.choices[index])
         # the first layer's input learns nothing, so that its backward is one product, not two
         forward = [2 * SAMPLES * 2 * WIDTH * hidden / rates.flops("fp32") for hidden in self.choices]
         back = [(1.5 if place == 0 else 2) * seconds for place, seconds in enumerate(forward)]
@@ -194,7 +193,7 @@ def predicted(triple: Triple) -> dict[str, Any]:
     path = triple.path(relay.pool)
     found = StepTime(relay, (SAMPLES,), triple.hardware, in_files=triple.in_files).predict(path)
     lanes = {lane: found.simulation.busy_s[lane] for lane in LANES}
-    staged = found.simulation.staged_bytes if "resident" in triple.options else 0  # see `measured`
+    staged = found.simulation.staged_bytes if triple.is_resident else 0  # see `measured`
     # of the whole pool: the search behind such a step holds all states
     others = pool_bytes(relay, relay.pool.layers) - pool_bytes(relay, relay.pool.path(path))
     return {
@@ -233,11 +232,11 @@ def _ends_of_steps(relay: Relay, path: Architecture) -> list[float]:
     return ends
 
 
-def _host_side(relay: Relay, *, has_residents: bool) -> tuple[int, int]:
+def _host_side(relay: Relay, *, is_resident: bool) -> tuple[int, int]:
     """Bytes of the states that were visited, and of all that the host holds for the relay."""
     server = relay.server
     # what lives on this device has its gradients in blocks of the same queue
-    staged = 0 if has_residents else sum(block.memory.numel() for block in server.gradients._blocks)
+    staged = 0 if is_resident else sum(block.memory.numel() for block in server.gradients._blocks)
     own = [server.state(key) for key in server.visited]
     states = sum(block.nbytes for state in own for block in (*state.updated_blocks, state.buffers))
     frames = sum(frame.block.numel() for frame in server.storage._table) if isinstance(server.storage, SlowFiles) else 0
@@ -247,17 +246,13 @@ def _host_side(relay: Relay, *, has_residents: bool) -> tuple[int, int]:
 def measured(triple: Triple) -> dict[str, Any]:
     """By the executor."""
     disk = Disk(triple.hardware.disk)
-    residents = triple.states_on_device()
     waits: list[tuple[float, str, float]] = []
-
-    def own_pace(op: str, name: str) -> float:
-        return triple.pace(op, name, residents=residents)
 
     def pace(op: str, name: str) -> float:
         spent, writing = disk.spent()
         spent += exchanged_s()
         waits.append((time.perf_counter(), {"load": "up", "update": "host"}.get(op, ""), spent - writing))
-        return spent + own_pace(op, name)
+        return spent + triple.pace(op, name)
 
     trace = Trace()
     stress = Stress(longest_delay_s=0.0, pace=pace, is_poisoning=False)
@@ -269,9 +264,9 @@ def measured(triple: Triple) -> dict[str, Any]:
         if triple.in_files:
             files = SlowFiles(Path(stack.enter_context(tempfile.TemporaryDirectory())))
             server.move_to(files)
-            files.disk, files.pace = disk, own_pace
+            files.disk, files.pace = disk, triple.pace
             stack.callback(files.close)
-        slow_updates(relay, own_pace)
+        slow_updates(relay, triple.pace)
         server.prepare(pool.states)
         stack.enter_context(disk.beneath())
         ends = _ends_of_steps(relay, triple.path(pool))
@@ -291,7 +286,7 @@ def measured(triple: Triple) -> dict[str, Any]:
         else:  # of each lane by itself, where it was disturbed least
             found = [busy_in(trace, step) for step in pairs]
             busy = {lane: min(one[lane] for one in found) for lane in LANES}
-        states, host_bytes = _host_side(relay, has_residents=bool(residents))
+        states, host_bytes = _host_side(relay, is_resident=triple.is_resident)
         relay.close()
     return {
         "step_s": (end - begin) / 2,
@@ -309,7 +304,7 @@ def compare(triple: Triple) -> dict[str, Any]:
     ours, real = predicted(triple), measured(triple)
     return {
         "choices": triple.choices,
-        "options": {**triple.options, "update": triple.options["update"].value},
+        "options": {**triple.options, "update": str(triple.options["update"])},
         "rates": triple.hardware.to_json(),
         "predicted": ours,
         "measured": real,
@@ -317,7 +312,7 @@ def compare(triple: Triple) -> dict[str, Any]:
         # how many states are copied before their update ahead of the check is a matter of time; for ranks see
         # `tests/parallel/test_predicted.py`
         "host_error": 0.0
-        if triple.options["update"] is UpdateOrder.AHEAD or triple.ranks > 1
+        if triple.options["update"] is AHEAD or triple.ranks > 1
         else abs(ours["host_bytes"] - real["host_bytes"]) / real["host_bytes"],
         "device_is_exact": ours["device_bytes"] == real["device_bytes"],
         # two lanes may have the same work

@@ -101,14 +101,14 @@ def relay_step(
     precision: str,
     micro_batches: int = 1,
     ranks: int = 1,
-    resident: int = 0,
+    is_resident: bool = False,
 ) -> Simulation:
     """A simulated step of the relay on the layers, without the vocabulary.
 
     Args:
         tokens: of each device.
         ranks: devices that share each layer's state: each loads its part over its own link and gathers the others'.
-        resident: how many of the first layers have their states on the device, where they are updated.
+        is_resident: whether states live on the device, where they are updated.
     """
     forward = hardware.seconds(model.forward(tokens, micro_batches=micro_batches), precision)
     weights, gradients = (size * model.layer_parameters for size in (WIRE_BYTES[precision], GRADIENT_BYTES))
@@ -119,20 +119,20 @@ def relay_step(
         2 * forward,
         gradients / ranks / hardware.link_down + gradients * between,
     )
-    here = LayerSeconds(0.0, forward, 2 * forward + hardware.device_update_s(model.layer_parameters), 0.0)
+    if is_resident:
+        layer = LayerSeconds(0.0, forward, 2 * forward + hardware.device_update_s(model.layer_parameters), 0.0)
     path = [
         PathLayer(f"l{i}", (f"l{i}",), reads=(f"v{i - 1}" if i else "x",), writes=(f"v{i}",))
         for i in range(model.layers)
     ]
-    updated_s = model.layer_parameters / ranks / hardware.host_updates
-    updates: dict[int | str, float] = {f"l{i}": updated_s if i >= resident else 0.0 for i in range(model.layers)}
+    updated_s = 0.0 if is_resident else model.layer_parameters / ranks / hardware.host_updates
+    updates: dict[int | str, float] = {f"l{i}": updated_s for i in range(model.layers)}
     is_ahead = shape.update is UpdateOrder.AHEAD
     copies = {state: SAVING * seconds for state, seconds in updates.items()} if is_ahead else {}
     moved = model.stash_bytes(tokens, WIRE_BYTES[precision])
     values = dict.fromkeys(shape.spill.values, (moved / hardware.link_down, moved / hardware.link_up))
-    layers = [here] * resident + [layer] * (model.layers - resident)
     seconds = PathSeconds(
-        layers,
+        [layer] * model.layers,
         updates,
         values,
         issue=hardware.step_s,

@@ -151,13 +151,11 @@ def language() -> str:
 def workers() -> str:
     """Searches with two workers."""
     lines = []
-    for name, words in (("workers", "shared"), ("workers_own", "own")):
-        rows = {row["side"]: row for row in raw(name)["rows"]}
-        for side in ("2 workers", "control"):
-            if side in rows:
-                over = rows[side]["over"]["one process"], rows[side]["once_started_over"]["one process"]
-                lines.append([words, side, *(ratio(one) for one in over)])
-    return markdown(["weights", "side", "trials a second over one process", "once started"], lines)
+    rows = {row["side"]: row for row in raw("workers")["rows"]}
+    for side in ("2 workers", "control"):
+        over = rows[side]["over"]["one process"], rows[side]["once_started_over"]["one process"]
+        lines.append([side, *(ratio(one) for one in over)])
+    return markdown(["side", "trials a second over one process", "once started"], lines)
 
 
 def moments() -> str:

@@ -104,13 +104,11 @@ def server_of(case: Case, pool: Any, folder: str) -> Any:
     """A param-server."""
     import l2l_nas
     from l2l_nas.eps.file_storage import FileStorage
-    from l2l_nas.eps.shared_storage import SharedStorage
 
     optimizer = l2l_nas.AdamW() if case.optimizer == "adamw" else OPTIMIZERS[case.optimizer]()
     storage = {
         "ram": lambda: None,
         "file": lambda: FileStorage(Path(tempfile.mkdtemp(dir=folder))),
-        "shared": lambda: SharedStorage(pool, optimizer=optimizer),
     }[case.storage]()
     return l2l_nas.ParamServer(pool, optimizer=optimizer, seed=3, storage=storage)
 
@@ -126,12 +124,24 @@ def relay_of(case: Case, server: Any, **more: Any) -> Any:
     return l2l_nas.Relay(server, **_as_known(l2l_nas.Relay, options))
 
 
+def _ordered(wanted: Any) -> Any:
+    """Updates in this order; a relay would choose one."""
+    from l2l_nas.relay.config import UpdateConfig
+
+    class Ordered(UpdateConfig):
+        def order(self, *, overlaps: bool) -> Any:
+            del overlaps
+            return wanted
+
+    return Ordered("exact")
+
+
 def _as_known(relay: Any, options: dict[str, Any]) -> dict[str, Any]:
     from l2l_nas.relay import plan
 
     order = getattr(plan, "UpdateOrder", None)  # there are two policies since, and orders in which one is carried out
     if order is not None and options["update"] != "eager":
-        options["update"] = order.AHEAD if options["update"] == "ahead" else order.CHECKED
+        options["update"] = _ordered(order.AHEAD if options["update"] == "ahead" else order.CHECKED)
     parameters = inspect.signature(relay).parameters
     unknown = set(options) - set(parameters)
     if unknown and "settings" not in parameters:

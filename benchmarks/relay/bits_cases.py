@@ -57,11 +57,10 @@ def cases() -> Iterator[Case]:
     for pool in ("dense", "language", "mixer", "auxiliary"):
         yield from _precision(pool)
     for pool in ("dense", "language", "auxiliary"):
-        for storage in ("file", "shared"):
-            for update in POLICIES:
-                lanes = "threads" if update in ("ahead", "serial") else "inline"
-                clip = None if update == "eager" else 0.5
-                yield Case(pool, update, clip, storage=storage, options={"lanes": lanes})
+        for update in POLICIES:
+            lanes = "threads" if update in ("ahead", "serial") else "inline"
+            clip = None if update == "eager" else 0.5
+            yield Case(pool, update, clip, storage="file", options={"lanes": lanes})
         yield Case(pool, "ahead", 0.5, storage="file", options={"precision": "bf16", "device_budget": "all"})
     for optimizer in OPTIMIZERS:
         by_position = optimizer in ("groups", "frozen")  # what a layer that is used twice cannot have

@@ -3,8 +3,8 @@
 Whole searches of the default space are run as users run them, each in a process of its own: one process, so many
 workers, and one process again as the control, alternating, with another seed in each round. Every worker has one
 thread. Timed are the trials alone, from `log.jsonl`: all of them from the start of their phase, and, once each process
-has done its first one, the others. What the searches found is compared too: a search with workers is asynchronous, and
-must not be worse for it.
+has done its first one, the others. What the searches found is compared too: a search with workers proposes trials
+before it knows the scores of those that run, and must not be worse for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.settings import BenchWatch, Settings
 from benchmarks.timing import ratio
-from l2l_nas.errors import SettingError, WorkerError, did_you_mean
+from l2l_nas.errors import SettingError, WorkerError
 from l2l_nas.files import make_folder, read_json
 
 _ONE, _CONTROL = "one process", "control"
@@ -34,11 +34,7 @@ _SEARCH = {
     "train.micro_batch": 128,
     "train.learning_rate": 0.004,
     "objectives": "[accuracy,parameters]",
-}
-# of shared weights it is asked whether processes that train them at the same time do harm
-_WEIGHTS = {
-    "shared": {"search.warmup_steps": 300, "search.finalists": 1, "search.finalist_steps": 0},
-    "scratch": {"search.warmup_steps": 0, "search.finalists": 0},
+    "search.finalists": 0,
 }
 
 
@@ -65,13 +61,10 @@ def check(settings: Settings) -> None:
     """Refuse what compares nothing.
 
     Raises:
-        SettingError: fewer than 2 workers, or unknown weights.
+        SettingError: fewer than 2 workers.
     """
     if settings.workers < 2:
         raise SettingError(f"this bench compares one process with at least 2 workers, got {settings.workers}")
-    if settings.trial_weights not in _WEIGHTS:
-        hint = did_you_mean(settings.trial_weights, tuple(_WEIGHTS))
-        raise SettingError(f"trial_weights: no such weights as '{settings.trial_weights}'{hint}")
 
 
 def workers(settings: Settings, watch: BenchWatch) -> dict[str, Any]:
@@ -92,7 +85,6 @@ def workers(settings: Settings, watch: BenchWatch) -> dict[str, Any]:
         "over": _ONE,
         "trials": settings.trials,
         "steps_per_trial": settings.steps,
-        "trial_weights": settings.trial_weights,
         "workers": settings.workers,
         "cores": os.cpu_count(),
         "load_average": {"before": _rounded(load_before), "after": _rounded(os.getloadavg())},
@@ -109,9 +101,7 @@ def _search(settings: Settings, *, workers: int, seed: int) -> WorkersRun:
             "search.workers": workers,
             "search.trials": settings.trials,
             "search.steps_per_trial": settings.steps,
-            "search.trial_weights": settings.trial_weights,
             **_SEARCH,
-            **_WEIGHTS[settings.trial_weights],
             "relay.threads": 1,
             "relay.device": settings.work.device,
         }

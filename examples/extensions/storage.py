@@ -14,7 +14,6 @@ class Packed:
     """States as compressed bytes; each is unpacked while it is used."""
 
     is_lasting = False  # a state's memory is freed when it is closed
-    is_shared = False  # no other process writes here
 
     def __init__(self) -> None:
         self.packed: dict[str, tuple[object, bytes]] = {}
@@ -27,8 +26,6 @@ class Packed:
         parts = (state.weights, state.moments, state.steps, state.buffers, state.visits, state.version)
         torch.save(parts, file := io.BytesIO())
         self.packed[key] = state.layout, zlib.compress(file.getvalue(), level=1)
-
-    put_new = put
 
     def clear(self) -> None:
         self.packed = {}

@@ -33,7 +33,7 @@ class RelayShape:
     update: UpdateOrder = UpdateOrder.EAGER
     spill: Spill = NOTHING_SPILLED
     frames: int = 0  # in memory, for states that are in files; 0: all are in memory
-    on_device: frozenset[Name] = frozenset()  # states that live on the device, and are not read from files
+    is_resident: bool = False  # whether states live on the device, and are not read from files
 
 
 class Read(NamedTuple):
@@ -133,11 +133,11 @@ class Chain:
 
     def _opened(self, step: Step) -> list[tuple[Name, Part]]:
         """The states in files that a step uses, and how much of each."""
+        if not self._shape.frames or self._shape.is_resident:
+            return []
         if step.op is Op.LOAD:
-            opened = [(state, Part.WEIGHTS) for state in self._states[step.layer % len(self._states)]]
-        else:
-            opened = [(step.state, Part.ALL)] if step.op is Op.UPDATE else []
-        return [one for one in opened if self._shape.frames and one[0] not in self._shape.on_device]
+            return [(state, Part.WEIGHTS) for state in self._states[step.layer % len(self._states)]]
+        return [(step.state, Part.ALL)] if step.op is Op.UPDATE else []
 
     def _read(self, state: Name, part: Part) -> tuple[int, ...]:
         """Have a state in a frame; the pieces that bring it. The state whose next use is the latest gives way."""

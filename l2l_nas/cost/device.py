@@ -56,17 +56,17 @@ def resident_bytes(path: RelayPath) -> int:
     Gradients of states that are updated at once may follow each other in a block; each is counted.
     """
     relay, layout = path.relay, path.relay.server.layout
-    learning = [state for state in path.on_device if layout(state).is_trainable]
+    learning = [state for state in path.states if path.is_resident and layout(state).is_trainable]
     gradients = sum(align(gradient_bytes(layout(state))) for state in learning)
     # in another order, states that live on the device wait for the check
-    saved = path.saved_bytes(learning) if relay.config.update.update is UpdateOrder.AHEAD else 0
+    saved = path.saved_bytes(learning) if relay.usual_order is UpdateOrder.AHEAD else 0
     return moved_bytes(path) + gradients + saved
 
 
 def moved_bytes(path: RelayPath) -> int:
     """Bytes of the states that live on the device while this path is trained."""
     server, dtype = path.relay.server, path.relay.config.precision.dtype
-    return sum(state_bytes(server, state, dtype) for state in path.on_device)
+    return sum(state_bytes(server, state, dtype) for state in path.states) if path.is_resident else 0
 
 
 def plain_activations(path: RelayPath) -> int:

@@ -32,13 +32,13 @@ class RelayPath:
         self.layers = relay.pool.path(architecture)
         self.numbered = relay.numbered(architecture)  # the same layers, with numbers for states and values
         self.states = path_states(relay.pool, architecture)
-        self.on_device = frozenset(() if is_host else relay.states_on_device(architecture))  # states that live there
+        self.is_resident = relay.has_states_on_device and not is_host  # whether its states live on the device
         self.spill = relay.stash.spill(self.numbered.numbers_of(memory.spilled))  # values that wait on the host
         self.learning = self.numbered.numbers_of(self.numbered.learning)  # values whose gradients are of use
 
     def streamed(self, states: Iterable[str]) -> list[str]:
         """Those of states that come to the device with each load."""
-        return [state for state in states if state not in self.on_device]
+        return [] if self.is_resident else list(states)
 
     @property
     def tail_start(self) -> int:
@@ -48,8 +48,8 @@ class RelayPath:
 
     def shape(self, update: UpdateOrder, *, frames: int = 0) -> RelayShape:
         """The settings that decide its plans; `frames` are for states in files."""
-        on_device = {number for number, state in enumerate(self.numbered.states) if frames and state in self.on_device}
-        return RelayShape(len(self.relay.bank.slots), self._keep, update, self.spill, frames, frozenset(on_device))
+        is_resident = self.is_resident and frames > 0
+        return RelayShape(len(self.relay.bank.slots), self._keep, update, self.spill, frames, is_resident)
 
     def value_bytes(self, values: Iterable[Name]) -> int:
         """Bytes of one sample of these values on the device."""

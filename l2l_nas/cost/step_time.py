@@ -115,9 +115,7 @@ class StepTime:
         chain, seconds = self._chain(path), self._path_seconds(path, visits)
         # of each layer, the gradients that wait on the host
         streamed: dict[Name, Layout] = {
-            n: relay.server.held_layout(state)
-            for n, state in enumerate(path.numbered.states)
-            if state not in path.on_device
+            n: relay.server.held_layout(state) for n, state in enumerate(path.numbered.states) if not path.is_resident
         }
         gradients: list[dict[Name, int]] = [
             {number: gradient_bytes(streamed[number]) for number in layer.trainable if number in streamed}
@@ -240,7 +238,7 @@ class StepTime:
     @property
     def _order(self) -> UpdateOrder:
         """As the relay chooses it on such a machine while nothing is clipped."""
-        overlaps = self.hardware.lanes == "streams" and not self._in_files and not self.relay.config.memory.state_bytes
+        overlaps = self.hardware.lanes == "streams" and not self._in_files and not self.relay.has_states_on_device
         return self.relay.config.update.order(overlaps=overlaps)
 
     def _stored(self, path: RelayPath) -> list[str]:
@@ -272,7 +270,7 @@ class StepTime:
         updates: dict[Name, float] = {}
         files: dict[Name, tuple[float, float, float]] = {}
         for number, state in enumerate(path.numbered.states):
-            if state in path.on_device:
+            if path.is_resident:
                 updates[number] = 0.0
                 continue
             layout = relay.server.held_layout(state)
@@ -324,7 +322,7 @@ class StepTime:
             if self._is_host and not self._is_sharded
             else sum(trained[state].parameter_bytes for state in streamed if state in trained)
         )
-        updated = sum(layout.num_parameters for state, layout in trained.items() if state in path.on_device)
+        updated = sum(layout.num_parameters for layout in trained.values()) if path.is_resident else 0
         return replace(
             net,
             load=copied_s + buffers / hardware.link_up,

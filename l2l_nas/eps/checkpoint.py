@@ -87,7 +87,7 @@ class Checkpoint:
             NonFiniteError: an update under way had a gradient that is not finite; nothing was saved.
         """
         server.drain()
-        visited = server.visited  # once: other processes may add states to shared weights meanwhile
+        visited = server.visited
         if server.everyone.rank > 0:
             for key in self._chosen(server, visited, ()):
                 server.state(key)

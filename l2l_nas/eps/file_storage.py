@@ -88,7 +88,6 @@ class FileStorage:
     """
 
     is_lasting = False
-    is_shared = False
 
     def __init__(
         self, folder: Path, *, frames: int = FRAMES, cached_bytes: int | None = None, sharers: int = 1
@@ -152,8 +151,6 @@ class FileStorage:
                 record.is_written = True
                 self.bytes_written += 0 if record.failure else size
                 self._changed.notify_all()
-
-    put_new = put
 
     def clear(self) -> None:
         with self._changed:

@@ -144,7 +144,7 @@ class ParamServer:
         return self.storage.writing(key)
 
     def _put_first(self, key: str, state: LayerState) -> None:
-        self.storage.put_new(key, state)
+        self.storage.put(key, state)
 
     def serve(self, user: StateUser | None) -> None:
         """Have one relay work on the states from now on; another one finishes its updates, and holds no copies."""
@@ -237,27 +237,17 @@ class ParamServer:
 
     def fork(self, keys: Iterable[str]) -> ParamServer:
         """A server in memory with copies of these states; the others start from their seeds. This one stays as is."""
-        return self._copy(check_list("keys", keys, of=str, wanted="keys of states"), Part.ALL, self._masters)
-
-    def snapshot(self, keys: Iterable[str]) -> ParamServer:
-        """Weights and buffers of these states as they are now, to be examined only.
-
-        That is this server itself, unless other processes change its states meanwhile.
-        """
         keys = check_list("keys", keys, of=str, wanted="keys of states")
-        return self._copy(keys, Part.WEIGHTS) if self.storage.is_shared else self
-
-    def _copy(self, keys: Iterable[str], part: Part, masters: WireMemory | None = None) -> ParamServer:
         self.drain()
         other = self._empty()
-        other._masters = masters
+        other._masters = self._masters
         if self.gradients.scale_state is not None:  # or the first steps with fp16 would overflow anew
             other.gradients.scale_losses(self.gradients.scale_state)
         present = set(self.visited)
         for key in keys:
             if key in present:
-                with self.storage.reading(key, part) as state:
-                    other.storage.put(key, state.clone(masters, part))
+                with self.storage.reading(key, Part.ALL) as state:
+                    other.storage.put(key, state.clone(self._masters))
         return other
 
     def another(self, pool: LayerPool | None = None, *, storage: Storage | None = None) -> ParamServer:

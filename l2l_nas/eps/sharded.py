@@ -21,7 +21,6 @@ from l2l_nas.eps.state import LayerState, Part
 from l2l_nas.eps.storage import Storage
 from l2l_nas.eps.sums import squares_of, tree_sum
 from l2l_nas.eps.wire import Allocate
-from l2l_nas.errors import SettingError
 from l2l_nas.space.pool import LayerPool
 
 
@@ -177,8 +176,6 @@ class ShardedServer(ParamServer):
         frozen: Iterable[str] = (),
     ) -> None:
         super().__init__(pool, optimizer=optimizer, seed=seed, storage=storage, frozen=frozen)
-        if self.storage.is_shared:
-            raise SettingError("storage: ranks have parts of states, worker processes whole ones; take one of the two")
         self.exchange = self.everyone = ObservedExchange.of(exchange)
         self.cuts = Cuts(self.rules, exchange.size)
         self.gradients = ShardedInbox(self.pool, self.rules, self.cuts, self.exchange)
@@ -194,7 +191,7 @@ class ShardedServer(ParamServer):
         self.storage.put(key, self._part_of(key, state))
 
     def _put_first(self, key: str, state: LayerState) -> None:
-        self.storage.put_new(key, self._part_of(key, state))
+        self.storage.put(key, self._part_of(key, state))
 
     def _part_of(self, key: str, state: LayerState) -> LayerState:
         """This rank's part of a whole state."""

@@ -21,14 +21,7 @@ from l2l_nas.errors import SpaceError, user_code
 from l2l_nas.space.pool import Layer, LayerPool
 
 _VERSIONS = itertools.count(1)
-_PROCESS_VERSIONS = 1 << 40  # more than a process ever makes
 _CACHED = 1 << 18  # parameters whose weights, moments and gradients fit into a core's own cache, about
-
-
-def number_versions(process: int) -> None:
-    """Have versions be unlike those of other processes; the numbers of processes differ, and the first one has 0."""
-    global _VERSIONS
-    _VERSIONS = itertools.count(max(next(_VERSIONS), process * _PROCESS_VERSIONS))
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class LayerState:
 
     Attributes:
         weights: fp32 master weights, one block.
-        moments: the optimizer's blocks, as `layout.moments` says; none in a copy that is only examined.
+        moments: the optimizer's blocks, as `layout.moments` says.
         steps: float32, how many updates each parameter has had. One for each parameter, not one for the layer: a
             parameter without a gradient must not age.
         visits: how many updates the layer has had.
@@ -84,7 +77,7 @@ class LayerState:
         self.views = [entry.view(self.weights) for entry in self.layout.parameters]
         self._moment_views = [
             dict(zip(moment.indices, (entry.view(block) for entry in moment.entries), strict=True))
-            for moment, block in zip(self.layout.moments, self.moments, strict=False)
+            for moment, block in zip(self.layout.moments, self.moments, strict=True)
         ]
         self._step_views = list(self.steps.unbind())
         self.wire_views: list[Tensor] = []
@@ -104,13 +97,13 @@ class LayerState:
             is_pinned=pinned is not None,
         )
 
-    def clone(self, masters: WireMemory | None = None, part: Part = Part.ALL) -> LayerState:
-        """An independent copy, with `masters` as in `zeros`; of a part, without moments."""
+    def clone(self, masters: WireMemory | None = None) -> LayerState:
+        """An independent copy, with `masters` as in `zeros`."""
         pinned = None if masters is None else masters.allocate(self.weights.numel())
         return LayerState(
             self.layout,
             self.weights.clone() if pinned is None else pinned.copy_(self.weights),
-            tuple(block.clone() for block in self.moments) if part is Part.ALL else (),
+            tuple(block.clone() for block in self.moments),
             self.steps.clone(),
             self.buffers.clone(),
             self.visits,
@@ -211,7 +204,7 @@ class LayerState:
     def tensors(self) -> dict[str, Tensor]:
         named = {"steps": self.steps, "visits": torch.tensor(self.visits)}
         named |= {f"weights.{name}": view for name, view in self.parameters().items()}
-        for moment, views in zip(self.layout.moments, self._moment_views, strict=False):
+        for moment, views in zip(self.layout.moments, self._moment_views, strict=True):
             named |= {f"{moment.name}.{self.layout.parameters[index].name}": view for index, view in views.items()}
         return named | {f"buffers.{name}": view for name, view in self.named_buffers().items()}
 

@@ -1,4 +1,4 @@
-"""Where layer states live: in host memory, in memory that processes share, or in files."""
+"""Where layer states live: in host memory, or in files."""
 
 from __future__ import annotations
 
@@ -29,15 +29,8 @@ class Storage(Protocol):
     def is_lasting(self) -> bool:
         """Whether a state's memory stays where it is after it was closed, so that copies from it may run."""
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes may change states meanwhile."""
-
     def put(self, key: str, state: LayerState) -> None:
         """Take over a state, or replace it."""
-
-    def put_new(self, key: str, state: LayerState) -> None:
-        """Take over a state, unless another process did so before."""
 
     def clear(self) -> None:
         """Forget all states."""
@@ -97,7 +90,6 @@ class RamStorage:
     """
 
     is_lasting = True
-    is_shared = False
 
     def __init__(self) -> None:
         self._states: dict[str, LayerState] = {}
@@ -112,8 +104,6 @@ class RamStorage:
         self._states[key] = state
         self._lost.pop(key, None)
         self.changes += 1
-
-    put_new = put
 
     def clear(self) -> None:
         self._states, self._lost = {}, {}

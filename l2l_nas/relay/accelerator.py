@@ -10,7 +10,6 @@ stream is put back, the generator gets a copy of its state, which is in no captu
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -112,9 +111,6 @@ class Accelerator:
     def elapsed_s(self, start: torch.Event, end: torch.Event) -> float:
         return start.elapsed_time(end) / 1000
 
-    def delay(self, seconds: float) -> None:
-        time.sleep(seconds)  # torch has no common way to have a stream sleep: what is issued late runs late
-
 
 class Cuda(Accelerator):
     """A CUDA device."""
@@ -160,9 +156,6 @@ class Cuda(Accelerator):
 
     def _end_allocations(self, pool: Any) -> None:
         torch._C._cuda_endAllocateToPool(self.torch_device.index, pool)
-
-    def delay(self, seconds: float) -> None:
-        torch.cuda._sleep(int(seconds * 1e9))  # clock cycles
 
 
 class _Events:

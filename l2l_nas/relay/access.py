@@ -4,7 +4,7 @@
 |---|---|
 | of a state on the device: where they lie | stay on the device, in a block of the inbox |
 | of the host's memory, on a CPU that computes in float32: where they lie | stay, in a block of the inbox |
-| others on a CPU (files, shared memory, lower precisions): copied to the slot | stay, in a block of the inbox |
+| others on a CPU (files, lower precisions): copied to the slot | stay, in a block of the inbox |
 | others: copied to the slot, see `eps/wire.py` | lie in the slot, and are sent |
 | of which several ranks have parts: gathered to the slot | lie in the slot, and are sent |
 """
@@ -33,7 +33,6 @@ class OpenState:
 
     key: str
     weights: Sequence[Tensor] | None  # its parameters where they lie; None: they were copied to the slot
-    visits: int  # how many updates they have had
     gradients_stay: bool  # in a block of the inbox; else they lie in the slot
 
 
@@ -42,7 +41,6 @@ class StateAccess:
 
     Args:
         wire: host memory for weights as they cross the link.
-        copies: whether weights are copied to slots even where the device could compute on the host's memory.
     """
 
     def __init__(
@@ -53,14 +51,13 @@ class StateAccess:
         dtype: torch.dtype,
         wire: WireMemory,
         on_device: DeviceStates | None = None,
-        copies: bool = False,
     ) -> None:
         self.server = server
         self._device = device
         self._dtype = dtype
         self._wire = wire
         self.on_device = on_device
-        self._is_host = device.shares_memory and not copies
+        self._is_host = device.shares_memory
 
     @property
     def storage(self) -> Storage:
@@ -74,11 +71,11 @@ class StateAccess:
             self._device.stream_wait(state.written)
             if self.server.gathers(key):
                 self.server.gather_weights(key, state, slot, self._dtype)
-                return OpenState(key, None, state.visits, gradients_stay=False)
+                return OpenState(key, None, gradients_stay=False)
             weights = self._in_place(state, storage)
             if weights is None:
                 self._copy(state, wire_layout_of(self.server.pool, key, self._dtype), slot, storage.is_lasting)
-            return OpenState(key, weights, state.visits, gradients_stay=state.is_on_device or self._is_host)
+            return OpenState(key, weights, gradients_stay=state.is_on_device or self._is_host)
 
     def _in_place(self, state: LayerState, storage: Storage) -> Sequence[Tensor] | None:
         """Parameters that a layer may compute on where they lie.
@@ -88,7 +85,7 @@ class StateAccess:
         is_wide = self._dtype == torch.float32
         if state.is_on_device:
             return state.views if is_wide else state.wire_views
-        return state.views if self._is_host and is_wide and storage.is_lasting and not storage.is_shared else None
+        return state.views if self._is_host and is_wide and storage.is_lasting else None
 
     def _copy(self, state: LayerState, layout: Layout, slot: Tensor, is_lasting: bool) -> None:
         """See [Note: what crosses]. States on disk are rounded when they are read."""

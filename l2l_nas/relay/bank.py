@@ -46,10 +46,6 @@ class SlotBank:
         weights, gradients, buffers = (max(column) for column in zip((0, 0, 0), *sizes, strict=True))
         self._sizes = (weights, gradients, buffers)
         self.weights_bytes = weights  # of the largest layer, on the device
-        largest: dict[int, int] = {}
-        for layer, (own, _, _) in zip(layers, sizes, strict=True):
-            largest[layer.position] = max(own, largest.get(layer.position, 0))
-        self.path_bytes = sum(largest.values())  # of the weights of any path, at most
         self.slot_bytes = sum(align(size) for size in self._sizes) + tree_levels(chunks) * align(gradients)
         self.slots: tuple[Slot, ...] = ()
         self._templates: dict[tuple[object, int], Template] = {}  # by kind and number of the slot

@@ -57,11 +57,11 @@ class BufferWatch:
     changes: bool  # whether they are taken to change
     visits: int = 0  # after which they were found as they were before
 
-    def has_changed(self, template: Template, stored: Callable[[], Tensor | None], where: Mapping[str, str]) -> bool:
+    def has_changed(self, template: Template, stored: Callable[[], Tensor], where: Mapping[str, str]) -> bool:
         """Whether a training visit changed the buffers of a template; see [Note: buffers that stay].
 
         Args:
-            stored: what the visit began with, on the host; None where it is not there any more.
+            stored: what the visit began with, on the host.
             where: position and candidate, for the error.
         """
         if self.changes or template.has_written_buffers:
@@ -70,8 +70,7 @@ class BufferWatch:
         self.visits += 1
         if self.visits > _FIRST and self.visits & (self.visits - 1):
             return False
-        before = stored()
-        if before is None or template.holds_buffers(before):
+        if template.holds_buffers(stored()):
             return False
         if self.visits > _FIRST:
             raise SpaceError(

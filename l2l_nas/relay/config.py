@@ -15,13 +15,13 @@ from l2l_nas.eps.sums import check_chunks
 from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.calls import Layers, check_layers
 from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
-from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import Trace
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LANES = ("auto", "threads", "inline")
 STASHES = ("device", "host")
 Budget = int | Literal["all", "auto"] | None
+Resident = Literal["all", "auto"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class MemoryConfig:
             depth of a chain).
         device_budget: bytes of device memory to use; what is left after the least is used to keep layers and stash.
             "all" keeps everything, "auto" what half of the free memory holds; None what `slots` and `keep` say.
-        resident: bytes of device memory for states that live there, moments included, and are updated there; "all" for
-            the states of every path, "auto" for those with `device_budget="all"`, None for none. Not where processes
-            share states. On a CPU they are where layers compute in any case.
+        resident: "all" for states that live on the device, moments included, and are updated there; None for states on
+            the host; "auto" for "all" where `device_budget` is "all" and the device has space for the states of the
+            whole pool. On a CPU they are where layers compute in any case.
         pinned: "all" to store weights on the host as they cross the link; None to round them for each load, into a
             block that is used again. See `eps/wire.py`.
         sharers: relays, this one among them, that fill the same device memory with `device_budget="auto"`.
@@ -47,16 +47,17 @@ class MemoryConfig:
     keep: int = 1
     stash: str = "device"
     device_budget: Budget = None
-    resident: Budget = "auto"
+    resident: Resident = "auto"
     pinned: Literal["all"] | None = "all"
     sharers: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in (("device_budget", self.device_budget), ("resident", self.resident)):
-            if isinstance(value, str) and value not in ("all", "auto"):
-                raise SettingError(f"{name} takes bytes, all, auto or None, got {shown(value)}")
-            if value is not None and not isinstance(value, str):
-                check_count(name, value)
+        if isinstance(self.device_budget, str) and self.device_budget not in ("all", "auto"):
+            raise SettingError(f"device_budget takes bytes, all, auto or None, got {shown(self.device_budget)}")
+        if self.device_budget is not None and not isinstance(self.device_budget, str):
+            check_count("device_budget", self.device_budget)
+        if self.resident is not None and not (isinstance(self.resident, str) and self.resident in ("all", "auto")):
+            raise SettingError(f"resident takes all, auto or none, got {shown(self.resident)}")
         for name in ("slots", "keep", "sharers"):
             check_count(name, getattr(self, name), least=1)
         if isinstance(self.stash, str) and self.stash == "auto":
@@ -64,11 +65,6 @@ class MemoryConfig:
         check_word("stash", self.stash, STASHES)
         if self.pinned is not None and not (isinstance(self.pinned, str) and self.pinned == "all"):
             raise SettingError(f"pinned takes all or none, and no number of bytes any more; got {shown(self.pinned)}")
-
-    @property
-    def state_bytes(self) -> float:
-        wanted = ("all" if self.device_budget == "all" else None) if self.resident == "auto" else self.resident
-        return float("inf") if wanted == "all" else wanted or 0
 
 
 @dataclass(frozen=True)
@@ -100,18 +96,17 @@ class UpdateConfig:
 
     Args:
         update: "eager", each layer's own gradient; or "exact", the whole gradient, which a clip by global norm and fp16
-            need. Tests say the `UpdateOrder` instead.
+            need.
         clip: scales gradients down; by global norm not with "eager".
     """
 
-    update: UpdatePolicy | UpdateOrder | str = UpdatePolicy.EAGER
+    update: UpdatePolicy | str = UpdatePolicy.EAGER
     clip: Clip | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.update, UpdateOrder):
-            if isinstance(self.update, str) and self.update in ("ahead", "serial"):
-                raise SettingError(f"update: '{self.update}' is now 'exact', which chooses how it runs")
-            object.__setattr__(self, "update", UpdatePolicy(check_word("update", self.update, tuple(UpdatePolicy))))
+        if isinstance(self.update, str) and self.update in ("ahead", "serial"):
+            raise SettingError(f"update: '{self.update}' is now 'exact', which chooses how it runs")
+        object.__setattr__(self, "update", UpdatePolicy(check_word("update", self.update, tuple(UpdatePolicy))))
         check_kind("clip", self.clip, (Clip, NoneType), wanted="None or an l2l_nas.Clip, such as Clip(1.0)")
         if self.policy is UpdatePolicy.EAGER and self.clip is not None and self.clip.scope == "global":
             raise SettingError(
@@ -120,19 +115,15 @@ class UpdateConfig:
 
     @property
     def policy(self) -> UpdatePolicy:
-        if isinstance(self.update, UpdateOrder):
-            return UpdatePolicy.EAGER if self.update is UpdateOrder.EAGER else UpdatePolicy.EXACT
         return UpdatePolicy(self.update)
 
     def order(self, *, overlaps: bool) -> UpdateOrder:
-        """How updates are done best, or as tests say.
+        """How updates are done best.
 
         Args:
             overlaps: whether host and device work side by side on states in the host's own memory. Elsewhere nothing
                 is won by an update ahead of the check, and the copy of what it changes costs time and memory.
         """
-        if isinstance(self.update, UpdateOrder):
-            return self.update
         if self.update is UpdatePolicy.EAGER:
             return UpdateOrder.EAGER
         return UpdateOrder.AHEAD if overlaps else UpdateOrder.CHECKED
@@ -147,19 +138,16 @@ class ExecutionConfig:
             CPU, where they would take the cores from the layers, unless they wait for a disk or for other ranks.
         layers: how they run: "eager", "compile" (`torch.compile`, one graph for each kind; or a backend of it), or
             "graphs": CUDA graphs for each kind, slot and mode, where the device has them. See `relay/graphs.py`.
-        stress: disturbs the lanes, for tests.
         trace: records what each lane does.
     """
 
     lanes: str = "auto"
     layers: Layers = "eager"
-    stress: Stress | None = None
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
         check_word("lanes", self.lanes, LANES)
         check_layers(self.layers)
-        check_kind("stress", self.stress, (Stress, NoneType), wanted="None or a Stress")
         check_kind("trace", self.trace, (Trace, NoneType), wanted="None or a Trace")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -94,10 +93,6 @@ class Device(Protocol):
 
     def elapsed_s(self, start: Any, end: Any) -> float:
         """Tell the seconds between two timed marks."""
-
-    def delay(self, seconds: float) -> None:
-        """Have the current stream do nothing for about so long, for a stress test."""
-        time.sleep(seconds)
 
 
 class Cpu(Device):

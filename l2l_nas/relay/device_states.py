@@ -1,11 +1,8 @@
-"""A storage whose states live on the device, moments included, as far as a budget goes; the host has the others.
+"""A storage whose states live on the device, moments included, from the first training step that uses them.
 
 [Note: written back] The host's state is the one that everybody else reads. What the device changed is copied to it
 before anybody does (`ParamServer.drain`), and what was changed on the host since is copied to the device again. Buffers
 stay on the host: they cross with each load anyway.
-
-[Note: who makes way] Moving a state costs three times what streaming it once does. So a state that came first stays,
-until it was not used for a while and another one wants its place.
 """
 
 from __future__ import annotations
@@ -26,8 +23,6 @@ from l2l_nas.eps.storage import Storage
 from l2l_nas.errors import SettingError, StateLostError
 from l2l_nas.relay.device import Device
 
-_IDLE_STEPS = 32  # without use, after which a state makes way for another
-
 
 @dataclass
 class _DeviceState:
@@ -35,7 +30,6 @@ class _DeviceState:
     block: Tensor  # that it lies in
     saved: int  # its version when the host's state was the same
     on_host: int  # the version of the host's state then
-    used: int  # the step of its last use
 
     @property
     def is_changed(self) -> bool:  # since the host's state was the same
@@ -43,21 +37,18 @@ class _DeviceState:
 
 
 class DeviceStates:
-    """The states of one server, of which some live on a device; a `Storage` around the server's own.
+    """The states of one server that live on a device; a `Storage` around the server's own.
 
     Args:
         dtype: of the weights that layers compute on; beside float32 masters, a copy is stored.
-        budget: bytes of device memory, at most.
     """
 
-    def __init__(self, server: ParamServer, device: Device, dtype: torch.dtype, *, budget: float) -> None:
+    def __init__(self, server: ParamServer, device: Device, dtype: torch.dtype) -> None:
         self._server = server
         self._device = device
         self._dtype = dtype
-        self._budget = budget
         self._states: dict[str, _DeviceState] = {}
-        self._free: list[Tensor] = []  # blocks of states that made way
-        self._step = 0
+        self._free: list[Tensor] = []  # blocks of states that went back
 
     def serve(self, server: ParamServer) -> None:
         """Have states of this server from now on; those of another go back to it."""
@@ -79,16 +70,9 @@ class DeviceStates:
     def is_lasting(self) -> bool:
         return self._host.is_lasting
 
-    @property
-    def is_shared(self) -> bool:
-        return self._host.is_shared
-
     def put(self, key: str, state: LayerState) -> None:
         self._drop([key] if key in self else [])
         self._host.put(key, state)
-
-    def put_new(self, key: str, state: LayerState) -> None:
-        self._host.put_new(key, state)
 
     def clear(self) -> None:
         self._drop(list(self._states))
@@ -177,38 +161,14 @@ class DeviceStates:
                 "read them with server.state(key) right before you change them"
             )
 
-    def next_step(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Begin a step with these states: those that come to the device for it, and those that make way."""
-        self._step += 1
-        for key in self._states.keys() & set(keys):
-            self._states[key].used = self._step
-        coming, leaving = [], []
-        left = self._budget - sum(map(self.bytes_of, self._states))
-        idle = [key for key, entry in self._states.items() if self._step - entry.used >= _IDLE_STEPS]
-        idle.sort(key=lambda key: self._states[key].used)
-        for key in dict.fromkeys(key for key in keys if key not in self._states):
-            size = self.bytes_of(key)
-            while left < size and idle:
-                leaving.append(idle.pop(0))
-                left += self.bytes_of(leaving[-1])
-            if left >= size:
-                coming.append(key)
-                left -= size
-        return coming, leaving
-
-    def move(self, coming: Sequence[str], leaving: Sequence[str]) -> None:
-        """Have states come and go. Nothing may be under way with them."""
-        self.write_back(leaving)
-        self._drop(leaving)
-        for key in coming:
+    def bring(self, keys: Iterable[str]) -> None:
+        """Have states come to the device. Nothing may be under way with them."""
+        for key in keys:
             self._bring(key)
 
-    def bytes_of(self, key: str) -> int:
-        """Device memory that a state takes."""
-        return state_bytes(self._server, key, self._dtype)
-
     def _bring(self, key: str) -> None:
-        image, block = _image(self._server, key), self._allocate(self.bytes_of(key))
+        image = _image(self._server, key)
+        block = self._allocate(state_bytes(self._server, key, self._dtype))
         state = image.state(block)
         state.is_on_device = True
         with self._device.stream("host"), self._host.reading(key, Part.ALL) as host:
@@ -219,27 +179,24 @@ class DeviceStates:
                 state.keep_wire(wire, block[image.end_bytes(Part.ALL) :][: wire.parameter_bytes], self._dtype)
             state.visits, state.version = host.visits, host.version
             self._device.wait(self._device.mark())
-        self._states[key] = _DeviceState(state, block, state.version, state.version, self._step)
+        self._states[key] = _DeviceState(state, block, state.version, state.version)
 
     def _allocate(self, num_bytes: int) -> Tensor:
         for index, block in enumerate(self._free):
             if block.numel() == num_bytes:
                 return self._free.pop(index)
-        while self._free and self.num_bytes + num_bytes > self._budget:
-            self._free.pop(0)
         return self._device.allocate(num_bytes)
 
     def _drop(self, keys: Sequence[str]) -> None:
         self._free += [self._states.pop(key).block for key in keys]
 
-    def write_back(self, keys: Iterable[str] | None = None) -> None:
-        """Have the host's states be what these are; all of them by default. No update may be under way."""
-        changed = [key for key in (self._states if keys is None else keys) if self._states[key].is_changed]
+    def write_back(self) -> None:
+        """Have the host's states be what these are. No update may be under way."""
+        changed = {key: entry for key, entry in self._states.items() if entry.is_changed}
         if not changed:
             return
         with self._device.stream("host"):
-            for key in changed:
-                entry = self._states[key]
+            for key, entry in changed.items():
                 with self._host.writing(key) as host:
                     for target, source in zip(host.updated_blocks, entry.state.updated_blocks, strict=True):
                         target.copy_(source)
@@ -251,17 +208,6 @@ class DeviceStates:
         """Write everything back, and hold nothing."""
         self.write_back()
         self._drop(list(self._states))
-
-
-def fitting(server: ParamServer, keys: Iterable[str], dtype: torch.dtype, budget: float) -> tuple[str, ...]:
-    """Those of these states that have space in so many bytes, the first ones first."""
-    found = []
-    for key in keys:
-        size = state_bytes(server, key, dtype)
-        if size <= budget:
-            found.append(key)
-            budget -= size
-    return tuple(found)
 
 
 def state_bytes(server: ParamServer, key: str, dtype: torch.dtype) -> int:

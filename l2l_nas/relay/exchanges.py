@@ -1,7 +1,7 @@
 """What ranks exchange in a training step, in which order and how much: a pure function of the plan.
 
 The simulator prices it, ranks agree on it before each step (`agreement.py`), and a checker compares it with what a run
-did (`testing/exchanges.py`).
+did (`tests/relay/exchanges.py`).
 
 [Note: order of exchanges] An exchange is a part of a `LOAD`, a `SAVE` or a `SEND`. Each channel is used by one lane,
 and these lanes work in the order of the plan. So all ranks exchange the same in the same order, however long anything

@@ -37,7 +37,6 @@ from l2l_nas.relay.refusals import raise_named, refuse_changes, refuse_gradient_
 from l2l_nas.relay.schedule import LANE, PlanSchedule, rank, update_ranks
 from l2l_nas.relay.slots import Template
 from l2l_nas.relay.stash import ArenaLayout, Frames
-from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.visits import Job, Visits
 
 _STAGING_SHARE = 0.25  # of free host memory, for gradients that wait for updates
@@ -119,14 +118,11 @@ class Staging:
 class PlanExecutor:
     """Carries out plans, one after the other, in the same slots."""
 
-    def __init__(
-        self, device: Device, bank: SlotBank, lanes: Lanes, *, dtype: torch.dtype, stress: Stress | None = None
-    ) -> None:
+    def __init__(self, device: Device, bank: SlotBank, lanes: Lanes, *, dtype: torch.dtype) -> None:
         self.bank = bank
         self.lanes = lanes
         self.device = device
         self._dtype = dtype
-        self._stress = stress
         self._visits = Visits(device)
         self._schedule: PlanSchedule[Future] = PlanSchedule()
         self._watches: dict[str, BufferWatch] = {}  # by layer
@@ -149,12 +145,11 @@ class PlanExecutor:
                 self.staging.update(job.path.state(step.state), issued[-1])
             return issued[-1]
 
-        is_poisoning = self._stress is not None and self._stress.is_poisoning
         try:
             for step in job.plan.steps:
                 if step.op is Op.LOAD:
                     self.bank.build(job.layers[step.layer], step.slot)
-            self.lanes.wait(self._schedule.issue(job.plan, job.path.state, submit, frees=is_poisoning))
+            self.lanes.wait(self._schedule.issue(job.plan, job.path.state, submit))
             if isinstance(job, TrainJob):
                 job.require_finite_loss()
         except BaseException as error:
@@ -203,13 +198,7 @@ class PlanExecutor:
         if step.op is Op.FETCH:  # visits are in this thread, behind it
             value = job.path.value(step.value)
             job.values[value] = self._frame(step, job)
-        lane = LANE.get(step.op, "up")  # FREE: a slot is poisoned before it is loaded
-        return self.lanes.submit(lane, work, after=after, label=label, cancel=job.cancel, rank=rank)
-
-    def _poison(self, step: Step, job: PlanJob) -> None:
-        assert self._stress is not None
-        slot = self.bank.slots[step.slot]
-        self._stress.poison(*slot.blocks)
+        return self.lanes.submit(LANE[step.op], work, after=after, label=label, cancel=job.cancel, rank=rank)
 
     def _load(self, step: Step, job: PlanJob) -> None:
         layer, states = job.layers[step.layer], job.states
@@ -222,17 +211,15 @@ class PlanExecutor:
                 # from pinned memory, so that this lane does not wait for the copy
                 is_pinned = self.device.host_allocator is not None
                 template.load_buffers(self._staged(state.buffers) if is_pinned else state.buffers)
-                template.buffers_version = state.version if states.storage.is_shared else None
 
     def _save(self, step: Step, job: PlanJob) -> None:
         layer, states = job.layers[step.layer], job.states
         template = self.bank.template(layer, step.slot)
         refuse_replaced_buffers(layer, template, self.bank.pool)
 
-        def stored() -> Tensor | None:
+        def stored() -> Tensor:
             with states.storage.reading(layer.key, Part.BUFFERS) as state:
-                is_other = states.storage.is_shared and state.version != template.buffers_version
-                return None if is_other else state.buffers.clone()
+                return state.buffers.clone()
 
         if layer.key not in self._watches:
             self._watches[layer.key] = BufferWatch(may_change(self.bank.pool, layer))
@@ -385,7 +372,6 @@ class PlanExecutor:
 
     _WORK: ClassVar[Mapping[Op, Callable[[PlanExecutor, Step, Any], None]]] = {
         Op.LOAD: _load,
-        Op.FREE: _poison,
         Op.SAVE: _save,
         Op.SEND: _send,
         Op.STORE: _move,

@@ -8,11 +8,6 @@ flow between layers as the tail's do, and gradients are summed, checked and clip
 
 Each layer has a template of its own here, bound to the states for as long as those stay. `.grad`s are autograd's own
 tensors: what autograd leaves at None has no gradient, and the first micro-batch's gradient costs no addition.
-
-[Note: held copies] States that other processes change meanwhile (`Storage.is_shared`) are copied when a step begins,
-each under its lock, and layers compute on the copies, so that forward and backward see the same weights. The update
-goes to the states as they are by then, one after the other, each under its lock and with its undo block: what a kill or
-an error leaves of a state is what an update made of it, as in a plan's execution.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -31,14 +25,11 @@ from torch import Tensor
 from l2l_nas.eps.inbox import GradientCheck
 from l2l_nas.eps.scale import Clip, are_finite, norms_of, total_norm
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.eps.state import Part
-from l2l_nas.eps.storage import RamStorage, Storage
-from l2l_nas.eps.wire import host_block
 from l2l_nas.errors import L2LError, LaneError, NonFiniteError
 from l2l_nas.relay.bank import SlotBank
 from l2l_nas.relay.buffers import BufferWatch, may_change
 from l2l_nas.relay.device import Device, step_seeds
-from l2l_nas.relay.held_path import HeldPath
+from l2l_nas.relay.held_path import HeldPath, memory_of
 from l2l_nas.relay.interface import Batch, MiniBatch, shares
 from l2l_nas.relay.lanes import Label
 from l2l_nas.relay.losses import Losses, LossSums
@@ -88,7 +79,6 @@ class HeldSteps:
         self._seed, self._trace = seed, trace
         self._paths: dict[object, HeldPath] = {}  # by choices; those of evaluations by layers
         self._bound: object = None  # which path is bound to which states, in which mode
-        self._copies: Tensor | None = None
         self._watches: dict[str, BufferWatch] = {}
 
     def path(self, architecture: Architecture) -> HeldPath:
@@ -127,7 +117,7 @@ class HeldSteps:
                 self._compute(held)
             losses = held.losses.read(path.layers)
             losses.require_finite(held.step)
-            changed = {number for number in path.with_buffers if self._has_new_buffers(path, number, server.storage)}
+            changed = {number for number in path.with_buffers if self._has_new_buffers(path, number, server)}
             check = None
             if path.uses:
                 gradients = path.gradients()
@@ -164,30 +154,20 @@ class HeldSteps:
                 held.templates[number].buffers_version = None
 
     def _bind(self, path: HeldPath, server: ParamServer, *, is_training: bool) -> None:
-        """Have templates compute on the states of the server, or on copies as they are now."""
-        storage = server.storage
-        states = storage, storage.changes if isinstance(storage, RamStorage) else 0
+        """Have templates compute on the states of the server."""
+        storage = memory_of(server)
+        states = storage, storage.changes
         # a forward may have changed the mode of a module
         if self._bound != (path, states, is_training) or path.has_other_modes:
-            in_place = isinstance(storage, RamStorage)
-            if self._copies is None and not in_place:
-                # for any path; what is not used of it takes no memory
-                self._copies = host_block(self._bank.path_bytes)
-            path.bind(server, states, None if in_place else self._copies, is_training=is_training)
+            path.bind(server, states, is_training=is_training)
             self._bound = path, states, is_training
-        if path.copies:
-            server.prepare(path.copies)
-        for key, copy in path.copies.items():
-            with storage.reading(key) as state:
-                copy.copy_(state.weights)
         for number in path.with_buffers:
-            template = path.templates[number]
-            with storage.reading(path.owners[number].key, Part.BUFFERS) as state:
-                if template.buffers_version == state.version:
-                    template.watch_buffers()
-                else:
-                    template.load_buffers(state.buffers)
-                    template.buffers_version = state.version
+            template, state = path.templates[number], storage.open(path.owners[number].key)
+            if template.buffers_version == state.version:
+                template.watch_buffers()
+            else:
+                template.load_buffers(state.buffers)
+                template.buffers_version = state.version
 
     def _forget(self, path: HeldPath) -> None:
         """After an error: what a forward made of its module, or of buffers, is of no use."""
@@ -262,26 +242,24 @@ class HeldSteps:
         held.losses.add_task(loss)
         return ends, loss
 
-    def _has_new_buffers(self, path: HeldPath, number: int, storage: Storage) -> bool:
+    def _has_new_buffers(self, path: HeldPath, number: int, server: ParamServer) -> bool:
         layer, template = path.owners[number], path.templates[number]
         if layer.key not in self._watches:
             self._watches[layer.key] = BufferWatch(may_change(self._pool, layer))
-        stored = partial(_loaded_buffers, storage, layer.key, template)
-        return self._watches[layer.key].has_changed(template, stored, where(layer, self._pool))
+        stored = memory_of(server).open(layer.key).buffers
+        return self._watches[layer.key].has_changed(template, lambda: stored, where(layer, self._pool))
 
     def _store_buffers(self, path: HeldPath, server: ParamServer, changed: set[int]) -> None:
         """Have the host's buffers be those that the forward left."""
-        is_ram = isinstance(server.storage, RamStorage)
-        change = server.storage.reading if is_ram else server.storage.writing  # the same, less what undoes a change
         for number in path.with_buffers:
             key, template = path.owners[number].key, path.templates[number]
             if number in changed and key in server.frozen:
                 template.buffers_version = None
-            elif number in changed or is_ram:  # else the state may have other buffers by now
-                with change(key, Part.BUFFERS) as state:
-                    if number in changed:
-                        state.store_buffers(template.buffers, template.buffer_layout)
-                    template.buffers_version = state.version
+                continue
+            state = memory_of(server).open(key)
+            if number in changed:
+                state.store_buffers(template.buffers, template.buffer_layout)
+            template.buffers_version = state.version
 
 
 @contextlib.contextmanager
@@ -290,12 +268,6 @@ def _recorded(trace: Trace, lane: str, label: Label) -> Iterator[None]:
     with label.profiled():
         yield
     trace.add(lane, label.op, label.layer, label.step, start, time.perf_counter())
-
-
-def _loaded_buffers(storage: Storage, key: str, template: Template) -> Tensor | None:
-    """The buffers that a template was loaded with; None where the state has others by now."""
-    with storage.reading(key, Part.BUFFERS) as state:
-        return state.buffers.clone() if state.version == template.buffers_version else None
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -382,8 +354,7 @@ def _apply_gradients(held: HeldStep, gradients: Sequence[Tensor | None]) -> None
 
 def _update_jointly(held: HeldStep, gradients: Sequence[Tensor | None]) -> None:
     """One call of each rule for all states that it updates."""
-    path, storage = held.path, held.server.storage
-    assert isinstance(storage, RamStorage)
+    path, storage = held.path, memory_of(held.server)
     before = [block._version for _, block in path.joint_blocks]
     try:
         for joint in path.joints:

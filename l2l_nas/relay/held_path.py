@@ -60,7 +60,7 @@ class Joint:
 
 
 class HeldPath:
-    """A path whose layers have templates of their own, which compute on the states, or on copies of all of them.
+    """A path whose layers have templates of their own, which compute on the states.
 
     Args:
         flow: the values of the path; empty for layers that are evaluated one by one.
@@ -74,7 +74,6 @@ class HeldPath:
         objective: the task with the weights that it has in this path, if it learns.
         uses: states that learn, in the order in which their gradients would leave: the last layer's first.
         order: of all gradients, as a plain model lists their parameters.
-        copies: by state, the copy of its weights that layers compute on; empty where they compute on the states.
         joints: rules that update many states in one call, once bound.
         joint_states, joint_blocks: those that they update, and what they write, each with the key of its state.
         singles: numbers in `uses` of those that are updated one by one.
@@ -136,7 +135,6 @@ class HeldPath:
         self._forget_states()
 
     def _forget_states(self) -> None:
-        self.copies: dict[str, Tensor] = {}
         self.joints: list[Joint] = []
         self.joint_states: list[LayerState] = []
         self.joint_blocks: list[tuple[str, Tensor]] = []
@@ -149,18 +147,17 @@ class HeldPath:
         """Whether a module is in another mode than `bind` left it in."""
         return [part.training for part in self._modules] != self._modes
 
-    def bind(self, server: ParamServer, states: object, block: Tensor | None, *, is_training: bool) -> None:
+    def bind(self, server: ParamServer, states: object, *, is_training: bool) -> None:
         """Have the templates be in training or evaluation, on the states of a server.
 
         Args:
             states: another one wherever a key may have another state than before.
-            block: memory for copies of all weights; None: layers compute on the states themselves.
         """
         if self._bound != states:
             self._forget_states()
             keys = list(dict.fromkeys(state for layer in self.layers for state in layer.states))
             server.prepare(keys)
-            views = self._on_states(server, keys) if block is None else self._on_copies(server, keys, block)
+            views = self._on_states(server, keys)
             self._views = [[views[key] for key in layer.states] for layer in self.owners]
             self._bound = states
         for template, own in zip(self.templates, self._views, strict=True):
@@ -171,23 +168,13 @@ class HeldPath:
             parameter.grad = None
         self._addresses = [parameter.data_ptr() for parameter in self.parameters]
 
-    def _on_copies(self, server: ParamServer, keys: Sequence[str], block: Tensor) -> dict[str, list[Tensor]]:
-        layouts = [server.layout(key) for key in keys]
-        sizes = [layout.parameter_bytes for layout in layouts]
-        copies = block[: sum(sizes)].split(sizes)
-        self.copies = dict(zip(keys, copies, strict=True))
-        self.singles = list(range(len(self.uses)))
-        views = ([entry.view(c) for entry in layout.parameters] for c, layout in zip(copies, layouts, strict=True))
-        return dict(zip(keys, views, strict=True))
-
     def _on_states(self, server: ParamServer, keys: Sequence[str]) -> dict[str, list[Tensor]]:
-        assert isinstance(server.storage, RamStorage)
-        states = {key: server.storage.open(key) for key in keys}
+        storage = memory_of(server)
+        states = {key: storage.open(key) for key in keys}
         joints: dict[object, Joint] = {}
         for number, use in enumerate(self.uses):
             state, calls = states[use.key], server.rules.of(use.key).calls
-            has_moments = len(state.moments) == len(state.layout.moments)  # a snapshot, to be scored only, has none
-            if not has_moments or not all(updates_many(call.rule) for call in calls):
+            if not all(updates_many(call.rule) for call in calls):
                 self.singles.append(number)
                 continue
             self.joint_states.append(state)
@@ -250,6 +237,12 @@ class HeldPath:
                 parameter.grad = gradient.clone()
             else:
                 seen.add(gradient.data_ptr())
+
+
+def memory_of(server: ParamServer) -> RamStorage:
+    """The states that a path is held on."""
+    assert isinstance(server.storage, RamStorage)
+    return server.storage
 
 
 def _only_dtype(writes: Sequence[str], specs: Mapping[str, Specs]) -> torch.dtype | None:

@@ -25,7 +25,6 @@ import torch
 from l2l_nas.eps.exchange import Exchanged
 from l2l_nas.errors import L2LError, LaneError
 from l2l_nas.relay.device import Device
-from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import EXCHANGES, NET, Trace
 
 _NO_RANGE = contextlib.nullcontext()
@@ -63,7 +62,7 @@ class Future:
 
 
 class Label(NamedTuple):
-    """What a piece of work is: for errors, traces and stress."""
+    """What a piece of work is: for errors and traces."""
 
     op: str
     layer: str = ""
@@ -99,7 +98,9 @@ class CancelToken:
 
 
 @dataclass(frozen=True)
-class _Work:
+class LaneWork:
+    """A piece of work for a lane."""
+
     lane: str
     do: Callable[[], None]
     after: tuple[Future, ...]
@@ -116,15 +117,12 @@ class Lanes:
         threads: a worker thread for each lane; without, work is done where it is submitted, in the order of the plan.
     """
 
-    def __init__(
-        self, device: Device, *, threads: bool, stress: Stress | None = None, trace: Trace | None = None
-    ) -> None:
+    def __init__(self, device: Device, *, threads: bool, trace: Trace | None = None) -> None:
         self.is_beside = threads
         self._device = device
-        self._stress = stress
         self._trace = trace
         # by lane, its thread, which ends with this or with the process, and the work that waits for it
-        self._threads: dict[str, tuple[ThreadPoolExecutor, list[_Work]]] = {}
+        self._threads: dict[str, tuple[ThreadPoolExecutor, list[LaneWork]]] = {}
         self._numbers = itertools.count()
         self._timed: list[tuple[str, Label, Any, Any]] = []  # work, and the marks around it
         self._origin: tuple[Any, float] | None = None  # a mark, and the host's time at it
@@ -140,7 +138,7 @@ class Lanes:
         rank: int = 0,
     ) -> Future:
         """Have work done in a lane, after other work; of the host's that may begin, the least rank goes first."""
-        work = _Work(lane, do, tuple(after), label, cancel, Future(lane, next(self._numbers)), rank)
+        work = LaneWork(lane, do, tuple(after), label, cancel, Future(lane, next(self._numbers)), rank)
         if self.is_beside:
             if lane not in self._threads:
                 self._threads[lane] = _new_thread(lane, self._device.host_threads), []
@@ -153,7 +151,7 @@ class Lanes:
 
     def compute(self, do: Callable[[], None], *, after: Iterable[Future], label: Label, cancel: CancelToken) -> Future:
         """Do work in this thread, after other work; raises what it, or something it waits for, raised."""
-        work = _Work("compute", do, tuple(after), label, cancel, Future("compute", next(self._numbers)))
+        work = LaneWork("compute", do, tuple(after), label, cancel, Future("compute", next(self._numbers)))
         self._run(work)
         if work.future.error is not None:
             raise work.future.error
@@ -180,14 +178,14 @@ class Lanes:
         while self._threads:
             self._threads.popitem()[1][0].shutdown()
 
-    def _run_next(self, waiting: list[_Work]) -> None:
+    def _run_next(self, waiting: list[LaneWork]) -> None:
         try:
             index = self._first(waiting)
         except Exception:
             index = 0  # a device that failed says so again when it is waited for, and then the future has the error
         self._run(waiting.pop(index))
 
-    def _first(self, works: list[_Work]) -> int:
+    def _first(self, works: list[LaneWork]) -> int:
         if len(works) == 1 or works[0].lane != "host":
             return 0
         ready = [
@@ -197,7 +195,7 @@ class Lanes:
         ]
         return min(ready, default=(0, 0))[1]
 
-    def _run(self, work: _Work) -> None:
+    def _run(self, work: LaneWork) -> None:
         try:
             error = self._await(work)
             if error is not None:
@@ -215,7 +213,7 @@ class Lanes:
         else:
             work.future.finish(mark=mark)
 
-    def _await(self, work: _Work) -> BaseException | None:
+    def _await(self, work: LaneWork) -> BaseException | None:
         """Wait in this thread for what must be done, or issued, first."""
         for future in work.after:
             future.wait()
@@ -225,26 +223,19 @@ class Lanes:
                 self._device.wait(future.mark)
         return work.cancel.error
 
-    def _do(self, work: _Work) -> Any:
+    def _do(self, work: LaneWork) -> Any:
         started = time.perf_counter()
         with self._device.stream(work.lane):
             if work.lane != "host":
                 for awaited in _marks(work.after, work.lane):
                     self._device.stream_wait(awaited)
-            if self._stress is not None:  # behind the waits: on the device too, what is late is the work itself
-                # what the host's lane does is done in this thread, on no stream
-                delay = time.sleep if work.lane == "host" else self._device.delay
-                delay(self._stress.delay_s(work.label.op))
             begun = self._timed_mark() if self._trace is not None else None
             _AT_WORK.label = work.label
             try:
                 with work.label.profiled():
-                    work.do()
+                    self._perform(work)
             finally:
                 _AT_WORK.label = _NO_WORK
-            if self._stress is not None and self._stress.pace is not None:
-                least_s = self._stress.pace(work.label.op, work.label.layer)
-                time.sleep(max(0.0, least_s - (time.perf_counter() - started)))
             mark = None if work.lane == "host" else self._device.mark(timed=self._trace is not None)
         if self._trace is not None:
             if mark is None or begun is None:
@@ -252,6 +243,10 @@ class Lanes:
             else:
                 self._timed.append((work.lane, work.label, begun, mark))
         return mark
+
+    def _perform(self, work: LaneWork) -> None:
+        """Do work that waits for nothing any more, on its lane's stream."""
+        work.do()
 
     def _timed_mark(self) -> Any:
         mark = self._device.mark(timed=True)

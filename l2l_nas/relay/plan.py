@@ -5,7 +5,7 @@
 [Note: slot reuse] A slot is one block for weights, one for buffers and one for gradients. Its weights may be
 overwritten once the last visit that reads them is done; its gradients once they are sent. Every such rule is an entry
 of some step's `after`, so that any executor which respects `after`, however concurrent, is safe. The checker of plans
-(`testing/plans.py`) proves it.
+(`tests/relay/plans.py`) proves it.
 
 [Note: the tail] The last layers of a path, the tail, run forward, loss and backward, one micro-batch after the other:
 they are loaded once, and nothing of them is recomputed. A tail is one layer long, or as long as the device has room

@@ -13,7 +13,6 @@ from l2l_nas.arguments import listed
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.errors import (
     L2LError,
-    PlanError,
     SettingError,
     SpaceError,
     UserCodeError,
@@ -135,7 +134,7 @@ def raise_named(
     """Raise what the user's code raised, with the layer that it is; other errors as they are."""
     if isinstance(error, SpaceError) and error.position is None and at is not None and at < len(path):
         raise SpaceError(str(error), **where(path[at], pool)) from None
-    is_named = isinstance(error, L2LError | MemoryError | PlanError) or is_out_of_memory(error)
+    is_named = isinstance(error, L2LError | MemoryError) or is_out_of_memory(error)
     if is_named or not is_of_code(error):
         raise error
     raised = what_raised(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from l2l_nas.relay.buffers import refuse_used_twice
 from l2l_nas.relay.calls import alone, calls_of, refuse_modes
 from l2l_nas.relay.config import ExecutionConfig, MemoryConfig, PrecisionConfig, RelayConfig, UpdateConfig
 from l2l_nas.relay.device import Device, open_device
-from l2l_nas.relay.device_states import DeviceStates, fitting
+from l2l_nas.relay.device_states import DeviceStates, state_bytes
 from l2l_nas.relay.evaluation import Evaluation, about, cut_batch
 from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.extend import Caches
@@ -86,7 +87,7 @@ class Relay:
         *,
         memory: MemoryConfig | None = None,
         precision: PrecisionConfig | str = "fp32",
-        update: UpdateConfig | UpdatePolicy | UpdateOrder | str = "eager",
+        update: UpdateConfig | UpdatePolicy | str = "eager",
         execution: ExecutionConfig | None = None,
         device: str | torch.device | Device = "auto",
         seed: int = 0,
@@ -114,6 +115,7 @@ class Relay:
         self._build(server)
 
     def _build(self, server: ParamServer) -> None:
+        self.server = server
         config, device, dtype = self.config, self.device, self.config.precision.dtype
         calls = calls_of(config.execution.layers, device, is_chain=self.pool.wiring.is_chain)
         self._takes_cuts = calls is None
@@ -123,20 +125,19 @@ class Relay:
         chunks = None if self.chunks is None else self.chunks // ranks
         self.bank = SlotBank(self.pool, slots=slots, device=device, dtype=dtype, calls=calls, chunks=chunks)
         self.stash = Stash(self.pool, device, dtype)
-        in_memory = server.storage.is_lasting or server.storage.is_shared
-        waits = device.torch_device.type != "cpu" or not in_memory or ranks > 1
-        lanes, stress = config.execution.lanes, config.execution.stress
+        waits = device.torch_device.type != "cpu" or not server.storage.is_lasting or ranks > 1
+        lanes = config.execution.lanes
         is_beside = lanes == "threads" or (lanes == "auto" and waits)
-        self.lanes = Lanes(device, threads=is_beside, stress=stress, trace=self.trace)
+        executor = self._executor(is_beside=is_beside)
+        self.lanes = executor.lanes
         self.wire = WireMemory(device.host_allocator, stores=config.memory.pinned is not None)
-        executor = PlanExecutor(device, self.bank, self.lanes, dtype=dtype, stress=stress)
         self._device_states: DeviceStates | None = None
-        if config.memory.state_bytes and not device.shares_memory:
+        if not device.shares_memory and self.has_states_on_device:
             if server.everyone.size > 1:
                 raise SettingError("resident: states of several ranks live on the host; take resident=None")
-            self._device_states = DeviceStates(server, device, dtype, budget=config.memory.state_bytes)
+            self._device_states = DeviceStates(server, device, dtype)
         held: HeldSteps | None = None
-        is_plain = calls is None and stress is None and not is_beside and chunks is None
+        is_plain = calls is None and not is_beside and chunks is None
         if is_plain and device.shares_memory and dtype == torch.float32:
             held = HeldSteps(self.bank, self.stash.specs, device, seed=self.seed, trace=self.trace)
         self._evaluation = Evaluation(executor, self.stash, held=held)
@@ -148,6 +149,11 @@ class Relay:
         ]
         if self._is_divided:
             self._waiting_bytes = [-least(server.everyone, -size) for size in self._waiting_bytes]
+
+    def _executor(self, *, is_beside: bool) -> PlanExecutor:
+        """What carries out plans, and its lanes."""
+        lanes = Lanes(self.device, threads=is_beside, trace=self.trace)
+        return PlanExecutor(self.device, self.bank, lanes, dtype=self.config.precision.dtype)
 
     def _access(self, server: ParamServer) -> StateAccess:
         self.server = server
@@ -163,7 +169,6 @@ class Relay:
             dtype=self.config.precision.dtype,
             wire=self.wire,
             on_device=self._device_states,
-            copies=self.config.execution.stress is not None,  # poison would not reach masters
         )
 
     def _trace_exchanges(self, *, is_on: bool) -> None:
@@ -282,11 +287,20 @@ class Relay:
         """Device memory that is free on every rank."""
         return least(self.server.everyone, self.device.free_bytes())
 
-    def states_on_device(self, architecture: Architecture) -> tuple[str, ...]:
-        """States that live on a device with memory of its own while this architecture alone is trained."""
-        states = dict.fromkeys(state for layer in self.pool.path(architecture) for state in layer.states)
-        budget = self.config.memory.state_bytes
-        return fitting(self.server, states, self.config.precision.dtype, budget) if budget else ()
+    @property
+    def has_states_on_device(self) -> bool:
+        """Whether states that are trained live on the device, if it has memory of its own."""
+        memory = self.config.memory
+        if memory.resident == "auto":
+            return memory.device_budget == "all" and self._has_space_for_states
+        return memory.resident == "all"
+
+    @cached_property
+    def _has_space_for_states(self) -> bool:
+        """Whether those of the whole pool fit on the device, as it was when this was first asked."""
+        dtype = self.config.precision.dtype
+        needed = sum(state_bytes(self.server, key, dtype) for key in self.pool.states)
+        return needed <= self.device.free_bytes()
 
     @alone
     def train_step(

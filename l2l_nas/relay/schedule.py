@@ -56,8 +56,6 @@ class PlanSchedule(Generic[Work]):
         plan: Plan,
         name: Callable[[Name], str],
         submit: Callable[[Step, tuple[Work, ...]], Work],
-        *,
-        frees: bool = False,
     ) -> list[Work]:
         """Submit the steps of a plan that are work; what the caller waits for before it makes the next plan.
 
@@ -67,7 +65,6 @@ class PlanSchedule(Generic[Work]):
         Args:
             name: of a state, by its number.
             submit: has a step done after others.
-            frees: whether there is something to do for a slot that is free.
         """
         works_of: list[tuple[Work, ...]] = []  # by step, what those wait for that wait for it
         awaited: dict[Work, None] = {}
@@ -76,7 +73,7 @@ class PlanSchedule(Generic[Work]):
         for step in plan.steps:
             op = step.op
             works = tuple(dict.fromkeys(work for other in step.after for work in works_of[other]))
-            if op in LANE or (op is Op.FREE and frees):
+            if op in LANE:
                 works = (submit(step, works),)
             elif op is Op.CARRY:
                 works = before.get(step.slot, ())

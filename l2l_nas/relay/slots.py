@@ -103,7 +103,7 @@ class Template:
         self.call: Callable[..., object] = self.module  # or its compiled form, or a graph
         self.call_again: Callable[..., object] = self.module  # where an earlier run still waits for its backward
         self.opened: tuple[OpenState, ...] = ()  # the states that its slot was loaded with
-        self.buffers_version: int | None = None  # that was loaded, where other processes may change them
+        self.buffers_version: int | None = None  # of the state's, where it is held
         self.compared = 0  # micro-batches whose recompute was compared with the forward
         self._layouts = layouts = [layout_of(pool, key) for key in layer.states]
         wires = [wire_layout_of(pool, key, dtype) for key in layer.states]
@@ -205,11 +205,6 @@ class Template:
 
     def has_gradients_in_slot(self, number: int) -> bool:
         return self.gradients[number] is self._in_slot[number]
-
-    @property
-    def loaded(self) -> tuple[int | None, ...]:
-        """The age of what is in the slot: how many updates each state has had, and the version of the buffers."""
-        return (*(state.visits for state in self.opened), self.buffers_version)
 
     @property
     def addresses(self) -> tuple[int, ...]:

@@ -205,7 +205,7 @@ class TrainingStep:
     def held_path(self, architecture: Architecture, memory: MemoryPlan) -> HeldPath | None:
         """A path whose step waits for nothing, as all is held, see [Note: held]; None for others."""
         storage = self.states.server.storage
-        if self._held is None or memory.spilled or not (isinstance(storage, RamStorage) or storage.is_shared):
+        if self._held is None or memory.spilled or not isinstance(storage, RamStorage):
             return None
         pool = self._bank.pool
         if memory.keep < len(pool.positions) and memory.keep < len(pool.path(architecture)):
@@ -231,10 +231,8 @@ class TrainingStep:
         storage = self.states.server.storage
         # files are for what memory does not hold, and what lives on the device is updated there in any case
         is_beside = self._executor.lanes.is_beside and not self._device.shares_memory
-        overlaps = is_beside and storage.is_lasting and not self.config.memory.state_bytes
-        order = self.config.update.order(overlaps=overlaps)
-        # to put back would undo what other processes did to a state meanwhile
-        return UpdateOrder.CHECKED if order is UpdateOrder.AHEAD and storage.is_shared else order
+        overlaps = is_beside and storage.is_lasting and self.states.on_device is None
+        return self.config.update.order(overlaps=overlaps)
 
     def _next_order(self) -> UpdateOrder:
         order = self.usual_order
@@ -295,12 +293,11 @@ class TrainingStep:
             on_device.forget(stale)
 
     def _admit(self, states: Sequence[str]) -> None:
-        """Have states live on the device that fit its budget; those of this step are used now."""
+        """Have the states of a step live on the device, if states do."""
         on_device = self.states.on_device
-        if on_device is None or self.states.server.storage.is_shared:
+        if on_device is None:
             return
         self.refresh()
-        coming, leaving = on_device.next_step(states)
-        if coming or leaving:
+        if coming := [key for key in dict.fromkeys(states) if key not in on_device]:
             self.finish()
-            on_device.move(coming, leaving)
+            on_device.bring(coming)

@@ -70,7 +70,7 @@ def build_relay(
             stash=conf.stash,
             keep=conf.keep,
             device_budget=parse_budget(conf.budget),
-            resident=parse_budget(conf.resident, name="resident"),
+            resident=None if conf.resident == "none" else conf.resident,  # type: ignore[arg-type]
             pinned=None if conf.pinned == "none" else conf.pinned,  # type: ignore[arg-type]
             # the files come after the relay (`at_work`), which would see that they make lanes wait
             lanes="threads" if conf.lanes == "auto" and conf.storage == "file" else conf.lanes,
@@ -94,11 +94,8 @@ def build_relay(
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def parse_budget(text: str, *, name: str = "budget") -> Budget:
+def parse_budget(text: str) -> Budget:
     """Bytes of memory: 4GiB, 800MB, 123456, all, auto, none.
-
-    Args:
-        name: of the setting, for messages.
 
     Raises:
         SettingError: it reads otherwise.
@@ -107,7 +104,7 @@ def parse_budget(text: str, *, name: str = "budget") -> Budget:
         return None if text == "none" else text  # type: ignore[return-value]
     size = parse_bytes(text)
     if size is None:
-        raise SettingError(f"relay.{name} must be like 4GiB, or one of all, auto, none; got '{text}'")
+        raise SettingError(f"relay.budget must be like 4GiB, or one of all, auto, none; got '{text}'")
     return size
 
 

@@ -28,7 +28,6 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.training.problem import Problem
 
 _HALVES = 4  # micro-batches that are tried: the batch, half of it, ...
-_STATE_SHARES = (None, 12 / 16)  # of device memory that is left, for states: all of them, or beside their gradients
 _ROLES = {
     "compute": "compute",
     "launches": "launching operations",
@@ -46,9 +45,9 @@ _LIFTS = {
     "up": "more samples a step, relay.precision=bf16, more relay.budget, a faster link",
     "down": "more samples a step, a faster link",
     "host": "more samples a step, a faster host",
-    "disk": "more samples a step, relay.storage=ram, more relay.resident, a faster disk",
+    "disk": "more samples a step, relay.storage=ram, relay.resident=all, a faster disk",
     "issue": "more samples a micro-batch and a step, larger layers, more relay.budget",
-    "round": "relay.pinned=all, relay.storage=ram, more samples a step, more relay.resident",
+    "round": "relay.pinned=all, relay.storage=ram, more samples a step, relay.resident=all",
     "net": "more samples a step, relay.precision=bf16, more relay.budget (fewer loads), a faster network",
 }
 
@@ -242,22 +241,18 @@ class Planner:
     def _fitting(
         self, step_time: StepTime, conf: RelayConf, micro_batch: int, architecture: Architecture
     ) -> Iterator[Proposal]:
-        """With no states on the device, and with as many as fit: what fits of both."""
+        """With no states on the device, and with all of them: what fits of both."""
         relay = step_time.relay
         relay.reconfigure(update=conf.update, resident=None)
         streamed = step_time.predict(architecture)
         if not self.missing(streamed):
             yield Proposal(_written(replace(conf, resident="none"), micro_batch), streamed)
-        left_bytes = self.memory.device - streamed.device_bytes
-        if self.hardware.lanes == "inline" or left_bytes <= 0 or self.is_ranked:
+        if self.hardware.lanes == "inline" or streamed.device_bytes >= self.memory.device or self.is_ranked:
             return
-        for share in _STATE_SHARES:
-            size = "all" if share is None else int(share * left_bytes)
-            relay.reconfigure(resident=size)
-            prediction = step_time.predict(architecture)
-            if prediction.resident_bytes and not self.missing(prediction):
-                yield Proposal(_written(replace(conf, resident=str(size)), micro_batch), prediction)
-                return
+        relay.reconfigure(resident="all")
+        resident = step_time.predict(architecture)
+        if resident.resident_bytes and not self.missing(resident):
+            yield Proposal(_written(replace(conf, resident="all"), micro_batch), resident)
 
 
 def _micro_batches(batch_size: int, given: int) -> list[int]:

@@ -133,8 +133,8 @@ class RelayConf:
     budget: str = setting("auto", "device memory to fill: 4GiB, all, none", TEXT, is_inherited=False, resume=FREE)
     resident: str = setting(
         "auto",
-        "states kept on the device: 4GiB, all, none",
-        TEXT,
+        "whether states stay on the device: all, none",
+        PLAIN,
         effect=UsedIf("relay.device", _has_link),
         is_inherited=False,
         resume=FREE,

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from l2l_nas.eps.identity import fingerprint
-from l2l_nas.eps.shared_storage import SharedStorage, refuse_without_locks
 from l2l_nas.errors import L2LError, SettingError, described
 from l2l_nas.nas.evaluation.engines import ENGINES, Engine, check_installed
 from l2l_nas.nas.evaluation.evaluator import population_size
@@ -42,7 +41,6 @@ def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] 
         SettingError: named.
     """
     workers, name = conf.search.workers, engine_name(conf, objects)
-    is_shared = conf.search.trial_weights == "shared"
     if conf.executor["name"] == "inline" and name == "processes" and {"executor", "executor.name"} & {*given}:
         raise SettingError(
             f"executor=inline runs one trial at a time, not search.workers={workers}; say search.workers=1, or "
@@ -52,10 +50,10 @@ def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] 
         return
     if name == "own" and workers == 1:
         raise SettingError("executor: say how many segments it runs at a time, such as search.workers=4")
-    if is_shared and name != "processes":
+    if conf.search.trial_weights == "shared":
         raise SettingError(
-            "search.trial_weights=shared: weights that trials share stay in one machine's memory; take "
-            "search.trial_weights=fork or scratch, or executor=processes"
+            "search.trial_weights=shared: shared weights stay in one process, or on the ranks of torchrun; leave "
+            "out search.workers and executor, or take search.trial_weights=fork or scratch"
         )
     for ranks in ("data", "tensor"):
         if (size := getattr(conf.parallel, ranks) or 1) > 1:
@@ -64,8 +62,6 @@ def check_workers(conf: SearchConf, objects: Objects, *, given: Collection[str] 
                 "start the search with torchrun and without workers"
             )
     check_installed(name)
-    if is_shared:
-        refuse_without_locks()
     if conf.relay.storage != "ram" or objects.storage is not None:
         raise SettingError(
             f"relay.storage={conf.relay.storage} keeps states where other workers do not see them; use "
@@ -80,13 +76,11 @@ class SearchRecipe:
     """The search, as a worker builds it: its pool, data, relay and trainer from the same settings and objects.
 
     Args:
-        shared: where the shared weights are, if trials train them; see `SharedStorage.address`.
         folder: that relative paths of the settings begin in, where there is one of that name.
     """
 
     conf: SearchConf
     objects: Objects
-    shared: str = ""
     folder: str = field(default_factory=os.getcwd)
 
     def build(self) -> Workplace:
@@ -96,13 +90,10 @@ class SearchRecipe:
             components = build_components(self.conf, self.objects)
         server, workers = components.server, self.conf.search.workers
         set_threads(self.conf.relay.threads, components.training.relay, workers=workers)
-        if self.shared:
-            shared = SharedStorage(server.pool, optimizer=server.optimizer, workers=workers + 1, address=self.shared)
-            server.move_to(shared)
         return Workplace(components.search.evaluator, server, identity(components.problem))
 
 
-def recipe_of(conf: SearchConf, objects: Objects, shared: str) -> SearchRecipe:
+def recipe_of(conf: SearchConf, objects: Objects) -> SearchRecipe:
     """What workers need: they propose nothing, and see nothing go by."""
     section = replace(conf.search, time="", learn_from="")
     rule = objects.early_stop if objects.early_stop is not None else section.early_stop
@@ -111,32 +102,27 @@ def recipe_of(conf: SearchConf, objects: Objects, shared: str) -> SearchRecipe:
     random, default, inline = ({"name": name} for name in ("random", "default", "inline"))
     plain = replace(conf, search=section, sampler=random, strategy=default, callbacks={}, executor=inline)
     kept = Objects(problem=objects.problem, optimizer=objects.optimizer, schedule=objects.schedule, costs=objects.costs)
-    return SearchRecipe(plain, kept, shared)
+    return SearchRecipe(plain, kept)
 
 
 @contextlib.contextmanager
 def worker_executor(components: Components, objects: Objects) -> Iterator[FuturesExecutor]:
-    """The executor of a search that has workers; where these train shared weights, the states are shared meanwhile.
+    """The executor of a search that has workers.
 
     Raises:
         SettingError: the executor cannot be opened.
         WorkerError: it takes no work.
     """
     conf, server, workers = components.conf, components.server, components.conf.search.workers
-    with contextlib.ExitStack() as opened:
-        address = ""
-        if conf.search.trial_weights == "shared":
-            storage = SharedStorage(server.pool, optimizer=server.optimizer, workers=workers + 1)
-            server.move_to(opened.enter_context(contextlib.closing(storage)))
-            address = storage.address
-        executor = FuturesExecutor(
-            _opener(conf, objects, pickled(recipe_of(conf, objects, address))),
-            server,
-            workers=workers,
-            group=-(-population_size(server, components.search.budget) // workers),
-            identity=identity(components.problem),
-        )
-        opened.callback(executor.close)
+    group = -(-population_size(server, components.search.budget) // workers)
+    executor = FuturesExecutor(
+        _opener(conf, objects, pickled(recipe_of(conf, objects))),
+        server,
+        workers=workers,
+        size=group * workers,
+        identity=identity(components.problem),
+    )
+    with contextlib.closing(executor):
         executor.open()
         yield executor
 

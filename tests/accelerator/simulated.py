@@ -96,7 +96,7 @@ class _WatchedFuture(lanes.Future):
 
 
 @dataclass(frozen=True)
-class _WatchedWork(lanes._Work):
+class _WatchedWork(lanes.LaneWork):
     """Remembers what the thread that submitted it had done."""
 
     passed: bytes = field(default_factory=library.passed_on)
@@ -105,7 +105,7 @@ class _WatchedWork(lanes._Work):
 _run = lanes.Lanes._run
 
 
-def _watched_run(owner: lanes.Lanes, work: lanes._Work) -> None:
+def _watched_run(owner: lanes.Lanes, work: lanes.LaneWork) -> None:
     """The checker learns which work a thread does."""
     assert isinstance(work, _WatchedWork)
     if threading.current_thread().name.startswith("l2l_nas "):
@@ -167,7 +167,7 @@ def use() -> None:
 
     for module in (relay_module, reference):
         module.open_device = open_device  # type: ignore[attr-defined]
-    lanes.Future, lanes._Work = _WatchedFuture, _WatchedWork  # type: ignore[misc]
+    lanes.Future, lanes.LaneWork = _WatchedFuture, _WatchedWork  # type: ignore[misc]
     lanes.Lanes._run = _watched_run  # type: ignore[assignment, method-assign]
     give, allocate = GradientInbox.give_back, GradientInbox.allocate
     met = _Meeting()  # blocks for gradients go from thread to thread under the inbox's lock

@@ -24,12 +24,12 @@ from l2l_nas.errors import L2LError, LaneError
 from l2l_nas.relay import step as step_module
 from l2l_nas.relay.access import StateAccess
 from l2l_nas.relay.device_states import DeviceStates
-from l2l_nas.relay.plan import Op, Plan, UpdateOrder
+from l2l_nas.relay.plan import Op, Plan
 from l2l_nas.relay.planner import plan_training
-from l2l_nas.relay.stress import Stress
 from l2l_nas.space.pool import LayerPool
 from tests.accelerator.waits import Order
 from tests.relay.steps import relay_of, train
+from tests.relay.stress import AHEAD, CHECKED, Stress
 from tests.toys import dense_pool, repeated_pool
 
 PATH = ("normed", "partial", "dense", "dense", "normed", "dense", "mlp")
@@ -97,19 +97,17 @@ SCENARIOS = {
     "default": Scenario(),
     "host stash": Scenario({"stash": "host"}),
     "exact": Scenario({"update": "exact", "stash": "host", "slots": 3}),
-    "checked": Scenario({"update": UpdateOrder.CHECKED, "slots": 4, "keep": 3}),
-    "ahead": Scenario({"update": UpdateOrder.AHEAD, "stash": "host", "stress": slow("backward")}),
+    "checked": Scenario({"update": CHECKED, "slots": 4, "keep": 3}),
+    "ahead": Scenario({"update": AHEAD, "stash": "host", "stress": slow("backward")}),
     # the next path begins with a layer that is updated ahead here; the next steps are not ahead
-    "ahead, clipped": Scenario(
-        {"update": UpdateOrder.AHEAD, "clip": Clip(0.001)}, (SHARED, TURNED), warm_up=0, pool=repeated_pool
-    ),
+    "ahead, clipped": Scenario({"update": AHEAD, "clip": Clip(0.001)}, (SHARED, TURNED), warm_up=0, pool=repeated_pool),
     "late updates": Scenario({"stress": slow("update")}),
     "late gradients": Scenario({"stress": slow("send")}),
     "late saves": Scenario({"update": "exact", "stash": "host", "slots": 3, "stress": slow("save")}),
     "late loads": Scenario({"stress": slow("load")}),
     "unknown paths": Scenario({"stress": slow("send")}, paths=(PATH, OTHER), knows_next=False),
     "device states": Scenario({"resident": "all"}),
-    "device states ahead": Scenario({"update": UpdateOrder.AHEAD, "resident": "all"}),
+    "device states ahead": Scenario({"update": AHEAD, "resident": "all"}),
 }
 # what waits, for what, and where its loss is seen; others stand in for every other wait
 SEEN = {

@@ -68,7 +68,6 @@ def test_the_bench_of_workers_writes_json_and_a_picture_and_prints_a_table(tmp_p
         "trials": 8,
         "steps": 3,
         "workers": 3,
-        "trial_weights": "shared",
     }
     assert [row["side"] for row in result["rows"]] == ["one process", "3 workers", "control"]
     assert "load average" in capsys.readouterr().out

@@ -151,6 +151,7 @@ def test_a_typing_error_gets_the_nearest_right_name(refused, tmp_path, monkeypat
         (["relay.clip=1", "relay.clip_scope=half"], "scope: no 'half'; choose from global, layer"),
         (["relay.precision=fp16"], "use update=exact"),
         (["relay.keep=0"], "relay.keep must be at least 1, got 0"),
+        (["relay.resident=4GiB"], "relay.resident takes all, auto or none, got '4GiB'"),
         (["relay.budget=lots"], "relay.budget must be like 4GiB, or one of all, auto, none; got 'lots'"),
         (["relay.budget=1KiB"], "a device budget of 1,024 bytes is too small"),
         (["search.trial_weights=scratch", "search.steps_per_trial=0"], "would score networks that were never trained"),

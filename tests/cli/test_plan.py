@@ -89,7 +89,7 @@ def test_a_rank_of_a_mesh_is_predicted_without_any_other(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_where_the_host_binds_states_on_the_device_are_proposed_as_far_as_they_fit():
+def test_where_the_host_binds_states_on_the_device_are_proposed_if_all_of_them_fit():
     problem = load_problem("digits_conv", {}, source="digits", validation_fraction=0.2)
     largest = extremes(problem)["largest"]
     hardware = replace(PROFILES["h100"], host_updates=1e5)
@@ -100,11 +100,12 @@ def test_where_the_host_binds_states_on_the_device_are_proposed_as_far_as_they_f
 
     conf = RelayConf(budget="none", resident="all")
     all_of_it = planner(1 << 34).step_time(conf, 1).predict(largest)
-    limit = all_of_it.device_bytes - all_of_it.resident_bytes // 2
-    found = planner(limit).proposals(conf, 1, largest)
+    found = planner(all_of_it.device_bytes).proposals(conf, 1, largest)
     best = found[0].prediction
     assert best.resident_bytes > 0
-    assert all(one.prediction.device_bytes <= limit for one in found)
+    assert all(one.prediction.device_bytes <= all_of_it.device_bytes for one in found)
+    less = planner(all_of_it.device_bytes - all_of_it.resident_bytes // 2).proposals(conf, 1, largest)
+    assert {one.settings["relay.resident"] for one in less} == {"none"}
     streamed = [one.prediction for one in found if one.settings["relay.resident"] == "none"]
     assert best.simulation.step_s < 0.9 * min(one.simulation.step_s for one in streamed)
 

@@ -24,7 +24,7 @@ from l2l_nas.nas.evaluation.engines import ENGINES, Ray
 from tests.cli.runs import POOL, TINY, environment, events, start
 from tests.studies import saved_study
 
-WORDS = ("search", "space.pool=tiny.py:build", *TINY, "folder=run")
+WORDS = ("search", "space.pool=tiny.py:build", *TINY, "search.trial_weights=fork", "folder=run")
 PATIENCE_S = 120.0
 
 
@@ -78,16 +78,7 @@ def check_whole(folder: Path, *, trials: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        *(
-            pytest.param([word], marks=pytest.mark.long)
-            for word in ("search.steps_per_trial=0", "search.trial_weights=fork")
-        ),
-    ],
-)
+@pytest.mark.parametrize("words", [[], pytest.param(["search.steps_per_trial=0"], marks=pytest.mark.long)])
 def test_two_workers_find_and_write_what_one_process_does(pool, tmp_path, capsys, words):
     assert main([*WORDS, "search.workers=2", *words]) == 0
     folder = tmp_path / "run"
@@ -203,7 +194,7 @@ def test_ctrl_c_ends_a_search_alike_with_any_executor_and_leaves_nothing(pool, t
             pytest.importorskip(ENGINES[name].package)
     (tmp_path / "own.py").write_text(OWN)
     folder = tmp_path / "run"
-    more = ["search.trial_weights=fork", "sampler=random", "search.trials=60", "search.steps_per_trial=200"]
+    more = ["sampler=random", "search.trials=60", "search.steps_per_trial=200"]
     more += [
         f"search.warmup_steps={50 if moment == 'search' else 10**6}",
         "space.args.depth=6",
@@ -235,8 +226,11 @@ def test_ctrl_c_ends_a_search_alike_with_any_executor_and_leaves_nothing(pool, t
 
 
 TWO = "search.workers=2"
-FORK = "search.trial_weights=fork"
-STAY = "weights that trials share stay in one machine's memory; take search.trial_weights=fork or scratch, or executor="
+SHARED = "search.trial_weights=shared"
+STAY = (
+    f"{SHARED}: shared weights stay in one process, or on the ranks of torchrun; leave out search.workers and "
+    "executor, or take search.trial_weights=fork or scratch"
+)
 
 
 @pytest.mark.parametrize(
@@ -245,16 +239,14 @@ STAY = "weights that trials share stay in one machine's memory; take search.tria
         (["search.workers=0"], "search.workers must be at least 1, got 0"),
         ([TWO, "relay.storage=file"], "relay.storage=file keeps states where other workers do not"),
         ([TWO, "relay.trace=true"], "relay.trace tells of one process's lanes; use executor=inline"),
-        *(
-            ([TWO, f"executor={name}"], STAY)
-            for name in ("ray", "dask", "submitit", "own.py:threads")  # TINY says search.trial_weights=shared
-        ),
+        *(([SHARED, TWO, *words], STAY) for words in ([], ["executor=ray"], ["executor=own.py:threads"])),
+        ([SHARED, "executor=processes"], STAY),
         ([TWO, "executor=inline"], "executor=inline runs one trial at a time, not search.workers=2; say search.worke"),
-        ([FORK, "executor=own.py:threads"], "executor: say how many segments it runs at a time, such as search.worke"),
-        ([FORK, TWO, "executor=own.py:shut"], "the executor takes no more work (RuntimeError: cannot schedule new fu"),
-        ([FORK, TWO, "executor=own.py:none"], "executor: own.py:none gave int; expected a concurrent.futures.Executor"),
-        ([FORK, TWO, "executor=own.py:other"], "executor: own.py has no function 'other'; it has"),
-        ([FORK, TWO, "executor=threads"], "no executor 'threads'; choose from inline, processes"),
+        (["executor=own.py:threads"], "executor: say how many segments it runs at a time, such as search.worke"),
+        ([TWO, "executor=own.py:shut"], "the executor takes no more work (RuntimeError: cannot schedule new fu"),
+        ([TWO, "executor=own.py:none"], "executor: own.py:none gave int; expected a concurrent.futures.Executor"),
+        ([TWO, "executor=own.py:other"], "executor: own.py has no function 'other'; it has"),
+        ([TWO, "executor=threads"], "no executor 'threads'; choose from inline, processes"),
         ([TWO, "parallel.data=2"], "parallel.data=2: ranks train a trial together, workers train one each; leave it o"),
         (["executor=processes", "parallel.tensor=4"], "parallel.tensor=4: ranks train a trial together, workers"),
         ([TWO, "search.trial_weights=own"], "search.trial_weights: no such weights as 'own'"),
@@ -289,11 +281,10 @@ RACE = ["search.trial_weights=scratch", "search.finalists=2", "search.finalist_s
         pytest.param(["relay.precision=bf16"], marks=pytest.mark.long),
         pytest.param(["relay.precision=fp16", "relay.update=exact"], marks=pytest.mark.long),
         pytest.param(["relay.precision=fp16", "relay.update=exact", *RACE], marks=pytest.mark.long),
-        pytest.param(["relay.precision=bf16", FORK], marks=pytest.mark.long),
         pytest.param(["search.steps_per_trial=0", "search.population=4"], marks=pytest.mark.long),
         pytest.param([*RACE, "search.early_stop=halving"], marks=pytest.mark.long),
         ["executor=own.py:threads", *RACE],
-        ["executor=own.py:threads", FORK, "search.early_stop=halving", "search.steps_per_trial=8"],
+        ["executor=own.py:threads", "search.early_stop=halving", "search.steps_per_trial=8"],
     ],
 )
 def test_what_goes_with_workers_gives_what_one_process_gives(pool, tmp_path, words):
@@ -317,13 +308,13 @@ def test_what_goes_with_workers_gives_what_one_process_gives(pool, tmp_path, wor
 
 def test_an_executor_whose_package_is_missing_is_refused(pool, tmp_path, refused, monkeypatch):
     monkeypatch.setattr(Ray, "package", "no_such_package")
-    said = refused(*WORDS, "executor=ray", "executor.cpus=2", "search.trial_weights=fork", "search.workers=2")
+    said = refused(*WORDS, "executor=ray", "executor.cpus=2", "search.workers=2")
     assert said == "error: executor=ray needs the package no_such_package: pip install 'l2l-nas[ray]'"
     assert not (tmp_path / "run").exists()
 
 
 def test_an_executor_that_cannot_be_reached_is_told_of_before_anything_is_written(pool, tmp_path, capsys):
-    words = ["executor=dask", "executor.address=nowhere", "search.trial_weights=fork", "search.workers=2"]
+    words = ["executor=dask", "executor.address=nowhere", "search.workers=2"]
     assert main([*WORDS, *words]) == 2
     said = capsys.readouterr()
     assert said.err == "error: executor=dask executor.address=nowhere: missing port number in address 'nowhere'\n"
@@ -377,7 +368,7 @@ def test_what_goes_wrong_in_a_worker_is_one_line(pool, tmp_path, capsys, source,
 @pytest.mark.slow
 def test_a_time_is_divided_once_and_not_by_every_worker(pool, tmp_path, capsys):
     words = ["search.time=5s", "search.workers=2", "search.finalists=1", "search.baseline=random", "export=false"]
-    words += ["search.trial_weights=shared"]
+    words += ["search.trial_weights=fork"]
     assert main(["search", "space.pool=tiny.py:build", *words, "folder=run"]) == 0
     assert "steps of warm-up" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "result.json").read_text())["baseline"]["networks"] >= 1

@@ -13,13 +13,13 @@ from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Po
 from l2l_nas.cost.device import device_bytes, moved_bytes, owned_bytes, resident_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.relay.interface import cut_sizes
-from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.space.operations import LiveBytes
 from search_spaces.digits_conv import build as digits_conv
 from search_spaces.encoder_decoder import EncoderBlock
 from tests.products import every_pair
 from tests.relay.counting import peak_bytes
 from tests.relay.steps import copying
+from tests.relay.stress import ORDERS
 from tests.toys import SquaredError, random_data, unet_pool
 
 WIDTH, LENGTH = 16, 8
@@ -163,9 +163,9 @@ def test_the_counter_counts_what_lives():
 
 
 @every_pair(
-    resident=[None, 30_000, "all"],
+    resident=[None, "all"],
     options=[{}, {"precision": "bf16"}, {"device_budget": "all"}],
-    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    update=ORDERS,
 )
 def test_states_that_live_on_the_device_count(resident, options, update):
     pool = digits_conv()
@@ -183,8 +183,7 @@ def test_states_that_live_on_the_device_count(resident, options, update):
     assert moved_bytes(path) == states
     assert relay.device_bytes == owned_bytes(path) + states
     assert bool(states) == (resident is not None)
-    # with all of them on the device, no other gradients lie in blocks of the queue; those that are applied at once may
-    # follow each other in one
+    # no other gradients lie in blocks of the queue; those that are applied at once may follow each other in one
     if resident == "all" and update != "eager":
         blocks = sum(block.memory.numel() for block in server.gradients._blocks)
         saved = sum(block.numel() for blocks in server.gradients._spares for block in blocks)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.machines import simulator as benchmark
-from l2l_nas.relay.plan import UpdateOrder
+from tests.relay.stress import CHECKED
 
 TRIPLES = 12
 
@@ -25,7 +25,7 @@ def test_bytes_are_those_of_the_executor(number):
     generator = random.Random(f"bytes/{number}")
     triple = benchmark.Triple.draw(generator)
     # other updates race with copies: what waits is a matter of time
-    triple = fast(replace(triple, options={**triple.options, "update": UpdateOrder.CHECKED}))
+    triple = fast(replace(triple, options={**triple.options, "update": CHECKED}))
     ours, real = benchmark.predicted(triple), benchmark.measured(triple)
     assert ours["device_bytes"] == real["device_bytes"]
     assert ours["disk_bytes"] == real["disk_bytes"]

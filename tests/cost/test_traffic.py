@@ -62,7 +62,7 @@ def counted(relay, choices, monkeypatch, *, steps=1, batch=5, micro_batch=2) -> 
     for module in (inbox_module, wire_module):
         monkeypatch.setattr(module, "host_block", host_block)
     monkeypatch.setattr(relay.device, "allocate_host", host_block)  # buffers pass through such blocks
-    if relay.config.memory.state_bytes:
+    if relay.has_states_on_device:
         # gradients of what lives on the device stay there; as that is the host here, their blocks stage others later
         monkeypatch.setattr(relay.device, "allocate", host_block)
     for step in range(3):
@@ -86,7 +86,7 @@ def counted(relay, choices, monkeypatch, *, steps=1, batch=5, micro_batch=2) -> 
         {"stash": "host"},
         {"device_budget": "all"},
         {"device_budget": "all", "resident": None},
-        {"resident": 2000},
+        {"resident": "all"},
         {"update": "exact"},
         {"update": "exact", "stash": "host", "slots": 3},
         {"precision": "bf16"},

@@ -18,11 +18,10 @@ from l2l_nas.eps.scale import Clip
 from l2l_nas.eps.state import Part
 from l2l_nas.eps.storage import RamStorage
 from l2l_nas.errors import L2LError, StorageError
-from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.stress import Stress
 from tests.eps.disks import make_rough
 from tests.nursery import Nursery
 from tests.products import every_pair
+from tests.relay.stress import ORDERS, Stress, relay_under
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
 POOLS = {"dense": dense_pool, "tied": language_pool, "repeated": repeated_pool}
@@ -31,7 +30,7 @@ POOLS = {"dense": dense_pool, "tied": language_pool, "repeated": repeated_pool}
 def train(pool: LayerPool, storage, *, steps: int = 8, optimizer=None, between=None, **options):
     """Losses and all states at the end; another random architecture each step."""
     server = ParamServer(pool, optimizer=optimizer or AdamW(), seed=1, storage=storage)
-    relay = Relay(server, device="cpu", seed=2, **options)
+    relay = relay_under(server, device="cpu", seed=2, **options)
     objective = NextToken() if pool.inputs[0].dtype == torch.int64 else SquaredError()
     paths, losses = UniformPaths(pool, seed=3), []
     path = [paths.path_at(step) for step in range(steps + 1)]
@@ -64,7 +63,7 @@ def assert_equal(one, other):
             assert torch.equal(*bits), f"{key} {name}"
 
 
-@every_pair(name=[*POOLS], update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD], frames=[1, 2, 4])
+@every_pair(name=[*POOLS], update=ORDERS, frames=[1, 2, 4])
 def test_every_policy_and_pool_in_threads_under_stress_on_a_rough_disk(tmp_path, monkeypatch, name, update, frames):
     pool = POOLS[name]()
     clip = Clip(1.0) if update == "exact" else None

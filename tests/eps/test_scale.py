@@ -14,7 +14,7 @@ from l2l_nas import SGD, ParamServer
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.scale import Clip, LossScale, norms_of, total_norm
 from l2l_nas.errors import NonFiniteError, SettingError
-from tests.eps.hammer import with_norms
+from tests.eps.sent import with_norms
 from tests.toys import dense_pool
 
 KEYS = ("layer0/dense", "head/linear")

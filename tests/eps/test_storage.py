@@ -10,7 +10,6 @@ import torch
 from l2l_nas import AdamW, ParamServer
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.eps.optimizers.groups import rules_of
-from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.eps.state import LayerState, Part, first_state
 from l2l_nas.eps.storage import RamStorage, Storage
 from l2l_nas.errors import StateLostError
@@ -23,14 +22,10 @@ OWN = f"{ROOT}/examples/extensions/storage.py:Packed"
 KEYS = ["layer0/dense", "layer0/normed", "layer1/partial", "layer2/normed", "head/linear", "layer3/twice"]
 
 
-@pytest.fixture(params=["ram", "own", "shared", "file", "one frame", "past the cache"])
+@pytest.fixture(params=["ram", "own", "file", "one frame", "past the cache"])
 def storage(request, tmp_path):
     if request.param in ("ram", "own"):
         yield RamStorage() if request.param == "ram" else imported(OWN, setting="relay.storage")()
-        return
-    if request.param == "shared":
-        with contextlib.closing(SharedStorage(POOL, optimizer=AdamW())) as shared:
-            yield shared
         return
     cached = 0 if request.param == "past the cache" else None
     kept = FileStorage(tmp_path, frames=1 if request.param == "one frame" else 3, cached_bytes=cached)
@@ -189,17 +184,6 @@ def test_a_state_that_is_put_again_replaces_the_one_before_at_its_place(storage:
     assert storage.keys == tuple(KEYS[:3])
     with storage.reading(KEYS[1], Part.ALL) as state:
         assert_same(state, expected)
-
-
-def test_a_new_state_takes_no_other_s_place(storage: Storage):
-    if not storage.is_shared:
-        return  # nobody else could have put one
-    expected = content(state_of(KEYS[1], 1))
-    storage.put_new(KEYS[1], state_of(KEYS[1], 1))
-    storage.put_new(KEYS[1], state_of(KEYS[1], 2))
-    with storage.reading(KEYS[1], Part.ALL) as state:
-        assert_same(state, expected)
-        assert state.visits == 4
 
 
 def test_what_is_expected_need_not_come_and_need_not_exist(storage: Storage):

@@ -26,11 +26,10 @@ from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.layers import MixtureOfExperts, Routing
 from l2l_nas.relay.device import stream_seed
-from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.stress import Stress
 from tests.equivalence.mixed import Mixed
 from tests.equivalence.test_relay_equals_plain import plain_tensors
 from tests.products import every_pair
+from tests.relay.stress import ORDERS, Stress, relay_under
 from tests.toys import SquaredError, random_data
 
 WIDTH = 6
@@ -207,7 +206,7 @@ def compared(name, *, optimizer=None, micro_batch=3, samples=7, clip=None, round
     """Train a relay and a plain loop on the same; they are equal after each step."""
     optimizer, cut = optimizer or AdamW(), {"micro_batch": micro_batch, "samples": samples, "rounds": rounds}
     server = ParamServer(POOLS[name], optimizer=optimizer, seed=3)
-    relay = Relay(server, device="cpu", seed=3, clip=clip, **options)
+    relay = relay_under(server, device="cpu", seed=3, clip=clip, **options)
     plain, losses = plain_of(name, optimizer, clip, **cut)
     for (*given, about), (loss, auxiliary) in zip(steps(name, **cut), losses, strict=True):
         result = relay.train_step(*given, **about)
@@ -225,7 +224,7 @@ def compared(name, *, optimizer=None, micro_batch=3, samples=7, clip=None, round
 
 @every_pair(
     name=["chain", "branched"],
-    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    update=ORDERS,
     stash=["device", "host"],
     budget=[None, "auto", "all"],
     slots=[2, 4],
@@ -367,7 +366,7 @@ class Bad(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", ORDERS)
 @pytest.mark.parametrize("slots", [2, 4])
 @pytest.mark.parametrize(
     ("how", "what"),

@@ -16,17 +16,17 @@ import torch
 import l2l_nas
 from l2l_nas import AdamW, ParamServer, Relay, skip
 from l2l_nas.relay.device import stream_seed
-from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.space.convert.masks import masks_always_made
 from l2l_nas.training.export import PlainNetwork, build_network
 from tests.converted import CASES, ManyClasses, batch
+from tests.relay.stress import ORDERS
 
 STEPS = 3
 LR = 0.01
 PLACES = [("device", None), ("host", None), ("device", "some"), ("host", "some"), ("device", "all")]
 OPTIONS = [
     {"update": update, "stash": stash, "device_budget": budget, "slots": 2 + (number + place) % 2}
-    for number, update in enumerate(("eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD))
+    for number, update in enumerate(ORDERS)
     for place, (stash, budget) in enumerate(PLACES)
 ]
 # no weight of theirs is in two places; a BatchNorm wants two samples

@@ -13,9 +13,9 @@ from l2l_nas.eps.optimizers.precision import LowPrecision
 from l2l_nas.eps.optimizers.registry import in_low_precision, muon_with_adamw
 from l2l_nas.eps.optimizers.rules import Adafactor, Lion
 from l2l_nas.eps.scale import Clip
-from l2l_nas.relay.plan import UpdateOrder
 from tests.equivalence.plain import Plain
 from tests.equivalence.test_relay_equals_plain import POOLS, compare_resident, relay_of, tail_length, train
+from tests.relay.stress import ORDERS
 
 PATHS = {
     "dense": (["normed", "partial", "skip", "twice", "mlp"], ["dense", "running", "frozen", "dense", "linear"]),
@@ -101,7 +101,7 @@ def test_decay_rates_and_frozen_parts_equal_param_groups_of_torch(name, rule, up
     ],
     ids=["lion", "adafactor", "muon", "bf16", "muon in bf16"],
 )
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", ORDERS)
 def test_every_rule_trains_in_the_relay_as_in_plain_pytorch(optimizer, update):
     run = of_run("language", update, None) | {"optimizer": optimizer}
     server, other = (ParamServer(POOLS["language"], optimizer=optimizer, seed=3) for _ in range(2))

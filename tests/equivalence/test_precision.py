@@ -25,10 +25,9 @@ from l2l_nas import (
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.scale import Clip, LossScale
 from l2l_nas.errors import NonFiniteError, SettingError
-from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.stress import Stress
 from tests.equivalence.mixed import Mixed
 from tests.relay.steps import PATH, chain_pool, is_same, relay_of, tensors, train
+from tests.relay.stress import AHEAD, CHECKED, ORDERS, Stress, relay_under
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, mixer_pool, random_data
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -70,7 +69,7 @@ def compared(name, precision, *, clip=None, scale=None, interval=2000, steps=8, 
     servers = [ParamServer(pool, optimizer=optimizer or AdamW(), seed=3) for _ in range(2)]
     if scale is not None:
         servers[0].gradients.loss_scale = LossScale(scale, interval)
-    relay = Relay(servers[0], device="cpu", seed=3, precision=precision, clip=clip and Clip(clip), **options)
+    relay = relay_under(servers[0], device="cpu", seed=3, precision=precision, clip=clip and Clip(clip), **options)
     plain = Mixed(servers[1], dtype, seed=3, scale=scale, interval=interval, clip=clip)
     sampler = UniformPaths(pool, seed=1)
     objective = NextToken() if name == "language" else SquaredError()
@@ -96,7 +95,7 @@ def compared(name, precision, *, clip=None, scale=None, interval=2000, steps=8, 
     return skipped, servers[0].gradients.loss_scale, plain
 
 
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", ORDERS)
 @pytest.mark.parametrize("name", POOLS)
 def test_bf16_equals_plain_mixed_precision_bit_for_bit(name, update):
     compared(name, "bf16", update=update, lanes="threads", stress=Stress(1, 0.0003))
@@ -113,7 +112,7 @@ def test_clipping_by_the_global_norm_equals_torch_s_in_low_precision(precision, 
     compared(name, precision, clip=0.1, update="exact", scale=1024.0 if precision == "fp16" else None)
 
 
-@pytest.mark.parametrize("update", [UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", [CHECKED, AHEAD])
 @pytest.mark.parametrize("name", POOLS)
 def test_fp16_with_a_loss_scale_equals_a_plain_loop_by_the_same_rules(name, update):
     skipped, scale, plain = compared(
@@ -124,7 +123,7 @@ def test_fp16_with_a_loss_scale_equals_a_plain_loop_by_the_same_rules(name, upda
     assert (scale.scale, scale.good_steps) == (plain.scale, plain.good)
 
 
-@pytest.mark.parametrize("update", [UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", [CHECKED, AHEAD])
 def test_a_step_that_overflows_changes_nothing_but_buffers_and_halves_the_scale(update):
     relay = relay_of(dense_pool(), precision="fp16", update=update)
     train(relay, PATH)
@@ -141,7 +140,7 @@ def test_a_step_that_overflows_changes_nothing_but_buffers_and_halves_the_scale(
     assert relay.server.gradients.waiting == {}
 
 
-@pytest.mark.parametrize("update", [UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", [CHECKED, AHEAD])
 def test_after_a_step_that_overflows_training_goes_on_as_without_it(update):
     relay, other = (relay_of(dense_pool(), precision="fp16", update=update) for _ in range(2))
     for one in (relay, other):
@@ -324,7 +323,7 @@ class Overflowing(SquaredError):
         return super().loss(outputs, targets) * float("inf")
 
 
-@pytest.mark.parametrize("update", [UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", [CHECKED, AHEAD])
 def test_a_layer_loaded_ahead_of_a_skipped_step_s_end_does_not_keep_its_buffers(update):
     choices = ["running", "dense", "running", "partial", "mlp"]
     found = []

@@ -18,13 +18,12 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from l2l_nas import SGD, AdamW, ParamServer, ReferenceTrainer, Relay
+from l2l_nas import SGD, AdamW, ParamServer, ReferenceTrainer
 from l2l_nas.eps.scale import Clip
 from l2l_nas.relay.path import PathLayer, tail_start
-from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.stress import Stress
 from tests.equivalence.plain import Plain
 from tests.products import every_pair
+from tests.relay.stress import ORDERS, Stress, relay_under
 from tests.toys import (
     BothHeads,
     NextToken,
@@ -63,7 +62,7 @@ def runs(draw, pools, micro_batches):
     name = draw(st.sampled_from(pools))
     pool = POOLS[name]
     one = st.tuples(*[st.sampled_from([c.name for c in position.candidates]) for position in pool.positions])
-    update = draw(st.sampled_from(["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD]))
+    update = draw(st.sampled_from(ORDERS))
     scopes = ["layer"] if update == "eager" else ["layer", "global"]
     clip = draw(st.none() | st.builds(Clip, st.sampled_from([0.05, 0.5, 50.0]), st.sampled_from(scopes)))
     budget = draw(st.sampled_from([None, None, "all", 36_000, 48_000]))
@@ -109,7 +108,7 @@ def first_server(run):
 
 
 def relay_of(run, server):
-    return Relay(server, device="cpu", seed=run["seed"], **run["options"])
+    return relay_under(server, device="cpu", seed=run["seed"], **run["options"])
 
 
 def train(run, step_of):
@@ -292,7 +291,7 @@ def compare_resident(run, server, other, resident):
 
 
 COMBINATIONS = every_pair(
-    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    update=ORDERS,
     stash=["device", "host"],
     budget=[None, 40_000, "all"],
     slots=[2, 3, 4],

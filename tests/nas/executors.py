@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.eps.identity import fingerprint
-from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.errors import SettingError
 from l2l_nas.nas.evaluation.engines import Processes
-from l2l_nas.nas.evaluation.evaluator import Evaluator, population_size
+from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.futures import FuturesExecutor
 from l2l_nas.nas.evaluation.remote import Message, Workplace
 from l2l_nas.nas.evaluation.segment import Segment, SegmentResult
@@ -97,17 +96,12 @@ class TinyRecipe:
 
     flag: Path
     spend: Budget
-    shared: str = ""
-    workers: int = 2
 
     def build(self) -> Workplace:
         global IN_WORKER, FLAG
         torch.set_num_threads(1)
         IN_WORKER, FLAG = True, self.flag
         server = ParamServer(pool(), optimizer=AdamW(), seed=0)
-        if self.shared:
-            options = {"optimizer": AdamW(), "workers": self.workers + 1, "address": self.shared}
-            server.move_to(SharedStorage(server.pool, **options))
         return Workplace(evaluator_on(server, self.spend), server, {"pool": fingerprint(server.pool)})
 
 
@@ -132,7 +126,7 @@ class Watcher:
 
 @dataclass
 class Place:
-    """Workers, the weights that they share, and an evaluator in this process on the same weights."""
+    """Workers, the weights that trials begin with, and an evaluator in this process on the same weights."""
 
     executor: FuturesExecutor
     server: ParamServer
@@ -151,9 +145,6 @@ class Place:
         architecture = self.pool.architecture(["linear", *names, "linear"])
         return Segment.of_finalist(architecture, index, self.spend, spend=self.spend.rounds[0])
 
-    def visits(self, key: str) -> int:
-        return self.server.state(key).visits
-
 
 def all_done(executor: FuturesExecutor) -> list[tuple[Segment, SegmentResult]]:
     found: list[tuple[Segment, SegmentResult]] = []
@@ -166,19 +157,15 @@ def all_done(executor: FuturesExecutor) -> list[tuple[Segment, SegmentResult]]:
 def place_of(
     flag: Path, *, workers: int = 2, identity: Message | None = None, engine: Any = Processes, **changes: Any
 ) -> Iterator[Place]:
-    spend = budget(**changes)
+    spend = budget(**{"trial_weights": "fork", **changes})
     server = ParamServer(pool(), optimizer=AdamW(), seed=0)
-    storage = None
-    if spend.trial_weights == "shared":
-        storage = SharedStorage(server.pool, optimizer=AdamW(), workers=workers + 1)
-        server.move_to(storage)
-    recipe = cloudpickle.dumps(TinyRecipe(flag, spend, storage.address if storage is not None else "", workers))
+    recipe = cloudpickle.dumps(TinyRecipe(flag, spend))
     watch = Watcher()
     executor = FuturesExecutor(
         partial(engine, recipe, workers),
         server,
         workers=workers,
-        group=-(-population_size(server, spend) // workers),
+        size=workers,
         identity=identity or {"pool": fingerprint(server.pool)},
     )
     executor.poll, executor.waiting, executor.lost = watch.poll, watch.waiting, watch.lost
@@ -186,5 +173,3 @@ def place_of(
         yield Place(executor, server, spend, watch)
     finally:
         executor.close()
-        if storage is not None:
-            storage.close()

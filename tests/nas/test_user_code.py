@@ -69,7 +69,7 @@ def test_a_phase_that_raises_is_named(tmp_path, where):
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-@pytest.mark.parametrize("where", ["put_new", "expect", "reading", "writing"])
+@pytest.mark.parametrize("where", ["put", "expect", "reading", "writing"])
 def test_a_storage_that_raises_is_named_with_its_line(tmp_path, where):
     class Odd(RamStorage):
         pass

@@ -14,14 +14,14 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.state import Part
 from l2l_nas.parallel.split_pool import SplitPool
-from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.visits import Visits
 from l2l_nas.training.split_tokens import SplitTokens
 from l2l_nas.training.task import Tokens
 from tests.parallel.test_split_pool import space
+from tests.relay.stress import AHEAD
 
 TOKENS, LENGTH, BATCH, MICRO_BATCH = 29, 8, 8, 2
-ORDERS = {"eager": "eager", "exact": "exact", "ahead": UpdateOrder.AHEAD}
+ORDERS = {"eager": "eager", "exact": "exact", "ahead": AHEAD}
 # by name, what differs from the arguments of `trained`
 CASES = {
     "clipped": {"steps": 50},

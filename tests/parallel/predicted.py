@@ -27,15 +27,15 @@ from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.split_pool import SplitPool
 from l2l_nas.parallel.world import World, WorldConfig
 from l2l_nas.relay.interface import StepShare, cut_sizes
-from l2l_nas.relay.plan import UpdateOrder
 from tests.cost.test_divided import pool as feedforward_pool
 from tests.parallel.same_bits import CHUNKS, language
+from tests.relay.stress import CHECKED
 from tests.toys import BothHeads, NextToken, SquaredError, dense_pool, random_data
 
 BATCH, MICRO_BATCH, STEPS = 8, 1, 4
 CASES = {
     "language": {},
-    "checked": {"update": UpdateOrder.CHECKED, "clip": Clip(0.5)},
+    "checked": {"update": CHECKED, "clip": Clip(0.5)},
     "bf16": {"precision": "bf16"},
     "kept": {"slots": 4, "keep": 3, "stash": "host"},
     "buffers": {},  # of BatchNorm

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from l2l_nas import SGD, AdamW, Candidate, Classification, Clip, LayerPool, Position, Relay, TensorSpec, skip
+from l2l_nas import SGD, AdamW, Candidate, Classification, Clip, LayerPool, Position, TensorSpec, skip
 from l2l_nas.eps import cut
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.exchange import Alone
@@ -34,10 +34,9 @@ from l2l_nas.eps.sharded import server_of
 from l2l_nas.layers.experts import MixtureOfExperts, Routing
 from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.world import WorldConfig
-from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.stress import Stress
-from l2l_nas.testing.exchanges import ExchangeChecker
 from search_spaces import bert, digits_conv, elastic_conv, gpt2, hybrid, image_blocks, llama, mobilenet, nas_bench_201
+from tests.relay.exchanges import ExchangeChecker
+from tests.relay.stress import AHEAD, CHECKED, Stress, relay_under
 from tests.toys import (
     BothHeads,
     NextToken,
@@ -85,13 +84,13 @@ def language() -> LayerPool:
 CASES = {
     "eager": {},
     "eager_layer": {"clip": Clip(0.05, "layer")},
-    "exact": {"update": UpdateOrder.CHECKED, "clip": Clip(0.5)},
-    "ahead": {"update": UpdateOrder.AHEAD, "clip": Clip(1.5)},
-    "threads": {"update": UpdateOrder.AHEAD, "clip": Clip(1.5), "lanes": "threads"},
+    "exact": {"update": CHECKED, "clip": Clip(0.5)},
+    "ahead": {"update": AHEAD, "clip": Clip(1.5)},
+    "threads": {"update": AHEAD, "clip": Clip(1.5), "lanes": "threads"},
     "eager_threads": {"lanes": "threads", "slots": 3},
     "host": {"stash": "host", "lanes": "threads"},
     "all": {"device_budget": "all"},
-    "stress": {"update": UpdateOrder.AHEAD, "clip": Clip(1.5), "lanes": "threads", "stress": Stress(7, 0.0005)},
+    "stress": {"update": AHEAD, "clip": Clip(1.5), "lanes": "threads", "stress": Stress(7, 0.0005)},
     "bf16": {"precision": "bf16", "update": "exact", "clip": Clip(0.5)},
     "fp16": {"precision": "fp16", "update": "exact"},
     "files": {"files": True, "lanes": "threads", "update": "exact", "clip": Clip(0.5)},
@@ -115,7 +114,7 @@ POOLS = {
 POOL_CASES = {
     f"{pool}_{update}": {"pool": make, "update": order, "clip": clip}
     for pool, make in POOLS.items()
-    for update, order, clip in [("eager", "eager", None), ("ahead", UpdateOrder.AHEAD, Clip(2.0))]
+    for update, order, clip in [("eager", "eager", None), ("ahead", AHEAD, Clip(2.0))]
 }
 
 # spaces that are built in
@@ -135,7 +134,7 @@ SPACES: dict[str, Callable[[], LayerPool]] = {
 POOL_CASES |= {
     f"{space}_space": {
         "pool": build,
-        "update": UpdateOrder.CHECKED,
+        "update": CHECKED,
         "clip": Clip(0.5),
         "lanes": "threads",
         "task": Classification(),
@@ -181,7 +180,7 @@ def run(name: str, exchange, first=0, last=STEPS, weights=None) -> dict:
     folder = tempfile.TemporaryDirectory()
     storage = FileStorage(Path(folder.name)) if options.pop("files", False) else None
     server = server_of(pool, exchange, optimizer=optimizer, seed=5, storage=storage)
-    relay = Relay(server, device=DEVICE, seed=3, chunks=CHUNKS, **options)
+    relay = relay_under(server, device=DEVICE, seed=3, chunks=CHUNKS, **options)
     if relay.precision == "fp16":
         server.gradients.loss_scale.scale = 2.0**26  # so that some steps overflow
     checkpoint = None if weights is None else Checkpoint(weights)

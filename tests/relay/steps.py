@@ -9,6 +9,7 @@ from torch import Tensor
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.relay import relay as relay_module
+from tests.relay.stress import relay_under
 from tests.toys import NextToken, SquaredError, random_data
 
 PATH = ["normed", "dense", "running", "partial", "mlp"]  # through `dense_pool`
@@ -25,7 +26,7 @@ def copying():
 
 def relay_of(pool: LayerPool, *, optimizer=None, storage=None, **options) -> Relay:
     server = ParamServer(pool, optimizer=optimizer or AdamW(), seed=0, storage=storage)
-    return Relay(server, **{"device": copying()} | options)
+    return relay_under(server, **{"device": copying()} | options)
 
 
 def relay_on_host(pool: LayerPool, **options) -> Relay:

@@ -14,9 +14,9 @@ from l2l_nas.eps.state import LayerState
 from l2l_nas.errors import NonFiniteError
 from l2l_nas.relay.plan import Op, UpdateOrder
 from l2l_nas.relay.planner import plan_training
-from l2l_nas.relay.stress import Stress
-from l2l_nas.testing.plans import check_plan
+from tests.relay.plans import check_plan
 from tests.relay.steps import GRACE_S, OTHER, PATH, is_same, relay_of, tensors, train
+from tests.relay.stress import AHEAD, CHECKED, Stress
 from tests.relay.test_plan import simple
 from tests.toys import SquaredError, dense_pool, language_pool, repeated_pool
 
@@ -34,7 +34,7 @@ def losses(relay, *, paths=PATHS, lr=0.05):
 
 def both(**options):
     """The same training with updates that wait, and ahead."""
-    relays = [relay_of(dense_pool(), update=update, **options) for update in (UpdateOrder.CHECKED, UpdateOrder.AHEAD)]
+    relays = [relay_of(dense_pool(), update=update, **options) for update in (CHECKED, AHEAD)]
     assert losses(relays[0]) == losses(relays[1])
     assert is_same(relays[1].server, tensors(relays[0].server))
     assert relays[1].server.gradients.waiting == {}
@@ -55,8 +55,8 @@ def test_what_is_clipped_is_put_back_and_updated_again(lanes, scope):
 
 
 def test_it_tries_again_after_steps_that_needed_nothing():
-    relay, clip = relay_of(dense_pool(), update=UpdateOrder.AHEAD, clip=Clip(1e6)), Clip(1e-3)
-    other = relay_of(dense_pool(), update=UpdateOrder.CHECKED, clip=Clip(1e6))
+    relay, clip = relay_of(dense_pool(), update=AHEAD, clip=Clip(1e6)), Clip(1e-3)
+    other = relay_of(dense_pool(), update=CHECKED, clip=Clip(1e6))
     is_tight = [True, False, False, False, False, True, True, False]
     for step, tight in enumerate(is_tight):
         for one in (relay, other):
@@ -69,8 +69,8 @@ def test_it_tries_again_after_steps_that_needed_nothing():
 
 def test_in_fp16_an_overflow_puts_all_back_and_halves_the_scale():
     relay = both(precision="fp16", clip=Clip(1e6))
-    waiting = relay_of(dense_pool(), update=UpdateOrder.CHECKED, precision="fp16")
-    ahead = relay_of(dense_pool(), update=UpdateOrder.AHEAD, precision="fp16")
+    waiting = relay_of(dense_pool(), update=CHECKED, precision="fp16")
+    ahead = relay_of(dense_pool(), update=AHEAD, precision="fp16")
     for one in (waiting, ahead):
         train(one, PATH)
         one.drain()
@@ -95,7 +95,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(lanes):
         def loss(self, outputs, targets):
             return (outputs[0] - outputs[0].detach()).abs().sqrt().sum()
 
-    relay = relay_of(dense_pool(), update=UpdateOrder.AHEAD, lanes=lanes)
+    relay = relay_of(dense_pool(), update=AHEAD, lanes=lanes)
     train(relay, PATH)
     relay.drain()
     before = tensors(relay.server)
@@ -114,7 +114,7 @@ def test_tied_and_repeated_states_are_updated_once(norm):
         (repeated_pool(), ["dense", "running", "dense", "dense", "head"]),
         (language_pool(), ["embed", "feed", "attention", "feed", "head"]),
     ):
-        orders = (UpdateOrder.CHECKED, UpdateOrder.AHEAD)
+        orders = (CHECKED, AHEAD)
         relays = [relay_of(pool, update=order, clip=Clip(norm), slots=3) for order in orders]
         found = [[train(relay, choices, step=step, micro_batch=5).loss for step in range(4)] for relay in relays]
         for relay in relays:
@@ -126,19 +126,19 @@ def test_tied_and_repeated_states_are_updated_once(norm):
 @pytest.mark.parametrize("norm", [0.3, 1e6])
 def test_states_in_files_are_put_back_too(norm, tmp_path):
     servers = [
-        ParamServer(dense_pool(), optimizer=AdamW(), seed=0, storage=FileStorage(tmp_path / update.value))
-        for update in (UpdateOrder.CHECKED, UpdateOrder.AHEAD)
+        ParamServer(dense_pool(), optimizer=AdamW(), seed=0, storage=FileStorage(tmp_path / str(update)))
+        for update in (CHECKED, AHEAD)
     ]
     relays = [
         Relay(server, update=update, clip=Clip(norm), device="cpu")
-        for server, update in zip(servers, (UpdateOrder.CHECKED, UpdateOrder.AHEAD), strict=True)
+        for server, update in zip(servers, (CHECKED, AHEAD), strict=True)
     ]
     assert losses(relays[0]) == losses(relays[1])
     assert is_same(servers[1], tensors(servers[0]))
 
 
 def test_copies_of_states_are_used_again():
-    relay, found = relay_of(dense_pool(), update=UpdateOrder.AHEAD), []
+    relay, found = relay_of(dense_pool(), update=AHEAD), []
     for step in range(3):
         train(relay, PATH, step=step)
         found.append({block.data_ptr() for blocks in relay.server.gradients._spares for block in blocks})
@@ -163,7 +163,7 @@ def test_what_waits_when_the_check_is_done_is_not_copied(monkeypatch):
 
     relay = relay_of(
         dense_pool(),
-        update=UpdateOrder.AHEAD,
+        update=AHEAD,
         lanes="threads",
         clip=Clip(1e6),
         stress=Stress(pace=pace, longest_delay_s=0.0),
@@ -188,7 +188,7 @@ def test_what_waits_when_the_check_is_done_is_not_copied(monkeypatch):
         relay.drain()
         assert len(copies) == 1
         assert len(relay.server.gradients._spares) == len(copies)
-    other = relay_of(dense_pool(), update=UpdateOrder.CHECKED, clip=Clip(1e6))
+    other = relay_of(dense_pool(), update=CHECKED, clip=Clip(1e6))
     assert found == [train(other, PATH, step=step, upcoming=PATH).loss for step in range(3)]
     other.drain()
     assert is_same(relay.server, tensors(other.server))
@@ -199,8 +199,8 @@ def test_slow_updates_of_the_last_step_are_none_of_the_next_check(norm):
     # an update of the last step waits while the next step, which does not have its layer, is checked
     paths = [PATH, OTHER] * 3
     stress = Stress(pace=lambda op, layer: 0.03 if op == "update" else 0.0)
-    relay = relay_of(dense_pool(), update=UpdateOrder.AHEAD, lanes="threads", clip=Clip(norm), stress=stress)
-    other = relay_of(dense_pool(), update=UpdateOrder.CHECKED, clip=Clip(norm))
+    relay = relay_of(dense_pool(), update=AHEAD, lanes="threads", clip=Clip(norm), stress=stress)
+    other = relay_of(dense_pool(), update=CHECKED, clip=Clip(norm))
     for step, path in enumerate(paths):
         found = [train(one, path, step=step) for one in (relay, other)]
         assert found[0] == found[1]

@@ -45,7 +45,7 @@ def server_of(**options):
     [
         {"slots": 0}, {"slots": "2"}, {"slots": 1.5}, {"keep": True}, {"keep": None}, {"update": 3}, {"clip": 1.0},
         {"precision": torch.bfloat16}, {"stash": None}, {"device_budget": "x"}, {"device_budget": -1},
-        {"resident": "x"}, {"resident": 1.5}, {"pinned": -1}, {"pinned": "x"}, {"sharers": 0}, {"lanes": []},
+        {"resident": "x"}, {"resident": 4096}, {"pinned": -1}, {"pinned": "x"}, {"sharers": 0}, {"lanes": []},
         {"layers": "fast"}, {"device": 3}, {"device": "abacus"}, {"seed": "x"}, {"stress": 1}, {"trace": True},
     ],
     ids=str,

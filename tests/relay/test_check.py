@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from l2l_nas.errors import PlanError
 from l2l_nas.relay.path import PathLayer
 from l2l_nas.relay.plan import Carry, Op, Plan, Step, UpdateOrder
 from l2l_nas.relay.planner import plan_training
-from l2l_nas.testing.plans import check_plan
+from tests.relay.plans import PlanError, check_plan
 from tests.relay.test_plan import KINDS, chains
 
 MUTATED = settings(derandomize=True, deadline=None, max_examples=40, database=None)

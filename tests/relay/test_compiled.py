@@ -12,8 +12,8 @@ import torch
 
 from l2l_nas import AdamW, ParamServer, Relay, UniformPaths
 from l2l_nas.errors import NonFiniteError
-from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, relay_of, tensors, train
+from tests.relay.stress import Stress
 from tests.toys import SquaredError, dense_pool, language_pool, random_data
 
 

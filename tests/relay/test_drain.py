@@ -13,13 +13,12 @@ from l2l_nas import SGD, AdamW, Candidate, LayerPool, ParamServer, Position, Rel
 from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.errors import L2LError, LaneError, SettingError
 from l2l_nas.relay import step as step_module
-from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.stress import Stress
 from tests.products import every_pair
 from tests.relay.steps import OTHER, PATH, copying, in_time, is_same, relay_of, tensors, train
+from tests.relay.stress import CHECKED, ORDERS, Stress, relay_under
 from tests.toys import dense_pool, language_pool, random_data
 
-UPDATES = ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD]
+UPDATES = ORDERS
 
 
 def stepped(update="exact", *, slow_s=0.02, steps=2, **options):
@@ -135,14 +134,15 @@ def test_closing_finishes_every_step(update):
     assert is_same(relay.server, expected())
 
 
-@pytest.mark.parametrize("updates", [("exact", "exact"), ("eager", "exact"), (UpdateOrder.CHECKED, "eager")], ids=str)
+@pytest.mark.parametrize("updates", [("exact", "exact"), ("eager", "exact"), (CHECKED, "eager")], ids=str)
 @pytest.mark.parametrize("pool", [dense_pool(), language_pool()], ids=["dense", "language"])
 def test_two_relays_by_turns_on_one_server_equal_one(pool, updates):
     paths = [PATH, OTHER] if len(pool.inputs) == 1 else [["embed", "feed", "attention", "feed", "head"]] * 2
     server = ParamServer(pool, optimizer=AdamW(), seed=0)
     stress = {"update": 0.005}
     relays = [
-        Relay(server, device="cpu", update=update, lanes="threads", stress=Stress(0, 0.0, stress)) for update in updates
+        relay_under(server, device="cpu", update=update, lanes="threads", stress=Stress(0, 0.0, stress))
+        for update in updates
     ]
     alone = relay_of(pool, update="exact", lanes="inline")
     for step in range(8):
@@ -237,7 +237,7 @@ def _in_visit(own, relay, patch):
 
 
 @every_pair(
-    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    update=ORDERS,
     fault=[_in_template, _in_state, _in_stash, _in_plan, _in_issue, _in_visit],
     lanes=["inline", "threads"],
 )

@@ -11,16 +11,15 @@ from l2l_nas import SGD, AdamW, Clip, ParamServer, Relay
 from l2l_nas.eps import cut
 from l2l_nas.eps.exchange import Alone, Channel, PaperRanks
 from l2l_nas.eps.sharded import server_of
-from l2l_nas.errors import PlanError
 from l2l_nas.relay import schedule
 from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.path import PathLayer
-from l2l_nas.relay.plan import Op, UpdateOrder
+from l2l_nas.relay.plan import Op
 from l2l_nas.relay.planner import plan_training
-from l2l_nas.relay.stress import Stress
 from l2l_nas.relay.trace import NET, Trace, TraceSpan, exposed_s
-from l2l_nas.testing.exchanges import ExchangeChecker
-from l2l_nas.testing.plans import check_plan
+from tests.relay.exchanges import ExchangeChecker
+from tests.relay.plans import PlanError, check_plan
+from tests.relay.stress import AHEAD, Stress, relay_under
 from tests.toys import BothHeads, dense_pool, random_data
 
 PATH = ["normed", "dense", "frozen", "partial", "mlp"]
@@ -33,7 +32,7 @@ def small_states_are_cut(monkeypatch):
 
 def relay_of(size=2, rank=0, optimizer=None, **options) -> Relay:
     server = server_of(dense_pool(48), PaperRanks(size, rank), optimizer=optimizer or AdamW(), seed=5)
-    return Relay(server, device="cpu", seed=3, chunks=4, **options)
+    return relay_under(server, device="cpu", seed=3, chunks=4, **options)
 
 
 def train(relay: Relay, steps: int = 3) -> None:
@@ -47,7 +46,7 @@ def train(relay: Relay, steps: int = 3) -> None:
 
 OPTIONS = [
     {},
-    {"lanes": "threads", "slots": 3, "stress": Stress(7, 0.0005), "update": UpdateOrder.AHEAD, "clip": Clip(1.5)},
+    {"lanes": "threads", "slots": 3, "stress": Stress(7, 0.0005), "update": AHEAD, "clip": Clip(1.5)},
     {"lanes": "threads", "precision": "bf16", "stress": Stress(8, 0.0005)},
 ]
 

@@ -11,10 +11,9 @@ from torch import nn
 
 from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import LaneError, NonFiniteError, StorageError, UserCodeError
-from l2l_nas.relay.plan import UpdateOrder
-from l2l_nas.relay.stress import Stress
 from tests.products import every_pair
 from tests.relay.steps import OTHER, PATH, chain_pool, in_time, is_same, relay_of, tensors, train
+from tests.relay.stress import AHEAD, CHECKED, ORDERS, Stress
 from tests.toys import SquaredError, dense_pool
 
 # methods of the relay's access to states and of the inbox, and the plan's names
@@ -38,7 +37,7 @@ class FailsOnce:
         return self.real(key, *args, **kwargs)
 
 
-@every_pair(name=[*CALLS], at=[0, 1], update=[UpdateOrder.CHECKED, UpdateOrder.AHEAD], lanes=["threads", "inline"])
+@every_pair(name=[*CALLS], at=[0, 1], update=[CHECKED, AHEAD], lanes=["threads", "inline"])
 def test_a_failed_copy_names_the_layer_and_refuses_the_step_as_if_it_had_not_been_asked_for(name, at, update, lanes):
     relay, other = (relay_of(dense_pool(), update=update, lanes=lanes, slots=2) for _ in range(2))
     for one in (relay, other):
@@ -70,7 +69,7 @@ def test_with_eager_updates_a_failure_leaves_a_relay_that_trains_on(name):
         assert all(t.isfinite().all() for t in tensors(relay.server).values())
 
 
-@pytest.mark.parametrize(("update", "at"), [(UpdateOrder.CHECKED, 2), (UpdateOrder.AHEAD, 0)])
+@pytest.mark.parametrize(("update", "at"), [(CHECKED, 2), (AHEAD, 0)])
 def test_a_failed_update_is_heard_of_at_the_next_step_or_drain_and_others_are_done(update, at):
     relay = relay_of(dense_pool(), update=update, lanes="threads")
     train(relay, PATH)
@@ -179,7 +178,7 @@ def test_eager_names_a_bad_gradient_when_it_is_drained():
 
 
 @pytest.mark.parametrize("lanes", ["threads", "inline"])
-@pytest.mark.parametrize("update", [UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", [CHECKED, AHEAD])
 def test_exact_and_serial_refuse_a_step_with_a_bad_gradient_as_if_it_had_not_been_asked_for(update, lanes):
     pool = chain_pool(partial(nn.BatchNorm1d, 3), Root, partial(nn.Linear, 6, 6), partial(nn.Linear, 6, 2))
     relay, other = (relay_of(pool, update=update, lanes=lanes) for _ in range(2))
@@ -204,7 +203,7 @@ def test_exact_and_serial_refuse_a_step_with_a_bad_gradient_as_if_it_had_not_bee
     assert is_same(relay.server, tensors(other.server))
 
 
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", ORDERS)
 def test_any_mixture_of_refused_and_good_steps_equals_the_good_ones(update):
     relay, other = (relay_of(dense_pool(), update=update, lanes="threads") for _ in range(2))
     paths = itertools.cycle([PATH, OTHER])

@@ -24,7 +24,6 @@ from l2l_nas import (
     TensorSpec,
     add_loss,
 )
-from l2l_nas.eps.shared_storage import SharedStorage
 from l2l_nas.errors import LaneError, NonFiniteError, SettingError, SpaceError, StateLostError
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.trace import Trace
@@ -61,15 +60,13 @@ def random_paths(pool, count, *, seed):
     name=["dense", "language", "unet", "cell", "decoder", "repeated", "mixer"],
     update=["eager", "exact"],
     has_clip=[False, True],
-    storage=["ram", "shared"],
 )
-def test_a_held_step_equals_a_plan_bit_for_bit(name, update, has_clip, storage):
+def test_a_held_step_equals_a_plan_bit_for_bit(name, update, has_clip):
     pool = getattr(toys, f"{name}_pool")()
     options = {"update": update, "clip": CLIPS[update] if has_clip else None}
     # sums over the places of a tied or repeated weight depend on what is recomputed
     whole = {"device_budget": "all"} if name in ("language", "repeated") else {}
-    states = SharedStorage(pool, optimizer=AdamW()) if storage == "shared" else None
-    relays = held(pool, **options, storage=states, trace=Trace()), by_plans(pool, **options, **whole)
+    relays = held(pool, **options, trace=Trace()), by_plans(pool, **options, **whole)
     paths = random_paths(pool, 3, seed=name)
     for step, choices in enumerate([*paths, paths[-1], paths[0]]):
         results = [
@@ -431,14 +428,3 @@ def test_a_server_that_is_at_work_for_another_relay_is_refused():
 
     train(first, PATH, objective=Meddling())
     train(second, PATH, step=1)
-
-
-def test_a_snapshot_is_scored_where_it_lies():
-    relay = held(toys.dense_pool())
-    train(relay, PATH)
-    inputs, _ = random_data(relay.server.pool, 4, seed=1)
-    path = relay.server.pool.architecture(PATH)
-    before = relay.predict(path, inputs, micro_batch=2)
-    relay.server.storage.is_shared = True  # or the snapshot is the server itself
-    relay.use(relay.server.snapshot(relay.server.visited))
-    assert all(map(torch.equal, relay.predict(path, inputs, micro_batch=2), before))

@@ -20,8 +20,8 @@ from torch import nn
 from l2l_nas.errors import DataError, LaneError
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.lanes import CancelToken, Future, Label, Lanes
-from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, chain_pool, in_time, lane_threads, relay_of, train
+from tests.relay.stress import Stress, StressedLanes
 from tests.toys import dense_pool
 
 LABEL = Label("load", "layer0/dense", 3)
@@ -219,16 +219,17 @@ INTERRUPTED = """
     import os, signal, sys, threading, time
     import torch
     torch.set_num_threads(1)
-    from l2l_nas.relay.stress import Stress
+    from tests.relay.stress import Stress
     from tests.relay.steps import PATH, is_same, relay_of, tensors, train
     from tests.toys import dense_pool
 
     def interrupted(slow, update):
-        relay, other = (relay_of(dense_pool(), lanes="threads", update=update, slots=2) for _ in range(2))
+        options = {"lanes": "threads", "update": update, "slots": 2, "stress": Stress(is_poisoning=False)}
+        relay, other = (relay_of(dense_pool(), **options) for _ in range(2))
         for one in (relay, other):
             train(one, PATH)
             before = tensors(one.server)
-        relay.lanes._stress = Stress(0, 0.0, {slow: 0.15})
+        relay.lanes.stress = Stress(0, 0.0, {slow: 0.15})
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             train(relay, PATH, step=1)
@@ -238,7 +239,7 @@ INTERRUPTED = """
         else:
             sys.exit("it was not interrupted")
         assert not relay.server.gradients.waiting, relay.server.gradients.waiting
-        relay.lanes._stress = None
+        relay.lanes.stress = None
         if update != "eager":  # the step was refused as a whole
             assert is_same(relay.server, before)
             for step in (2, 3):
@@ -273,11 +274,11 @@ def test_a_process_that_ends_while_lanes_work_ends_in_good_order(tmp_path):
     script = (
         "from l2l_nas.eps.file_storage import FileStorage\n"
         "from l2l_nas import AdamW, ParamServer, Relay\n"
-        "from l2l_nas.relay.stress import Stress\n"
+        "from tests.relay.stress import Stress\n"
         "from tests.toys import SquaredError, dense_pool, random_data\n"
         "pool = dense_pool()\n"
         f"server = ParamServer(pool, optimizer=AdamW(), seed=0, storage=FileStorage({str(tmp_path / 'pool')!r}))\n"
-        "relay = Relay(server, device='cpu', lanes='threads', stress=Stress(slow={'update': 0.02}))\n"
+        "relay = StressedRelay(server, lanes='threads', stress=Stress(slow={'update': 0.02}))\n"
         "inputs, targets = random_data(pool, 4, seed=0)\n"
         "for step in range(3):\n"
         "    relay.train_step(pool.architecture(['dense'] * 4 + ['mlp']), inputs, targets,\n"
@@ -305,8 +306,8 @@ class Streams(Cpu):
 
 def test_stress_delays_each_lane_where_its_work_is_done(monkeypatch):
     device, slept = Streams(), []
-    monkeypatch.setattr("l2l_nas.relay.lanes.time.sleep", slept.append)
-    lanes = Lanes(device, threads=False, stress=Stress(longest_delay_s=0.0, slow={"load": 0.05}))
+    monkeypatch.setattr("tests.relay.stress.time.sleep", slept.append)
+    lanes = StressedLanes(Stress(longest_delay_s=0.0, slow={"load": 0.05}), device, threads=False)
     for lane in ("up", "down"):
         submit(lanes, lane, lambda: None)
     assert device.delayed == ["up", "down"]

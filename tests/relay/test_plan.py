@@ -12,7 +12,7 @@ from l2l_nas.errors import SettingError
 from l2l_nas.relay.path import PathLayer, Spill, numbered, tail_start
 from l2l_nas.relay.plan import VISITS, Op, UpdateOrder
 from l2l_nas.relay.planner import plan_forward, plan_training
-from l2l_nas.testing.plans import check_plan
+from tests.relay.plans import check_plan
 
 KINDS = [
     PathLayer("a", ("a",)),

@@ -15,8 +15,8 @@ from l2l_nas import Candidate, LayerPool, Position, TensorSpec, skip
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.population import alive, group, prefixes
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.stress import Stress
 from tests.relay.steps import PATH, is_same, relay_of, tensors, train
+from tests.relay.stress import Stress
 from tests.text.networks import WHOLE, pool_of, server_of
 from tests.toys import Dense, cell_pool, decoder_pool, dense_pool, language_pool, random_data, repeated_pool, unet_pool
 

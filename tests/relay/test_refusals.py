@@ -11,11 +11,10 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.errors import DataError, NonFiniteError, SettingError, SpaceError
-from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.relay.reference import ReferenceTrainer
-from l2l_nas.relay.stress import Stress
 from tests.relay.steps import assert_same, chain_pool, tensors, train
 from tests.relay.steps import relay_on_host as relay_of
+from tests.relay.stress import ORDERS, Stress
 from tests.toys import NextToken, SquaredError, dense_pool, language_pool, random_data, repeated_pool
 
 PATH = ["normed", "dense", "normed", "partial", "mlp"]
@@ -28,7 +27,7 @@ class NotANumber(SquaredError):
         return super().loss(outputs, targets) / 0
 
 
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", ORDERS)
 def test_a_loss_that_is_not_finite_is_refused_and_nothing_changes(update):
     relay = relay_of(dense_pool(), update=update)
     train(relay, PATH)

@@ -11,11 +11,12 @@ from l2l_nas.cost.chain import LANES, Chain, RelayShape
 from l2l_nas.relay import step as step_module
 from l2l_nas.relay.executor import PlanExecutor
 from l2l_nas.relay.lanes import Future
-from l2l_nas.relay.plan import Op, UpdateOrder
+from l2l_nas.relay.plan import Op
 from l2l_nas.relay.planner import plan_training
 from l2l_nas.relay.schedule import LANE, PlanSchedule
-from l2l_nas.testing.plans import _Checker
+from tests.relay.plans import _Checker
 from tests.relay.steps import PATH, relay_of, train
+from tests.relay.stress import AHEAD, CHECKED
 from tests.relay.test_plan import chains
 from tests.toys import dense_pool, repeated_pool
 
@@ -52,8 +53,8 @@ def test_the_checker_takes_for_certain_what_the_schedule_waits_for(chain):
 
 SCENARIOS = {
     "eager": ({}, dense_pool(), PATH),
-    "checked, stash on the host": ({"update": UpdateOrder.CHECKED, "stash": "host", "slots": 3}, dense_pool(), PATH),
-    "ahead, a long tail": ({"update": UpdateOrder.AHEAD, "slots": 4, "keep": 3}, dense_pool(), PATH),
+    "checked, stash on the host": ({"update": CHECKED, "stash": "host", "slots": 3}, dense_pool(), PATH),
+    "ahead, a long tail": ({"update": AHEAD, "slots": 4, "keep": 3}, dense_pool(), PATH),
     "repeated layers": ({"slots": 3}, repeated_pool(), ["dense", "running", "dense", "dense", "head"]),
 }
 

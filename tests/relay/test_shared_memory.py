@@ -10,9 +10,9 @@ import torch
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.eps.file_storage import FileStorage
 from l2l_nas.relay.device import Cpu
-from l2l_nas.relay.plan import UpdateOrder
 from tests.products import every_pair
 from tests.relay.steps import OTHER, PATH, is_same, relay_of, tensors, train
+from tests.relay.stress import ORDERS
 from tests.toys import dense_pool, language_pool, repeated_pool
 
 
@@ -28,7 +28,7 @@ def in_templates(relay):
 
 
 @every_pair(
-    update=["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD],
+    update=ORDERS,
     lanes=["inline", "threads"],
     options=[{}, {"device_budget": "all"}, {"slots": 4, "keep": 2}],
 )

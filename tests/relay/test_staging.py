@@ -8,8 +8,8 @@ import pytest
 
 from l2l_nas.relay.executor import Staging
 from l2l_nas.relay.lanes import Future
-from l2l_nas.relay.stress import Stress
 from tests.relay.steps import OTHER, PATH, in_time, is_same, relay_of, tensors, train
+from tests.relay.stress import Stress
 from tests.toys import dense_pool, language_pool, repeated_pool
 
 

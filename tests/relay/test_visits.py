@@ -12,8 +12,6 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, ParamServer, ReferenceTrainer, Relay
-from l2l_nas.eps.shared_storage import SharedStorage
-from l2l_nas.eps.state import Part
 from l2l_nas.errors import SettingError, SpaceError
 from tests.relay.steps import chain_pool, copying, tensors, train
 from tests.relay.steps import relay_on_host as relay_of
@@ -152,50 +150,6 @@ def test_an_objective_that_would_learn_is_refused(kind):
     server = ParamServer(chain_pool(partial(nn.Linear, 6, 2)), optimizer=AdamW(), seed=0)
     with pytest.raises(SettingError, match="objective Learning has parameters of its own"):
         train(kind(server, device="cpu"), ["c"], objective=Learning())
-
-
-class Drifts(nn.Module):
-    """Its outputs depend on a buffer, which every forward changes; meanwhile another process may change its state."""
-
-    meanwhile = staticmethod(lambda: None)
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 6)
-        self.register_buffer("sum", torch.zeros(()))
-
-    def forward(self, x):
-        if self.training:
-            self.sum.add_(1)
-            type(self).meanwhile()
-        return self.linear(x) * self.sum
-
-
-@pytest.mark.parametrize("part", [Part.BUFFERS, Part.WEIGHTS])
-def test_a_backward_on_a_state_that_another_process_changed_since_is_no_fault_of_the_layer(part, monkeypatch):
-    pool = chain_pool(Drifts, *[partial(nn.Linear, 6, 6)] * 3, partial(nn.Linear, 6, 2))
-    storage = SharedStorage(pool, optimizer=AdamW(), workers=2)
-    other = SharedStorage(pool, optimizer=AdamW(), workers=2, address=storage.address)
-    relay = Relay(ParamServer(pool, optimizer=AdamW(), seed=0, storage=storage), device="cpu", slots=2)
-
-    def change():
-        with other.writing("p0/c", part) as state:
-            if part is Part.BUFFERS:
-                state.named_buffers()["sum"].add_(5)
-            else:
-                state.parameters()["linear.weight"].mul_(2)
-                state.visits += 1
-            state.mark_changed()
-
-    relay.server.prepare(["p0/c"])
-    monkeypatch.setattr(Drifts, "meanwhile", staticmethod(change))
-    for step in range(3):
-        train(relay, ["c"] * 5, step=step, batch=6)
-    relay.drain()
-    # forward and backward of three micro-batches in each of three steps
-    assert relay.server.state("p0/c").visits == (3 if part is Part.BUFFERS else 3 + 3 * 6)
-    other.close()
-    storage.close()
 
 
 class Gathering(nn.LSTM):

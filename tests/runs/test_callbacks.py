@@ -41,7 +41,7 @@ def nothing():
 @pytest.mark.slow
 def test_callbacks_see_a_search_go_by(problem, tmp_path, refused):
     (tmp_path / "mine.py").write_text(CALLBACK)
-    words = ["search", "space.pool=tiny.py:build", *TINY]
+    words = ["search", "space.pool=tiny.py:build", *TINY, "search.trial_weights=fork"]
     assert main([*words, "folder=run", "callbacks=[mine.py:Written]", "search.workers=2"]) == 0
     seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
     assert [one[1] for one in seen if one[0] == "phase"] == ["warm-up", "search", "finalists"]

@@ -30,9 +30,9 @@ class Layers(RamStorage):
     def __init__(self, optimizer):
         super().__init__()
         self.optimizer = optimizer
-    def put_new(self, key, state):
+    def put(self, key, state):
         assert len(state.moments) == len(self.optimizer.state((1,)))
-        super().put_new(key, state)
+        super().put(key, state)
         Path("put").write_text(key)
 
 def number():
@@ -91,7 +91,7 @@ def test_a_cost_is_an_objective_and_has_a_limit_by_object_and_by_name(problem, p
         ("relay.storage=mine.py:number", "relay.storage: mine.py:number gave int; expected a storage"),
         ("relay.storage=disk", "relay.storage: no 'disk'"),
         (
-            f"{STORAGE} search.workers=2",
+            f"{STORAGE} search.trial_weights=fork search.workers=2",
             "relay.storage=mine.py:Layers keeps states where other workers do not see them",
         ),
         (f"{STORAGE} search.time=1m", "search.time measures a few steps in memory"),

@@ -8,9 +8,9 @@ from torch import nn
 
 from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
 from l2l_nas.errors import SettingError
-from l2l_nas.relay.plan import UpdateOrder
 from l2l_nas.space.growth import frozen, retired
 from tests.nas.problems import pool_of
+from tests.relay.stress import ORDERS
 
 
 def names(pool):
@@ -85,7 +85,7 @@ def step(relay, pool, number):
     return relay.train_step(path, (x,), y, objective=Classification(), micro_batch=4, lr=0.1, step=number).loss
 
 
-@pytest.mark.parametrize("update", ["eager", UpdateOrder.CHECKED, UpdateOrder.AHEAD])
+@pytest.mark.parametrize("update", ORDERS)
 def test_frozen_layers_stay_to_the_bit_and_the_others_learn_as_beside_layers_that_were_built_frozen(update):
     pool = pool_of("tanh", "normed")
     server = ParamServer(pool, optimizer=AdamW(), seed=0)

@@ -16,7 +16,6 @@ from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.extend import is_placewise
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.stress import Stress
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.generate import Sampling, generate, recomputed
 from l2l_nas.text.network import OfOneDocument, has_documents, refuse_foresight
@@ -24,6 +23,7 @@ from l2l_nas.text.perplexity import perplexity_of
 from l2l_nas.text.tokenizer import Bytes
 from l2l_nas.training.fit import evaluate
 from search_spaces import hybrid
+from tests.relay.stress import Stress, relay_under
 from tests.text.networks import WHOLE, log_likelihoods, plain, pool_of, server_of
 
 PROMPTS = [[72, 105], [72, 101, 108, 108, 111, 44, 32], [33]]
@@ -56,7 +56,7 @@ EXECUTORS = {
     "relay": lambda server: Relay(server, device="cpu"),
     "relay, caches on the host": lambda server: Relay(server, device="cpu", stash="host", lanes="threads"),
     "relay, one slot": lambda server: Relay(server, device="cpu", slots=1),
-    "relay, disturbed": lambda server: Relay(server, device="cpu", lanes="threads", stress=Stress(seed=1)),
+    "relay, disturbed": lambda server: relay_under(server, device="cpu", lanes="threads", stress=Stress(seed=1)),
     "resident": lambda server: ReferenceTrainer(server, device="cpu"),
 }
 

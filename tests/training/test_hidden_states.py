@@ -25,10 +25,10 @@ from l2l_nas import (
 )
 from l2l_nas.errors import SettingError
 from l2l_nas.relay.interface import cut_sizes
-from l2l_nas.relay.stress import Stress
 from l2l_nas.training.hidden_states import HiddenStateExecutor, hidden_values, with_hidden
 from l2l_nas.training.metrics import measured
 from l2l_nas.training.teach import TaughtTask, relative_error
+from tests.relay.stress import Stress, relay_under
 
 WIDTH, LENGTH, CLASSES = 6, 5, 4
 
@@ -66,7 +66,7 @@ def batch(step):
 
 
 def relay_of(server):
-    return Relay(server, device="cpu", slots=2, **relay_of.settings)
+    return relay_under(server, device="cpu", slots=2, **relay_of.settings)
 
 
 relay_of.settings = {}

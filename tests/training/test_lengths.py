@@ -13,7 +13,6 @@ from l2l_nas.layers import ClassHead, Embedding, FeedForward, Heads, MixtureOfEx
 from l2l_nas.relay.device import Cpu
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.relay.stress import Stress
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import Cloze, continuations
 from l2l_nas.text.network import OfOneDocument
@@ -25,6 +24,7 @@ from l2l_nas.training.samples import Samples, Split
 from l2l_nas.training.schedule import Constant
 from l2l_nas.training.task import BalancedClassification, Tokens
 from search_spaces import bert, hybrid
+from tests.relay.stress import Stress, relay_under
 from tests.text.networks import CONFIGS, WHOLE, pool_of, server_of
 
 L = 48
@@ -32,7 +32,7 @@ EXECUTORS = {
     "held": lambda server: Relay(server, device="cpu"),
     "threads": lambda server: Relay(server, device="cpu", lanes="threads", slots=2),
     "accelerator": lambda server: Relay(server, device=Cpu(copies=True), slots=2, stash="host"),
-    "poisoned": lambda server: Relay(server, device="cpu", slots=2, stress=Stress(seed=0)),
+    "poisoned": lambda server: relay_under(server, device="cpu", slots=2, stress=Stress(seed=0)),
     "resident": lambda server: ReferenceTrainer(server, device="cpu"),
 }
 
@@ -266,7 +266,7 @@ PATHS = [Architecture(tuple({"a": "a", "s": "skip"}[one] for one in word)) for w
 
 
 def relay_of(pool, **settings):
-    return Relay(ParamServer(pool, optimizer=SGD(momentum=0.9), seed=4), device="cpu", **settings)
+    return relay_under(ParamServer(pool, optimizer=SGD(momentum=0.9), seed=4), device="cpu", **settings)
 
 
 @pytest.mark.parametrize("kind", TRAINED)

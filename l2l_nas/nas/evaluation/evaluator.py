@@ -225,12 +225,11 @@ class Evaluator:
             case ScoredOn.SAMPLE:
                 scores = {"validation": self._score(server, architecture, self._sample, goes_on=True)}
             case ScoredOn.VALIDATION:
-                scored = server.snapshot(path_states(self._pool, architecture))
-                provenance = self._provenance.entry(segment.weights, scored, architecture)
+                provenance = self._provenance.entry(segment.weights, server, architecture)
                 known = self._known.get((architecture, str(provenance["crc32"])))
                 if not segment.steps and known is None:
                     self._count_scores([architecture])
-                scores = {"validation": known or self._score(scored, architecture, self._validation)}
+                scores = {"validation": known or self._score(server, architecture, self._validation)}
             case _:
                 if self._scorer is not self._trainer:
                     self._scorer.executor.use(server)
@@ -294,9 +293,8 @@ class Evaluator:
             MetricError: one is not finite.
         """
         try:
-            server = self._server.snapshot(path_states(self._pool, architecture))
             self._count_scores([architecture])
-            return dict(_finite(self._score(server, architecture, self._validation).values, step=0))
+            return dict(_finite(self._score(self._server, architecture, self._validation).values, step=0))
         finally:
             self._use_pool()
 

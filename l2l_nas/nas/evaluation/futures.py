@@ -8,9 +8,6 @@ fails with an error is not done again: it would fail the same way.
 [Note: workers build early] Each worker builds pool, data and relay when it is first called. It is called as soon as the
 engine is open, while this process warms up, and waited for when there is work. A thread of this process would disturb
 what this process trains: there the first call does nothing, and another one follows.
-
-[Note: stopping] A stop lets segments that train the shared weights come to their end, as a single process does; all
-else is dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from l2l_nas.nas.evaluation.remote import (
     greet,
     process_name,
     result_of,
-    run_segments,
+    run_segment,
     segment_content,
 )
 from l2l_nas.nas.evaluation.segment import AfterStep, Segment, SegmentResult
@@ -43,20 +40,18 @@ _PAUSE_S = 1.0  # between greetings of a cluster that lost some
 
 @dataclass(eq=False)
 class _Task:
-    """Segments that one worker runs; more than one are scored together.
+    """A segment that a worker runs.
 
     Attributes:
         deaths: how many workers were lost while they did it.
-        messages: what was sent; a thread of this process drops the work where they are taken away.
+        message: what was sent; a thread of this process drops the work where it is emptied.
     """
 
-    parts: list[tuple[Segment, AfterStep | None]]
+    segment: Segment
+    after_step: AfterStep | None
     deaths: int = 0
-    messages: list[Message] = field(default_factory=list, repr=False)
-    future: Future[list[Message]] = field(default_factory=Future, repr=False)
-
-    def __str__(self) -> str:
-        return ", ".join(segment.name for segment, _ in self.parts)
+    message: Message = field(default_factory=dict, repr=False)
+    future: Future[Message] = field(default_factory=Future, repr=False)
 
 
 class FuturesExecutor:
@@ -64,9 +59,9 @@ class FuturesExecutor:
 
     Args:
         open_engine: makes the executor, also again after it broke.
-        server: the shared weights; its loss scale goes with segments and comes back with results.
+        server: the shared weights; its loss scale goes with segments.
         workers: how many segments run at a time.
-        group: how many are scored together.
+        size: how many are worth submitting at a time.
         identity: what each worker must say of the pool and the data that it built.
 
     Attributes:
@@ -86,11 +81,11 @@ class FuturesExecutor:
         server: ParamServer,
         *,
         workers: int,
-        group: int,
+        size: int,
         identity: Message,
     ) -> None:
-        self.size = workers * group
-        self._open, self._server, self._workers, self._group = open_engine, server, workers, group
+        self.size = size
+        self._open, self._server, self._workers = open_engine, server, workers
         self._identity = identity
         self._engine: Engine | None = None
         self._greetings: list[Future[Message]] = []  # none: all workers are ready
@@ -102,17 +97,12 @@ class FuturesExecutor:
 
     def submit(self, segment: Segment, *, after_step: AfterStep | None = None) -> None:
         """See `SegmentExecutor`."""
-        last = self._tasks[-1] if self._tasks else None
-        is_joined = last is not None and not last.deaths and len(last.parts) < self._group
-        if last is not None and is_joined and segment.only_scores and last.parts[0][0].only_scores:
-            last.parts.append((segment, after_step))
-        else:
-            self._tasks.append(_Task([(segment, after_step)]))
+        self._tasks.append(_Task(segment, after_step))
 
     def finished(self) -> list[tuple[Segment, SegmentResult]]:
         """See `SegmentExecutor`."""
         found: list[tuple[Segment, SegmentResult]] = []
-        while (self._tasks or self._running) and (not found or self._stop is not None):
+        while (self._tasks or self._running) and not found and self._stop is None:
             self._start_some()
             done, _ = wait([task.future for task in self._running], timeout=_TICK_S, return_when=FIRST_COMPLETED)
             for task in sorted((task for task in self._running if task.future in done), key=_has_failed):
@@ -146,18 +136,18 @@ class FuturesExecutor:
 
     def _drop(self, tasks: Iterable[_Task]) -> None:
         for task in tasks:
-            task.messages.clear()
+            task.message.clear()
             if self._engine is not None and not task.future.done():
                 self._engine.cancel(task.future)
 
     def _start_some(self) -> None:
         """Start as many tasks as there are workers; a suspect alone. See [Note: a worker that is lost]."""
-        while self._tasks and self._stop is None and len(self._running) < self._workers:
+        while self._tasks and len(self._running) < self._workers:
             if self._running and (self._tasks[0].deaths or self._running[0].deaths):
                 return
             engine, task = self._ready_engine(), self._tasks.popleft()
-            task.messages = [segment_content(segment, self._server) for segment, _ in task.parts]
-            task.future = engine.submit(run_segments, task.messages)
+            task.message = segment_content(task.segment, self._server)
+            task.future = engine.submit(run_segment, task.message)
             self._running.append(task)
             if task.future.done():  # a worker has ended: what follows would be lost with it
                 return
@@ -220,23 +210,18 @@ class FuturesExecutor:
         engine = self._engine
         assert engine is not None
         try:
-            contents = task.future.result()
+            content = task.future.result()
         except engine.lost as error:
             return self._lose(self._running if engine.breaks else [task], error)
         self._running.remove(task)
-        if "failure" in contents[0]:
-            raise error_of(contents[0]["failure"])
-        self.counted(contents[0]["steps"])  # of all that were done together
-        found = []
-        for (segment, after_step), content in zip(task.parts, contents, strict=True):
-            if after_step is not None:
-                for loss in content["losses"]:
-                    after_step(loss)
-            if content["scale"] is not None and segment.is_shared:
-                self._server.gradients.scale_losses(content["scale"])
-            worker = self._names.setdefault(content["worker"], len(self._names) + 1)
-            found.append((segment, result_of(content["result"], self._server, worker)))
-        return found
+        if "failure" in content:
+            raise error_of(content["failure"])
+        self.counted(content["steps"])
+        if task.after_step is not None:
+            for loss in content["losses"]:
+                task.after_step(loss)
+        worker = self._names.setdefault(content["worker"], len(self._names) + 1)
+        return [(task.segment, result_of(content["result"], self._server, worker))]
 
     def _lose(self, tasks: Sequence[_Task], error: BaseException) -> list[tuple[Segment, SegmentResult]]:
         """Have lost tasks done again. Returns results of those that are given up."""
@@ -247,30 +232,25 @@ class FuturesExecutor:
         for task in list(tasks):
             self._running.remove(task)
             task.deaths += 1 + getattr(error, "allowed_failures", 0)  # Dask's scheduler has tried so often itself
-            given_up = task.deaths >= ATTEMPTS
-            again = not given_up and self._stop is None
-            self.lost(ended=ended(error), task=str(task), again=again)
-            if given_up:
+            again = task.deaths < ATTEMPTS
+            self.lost(ended=ended(error), task=task.segment.name, again=again)
+            if again:
+                self._tasks.appendleft(_Task(task.segment, task.after_step, task.deaths))
+            else:
                 reason = f"its process ended {task.deaths} times without a result; the last one {ended(error)}"
-                found += [(segment, SegmentResult(error=WorkerError(reason))) for segment, _ in task.parts]
-            elif again:
-                self._tasks.extendleft(_Task([part], task.deaths) for part in reversed(task.parts))
+                found.append((task.segment, SegmentResult(error=WorkerError(reason))))
         return found
 
     def _stop_if_asked(self) -> None:
-        """Ask whether to stop, and drop what can be dropped. See [Note: stopping]."""
-        if self._stop is not None:
-            return
+        """Ask whether to stop, and drop all work then."""
         try:
             self.poll()
         except Exception as stop:
             self._stop = stop
             self._tasks.clear()
-            dropped = [task for task in self._running if not all(segment.is_shared for segment, _ in task.parts)]
-            self._drop(dropped)
-            self._running = [task for task in self._running if task not in dropped]
-            if dropped and not self._running:
+            if self._running:
                 self.close()
+                self._running.clear()
 
 
 def _has_failed(task: _Task) -> bool:

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ class Workplace:
 
     Args:
         evaluator: trains and scores them.
-        server: the shared weights of this process, or of all processes of the machine.
+        server: the weights of this process.
         identity: of pool and data, to be compared with those of the search.
     """
 
@@ -209,54 +209,43 @@ def greet(recipe: bytes | None, busy: str = "") -> Message:
         return {"failure": error_content(error)}
 
 
-def run_segments(recipe: bytes | None, messages: Sequence[Message]) -> list[Message]:
-    """Run segments in this process: several together only where each only scores.
+def run_segment(recipe: bytes | None, message: Message) -> Message:
+    """Run a segment in this process.
 
     Args:
-        messages: of `segment_content`. Where they become none, the work is dropped: a thread of the search's process
+        message: of `segment_content`. Where it becomes empty, the work is dropped: a thread of the search's process
             sees that.
 
     Returns:
-        Each result, for `result_of`, and what is beside it; or one message with "failure", where something else than an
-        architecture failed.
+        The result, for `result_of`, and what is beside it; or "failure", where something else than an architecture
+        failed.
     """
     losses: list[float] = []
     steps: list[float] = []
 
     def after_step(loss: float) -> None:
         losses.append(loss)
-        if not messages:
+        if not message:
             raise InterruptedError
 
     try:
         with _AT_WORK:
             found = workplace(recipe)
             found.evaluator.count_with(steps.append)
-            if messages[0]["scale"] is not None:
-                found.server.gradients.scale_losses(messages[0]["scale"])
-            read = [_segment_of(message, found.server) for message in messages]
-            if len(read) > 1:
-                results = found.evaluator.run_together([segment for segment, _ in read])
-            else:
-                ((segment, start),) = read
-                results = [found.evaluator.run(segment, after_step=after_step, start=start)]
-            beside = {
-                "losses": losses,
-                "steps": sum(steps),
-                "scale": found.server.gradients.scale_state,
-                "worker": process_name(),
-            }
-            return [{"result": _content(result), **beside} for result in results]
+            if message["scale"] is not None:
+                found.server.gradients.scale_losses(message["scale"])
+            segment, start = _segment_of(message, found.server)
+            result = _content(found.evaluator.run(segment, after_step=after_step, start=start))
+            return {"result": result, "losses": losses, "steps": sum(steps), "worker": process_name()}
     except Exception as error:
-        return [{"failure": error_content(error)}]
+        return {"failure": error_content(error)}
 
 
 def segment_content(segment: Segment, server: ParamServer) -> Message:
     """A segment to send.
 
     Args:
-        server: the shared weights. A network that starts from a copy of them gets its copy; where processes share
-            them, those have them.
+        server: the shared weights. A network that starts from a copy of them gets its copy.
     """
     content = {**vars(segment), "architecture": segment.architecture.choices, "scored_on": segment.scored_on.value}
     own = content.pop("server")
@@ -288,7 +277,7 @@ def _content(result: SegmentResult) -> Message:
 
 
 def result_of(content: Message, server: ParamServer, worker: int) -> SegmentResult:
-    """The result of a segment that `run_segments` gave.
+    """The result of a segment that `run_segment` gave.
 
     Args:
         server: of the pool.

@@ -29,7 +29,7 @@ from l2l_nas.nas.evaluation.remote import (
     Workplace,
     error_content,
     error_of,
-    run_segments,
+    run_segment,
     unpicklable,
     with_named,
 )
@@ -37,7 +37,7 @@ from l2l_nas.nas.evaluation.segment import ScoredOn, Segment
 from tests.nas.executors import all_done, place_of
 
 LOCK = threading.Lock()
-SHARED = {"warmup_steps": 30, "trials": 8, "steps_per_trial": 3}
+SPEND = {"trials": 8, "steps_per_trial": 3}
 
 
 @dataclass(slots=True)
@@ -83,15 +83,15 @@ def wait_for(condition):
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    with place_of(tmp_path_factory.mktemp("executor") / "flag", **SHARED) as found:
+def forked(tmp_path_factory):
+    with place_of(tmp_path_factory.mktemp("executor") / "flag", **SPEND) as found:
         yield found
 
 
 @pytest.fixture
-def place(shared):
-    shared.watch.losses.clear()
-    return shared
+def place(forked):
+    forked.watch.losses.clear()
+    return forked
 
 
 def same(ours, server):
@@ -102,8 +102,7 @@ def same(ours, server):
         assert ours.state(key).visits == server.state(key).visits
 
 
-def test_trials_train_the_shared_weights_and_say_what_they_were_scored_with(place):
-    before = place.visits("stem/linear")
+def test_trials_train_weights_of_their_own_and_say_what_they_were_scored_with(place):
     trials = [place.trial(a, b, ordinal=n) for n, (a, b) in enumerate([("tanh", "relu"), ("relu", "tanh")] * 3)]
     assert place.executor.size == 2
     for trial in trials:
@@ -112,14 +111,12 @@ def test_trials_train_the_shared_weights_and_say_what_they_were_scored_with(plac
     assert {id(segment) for segment, _ in found} == {id(trial) for trial in trials}
     assert {result.worker for _, result in found} <= {1, 2}
     for segment, result in found:
-        assert (result.error, result.steps) == (None, 3)
+        assert (result.error, result.steps) == (None, 0)
         assert result.metrics.keys() == {"accuracy", "loss"}
         count = len(path_states(place.pool, segment.architecture))
-        assert len(result.provenance["visits"]) == count
+        assert result.provenance["visits"] == [3] * count
         assert len(result.provenance["crc32"]) == 8 * count
-    assert place.visits("stem/linear") == before + 3 * len(trials)
-    # the last to finish saw all updates of the stem, if none was lost
-    assert max(result.provenance["visits"][0] for _, result in found) == place.visits("stem/linear")
+    assert place.server.visited == ()
 
 
 @pytest.mark.slow
@@ -204,18 +201,18 @@ def test_a_network_that_is_not_finite_or_raises_fails_alone(place):
     assert found[id(segments[2])].metrics["accuracy"] > 0
 
 
-@pytest.mark.slow
-def test_a_stop_lets_running_trials_end_and_drops_the_rest(tmp_path):
-    with place_of(tmp_path / "flag", **SHARED) as place:
-        place.watch.stop_when = lambda: "stem/linear" in place.server.visited
-        for number in range(8):
-            place.executor.submit(place.trial("tanh", "tanh", ordinal=number))
-        found = place.executor.finished()
-        assert 1 <= len(found) < 8
-        assert all(result.error is None for _, result in found)
-        assert place.visits("stem/linear") == 3 * len(found)
+def test_a_stop_gives_what_is_done_and_drops_the_rest(tmp_path):
+    pool, counts = concurrent.futures.ThreadPoolExecutor(1), []
+    with place_of(tmp_path / "flag", workers=1, engine=on(pool)) as place:
+        place.executor.counted = counts.append
+        place.watch.stop_when = lambda: bool(counts)
+        for ordinal in range(3):
+            place.executor.submit(place.trial("tanh", "tanh", ordinal=ordinal))
+        assert [result.error for _, result in place.executor.finished()] == [None]
         with pytest.raises(InterruptedError):
             place.executor.finished()
+    pool.shutdown()
+    assert len(counts) == 1
 
 
 def test_an_error_that_is_not_the_architectures_is_raised_here(place):
@@ -226,7 +223,7 @@ def test_an_error_that_is_not_the_architectures_is_raised_here(place):
 
 @pytest.mark.slow
 def test_a_worker_that_builds_another_problem_is_refused(tmp_path):
-    with place_of(tmp_path / "flag", identity={"pool": "another"}, **SHARED) as place:
+    with place_of(tmp_path / "flag", identity={"pool": "another"}, **SPEND) as place:
         place.executor.submit(place.trial("tanh", "tanh"))
         with pytest.raises(WorkerError, match="builds another pool in a worker process than here"):
             place.executor.finished()
@@ -239,7 +236,7 @@ def test_workers_that_cannot_even_start_end_the_search_with_a_line(tmp_path):
             future.set_exception(concurrent.futures.BrokenExecutor("no worker"))
             return future
 
-    with place_of(tmp_path / "flag", engine=on(Broken()), **SHARED) as place:
+    with place_of(tmp_path / "flag", engine=on(Broken()), **SPEND) as place:
         place.executor.submit(place.trial("tanh", "tanh"))
         with pytest.raises(WorkerError, match=r"end before they are ready \(no worker\); try executor=inline"):
             place.executor.finished()
@@ -341,7 +338,7 @@ def test_what_is_done_is_taken_before_what_was_lost_with_it(tmp_path):
 
         def _submit(self, function, *args):
             future = super()._submit(function, *args)
-            if args[1] is not run_segments:
+            if args[1] is not run_segment:
                 return future
             asked.append(future)
             if len(asked) == 2:

@@ -10,12 +10,12 @@ from collections import Counter
 from typing import NamedTuple
 
 from l2l_nas.eps.exchange import Channel, Exchanged, ObservedExchange
-from l2l_nas.errors import PlanError
 from l2l_nas.relay.exchanges import Exchanges, Message
 from l2l_nas.relay.executor import TrainJob
 from l2l_nas.relay.lanes import Label, work_of_thread
 from l2l_nas.relay.relay import Relay
 from l2l_nas.relay.schedule import COLLECTIVES
+from tests.relay.plans import PlanError
 
 
 class _Seen(NamedTuple):

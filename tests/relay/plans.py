@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from l2l_nas.eps.exchange import Channel
-from l2l_nas.errors import PlanError
 from l2l_nas.relay import schedule
 from l2l_nas.relay.path import NOTHING_SPILLED, Name, PathLayer, Spill
 from l2l_nas.relay.plan import TAIL_VISITS, VISITS, Carry, Op, Plan, Step, UpdateOrder
+
+
+class PlanError(AssertionError):
+    """A plan that breaks a rule of the relay."""
+
 
 _WITHOUT_SLOT = (Op.UPDATE, Op.AWAIT, Op.CHECK, Op.STORE, Op.FETCH)
 
