@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_nas.arguments import check_count, check_list, check_methods, check_whole, shown
+from l2l_nas.arguments import check_count, check_list, check_methods, check_number, check_whole, shown
 from l2l_nas.contents.arrays import native
 from l2l_nas.eps.exchange import Channel, Exchange
 from l2l_nas.eps.server import ParamServer
@@ -53,6 +53,14 @@ class Objective(Protocol):
 
     def count(self, targets: Targets) -> float:
         """How many targets a micro-batch has, or what they weigh; their sum is what the loss is divided by."""
+
+
+def count_of(objective: Objective, targets: Targets) -> float:
+    """How many targets a user's objective counts: a number, or a tensor of one; anything else is refused."""
+    with user_code("the task's count"):
+        count: object = objective.count(targets)
+    check_number("the task's count", count.item() if isinstance(count, Tensor) and count.numel() == 1 else count)
+    return count  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -425,8 +433,7 @@ class MiniBatch:
         if lengths is not None:
             lengths = _checked_lengths(pool, lengths, len(sizes), others)
         parts = cut_targets(targets, sizes)
-        with user_code("the task's count"):
-            counts = [objective.count(part) for part in parts]
+        counts = [count_of(objective, part) for part in parts]
         first, whole, checksum = 0, sizes, 0
         if share is not None:
             first, whole, checksum = share.micro_batches.start, share.sizes, sum(share.sizes)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from l2l_nas.errors import DataError, user_code
-from l2l_nas.relay.interface import Targets
+from l2l_nas.relay.interface import Targets, count_of
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Specs, TensorSpec, describe
 from l2l_nas.space.constraint import Constraint
@@ -108,8 +108,7 @@ class Problem:
             pairs = zip(as_tuple(train), as_tuple(targets), strict=True)
             both = tuple(torch.cat(pair) for pair in pairs)
             self._check_task(both[0] if isinstance(train, Tensor) else both, shapes.outputs)
-            with user_code("the task's count", DataError):
-                count = self.task.count(targets)
+            count = count_of(self.task, targets)
             # of a part that is only sampled here, others may count
             if not count > 0 and len(as_tuple(targets)[0]) == len(self.data.parts[name]):
                 raise DataError(f"no target of the {name} data counts")

@@ -10,8 +10,20 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from l2l_nas import Batches, Candidate, Data, LayerPool, Position, Problem, TensorSpec, Tokens
-from l2l_nas.errors import DataError
+from l2l_nas import (
+    AdamW,
+    Batches,
+    Candidate,
+    Data,
+    LayerPool,
+    ParamServer,
+    Position,
+    Problem,
+    Relay,
+    TensorSpec,
+    Tokens,
+)
+from l2l_nas.errors import DataError, L2LError
 from l2l_nas.space.shapes import check_shapes
 
 X = torch.rand(300, 3, generator=torch.Generator().manual_seed(0))
@@ -77,6 +89,21 @@ def test_tokens_of_which_none_counts_are_refused():
     data = Data.from_arrays(torch.rand(40, 4, 3), torch.full((40, 4), -1))
     with pytest.raises(DataError, match="no target of the training data counts"):
         Problem(given, data, task=Tokens()).check(check_shapes(given))
+
+
+@pytest.mark.parametrize(("count", "shown"), [(None, "None"), ("3", "'3'"), (torch.ones(2), "tensor"), (3j, "3j")])
+def test_a_count_that_is_no_number_is_refused(count, shown):
+    class Counted(Tokens):
+        def count(self, targets):
+            return count
+
+    given = LayerPool([Position("head", Candidate("linear", lambda: nn.Linear(3, 5)))], inputs=TensorSpec((4, 3)))
+    x, y = torch.rand(40, 4, 3), torch.ones(40, 4, dtype=torch.int64)
+    with pytest.raises(L2LError, match=f"the task's count takes a number, got .*{shown}"):
+        Problem(given, Data.from_arrays(x, y), task=Counted()).check(check_shapes(given))
+    relay = Relay(ParamServer(given, optimizer=AdamW(), seed=0), device="cpu")
+    with pytest.raises(L2LError, match=f"the task's count takes a number, got .*{shown}"):
+        relay.train_step(given.architecture(["linear"]), x, y, objective=Counted(), micro_batch=40, lr=0.1, step=0)
 
 
 def test_every_sample_of_a_stream_is_trained_on():
