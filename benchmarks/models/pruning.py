@@ -1,7 +1,7 @@
 """A published language model made smaller by a search, beside other ways to prune it.
 
     python -m benchmarks pruning corpus --text FILE ... --out FILE.jsonl       pieces of texts, one behind the other
-    python -m benchmarks pruning run --model gguf:FILE --corpus FILE.jsonl --text FILE --lambada FILE --folder FOLDER
+    python -m benchmarks pruning run --model hf:FOLDER --corpus FILE.jsonl --text FILE --lambada FILE --folder FOLDER
         --out FILE.json [--arms search flap ...] [--shares 15 25 40] [--steps 60] [--rate 3e-4] [--precision bf16]
     python -m benchmarks pruning table --out FILE.json
 

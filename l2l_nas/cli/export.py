@@ -29,8 +29,8 @@ _USE = {
     "state_dict": 'plain_module(...).load_state_dict(safetensors.torch.load_file("{path}"))',
     "source": 'cd {path.parent}; python -c "import network; print(network.load())"',
     "hugging_face": 'transformers.AutoModelForCausalLM.from_pretrained("{path.parent}", trust_remote_code=True)',
-    "gguf": "llama-cli -m {path}; python -m l2l_nas generate space.pool=gguf:{path}",
-    "gguf_f16": "llama-cli -m {path}; python -m l2l_nas generate space.pool=gguf:{path}",
+    "gguf": "llama-cli -m {path}",
+    "gguf_f16": "llama-cli -m {path}",
     "onnx": 'onnxruntime.InferenceSession("{path}")',
 }
 

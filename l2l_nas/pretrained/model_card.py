@@ -12,20 +12,19 @@ from l2l_nas.cost.generation import KeptBytes, text_length
 from l2l_nas.cost.latency import token_seconds, typical_seconds
 from l2l_nas.eps.layout import layout_of
 from l2l_nas.layers import MaskedHead
-from l2l_nas.pretrained.tensors import Published
+from l2l_nas.pretrained.folder import Folder
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.training.export import plain_module
 from l2l_nas.training.formats import ExportSource
 
-_NAME = r"\w[\w.-]*"  # of a licence
 _LICENCE = re.compile(
-    rf"""^license:[ \t]*(["']?)({_NAME})\1(?:[ \t]+#.*)?[ \t]*\r?$""", re.MULTILINE
+    r"""^license:[ \t]*(["']?)(\w[\w.-]*)\1(?:[ \t]+#.*)?[ \t]*\r?$""", re.MULTILINE
 )  # in a card's head
 LICENCES = re.compile(r"(?i)licen[cs]e|notice|copying")  # names of files begin so
 
 
-def model_card(published: Published, source: ExportSource, *, files: Mapping[str, bytes], why: str) -> str:
+def model_card(published: Folder, source: ExportSource, *, files: Mapping[str, bytes], why: str) -> str:
     """The card of a network of a published model, as Markdown.
 
     Args:
@@ -41,7 +40,7 @@ def model_card(published: Published, source: ExportSource, *, files: Mapping[str
     head = ["---", "library_name: transformers", f"pipeline_tag: {'text-generation' if is_causal else 'fill-mask'}"]
     head += [f"license: {licence}"] if licence else []
     name = published.path.resolve().name
-    lines = [*head, "---", "", f"# A smaller {name.removesuffix('.gguf')}", ""]
+    lines = [*head, "---", "", f"# A smaller {name}", ""]
     lines += [f"A network that l2l_nas found in `{name}`."]
     lines += ["", *_removed(pool, chosen)]
     rows = [*_costs(pool, chosen, is_causal=is_causal), *(_times(source) if is_causal else ())]
@@ -55,12 +54,11 @@ def model_card(published: Published, source: ExportSource, *, files: Mapping[str
     return "\n".join(lines) + "\n"
 
 
-def _licence(published: Published) -> str:
-    """What the original's own card or file names; empty if nothing does, or something that is no plain name."""
+def _licence(published: Folder) -> str:
+    """What the original's own card names; empty if it names nothing, or something that is no plain name."""
     text = published.beside.get("README.md", b"").decode(errors="replace")
     found = _LICENCE.search(text.split("\n---", 1)[0]) if text.startswith("---") else None
-    named = getattr(published, "metadata", {}).get("general.license")
-    return found[2] if found else named if isinstance(named, str) and re.fullmatch(_NAME, named) else ""
+    return found[2] if found else ""
 
 
 def _removed(pool: LayerPool, chosen: Architecture) -> Iterator[str]:

@@ -83,7 +83,7 @@ def open_model(
 
     Args:
         run: the run's folder; empty for a published model.
-        pool: the pool again, if it is the user's own; of a published model, `hf:FOLDER` or `gguf:FILE`.
+        pool: the pool again, if it is the user's own; of a published model, `hf:FOLDER`.
         tokenizer: what it was trained with, as `load_tokenizer` takes it; empty: what the run's settings say, or the
             model's own.
         original: whether it is the network that the run began with; see `original_of`.

@@ -246,17 +246,10 @@ class Library(Tokenizer):
 
     @property
     def texts(self) -> Mapping[str, str]:
-        return texts_of(self._tokenizer, self._special)
-
-
-def texts_of(made: Any, special: Mapping[str, int | None]) -> dict[str, str]:
-    """The files of a `tokenizers.Tokenizer`, as `transformers` loads them.
-
-    `special` are numbers of special tokens by what `transformers` calls them: "bos", "eos", "pad".
-    """
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    about |= {f"{name}_token": made.id_to_token(number) for name, number in special.items() if number is not None}
-    return {"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps(about, indent=2)}
+        made, special = self._tokenizer, self._special
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        about |= {f"{name}_token": made.id_to_token(number) for name, number in special.items() if number is not None}
+        return {"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps(about, indent=2)}
 
 
 def load_tokenizer(name: str) -> Tokenizer:

@@ -68,12 +68,11 @@ def texts(tmp_path, monkeypatch) -> Path:
         ("space.args.length=32", "say data.length alone"),
         ("space.pool=hf:nowhere", "there is no folder nowhere"),
         ("space.pool=hf:model", "model has no config.json"),
-        ("space.pool=gguf:short.txt", "damaged, not a GGUF file"),
     ],
 )
 def test_it_is_one_line_and_nothing_is_written(texts, refused, words, says):
     given = words.split()
-    keep = () if "hf:" in words or "gguf:" in words else SPACE[:-1]
+    keep = () if "hf:" in words else SPACE[:-1]
     more = ("data=text",) if not keep else ()
     assert says in refused("search", *keep, *more, SPACE[-1], "data.cache=cache", *given)
     assert not Path("run").exists()

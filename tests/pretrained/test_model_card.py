@@ -10,8 +10,7 @@ import torch
 from safetensors import safe_open
 
 from l2l_nas.cost.generation import KeptBytes
-from l2l_nas.pretrained.model_card import _costs, _licence, _lost, _times
-from l2l_nas.pretrained.tensors import Published
+from l2l_nas.pretrained.model_card import _costs, _lost, _times
 from l2l_nas.training.export import plain_module
 from l2l_nas.training.formats import ExportSource
 from tests.cost.test_generation import LENGTH, path, pool_of
@@ -125,18 +124,6 @@ def test_the_licence_is_the_original_s(tmp_path, files, head, words):
     assert words in text
     assert ("license: apache-2.0" in text.split("---")[1]) is head
     assert "theirs" not in text
-
-
-@pytest.mark.parametrize(
-    ("named", "found"),
-    [("apache-2.0", "apache-2.0"), ("mit\nbase_model: other\n---\n# text", ""), ("- mit", ""), (7, "")],
-)
-def test_a_licence_that_a_file_names_is_a_plain_name_or_not_known(tmp_path, named, found):
-    class Named(Published):
-        beside, metadata = {}, {"general.license": named}
-        _read = sample = tokenizer = None
-
-    assert _licence(Named()) == found
 
 
 def test_a_figure_has_the_error_of_its_own_part():
