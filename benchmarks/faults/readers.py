@@ -36,7 +36,6 @@ from l2l_nas.files import check_yaml
 from l2l_nas.pretrained.pool import PublishedPool, published_pool
 from l2l_nas.text.cloze import read_passages
 from l2l_nas.text.documents import read_documents
-from l2l_nas.text.sentences import read_table
 from l2l_nas.text.token_file import token_file
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -83,7 +82,6 @@ READERS: dict[str, Callable[[], Any]] = {
     "arrays/*": lambda: _data("arrays"),
     "images/*/*": lambda: _data("images"),
     "machine.json": lambda: find_hardware("machine.json"),
-    "table.csv": lambda: read_table(Path("table.csv")),
     "lines.jsonl": lambda: _documents("lines.jsonl"),
     "text.txt": lambda: _documents("text.txt"),
     "passages.jsonl": lambda: read_passages(Path("passages.jsonl")),

@@ -1,7 +1,7 @@
 """Whole files of every kind that the product opens, beside those of a run: what `mutations.py` damages.
 
 A model in a Hugging Face folder, its tokenizer, tokenizers of other kinds, token files, arrays,
-images, tables, texts, a profile of a machine, and a folder of configs. All are tiny, drawn from a seed.
+images, texts, a profile of a machine, and a folder of configs. All are tiny, drawn from a seed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ _WRITES = "generate space.pool=hf:hf prompt=ab tokens=3"
 _ONE = "architecture=original folder=new train.steps=1 train.validation_steps=1 export=false"
 _SMALL = "space=gpt2 space.args.hidden=16 space.args.depth=1 space.args.heads=2 data=text data.length=16"
 ON_CACHE = f"train {_SMALL} {_ONE} data.source=text.txt data.tokenizer=bpe data.cache=cache"
-_TABLE = "train space=bert " + _SMALL.partition(" ")[2] + f" {_ONE} data.objective=classify"
 _IMAGES = f"train space.pool=pictures.py:pool {_ONE} data.source=images"
 _CONFIGS = (
     "search --config-dir conf +mine=size experiment=night sampler=few space.pool=tiny.py:build search.trials=2 "
@@ -69,7 +68,6 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("cache/*/tokens.bin", 2, (ON_CACHE,)),
     ("text.txt", 2, (ON_CACHE, HF)),
     ("lines.jsonl", 3, (ON_CACHE.replace("text.txt", "lines.jsonl"),)),
-    ("table.csv", 3, (f"{_TABLE} data.source=table.csv",)),
     ("passages.jsonl", 2, (HF.replace("task=text file=text.txt", "task=lambada file=passages.jsonl"),)),
     ("arrays/*.npy", 10, (f"train space.pool=tiny.py:pool {_ONE} data.source=arrays",)),
     ("images/*/*.png", 6, (_IMAGES, f"{_IMAGES} data.workers=1")),
@@ -125,7 +123,7 @@ def write_models(place: Path) -> None:
 
 
 def write_data(place: Path) -> None:
-    """Texts, tables, arrays, images, a machine and configs."""
+    """Texts, arrays, images, a machine and configs."""
     from PIL import Image
 
     from l2l_nas.cost.profiles import PROFILES
@@ -133,7 +131,6 @@ def write_data(place: Path) -> None:
     random = np.random.default_rng(0)
     (place / "text.txt").write_text(TEXT)
     (place / "lines.jsonl").write_text("".join(json.dumps({"text": TEXT}) + "\n" for _ in range(40)))
-    (place / "table.csv").write_text("text,label\n" + "some words,yes\nothers,no\n" * 20)
     (place / "passages.jsonl").write_text('{"text": "some words of a text"}\n{"context": "ab", "target": "ab"}\n')
     (place / "arrays").mkdir()
     x = random.random((160, 2), dtype=np.float32)
