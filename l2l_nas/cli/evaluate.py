@@ -7,7 +7,7 @@ from pathlib import Path
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.report.text import with_error
-from l2l_nas.runs.evaluated import Measurement, note_evaluation
+from l2l_nas.runs.evaluated import note_evaluation
 from l2l_nas.runs.language import TASKS, check_task, evaluate_text, open_model, relay_of
 from l2l_nas.runs.mesh import NetworkRanks
 from l2l_nas.runs.ranks import compare_files
@@ -106,9 +106,9 @@ def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
         warn(console, score.problem)
     if conf.run and consensus.is_first:
         try:
-            what = Measurement.of(conf.task, file, stride=conf.stride, tokenizer=model.tokenizer.fingerprint)
+            task = f"{conf.task} stride={conf.stride}" if conf.stride else conf.task
             original = fingerprint(model.server.whole_pool) if conf.original else ""
-            note_evaluation(conf.run, what, score, original=original)
+            note_evaluation(conf.run, task, file, score, tokenizer=model.tokenizer.fingerprint, original=original)
         except StorageError as error:
             warn(console, f"not kept for the card of an export: {error}")
 
