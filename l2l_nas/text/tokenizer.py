@@ -130,8 +130,8 @@ class Library(Tokenizer):
 
     Args:
         tokenizer: a `tokenizers.Tokenizer`.
-        end: text of the token that ends a document; None: the first known one that there is.
-        about: what is said of it in `tokenizer_config.json`.
+        about: what is said of it in `tokenizer_config.json`. Where that names no end of a document, it is the first
+            known one that there is.
         place: the file it is from, for errors.
 
     Raises:
@@ -143,13 +143,12 @@ class Library(Tokenizer):
         self,
         tokenizer: Any,
         *,
-        end: str | None = None,
         about: Mapping[str, Any] | None = None,
         place: Path | str = "the tokenizer",
     ) -> None:
         self._tokenizer, self._place, about = tokenizer, place, about or {}
         self._loses: dict[str, bool] = {}  # whether a character has no token
-        end = end or _text_of(about.get("eos_token"))
+        end = _text_of(about.get("eos_token"))
         with self._guarded:
             tokenizer.no_padding()
             tokenizer.no_truncation()
