@@ -6,7 +6,7 @@
 - a parser of another library runs within `parsing`, which makes one error with the file and the reason of whatever it
   raises;
 - `l2l_nas.contents` checks what was parsed before it is used: numbers and texts by name (`Fields`), arrays (`map_npy`,
-  `read_npz`), how tensors lie in a file (`refuse_misplaced`), and that weights are numbers (`refuse_non_finite`).
+  `read_npz`), and that weights are numbers (`refuse_non_finite`).
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def parsing(
 
     Args:
         path: of the file.
-        kind: what it should be, such as "a GGUF file".
+        kind: what it should be, such as "a safetensors file".
         advice: what to do.
         error: what to raise.
 

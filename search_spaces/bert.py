@@ -1,8 +1,8 @@
 """BERT (arXiv 1810.04805): each block chooses its attention, or none, and its feed-forward network, or none.
 
 Tokens also see later tokens; norms follow the sums; the head is a layer and a norm, and has the embedding's weights.
-Fit for tokens that are masked, and with `classes` for sentences and pairs of them. Published ones are the largest
-network of these arguments, with 30,522 tokens and 512 places; these have kinds of segments in addition:
+Fit for tokens that are masked, and with `classes` for whole sequences (`examples/sentences.py`). Published ones are the
+largest network of these arguments, with 30,522 tokens and 512 places; these have kinds of segments in addition:
 
 | published | hidden | depth | heads | parameters |
 |---|---|---|---|---|

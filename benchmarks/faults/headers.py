@@ -1,8 +1,7 @@
-"""Damages what a file says of its tensors: offsets, shapes, types and lengths of GGUF, safetensors and npy files.
+"""Damages what a file says of its tensors: offsets, shapes, types and lengths of safetensors and npy files.
 
-`judged` tells whether what was changed of a model's file may change what the model computes: numbers of tensors, and
-figures of the model in GGUF's metadata, may say something else and be right; where tensors lie and of what type they
-are may not.
+`judged` tells whether what was changed of a model's file may change what the model computes: numbers of tensors may say
+something else and be right; where tensors lie and of what type they are may not.
 """
 
 from __future__ import annotations
@@ -12,78 +11,6 @@ import random
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-
-
-class _GGUF:
-    """Where each number of a whole GGUF file's head stands: its name, place and form."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._place = data, 0
-        self.fields: list[tuple[str, int, str]] = []
-        self._number("magic", "I")
-        self._number("version", "I")
-        tensors, keys = self._number("number of tensors", "Q"), self._number("number of keys", "Q")
-        self.metadata_begin = self._place
-        for _ in range(keys):
-            self._value(self._text("key"), self._number("type of a value", "I"))
-        self.metadata_end = self._place
-        for _ in range(tensors):
-            name = self._text("tensor")
-            dimensions = self._number(f"dimensions of {name}", "I")
-            for index in range(dimensions):
-                self._number(f"size {index} of {name}", "Q")
-            self._number(f"type of {name}", "I")
-            self._number(f"offset of {name}", "Q")
-        self.begin = -(-self._place // 32) * 32
-
-    def _number(self, name: str, form: str) -> Any:
-        (value,) = struct.unpack_from(f"<{form}", self._data, self._place)
-        self.fields.append((name, self._place, form))
-        self._place += struct.calcsize(f"<{form}")
-        return value
-
-    def _text(self, name: str) -> str:
-        size = self._number(f"length of a {name}", "Q")
-        self._place += size
-        return self._data[self._place - size : self._place].decode()
-
-    def _value(self, key: str, kind: int) -> None:
-        if kind == 8:
-            self._text(f"text of {key}")
-        elif kind == 9:
-            inner, count = self._number(f"type within {key}", "I"), self._number(f"length of {key}", "Q")
-            for _ in range(count):
-                self._value(key, inner)
-        else:
-            self._number(key, _SCALARS[kind])
-
-
-def _others(value: float, form: str, generator: random.Random) -> int | float:
-    """Another number in place of one."""
-    if form in "fd":
-        return generator.choice((0.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e30, 1e-30))
-    bits = 8 * struct.calcsize(form)
-    near = [int(value) + step for step in (-64, -32, -4, -1, 1, 4, 32, 64)]
-    other = generator.choice((*near, 0, 1, 2, 3, 8, 24, 26, 30, 2 * int(value), 1 << (bits - 1), (1 << bits) - 1, 1000))
-    return other % (1 << (bits - (form in "bhiq")))
-
-
-def gguf(path: Path, generator: random.Random) -> str:
-    """One number of the head of a GGUF file."""
-    data = bytearray(path.read_bytes())
-    fields = _GGUF(bytes(data)).fields
-    of_tensors = [field for field in fields if field[0].startswith(("offset", "size", "type of", "dimensions"))]
-    name, place, form = generator.choice(generator.choice((fields, of_tensors, of_tensors)))
-    (value,) = struct.unpack_from(f"<{form}", data, place)
-    other = _others(value, form, generator)
-    if form == "?":
-        other = not value
-    struct.pack_into(f"<{form}", data, place, other)
-    path.write_bytes(data)
-    return f"{name} is {other}, not {value}"
 
 
 def safetensors(path: Path, generator: random.Random) -> str:
@@ -176,9 +103,5 @@ def judged(path: Path, before: bytes) -> bool:
         after = b""
     if len(after) != len(before):
         return True
-    if path.suffix == ".safetensors":
-        (size,) = struct.unpack_from("<Q", before)
-        return any(place < 8 + size for place in _changed(before, after))
-    head = _GGUF(before)
-    free = range(head.metadata_begin, head.metadata_end)
-    return any(place < head.begin and place not in free for place in _changed(before, after))
+    (size,) = struct.unpack_from("<Q", before)
+    return any(place < 8 + size for place in _changed(before, after))

@@ -36,7 +36,7 @@ def mutate(path: Path, generator: random.Random) -> str:
     ways: list[Callable[[Path, random.Random], str]] = [_bytes]
     if path.suffix in special:
         ways += [special[path.suffix]] * 3
-    binary = {".safetensors": headers.safetensors, ".gguf": headers.gguf, ".npy": headers.npy}
+    binary = {".safetensors": headers.safetensors, ".npy": headers.npy}
     if path.suffix in binary:
         ways += [binary[path.suffix]] * 3
     return generator.choice(ways)(path, generator)

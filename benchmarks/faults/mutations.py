@@ -206,7 +206,7 @@ def damage(harness: Harness, number: int, seed: int) -> tuple[list[str], str, bo
     path = generator.choice(sorted(place.glob(pattern)))
     before = path.read_bytes()
     how = mutants.mutate(path, generator)
-    is_model = path.suffix in (".gguf", ".safetensors") and path.parts[-2] not in ("best", "weights")
+    is_model = path.suffix == ".safetensors" and path.parts[-2] not in ("best", "weights")
     name = str(path.relative_to(place))
     return words.split(" "), f"{name} {how}", not is_model or headers.judged(path, before)
 

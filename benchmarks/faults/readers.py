@@ -36,7 +36,6 @@ from l2l_nas.files import check_yaml
 from l2l_nas.pretrained.pool import PublishedPool, published_pool
 from l2l_nas.text.cloze import read_passages
 from l2l_nas.text.documents import read_documents
-from l2l_nas.text.sentences import read_table
 from l2l_nas.text.token_file import token_file
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -77,14 +76,12 @@ def _configs(folder: str) -> None:
 READERS: dict[str, Callable[[], Any]] = {
     "hf/*": lambda: _model("hf:hf"),
     "sharded/*": lambda: _model("hf:sharded"),
-    "model.gguf": lambda: _model("gguf:model.gguf"),
     "bpe/*": lambda: _use(load_tokenizer("bpe")),
     "words/*": lambda: _use(load_tokenizer("words")),
     "cache/*/*": lambda: token_file([Path("text.txt")], load_tokenizer("bpe"), cache=Path("cache")),
     "arrays/*": lambda: _data("arrays"),
     "images/*/*": lambda: _data("images"),
     "machine.json": lambda: find_hardware("machine.json"),
-    "table.csv": lambda: read_table(Path("table.csv")),
     "lines.jsonl": lambda: _documents("lines.jsonl"),
     "text.txt": lambda: _documents("text.txt"),
     "passages.jsonl": lambda: read_passages(Path("passages.jsonl")),
@@ -116,7 +113,7 @@ def wrong(kind: str, path: Path, before: bytes, told: object) -> str:
         return f"{type(error).__name__}: {error} ({''.join(traceback.format_tb(error.__traceback__)[-1:]).strip()})"
     finally:
         signal.alarm(0)
-    if not isinstance(told, torch.Tensor) or path.suffix not in (".gguf", ".safetensors"):
+    if not isinstance(told, torch.Tensor) or path.suffix != ".safetensors":
         return ""
     if not torch.equal(told, got) and headers.judged(path, before):
         return "computes something else"

@@ -1,7 +1,7 @@
 """Whole files of every kind that the product opens, beside those of a run: what `mutations.py` damages.
 
-A model in a Hugging Face folder and in a GGUF file, its tokenizer, tokenizers of other kinds, token files, arrays,
-images, tables, texts, a profile of a machine, and a folder of configs. All are tiny, drawn from a seed.
+A model in a Hugging Face folder, its tokenizer, tokenizers of other kinds, token files, arrays,
+images, texts, a profile of a machine, and a folder of configs. All are tiny, drawn from a seed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,11 @@ def pool():
 """
 TEXT = "some words of a text that a model reads, abc ab ab cab\n" * 12
 _ON_TEXT = "task=text file=text.txt"
-HF, GGUF = f"evaluate space.pool=hf:hf {_ON_TEXT}", f"evaluate space.pool=gguf:model.gguf {_ON_TEXT}"
+HF = f"evaluate space.pool=hf:hf {_ON_TEXT}"
 _WRITES = "generate space.pool=hf:hf prompt=ab tokens=3"
 _ONE = "architecture=original folder=new train.steps=1 train.validation_steps=1 export=false"
 _SMALL = "space=gpt2 space.args.hidden=16 space.args.depth=1 space.args.heads=2 data=text data.length=16"
 ON_CACHE = f"train {_SMALL} {_ONE} data.source=text.txt data.tokenizer=bpe data.cache=cache"
-_TABLE = "train space=bert " + _SMALL.partition(" ")[2] + f" {_ONE} data.objective=classify"
 _IMAGES = f"train space.pool=pictures.py:pool {_ONE} data.source=images"
 _CONFIGS = (
     "search --config-dir conf +mine=size experiment=night sampler=few space.pool=tiny.py:build search.trials=2 "
@@ -62,23 +61,21 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("hf/tokenizer_config.json", 2, (HF, _WRITES)),
     ("hf/generation_config.json", 3, (_WRITES,)),
     ("sharded/*", 8, (HF.replace("hf:hf", "hf:sharded"),)),
-    ("model.gguf", 20, (GGUF,)),
     ("bpe/*", 4, (ON_CACHE.replace("cache=cache", "cache=fresh"),)),
     ("words/vocab.txt", 3, (ON_CACHE.replace("bpe", "words").replace("cache=cache", "cache=fresh"),)),
     ("cache/*/manifest.json", 5, (ON_CACHE,)),
     ("cache/*/documents.npy", 4, (ON_CACHE,)),
     ("cache/*/tokens.bin", 2, (ON_CACHE,)),
-    ("text.txt", 2, (ON_CACHE, GGUF)),
+    ("text.txt", 2, (ON_CACHE, HF)),
     ("lines.jsonl", 3, (ON_CACHE.replace("text.txt", "lines.jsonl"),)),
-    ("table.csv", 3, (f"{_TABLE} data.source=table.csv",)),
-    ("passages.jsonl", 2, (GGUF.replace("task=text file=text.txt", "task=lambada file=passages.jsonl"),)),
+    ("passages.jsonl", 2, (HF.replace("task=text file=text.txt", "task=lambada file=passages.jsonl"),)),
     ("arrays/*.npy", 10, (f"train space.pool=tiny.py:pool {_ONE} data.source=arrays",)),
     ("images/*/*.png", 6, (_IMAGES, f"{_IMAGES} data.workers=1")),
     ("machine.json", 6, ("plan space.pool=tiny.py:build hardware=machine.json",)),
     ("conf/*/*.yaml", 8, (_CONFIGS,)),
 )
 # what these say may not be another model's: weights at other places, of other types
-JUDGED = {"hf/model.safetensors": HF, "model.gguf": GGUF, "sharded/model": HF.replace("hf:hf", "hf:sharded")}
+JUDGED = {"hf/model.safetensors": HF, "sharded/model": HF.replace("hf:hf", "hf:sharded")}
 
 
 def _tensors() -> dict[str, torch.Tensor]:
@@ -97,7 +94,7 @@ def _letters() -> list[str]:
 
 
 def write_models(place: Path) -> None:
-    """`hf`, `sharded` and `model.gguf`: the same model."""
+    """`hf` and `sharded`: the same model."""
     from safetensors.torch import save_file
 
     from l2l_nas.text.tokenizer import load_tokenizer
@@ -123,47 +120,10 @@ def write_models(place: Path) -> None:
         save_file({name: tensors[name] for name in some}, place / "sharded" / file)
     index = {name: file for file, some in shards.items() for name in some}
     (place / "sharded/model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    _write_gguf(place / "model.gguf", tensors, tokens)
-
-
-def _write_gguf(path: Path, tensors: dict[str, torch.Tensor], tokens: list[str]) -> None:
-    import gguf
-
-    from l2l_nas.pretrained.gguf import _IN_BLOCK, _TOP
-
-    theirs = {ours: name for name, ours in _TOP.items()}
-    for ours, name in ((ours, name) for name, ours in _IN_BLOCK.items()):
-        theirs[f"model.layers.0.{ours}.weight"] = f"blk.0.{name}.weight"
-    writer = gguf.GGUFWriter(str(path), "llama")
-    for name, value in (
-        ("block_count", CONFIG["num_hidden_layers"]),
-        ("context_length", CONFIG["max_position_embeddings"]),
-        ("embedding_length", CONFIG["hidden_size"]),
-        ("feed_forward_length", CONFIG["intermediate_size"]),
-        ("head_count", CONFIG["num_attention_heads"]),
-        ("head_count_kv", CONFIG["num_key_value_heads"]),
-        ("layer_norm_rms_eps", CONFIG["rms_norm_eps"]),
-        ("rope_freq_base", CONFIG["rope_theta"]),
-        ("tokenizer_model", "gpt2"),
-        ("tokenizer_pre", "smollm"),
-        ("token_list", tokens),
-        ("token_merges", ["a b", "Ġ a"]),
-        ("token_types", [1] * (len(tokens) - 2) + [3, 3]),
-        ("eos_token_id", 99),
-        ("bos_token_id", 99),
-    ):
-        getattr(writer, f"add_{name}")(value)
-    for name, tensor in tensors.items():
-        kind = gguf.GGMLQuantizationType.Q8_0 if "mlp" in name else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(theirs[name], gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def write_data(place: Path) -> None:
-    """Texts, tables, arrays, images, a machine and configs."""
+    """Texts, arrays, images, a machine and configs."""
     from PIL import Image
 
     from l2l_nas.cost.profiles import PROFILES
@@ -171,7 +131,6 @@ def write_data(place: Path) -> None:
     random = np.random.default_rng(0)
     (place / "text.txt").write_text(TEXT)
     (place / "lines.jsonl").write_text("".join(json.dumps({"text": TEXT}) + "\n" for _ in range(40)))
-    (place / "table.csv").write_text("text,label\n" + "some words,yes\nothers,no\n" * 20)
     (place / "passages.jsonl").write_text('{"text": "some words of a text"}\n{"context": "ab", "target": "ab"}\n')
     (place / "arrays").mkdir()
     x = random.random((160, 2), dtype=np.float32)

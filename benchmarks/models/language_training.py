@@ -61,7 +61,7 @@ def begin_as_gpt2(server: ParamServer, keys: Iterable[str]) -> None:
 def run(source: str, objective: str, *, minutes: float, steps: int) -> dict[str, Any]:
     """Train both sides for some time, or all steps, and say what came of it."""
     tokenizer = Bytes()
-    form = TextForm(length=LENGTH, objective=objective, splits=(90, 5, 5))
+    form = TextForm(length=LENGTH, objective=objective)
     data = text_data(source, tokenizer, form)
     pool = family_of({**CONFIGS[objective], "vocab_size": tokenizer.size}).pool()
     path, task, rule = pool.original, Tokens(), AdamW(weight_decay=0.05)

@@ -1,7 +1,7 @@
 """A published language model made smaller by a search, beside other ways to prune it.
 
     python -m benchmarks pruning corpus --text FILE ... --out FILE.jsonl       pieces of texts, one behind the other
-    python -m benchmarks pruning run --model gguf:FILE --corpus FILE.jsonl --text FILE --lambada FILE --folder FOLDER
+    python -m benchmarks pruning run --model hf:FOLDER --corpus FILE.jsonl --text FILE --lambada FILE --folder FOLDER
         --out FILE.json [--arms search flap ...] [--shares 15 25 40] [--steps 60] [--rate 3e-4] [--precision bf16]
     python -m benchmarks pruning table --out FILE.json
 
@@ -65,7 +65,7 @@ LENGTH, BATCH = LONGEST, 2  # of fine-tuning
 BEFORE = 16  # windows that tell what a network loses before fine-tuning
 WINDOW = LONGEST  # tokens
 WORDS = 224  # tokens of the longest passage, about
-SPLITS = (99.1, 0.6, 0.3)
+VALIDATION, TEST = 0.006, 0.003  # shares of the corpus
 WHOLE = "original"
 SEARCH = (
     "strategy=blockwise strategy.scores=divergence strategy.samples=32 strategy.steps=20 strategy.rounds=2 "
@@ -96,8 +96,8 @@ class Comparison:
         self.windows, self.words = self._measured()
 
     def _data(self) -> DataConf:
-        splits = [float(one) for one in SPLITS]
-        return replace(DataConf(), source=str(self.options.corpus), length=LENGTH, splits=splits)
+        source = str(self.options.corpus)
+        return replace(DataConf(), source=source, length=LENGTH, validation_fraction=VALIDATION, test_fraction=TEST)
 
     def _measured(self) -> tuple[Tensor, Split]:
         options = self.options
@@ -184,7 +184,8 @@ class Comparison:
         sizes = ",".join(f"{share / 100:g}" for share in options.shares)
         return (
             f"space.pool={options.model} data=text data.source={options.corpus} data.length={LENGTH} "
-            f"data.splits=[{','.join(map(str, SPLITS))}] objectives.names=[loss,parameters] search.trial_weights=fork "
+            f"data.validation_fraction={VALIDATION} data.test_fraction={TEST} "
+            "objectives.names=[loss,parameters] search.trial_weights=fork "
             f"search.steps_per_trial=0 search.finalist_steps=0 train.batch_size={BATCH} "
             f"train.micro_batch={BATCH} relay.precision={options.precision} "
             f"relay.budget=none relay.threads=1 export=false strategy.sizes=[{sizes}] "

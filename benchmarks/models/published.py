@@ -1,6 +1,6 @@
 """A published model's figures: by this library, layer by layer, and by a plain loop over `transformers`.
 
-    python -m benchmarks published --model gguf:FILE --lambada FILE.jsonl --text FILE [--items 300]
+    python -m benchmarks published --model hf:FOLDER --lambada FILE.jsonl --text FILE [--items 300]
         [--sides l2l_nas transformers] [--rounds 7 --threads 2] [--out FILE.json]
 
 Perplexity is that of the first `--bytes` of a text in windows of `--length` tokens, whole ones alone, of which each
@@ -66,18 +66,12 @@ def by_transformers(model: str, text: str, passages: list[Passage], *, length: i
     return by_loop(lambda tokens: network(tokens).logits, tokenizer, text, passages, length=length)
 
 
-def where(model: str) -> tuple[Path, dict[str, str]]:
-    """The folder of a model, and what `transformers` must know to read a GGUF file in it."""
-    path = Path(model.partition(":")[2])
-    return (path.parent, {"gguf_file": path.name}) if path.is_file() else (path, {})
-
-
 def network_of(model: str) -> Any:
     """The model of `transformers`."""
     import transformers
 
-    folder, options = where(model)
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    folder = Path(model.removeprefix("hf:"))
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def by_loop(

@@ -1,6 +1,6 @@
 """How fast smaller networks are: beside the original, and beside what they do less promises.
 
-    python -m benchmarks smaller_speed --model gguf:FILE [--rounds 10] [--prompt 256] [--tokens 16] [--threads 1]
+    python -m benchmarks smaller_speed --model hf:FOLDER [--rounds 10] [--prompt 256] [--tokens 16] [--threads 1]
         [--sides transformers l2l_nas] [--out FILE.json]
 
 The networks are made of the pool's candidates, without a search: their weights are not trained, which changes no time.

@@ -7,20 +7,11 @@ from pathlib import Path
 from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError, StorageError, did_you_mean
 from l2l_nas.report.text import with_error
-from l2l_nas.runs.evaluated import Measurement, note_evaluation
-from l2l_nas.runs.language import (
-    TASKS,
-    LanguageModel,
-    check_task,
-    evaluate_sentences,
-    evaluate_text,
-    open_model,
-    relay_of,
-)
-from l2l_nas.runs.locate import CLASSIFY
+from l2l_nas.runs.evaluated import note_evaluation
+from l2l_nas.runs.language import TASKS, check_task, evaluate_text, open_model, relay_of
 from l2l_nas.runs.mesh import NetworkRanks
 from l2l_nas.runs.ranks import compare_files
-from l2l_nas.runs.saved import LoadedRun, data_warning, load_found, original_of
+from l2l_nas.runs.saved import data_warning, load_found, original_of
 from l2l_nas.runs.settings import EvaluateConf
 from l2l_nas.runs.terminal import open_terminal, warn
 from l2l_nas.training.consensus import Consensus
@@ -39,7 +30,7 @@ def main(conf: EvaluateConf, consensus: Consensus | None = None) -> None:
         return
     for name in ("file", "stride", "tokenizer"):
         if getattr(conf, name):
-            raise SettingError(f"{name} is of a task on text; add task={', '.join(TASKS)} or {CLASSIFY}")
+            raise SettingError(f"{name} is of a task on text; add task={', '.join(TASKS[:-1])} or {TASKS[-1]}")
     splits = ("validation", "test", "train")
     if conf.split not in splits:
         raise SettingError(f"split: no split '{conf.split}'{did_you_mean(conf.split, splits)}")
@@ -96,47 +87,30 @@ def _evaluate_text(conf: EvaluateConf, ranks: NetworkRanks) -> None:
             raise SettingError(f"{name} is of the run's own data; leave it out with task={conf.task}")
     if not conf.file:
         raise SettingError(f"name the text to measure on: task={conf.task} file=FILE")
-    tokenizer = compared = ""
-    network: LoadedRun | LanguageModel
-    if conf.task == CLASSIFY:
-        _refuse(conf, "stride", "tokenizer")
-        with consensus.working("the reading of the run"):
-            network = found = load_found(conf.run, pool=conf.space.pool, ranks=ranks)
-            network = found = original_of(found, ranks=ranks) if conf.original else found
-        compare_files(consensus, file)
-        (score, count), noun = evaluate_sentences(found, file), "rows"
-    else:
-        check_task(conf.task, file, stride=conf.stride)
-        with consensus.working("the reading of the weights"):
-            network = model = open_model(
-                conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, original=conf.original, ranks=ranks
-            )
-        compare_files(consensus, file)
-        score, count = evaluate_text(model, conf.task, file, stride=conf.stride)
-        noun = "passages" if conf.task == "lambada" else "windows"
-        tokenizer, compared = model.tokenizer.fingerprint, model.compared
+    check_task(conf.task, file, stride=conf.stride)
+    with consensus.working("the reading of the weights"):
+        model = open_model(
+            conf.run, pool=conf.space.pool, tokenizer=conf.tokenizer, original=conf.original, ranks=ranks
+        )
+    compare_files(consensus, file)
+    score, count = evaluate_text(model, conf.task, file, stride=conf.stride)
     console = open_terminal()
-    console.print(str(network.architecture), soft_wrap=True)
-    if compared:
-        console.print(compared, soft_wrap=True)
+    console.print(str(model.architecture), soft_wrap=True)
+    if model.compared:
+        console.print(model.compared, soft_wrap=True)
     for name in score.values:
         console.print(f"  {conf.task} {name:19} {_shown(score, name)}")
+    noun = "passages" if conf.task == "lambada" else "windows"
     console.print(f"{count:,} {noun} of {conf.file}", soft_wrap=True)
     if score.problem:
         warn(console, score.problem)
     if conf.run and consensus.is_first:
         try:
-            what = Measurement.of(conf.task, file, stride=conf.stride, tokenizer=tokenizer)
-            original = fingerprint(network.server.whole_pool) if conf.original else ""
-            note_evaluation(conf.run, what, score, original=original)
+            task = f"{conf.task} stride={conf.stride}" if conf.stride else conf.task
+            original = fingerprint(model.server.whole_pool) if conf.original else ""
+            note_evaluation(conf.run, task, file, score, tokenizer=model.tokenizer.fingerprint, original=original)
         except StorageError as error:
             warn(console, f"not kept for the card of an export: {error}")
-
-
-def _refuse(conf: EvaluateConf, *names: str) -> None:
-    for name in names:
-        if getattr(conf, name):
-            raise SettingError(f"{name} has no effect with task={conf.task}; leave it out")
 
 
 def _shown(score: Score, name: str) -> str:

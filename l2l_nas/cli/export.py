@@ -11,7 +11,7 @@ from l2l_nas.eps.identity import fingerprint
 from l2l_nas.errors import SettingError
 from l2l_nas.report.text import format_value
 from l2l_nas.runs.build import build_relay, set_threads
-from l2l_nas.runs.evaluated import evaluations_of
+from l2l_nas.runs.evaluated import figures_of
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.mesh import check_mesh
@@ -29,8 +29,8 @@ _USE = {
     "state_dict": 'plain_module(...).load_state_dict(safetensors.torch.load_file("{path}"))',
     "source": 'cd {path.parent}; python -c "import network; print(network.load())"',
     "hugging_face": 'transformers.AutoModelForCausalLM.from_pretrained("{path.parent}", trust_remote_code=True)',
-    "gguf": "llama-cli -m {path}; python -m l2l_nas generate space.pool=gguf:{path}",
-    "gguf_f16": "llama-cli -m {path}; python -m l2l_nas generate space.pool=gguf:{path}",
+    "gguf": "llama-cli -m {path}",
+    "gguf_f16": "llama-cli -m {path}",
     "onnx": 'onnxruntime.InferenceSession("{path}")',
 }
 
@@ -87,9 +87,7 @@ def _for_card(conf: ExportConf, found: LoadedRun) -> dict[str, Any]:
     return {
         "data": {"source": Path(str(source)).name, "samples": samples},
         "steps": best.get("steps", best.get("step")),  # of a search, of a training
-        "test": best.get("test"),
-        "standard_error": best.get("standard_error"),
-        "evaluated": evaluations_of(conf.run, original=fingerprint(found.server.whole_pool)),
+        "figures": figures_of(conf.run, found.result, original=fingerprint(found.server.whole_pool)),
     }
 
 

@@ -47,12 +47,12 @@ class Fields:
         value = self._checked(name, default, is_right, f"a whole number from {least} to {most}")
         return value if value is default else int(value)
 
-    def wholes(self, name: str, *, least: int = 0, most: int = MOST_WHOLE) -> tuple[int, ...]:
-        """None, one, or a list of whole numbers from `least` to `most`."""
+    def wholes(self, name: str) -> tuple[int, ...]:
+        """None, one, or a list of whole numbers from 0."""
         value = self._content.get(name)
         found = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(one, int) and not isinstance(one, bool) and least <= one <= most for one in found):
-            self.refuse(name, f"whole numbers from {least} to {most}")
+        if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= MOST_WHOLE for one in found):
+            self.refuse(name, f"whole numbers from 0 to {MOST_WHOLE}")
         return tuple(found)
 
     def number(

@@ -1,1 +1,1 @@
-"""Published models in, found models out: folders of Hugging Face, GGUF files, families of models."""
+"""Published models in, found models out: folders of Hugging Face, files for llama.cpp, families of models."""

@@ -6,9 +6,11 @@ Tensors are read through a memory map, each when it is asked for. Nothing here r
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from l2l_nas.contents.tensors import refuse_non_finite
 from l2l_nas.errors import StorageError
 from l2l_nas.files import named_failures, parsing, read_bytes, read_json, refuse_other_than_file
+from l2l_nas.pretrained.families import Family
 from l2l_nas.pretrained.rows import FAMILIES
-from l2l_nas.pretrained.tensors import Published
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -34,6 +37,7 @@ _MOST_BESIDE_BYTES = 1 << 27  # the largest tokenizers have a quarter of it
 # names of old
 _RENAMED = ((".gamma", ".weight"), (".beta", ".bias"))
 _PIECE = 1024  # rows that are compared at a time
+_NAMED = 3  # tensors that an error names
 _DTYPES = {"F64", "F32", "F16", "BF16"}
 # masks that old versions stored among the weights
 _CONSTANTS = (
@@ -42,8 +46,12 @@ _CONSTANTS = (
 )
 
 
-class Folder(Published):
+class Folder:
     """A model in a Hugging Face folder.
+
+    Attributes:
+        config: its config.json, with `model_type`.
+        shapes: of all tensors, by the names that `transformers` gives them.
 
     Raises:
         StorageError: no such folder, no config or tensors in it, or a file that is damaged.
@@ -76,19 +84,36 @@ class Folder(Published):
             self.shapes = {f"{base}{name}": shape for name, shape in self.shapes.items()}
             self._places = {f"{base}{name}": place for name, place in self._places.items()}
 
-    def _read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Tensor:
+        """One tensor, of the dtype it is stored in, in memory of its own.
+
+        Raises:
+            StorageError: the file has changed or cannot be read, or the tensor holds NaN or infinity.
+        """
         file, stored = self._places[name]
         with self._named(file):
             tensor: Tensor = self._handle(file).get_tensor(stored)
-            return tensor
+        refuse_non_finite(tensor, name, self.path)
+        return tensor
 
     def tokenizer(self) -> Tokenizer:
-        """See `Published.tokenizer`."""
+        """What it was trained with.
+
+        Raises:
+            SettingError: the package `tokenizers` is missing.
+            StorageError: there is none, or one of another kind.
+        """
         return load_tokenizer(str(self.path))
 
     @property
     def beside(self) -> dict[str, bytes]:
-        """See `Published.beside`: files right in the folder, but hidden ones, code, and what is too large."""
+        """What goes along with its networks, by file name: its tokenizer, and what else is no weights and no config.
+
+        These are files right in the folder, but hidden ones, code, and what is too large.
+
+        Raises:
+            StorageError: a file cannot be read.
+        """
         contents = {}
         with named_failures(self.path):
             paths = sorted(self.path.iterdir())
@@ -107,16 +132,47 @@ class Folder(Published):
         blobs = folder.parent.parent / "blobs"
         return path.resolve().parent in (folder, *([blobs] if folder.parent.name == "snapshots" else []))
 
-    def pieces(self, name: str) -> Iterator[Tensor]:
-        """See `Published.pieces`."""
-        file, stored = self._places[name]
-        with self._named(file):
-            part = self._handle(file).get_slice(stored)
-            for row in range(0, self.shapes[name][0], _PIECE):
-                yield part[row : row + _PIECE]
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of the config, all names and shapes, and a few bytes of each tensor."""
+        digest = hashlib.sha256(json.dumps([self.config, sorted(self.shapes.items())], sort_keys=True).encode())
+        for name in sorted(self.shapes):
+            digest.update(self._sample(name))
+        return digest.hexdigest()[:16]
 
-    def sample(self, name: str) -> bytes:
-        """The first, the middle and the last row."""
+    def check(self, family: Family) -> None:
+        """Compare the tensors that there are with those of a family.
+
+        Raises:
+            StorageError: tensors are missing, have other shapes, are not part of the family, or are no copies.
+        """
+        missing = [name for name in family.shapes if name not in self.shapes]
+        copies = {name: original for name, original in family.copies.items() if name in self.shapes}
+        more = self.shapes.keys() - family.shapes.keys() - copies.keys()
+        extra = sorted(name for name in more if not name.startswith(family.ignored))
+        if missing:
+            raise StorageError(f"{self.path} lacks {_listed(missing)}, which its config asks for; get the files again")
+        if extra:
+            raise StorageError(
+                f"{self.path} has {_listed(extra)}, which a {self.config.get('model_type')} model of its config does "
+                "not have; was it changed (adapters, another head)? Save the plain model anew"
+            )
+        for name, shape in family.shapes.items():
+            if self.shapes[name] != shape:
+                raise StorageError(
+                    f"{self.path}: {name} is {list(self.shapes[name])}, its config asks for {list(shape)}; config and "
+                    "tensors are of two models"
+                )
+        for name, original in copies.items():
+            if self.shapes[name] != self.shapes[original] or not self._are_alike(name, original):
+                advice = ' or, for a head of its own, write "tie_word_embeddings": false into config.json'
+                raise StorageError(
+                    f"{self.path}: {name} is tied to {original}, but their values differ; save the model anew"
+                    + advice * name.endswith(".weight")
+                )
+
+    def _sample(self, name: str) -> bytes:
+        """A few of a tensor's bytes: the first, the middle and the last row."""
         (file, stored), rows = self._places[name], (self.shapes[name] or (0,))[0]
         with self._named(file):
             if not rows:
@@ -124,6 +180,19 @@ class Folder(Published):
             part = self._handle(file).get_slice(stored)
             chosen = [part[row : row + 1].contiguous().view(torch.uint8) for row in (0, rows // 2, rows - 1)]
             return b"".join(row.numpy().tobytes() for row in chosen)
+
+    def _are_alike(self, name: str, other: str) -> bool:
+        """Whether two tensors of one shape are equal, row by row."""
+        pairs = zip(self._pieces(name), self._pieces(other), strict=True)
+        return all(one.dtype == two.dtype and torch.equal(one, two) for one, two in pairs)
+
+    def _pieces(self, name: str) -> Iterator[Tensor]:
+        """A tensor a few rows at a time."""
+        file, stored = self._places[name]
+        with self._named(file):
+            part = self._handle(file).get_slice(stored)
+            for row in range(0, self.shapes[name][0], _PIECE):
+                yield part[row : row + _PIECE]
 
     def _parts(self) -> dict[str, set[str] | None]:
         """The files, and what the index says that each holds; None without an index."""
@@ -195,3 +264,8 @@ def _without_code(content: bytes) -> bytes:
     if not isinstance(fields, dict) or "auto_map" not in fields:
         return content
     return json.dumps({name: value for name, value in fields.items() if name != "auto_map"}, indent=2).encode()
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{'tensor' if len(names) == 1 else 'tensors'} {', '.join(names[:_NAMED])}{more}"

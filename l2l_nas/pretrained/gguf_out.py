@@ -24,8 +24,8 @@ from l2l_nas.space.candidate import Candidate
 from l2l_nas.training.formats import ExportError
 
 _EMPTY = 32  # units of a feed-forward network of zeros: a block of any type of tensor
-ATTENTION = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "out": "attn_output", "norm": "attn_norm"}
-NETWORK = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "norm": "ffn_norm"}
+_ATTENTION = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "out": "attn_output", "norm": "attn_norm"}
+_NETWORK = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "norm": "ffn_norm"}
 _OUTER = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}
 
 
@@ -113,19 +113,27 @@ class GGUFModel:
         """
         gguf = optional("gguf", "GGUF files need", extra="gguf")
 
-        tensors = dict(self._tensors(parameters))
+        tensors = {name: (tensor.detach(), shape) for name, tensor, shape in self._tensors(parameters)}
         if self.architecture == "deci" and any(name.endswith(".bias") for name in tensors):
             raise _not_of_llama("biases in blocks that are not alike")
         writer = gguf.GGUFWriter(str(path), self.architecture)
         self._describe(writer)
         tokenizer(writer, size=self._vocabulary)
-        for name, tensor in tensors.items():
-            kind = np.float16 if is_half and tensor.dim() > 1 else np.float32
-            writer.add_tensor(name, np.ascontiguousarray(tensor.detach().numpy(), dtype=kind))
+        for name, (tensor, shape) in tensors.items():
+            kind = np.float16 if is_half and len(shape) > 1 else np.float32
+            writer.add_tensor(name, np.ascontiguousarray(tensor.reshape(shape).numpy(), dtype=kind))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+    def read(self, path: Path, parameters: Mapping[str, Tensor]) -> None:
+        """Give a network's parameters the values that a file of this model has."""
+        gguf = optional("gguf", "GGUF files need", extra="gguf")
+        stored = {one.name: one.data for one in gguf.GGUFReader(path).tensors}
+        with torch.no_grad():
+            for name, tensor, _ in self._tensors(parameters):
+                tensor.copy_(torch.from_numpy(np.array(stored[name])).view(tensor.shape))
 
     def _describe(self, writer: Any) -> None:
         counts = [self._numbers(index) for index in range(len(self.blocks))]
@@ -153,14 +161,15 @@ class GGUFModel:
             heads = shared = 1
         return heads, shared, network[1] if network else _EMPTY
 
-    def _tensors(self, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def _tensors(self, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
+        """Tensors of the file: their names, views of the parameters in the file's order of rows, and their shapes."""
         for name, theirs in _OUTER.items():
             if name != "head" or name not in self._ties:
                 (parameter,) = (tensor for key, tensor in parameters.items() if key.rpartition(".")[0] in _inside(name))
-                yield f"{theirs}.weight", parameter
+                yield f"{theirs}.weight", parameter, parameter.shape
         for index, block in enumerate(self.blocks):
             heads, shared, width = self._numbers(index)
-            parts = [(block.attention, ATTENTION), (block.network, NETWORK)]
+            parts = [(block.attention, _ATTENTION), (block.network, _NETWORK)]
             for place, names in parts:
                 for part, theirs in names.items() if place else ():
                     assert place is not None
@@ -168,17 +177,18 @@ class GGUFModel:
                         tensor = parameters.get(f"{place[0]}.{part}.{leaf}")
                         if tensor is not None:
                             count = {"query": heads, "key": shared}.get(part)
-                            yield f"blk.{index}.{theirs}.{leaf}", _pairs(tensor, count) if count else tensor
+                            ordered = _pairs(tensor, count) if count else tensor
+                            yield f"blk.{index}.{theirs}.{leaf}", ordered, tensor.shape
             if not block.attention and index == 0:
-                yield from self._zeros(index, ATTENTION, heads * self._size)
+                yield from self._zeros(index, _ATTENTION, heads * self._size)
             if not block.network:
-                yield from self._zeros(index, NETWORK, width)
+                yield from self._zeros(index, _NETWORK, width)
 
-    def _zeros(self, index: int, names: Mapping[str, str], inner: int) -> Iterator[tuple[str, Tensor]]:
+    def _zeros(self, index: int, names: Mapping[str, str], inner: int) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
         for part, theirs in names.items():
             outer = part in ("out", "down")
             shape = (self._hidden,) if part == "norm" else (self._hidden, inner) if outer else (inner, self._hidden)
-            yield f"blk.{index}.{theirs}.weight", torch.zeros(shape)
+            yield f"blk.{index}.{theirs}.weight", torch.zeros(shape), shape
 
 
 def _inside(name: str) -> tuple[str, ...]:
@@ -200,9 +210,9 @@ def _is_llama_s(heads: Heads) -> bool:
 
 
 def _pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Rows of each head from halves (0, 1, ..., n/2, n/2 + 1, ...) to pairs (0, n/2, 1, n/2 + 1, ...)."""
+    """A view of rows of each head, not as halves (0, 1, ..., n/2, n/2 + 1, ...) but as pairs (0, n/2, 1, ...)."""
     halves = tensor.view(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
-    return halves.transpose(1, 2).reshape(tensor.shape)
+    return halves.transpose(1, 2)
 
 
 def _not_of_llama(what: str) -> ExportError:

@@ -1,14 +1,11 @@
-"""The tokenizer that a GGUF file brings in its metadata, from and to one of the `tokenizers` library."""
+"""A tokenizer of the `tokenizers` library in the metadata of a GGUF file."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import StorageError
-from l2l_nas.files import parsing
 from l2l_nas.text.tokenizer import Library, require_library
 from l2l_nas.training.formats import ExportError
 
@@ -17,38 +14,6 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS = {"llama-bpe": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}"}
 _CUTS = ("gpt-2", "smollm", *_SPLITS)  # what files call the ways to cut text
-
-
-def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> Any:
-    """A `tokenizers.Tokenizer`: byte-level BPE with the file's vocabulary and merges; control tokens are not cut.
-
-    Raises:
-        SettingError: the `tokenizers` library is missing.
-        StorageError: no tokenizer in the file, one of another kind, or damaged.
-    """
-    require_library(f"of {path}")
-    from tokenizers import AddedToken, Tokenizer, decoders, models
-
-    model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
-    if model != "gpt2":
-        raise StorageError(f"{path} has a tokenizer of kind {model!r}, expected 'gpt2'; name a tokenizer.json instead")
-    if cut not in _CUTS:
-        raise StorageError(f"{path} cuts text as {cut!r}; known are {', '.join(_CUTS)}. Name a tokenizer.json instead")
-    tokens = _texts(metadata, "tokens", path)
-    merges = [(left, right) for left, _, right in (text.partition(" ") for text in _texts(metadata, "merges", path))]
-    kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens) or not isinstance(kinds, list) or len(kinds) != len(tokens):
-        raise StorageError(f"{path} is damaged: its tokens repeat, or do not have a type each; get it again")
-    with parsing(path, "a file whose vocabulary and merges fit"):
-        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = _cutter(cut)
-    tokenizer.decoder = decoders.ByteLevel()
-    for token, kind in zip(tokens, kinds, strict=True):  # each has its number already
-        if kind in (_CONTROL, _USER_DEFINED):
-            add = tokenizer.add_special_tokens if kind == _CONTROL else tokenizer.add_tokens
-            add([AddedToken(token, special=kind == _CONTROL, normalized=False)])
-    return tokenizer
 
 
 def _cutter(cut: str) -> Any:
@@ -121,10 +86,3 @@ def _is_cut_by(content: Mapping[str, Any], cut: str) -> bool:
     wanted = json.loads(other.to_str())["pre_tokenizer"]
     is_whole = bool(content["model"].get("ignore_merges")) == (cut == "llama-bpe")  # a word that is a token is one
     return is_whole and content["pre_tokenizer"] == wanted
-
-
-def _texts(metadata: Mapping[str, Any], name: str, path: Path) -> list[str]:
-    texts = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise StorageError(f"{path} lacks tokenizer.ggml.{name}; name a tokenizer.json instead")
-    return texts

@@ -1,12 +1,12 @@
-"""Published models as pools: `hf:FOLDER` and `gguf:FILE`.
+"""Published models as pools: `hf:FOLDER`.
 
 The model's own layers are the first candidate of each position; their weights are read when a layer is first needed.
-Nothing of a folder or file is run.
+Nothing of a folder is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,20 +22,18 @@ from l2l_nas.pretrained.compared import Uncompared, compare_logits, compare_toke
 from l2l_nas.pretrained.families import Family, TensorSource
 from l2l_nas.pretrained.folder import Folder
 from l2l_nas.pretrained.found import FoundModel, found_model
-from l2l_nas.pretrained.gguf import GGUF
 from l2l_nas.pretrained.gguf_out import GGUFModel
 from l2l_nas.pretrained.gguf_tokenizer import add_tokenizer
 from l2l_nas.pretrained.model_card import LICENCES, model_card
-from l2l_nas.pretrained.tensors import Published
 from l2l_nas.relay.interface import Batch
 from l2l_nas.space.candidate import Candidate, FirstWeights, Position, skip
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.text.tokenizer import Tokenizer
-from l2l_nas.training.export import first_module, plain_module
+from l2l_nas.training.export import first_module
 from l2l_nas.training.formats import Call, ExportError, ExportSource, module_call
 from l2l_nas.training.published_format import HuggingFaceFiles
 
-_KINDS: Mapping[str, Callable[[Path], Published]] = {"hf": Folder, "gguf": GGUF}
+_KIND = "hf:"
 _MULTIPLE = 8  # widths of smaller layers are multiples of it
 _NETWORKS = (FeedForward, MixtureOfExperts, ParallelBlock)
 _SUBLAYERS = (SelfAttention, LowRankMap, *_NETWORKS)
@@ -70,7 +68,7 @@ class PublishedPool(LayerPool):
 
     tokenizer: Tokenizer | None = None  # what its networks are trained with; None: the model's own
 
-    def __init__(self, positions: Sequence[Position], published: Published, family: Family, *, length: int) -> None:
+    def __init__(self, positions: Sequence[Position], published: Folder, family: Family, *, length: int) -> None:
         super().__init__(positions, inputs=family.inputs(length))
         self.published = published
         self.family = family
@@ -95,10 +93,11 @@ class PublishedPool(LayerPool):
         tokenizer = partial(add_tokenizer, files=self.beside, config=self._config)
         model.write(path, parameters, tokenizer, is_half=is_half)
 
-    def read_gguf(self, path: Path) -> Call:
+    def read_gguf(self, source: ExportSource, path: Path) -> Call:
         """See `training.published_format.Publishable`."""
-        pool = published_pool(f"gguf:{path}", skips=False)
-        return module_call(plain_module(pool, pool.original))
+        network = source.empty()
+        GGUFModel(self._chosen(source), length=self.family.length).read(path, dict(network.named_parameters()))
+        return module_call(network)
 
     def compare(self) -> str:
         """Compare the original with what `transformers` makes of its folder; returns what to tell of it.
@@ -106,8 +105,6 @@ class PublishedPool(LayerPool):
         Raises:
             StorageError: logits or tokens differ.
         """
-        if not isinstance(self.published, Folder):
-            return "not compared with transformers: a GGUF file"
         try:
             found = [compare_logits(self.published.path, self.family, self.published.config, self._logits)]
             if self.tokenizer is None:
@@ -147,18 +144,12 @@ class PublishedPool(LayerPool):
 
 def is_published(name: str) -> bool:
     """Whether a pool's name is that of a published model."""
-    return name.partition(":")[0] in _KINDS and ":" in name
+    return name.startswith(_KIND)
 
 
-def open_published(name: str) -> Published:
-    """The files of `hf:FOLDER` or `gguf:FILE`.
-
-    Raises:
-        SettingError: a package is missing.
-        StorageError: missing, damaged or of an unknown kind.
-    """
-    kind, _, location = name.partition(":")
-    return _KINDS[kind](Path(location).expanduser())
+def open_published(name: str) -> Folder:
+    """The files of `hf:FOLDER`. Raises StorageError: missing or damaged."""
+    return Folder(Path(name.removeprefix(_KIND)).expanduser())
 
 
 def published_pool(
@@ -177,7 +168,7 @@ def published_pool(
     """A published model's layers, and smaller ones beside them that `strategy=blockwise` teaches to stand in for them.
 
     Args:
-        name: `hf:FOLDER` or `gguf:FILE`.
+        name: `hf:FOLDER`.
         length: of sequences; the model's longest, at most 1,024, by default.
         skips: whether attention and feed-forward sub-layers may be left out.
         widths: of narrower feed-forward networks, as shares of the model's: the units that cost most to remove.
@@ -190,7 +181,6 @@ def published_pool(
         linear: ranks of linear maps in place of a whole sub-layer, as shares of the width of the model.
 
     Raises:
-        SettingError: a package is missing.
         StorageError: the files are missing, damaged, or not those of their config.
         SpaceError: an unknown family; a candidate that no layer can have.
     """
@@ -221,7 +211,7 @@ def published_pool(
     return PublishedPool(positions, published, family, length=chosen)
 
 
-def _read(published: Published, sources: Mapping[tuple[str, str], TensorSource], position: str, name: str) -> Tensor:
+def _read(published: Folder, sources: Mapping[tuple[str, str], TensorSource], position: str, name: str) -> Tensor:
     source = sources[position, name]
     return source.take(published.read(source.name))
 

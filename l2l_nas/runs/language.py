@@ -19,7 +19,7 @@ from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.build import build_relay, set_threads
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.locate import AUTO, CLASSIFY, begin_of, compare_published, is_text, tokenizer_of
+from l2l_nas.runs.locate import AUTO, begin_of, compare_published, is_text, tokenizer_of
 from l2l_nas.runs.mesh import NetworkRanks, refuse_undivided
 from l2l_nas.runs.ranks import compare
 from l2l_nas.runs.saved import LoadedRun, SavedRun, load_found, original_of
@@ -30,7 +30,6 @@ from l2l_nas.text.documents import read_text
 from l2l_nas.text.generate import Sampling, generate
 from l2l_nas.text.network import OfOneDocument, has_documents, length_of, refuse_foresight
 from l2l_nas.text.perplexity import perplexity_of, wikitext
-from l2l_nas.text.sentences import Sentences, sentences_of
 from l2l_nas.text.tokenizer import Tokenizer
 from l2l_nas.training.fit import score
 from l2l_nas.training.samples import Samples
@@ -83,7 +82,7 @@ def open_model(
 
     Args:
         run: the run's folder; empty for a published model.
-        pool: the pool again, if it is the user's own; of a published model, `hf:FOLDER` or `gguf:FILE`.
+        pool: the pool again, if it is the user's own; of a published model, `hf:FOLDER`.
         tokenizer: what it was trained with, as `load_tokenizer` takes it; empty: what the run's settings say, or the
             model's own.
         original: whether it is the network that the run began with; see `original_of`.
@@ -154,25 +153,6 @@ def evaluate_text(model: LanguageModel, task: str, file: Path, *, stride: int = 
     return found, len(samples)
 
 
-def evaluate_sentences(found: LoadedRun, file: Path) -> tuple[Score, int]:
-    """Measure a network that tells sentences apart on a further table; see `SentenceForm`.
-
-    Returns:
-        The figures, with their standard errors; and how many rows there were.
-
-    Raises:
-        SettingError: it was trained on something else.
-        DataError, StorageError: the table cannot be used.
-    """
-    train = found.problem.data.train
-    if not isinstance(train, Sentences):
-        raise SettingError(f"task={CLASSIFY} is of runs with data.objective={CLASSIFY}, which this one is not")
-    samples = sentences_of(file, train.form)
-    relay = relay_of(found)
-    task = found.problem.measured_task
-    return score(relay, found.architecture, samples, task=task, micro_batch=found.micro_batch), len(samples)
-
-
 def relay_of(model: LanguageModel | LoadedRun) -> Relay:
     """What runs a network whole: the relay of its settings."""
     relay = build_relay(model.server, model.relay, seed=0)
@@ -187,7 +167,7 @@ def check_task(task: str, file: Path, *, stride: int = 0) -> None:
         SettingError, DataError, StorageError: as `evaluate_text`.
     """
     if task not in TASKS:
-        raise SettingError(f"task: no task '{task}'{did_you_mean(task, (*TASKS, CLASSIFY))}")
+        raise SettingError(f"task: no task '{task}'{did_you_mean(task, TASKS)}")
     if task == "lambada" and stride:
         raise SettingError("stride is of a text's windows, which task=lambada has none of; leave it out")
     if task == "lambada":

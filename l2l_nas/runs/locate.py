@@ -23,18 +23,16 @@ from l2l_nas.space.pool import LayerPool
 from l2l_nas.text.data import PYDOC, TextForm, text_data
 from l2l_nas.text.documents import SUFFIXES, text_files
 from l2l_nas.text.samples import Masking
-from l2l_nas.text.sentences import SentenceForm, Sentences, is_table, sentence_data
 from l2l_nas.text.tokenizer import Tokenizer, load_tokenizer
 from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.data import Data, cluttered_digits, digits, from_npz, has_arrays
 from l2l_nas.training.folder import has_images
 from l2l_nas.training.problem import Problem
-from l2l_nas.training.task import BalancedClassification, Task, Tokens
+from l2l_nas.training.task import Task, Tokens
 
 _SOURCES = {"digits": digits, "cluttered_digits": cluttered_digits}
 
 AUTO = "auto"  # as data.tokenizer
-CLASSIFY = "classify"  # as data.objective
 _CLASSES = 10  # outputs of a built-in space, unless it is reported another number
 
 
@@ -116,20 +114,16 @@ def _sized_by_data(
 
 
 def _sized_by_text(pool: str, signature: inspect.Signature, conf: dict[str, Any]) -> tuple[Data, Task, dict[str, Any]]:
-    source, is_classified = conf["source"], conf.get("objective") == CLASSIFY
-    if is_classified and "classes" not in signature.parameters:
-        raise SettingError(f"data.objective={CLASSIFY} needs a space with an argument `classes`; {pool} has none")
-    if not (is_table(source) if is_classified else is_text(source)):
-        wanted = "text; write data=text, or data.source=FILE.txt"
-        if is_classified:
-            wanted = "table of sentences; write data.source=FILE.csv"
-        raise SettingError(f"{pool} is of language models, and data.source={source} is no {wanted}")
+    source = conf["source"]
+    if not is_text(source):
+        raise SettingError(
+            f"{pool} is of language models, and data.source={source} is no text; write data=text, or "
+            "data.source=FILE.txt"
+        )
     tokenizer = tokenizer_of(pool, str(conf.get("tokenizer", AUTO)))
     data = load_data(**{**conf, "tokenizer": tokenizer, "begin": begin_of(pool, tokenizer)})
     sizes: dict[str, Any] = {} if is_published(pool) else {"vocabulary": tokenizer.size}
     sizes["length"] = int(data.train.inputs_specs[0].shape[0])
-    if isinstance(data.train, Sentences):
-        return data, BalancedClassification(), {**sizes, "classes": len(data.train.form.classes)}
     if "documents" in signature.parameters and len(data.train.inputs_specs) > 1:
         sizes["documents"] = True
     return data, Tokens(), sizes
@@ -229,7 +223,7 @@ def load_data(
         DataError, StorageError: the file cannot be used.
     """
     fractions: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    if is_text(source) or (text.get("objective") == CLASSIFY and is_table(source)):
+    if is_text(source):
         _refuse_said({"size": (size, ()), "workers": (workers, 0)}, source, "a folder of images")
         return _load_text(source, fractions, text)
     defaults = asdict(DataConf())
@@ -272,19 +266,10 @@ def _load_text(source: str, fractions: Mapping[str, float], text: Mapping[str, A
         tokenizer = load_tokenizer("bytes" if tokenizer == AUTO else tokenizer)
     if conf.documents not in ("across", "apart"):
         raise SettingError(f"data.documents must be across or apart, got '{conf.documents}'")
-    validation, test = fractions["validation_fraction"], fractions["test_fraction"]
-    splits = conf.splits or (1 - validation - test, validation, test)
-    if conf.objective == CLASSIFY:
-        for name in ("documents", "masked", "predictions", "text_key"):
-            if getattr(conf, name) != getattr(DataConf(), name):
-                raise SettingError(f"data.{name} has no effect with data.objective={CLASSIFY}; leave it out")
-        return sentence_data(source, SentenceForm(tokenizer, conf.length, conf.columns), splits)
-    if conf.columns:
-        raise SettingError(f"data.columns is of data.objective={CLASSIFY}; leave it out, or add that")
     form = TextForm(
         length=conf.length,
         objective=conf.objective,
-        splits=splits,
+        **fractions,
         is_apart=conf.documents == "apart",
         masking=Masking(conf.masked, conf.predictions or None),
         text_key=conf.text_key,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from l2l_nas.text.documents import text_files
 from l2l_nas.text.samples import Masked, Masking, Packed, TokenSpan
 from l2l_nas.text.token_file import TokenFile, cache_folder, cached, token_file
 from l2l_nas.text.tokenizer import Tokenizer
-from l2l_nas.training.cut import shares_of
+from l2l_nas.training.cut import check_fractions
 from l2l_nas.training.data import Data
 from l2l_nas.training.samples import Samples
 
 PYDOC = "pydoc"
 OBJECTIVES = ("causal", "masked")
-_PARTS = ("training", "validation", "test")
+_SHARES = "data.validation_fraction, data.test_fraction"
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class TextForm:
     length: int = 128  # tokens of a sequence
     # "causal": each token is guessed from those before it; "masked": some words from all others
     objective: str = "causal"
-    # shares of the documents in training, validation and test, in the order of the files, such as `(949, 50, 1)`.
-    # Where there is one document, its text is cut in these shares.
-    splits: Sequence[float] = (90, 5, 5)
+    # shares of the documents, in the order of the files. Where there is one document, its text is cut in these shares.
+    validation_fraction: float = 0.05
+    test_fraction: float = 0.05
     is_apart: bool = False  # whether attention stays within documents; see `Packed`
     begin: int | None = None  # the token that each sequence of "causal" begins with; None: none
     masking: Masking = field(default_factory=Masking)  # of "masked"
@@ -42,12 +42,17 @@ class TextForm:
         if self.length < 1:
             raise SettingError(f"data.length must be at least 1, got {self.length}")
         if self.objective not in OBJECTIVES:
-            raise SettingError(
-                f"data.objective: no '{self.objective}'{did_you_mean(self.objective, (*OBJECTIVES, 'classify'))}"
-            )
-        shares_of(self.splits)
+            raise SettingError(f"data.objective: no '{self.objective}'{did_you_mean(self.objective, OBJECTIVES)}")
+        check_fractions(self.validation_fraction, self.test_fraction)
         if self.is_apart and self.objective == "masked":
             raise SettingError("data.documents=apart is of data.objective=causal; leave it out")
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the parts, in their order; a test part without a share is missing."""
+        validation, test = self.validation_fraction, self.test_fraction
+        shares = {"training": 1 - validation - test, "validation": validation, "test": test}
+        return {name: share for name, share in shares.items() if share}
 
 
 def text_data(source: str, tokenizer: Tokenizer, form: TextForm | None = None, *, cache: str = "") -> Data:
@@ -60,7 +65,7 @@ def text_data(source: str, tokenizer: Tokenizer, form: TextForm | None = None, *
     Raises:
         SettingError: no such source.
         StorageError: a file that cannot be read or written.
-        DataError: text that is none, too few documents or too little text for the splits.
+        DataError: text that is none, too few documents or too little text for the parts.
     """
     form = form or TextForm()
     folder = cache_folder(cache)
@@ -74,7 +79,7 @@ def text_data(source: str, tokenizer: Tokenizer, form: TextForm | None = None, *
             )
         file = token_file(paths, tokenizer, text_key=form.text_key, cache=folder)
     parts: dict[str, Samples] = {}
-    for name, span in spans(file, form.splits).items():
+    for name, span in spans(file, form.shares).items():
         if form.objective == "causal":
             parts[name] = Packed(span, form.length, is_apart=form.is_apart, begin=form.begin)
         else:
@@ -83,14 +88,13 @@ def text_data(source: str, tokenizer: Tokenizer, form: TextForm | None = None, *
             target = " and the target behind it" if form.objective == "causal" else ""
             raise DataError(
                 f"the {name} part has {len(span)} tokens, less than a sequence of {form.length}{target}; "
-                "give it a larger share (data.splits), more text, or shorter sequences (data.length)"
+                f"give it a larger share ({_SHARES}), more text, or shorter sequences (data.length)"
             )
     return Data(parts["training"], parts["validation"], parts.get("test"))
 
 
-def spans(file: TokenFile, splits: Sequence[float]) -> dict[str, TokenSpan]:
+def spans(file: TokenFile, shares: Mapping[str, float]) -> dict[str, TokenSpan]:
     """The parts of a token file, none of which shares a document with another; a DataError where there are too few."""
-    shares = {name: share for name, share in zip(_PARTS, shares_of(splits), strict=False) if share}
     count = len(file.documents) - 1
     ends = np.cumsum(list(shares.values())) / sum(shares.values())
     if count == 1:
@@ -100,8 +104,8 @@ def spans(file: TokenFile, splits: Sequence[float]) -> dict[str, TokenSpan]:
         for name, first, last in ((n, *pair) for n, pair in zip(shares, itertools.pairwise(chosen), strict=True)):
             if first == last:
                 raise DataError(
-                    f"{count} documents in shares of {list(splits)} leave none for the {name} part; give it a larger "
-                    "share: data.splits"
+                    f"{count} documents, of which {shares[name]:.3g} are for the {name} part, leave it none; give it a "
+                    f"larger share: {_SHARES}"
                 )
         bounds = [int(file.documents[one]) for one in chosen]
     return {name: TokenSpan(file, *pair) for name, pair in zip(shares, itertools.pairwise(bounds), strict=True)}

@@ -130,8 +130,8 @@ class Library(Tokenizer):
 
     Args:
         tokenizer: a `tokenizers.Tokenizer`.
-        end: text of the token that ends a document; None: the first known one that there is.
-        about: what is said of it in `tokenizer_config.json`.
+        about: what is said of it in `tokenizer_config.json`. Where that names no end of a document, it is the first
+            known one that there is.
         place: the file it is from, for errors.
 
     Raises:
@@ -143,13 +143,12 @@ class Library(Tokenizer):
         self,
         tokenizer: Any,
         *,
-        end: str | None = None,
         about: Mapping[str, Any] | None = None,
         place: Path | str = "the tokenizer",
     ) -> None:
         self._tokenizer, self._place, about = tokenizer, place, about or {}
         self._loses: dict[str, bool] = {}  # whether a character has no token
-        end = end or _text_of(about.get("eos_token"))
+        end = _text_of(about.get("eos_token"))
         with self._guarded:
             tokenizer.no_padding()
             tokenizer.no_truncation()
@@ -246,17 +245,10 @@ class Library(Tokenizer):
 
     @property
     def texts(self) -> Mapping[str, str]:
-        return texts_of(self._tokenizer, self._special)
-
-
-def texts_of(made: Any, special: Mapping[str, int | None]) -> dict[str, str]:
-    """The files of a `tokenizers.Tokenizer`, as `transformers` loads them.
-
-    `special` are numbers of special tokens by what `transformers` calls them: "bos", "eos", "pad".
-    """
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    about |= {f"{name}_token": made.id_to_token(number) for name, number in special.items() if number is not None}
-    return {"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps(about, indent=2)}
+        made, special = self._tokenizer, self._special
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        about |= {f"{name}_token": made.id_to_token(number) for name, number in special.items() if number is not None}
+        return {"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps(about, indent=2)}
 
 
 def load_tokenizer(name: str) -> Tokenizer:

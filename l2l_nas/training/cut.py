@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,20 +10,19 @@ from l2l_nas.arguments import check_number
 from l2l_nas.errors import DataError, SettingError
 
 
-def shares_of(splits: Sequence[float]) -> list[float]:
-    """Shares of training, validation and maybe test, in their ratio; their sum is finite.
-
-    Raises:
-        SettingError: not two or three numbers, such as `(949, 50, 1)`.
-    """
-    shares = list(splits)
-    is_share = all(isinstance(share, int | float) and 0 <= share < math.inf for share in shares)
-    if not 2 <= len(shares) <= 3 or not is_share or not shares[0] or not shares[1]:
+def check_fractions(validation_fraction: float, test_fraction: float) -> None:
+    """Refuse shares of a validation and a test part out of range, or that leave nothing to train on: a SettingError."""
+    check_number("validation_fraction", validation_fraction)
+    check_number("test_fraction", test_fraction)
+    if not 0 < validation_fraction < 1:
+        raise SettingError(f"validation_fraction must lie between 0 and 1, got {validation_fraction}")
+    if not 0 <= test_fraction < 1:
+        raise SettingError(f"test_fraction must lie between 0 and 1, got {test_fraction}; 0: no test part")
+    if not validation_fraction + test_fraction < 1:
         raise SettingError(
-            f"data.splits are shares of training, validation and test, such as [949,50,1], got {shares}; the "
-            "first two are above 0"
+            f"validation_fraction {validation_fraction} and test_fraction {test_fraction} leave no samples to "
+            "train on; together they must be below 1"
         )
-    return shares if sum(shares) < math.inf else [share / max(shares) for share in shares]
 
 
 def cut(
@@ -41,17 +39,7 @@ def cut(
         SettingError: a fraction out of range, or fractions that leave nothing to train on.
         DataError: there are too few samples.
     """
-    check_number("validation_fraction", validation_fraction)
-    check_number("test_fraction", test_fraction)
-    if not 0 < validation_fraction < 1:
-        raise SettingError(f"validation_fraction must lie between 0 and 1, got {validation_fraction}")
-    if not 0 <= test_fraction < 1:
-        raise SettingError(f"test_fraction must lie between 0 and 1, got {test_fraction}; 0: no test part")
-    if not validation_fraction + test_fraction < 1:
-        raise SettingError(
-            f"validation_fraction {validation_fraction} and test_fraction {test_fraction} leave no samples to "
-            "train on; together they must be below 1"
-        )
+    check_fractions(validation_fraction, test_fraction)
     rest, parts = np.arange(count), []
     for fraction in (test_fraction, validation_fraction):
         chosen = rest[:0]

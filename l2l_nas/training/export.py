@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from l2l_nas.arguments import check_kind
-from l2l_nas.eps.optimizers.rules import SGD
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.state import first_weights
 from l2l_nas.errors import L2LError, SettingError, StorageError, did_you_mean
@@ -43,7 +42,7 @@ from l2l_nas.space.build import put_parameter
 from l2l_nas.space.elastic import cut_out
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.values import Flow, as_tuple
-from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches, learned, score
+from l2l_nas.training.fit import chunk_size, chunks, in_micro_batches, learned
 from l2l_nas.training.formats import (
     Call,
     ExportError,
@@ -58,7 +57,6 @@ from l2l_nas.training.formats import (
 from l2l_nas.training.problem import Problem
 from l2l_nas.training.published_format import GGUFFile, HalfGGUFFile, HuggingFace
 from l2l_nas.training.samples import groups_of, own_generators
-from l2l_nas.training.score import Score
 from l2l_nas.training.source_format import SourceCode
 from l2l_nas.training.tally import Tally
 
@@ -199,9 +197,8 @@ def export_network(
         micro_batch: samples at a time, as the reported metrics were measured.
         formats: keys of `FORMATS`.
         about: more to write into `export.json`, such as what was reported. A model's card tells of it: "data" with its
-            "source" and how many "samples" each part has; "steps" of training; metrics of the "test" part; the
-            "standard_error" of both parts; and what was "evaluated", each with "task", "file", "stride", "values" and
-            "errors", and an "original" with the last two.
+            "source" and how many "samples" each part has; "steps" of training; and "figures", by what was measured, of
+            the "network" and of the "original", each with "values" and "errors".
 
     Raises:
         SettingError: no such format, or a package it needs is missing.
@@ -228,8 +225,6 @@ def export_network(
         server.pool,
         architecture,
         empty,
-        values=module.values,
-        original=partial(_of_original, server, problem, micro_batch),
         about=about or {},
     )
     for name in dict.fromkeys(formats):
@@ -243,13 +238,6 @@ def export_network(
     if len(export.formats) > 1:
         place.write_manifest(export, {"micro_batch": micro_batch, **(about or {})})
     return export
-
-
-def _of_original(server: ParamServer, problem: Problem, micro_batch: int) -> Score:
-    """Metrics of the first candidates with their first weights."""
-    first = ParamServer(server.whole_pool, optimizer=SGD(momentum=0.0), seed=server.seed)
-    relay, split = Relay(first, device="cpu"), problem.data.validation
-    return score(relay, server.whole_pool.original, split, task=problem.task, micro_batch=micro_batch)
 
 
 @dataclass(frozen=True)

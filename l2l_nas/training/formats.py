@@ -11,7 +11,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.values import as_tuple
-from l2l_nas.training.score import Score
 
 Call = Callable[[Batch], Batch]
 ROUNDED = 1e-4  # of the largest output: what other kernels may differ by, after sums of many terms
@@ -45,8 +44,6 @@ class ExportSource:
     pool: LayerPool
     architecture: Architecture
     empty: Callable[[], nn.Module]  # builds the network anew, with other weights
-    values: Mapping[str, float] = field(default_factory=dict)  # metrics of the validation data
-    original: Callable[[], Score] = partial(Score, {})  # measures those of the first candidates, with first weights
     about: Mapping[str, Any] = field(default_factory=dict)  # what is known of its run
 
     @cached_property

@@ -36,8 +36,8 @@ class Publishable(Protocol):
     def write_gguf(self, source: ExportSource, path: Path, *, is_half: bool) -> None:
         """Write a network as GGUF. Raises ExportError: llama.cpp has no such model."""
 
-    def read_gguf(self, path: Path) -> Call:
-        """What a file holds, as a function; see `Format.read`."""
+    def read_gguf(self, source: ExportSource, path: Path) -> Call:
+        """The network with what a file holds, as a function; see `Format.read`."""
 
 
 class HuggingFaceFiles(Protocol):
@@ -108,7 +108,7 @@ class GGUFFile(Format):
         _published(source).write_gguf(source, path, is_half=self.is_half)
 
     def read(self, path: Path, source: ExportSource) -> Call:
-        return _published(source).read_gguf(path)
+        return _published(source).read_gguf(source, path)
 
 
 class HalfGGUFFile(GGUFFile):
@@ -121,7 +121,5 @@ class HalfGGUFFile(GGUFFile):
 
 def _published(source: ExportSource) -> Publishable:
     if not isinstance(source.pool, Publishable):
-        raise ExportError(
-            "the pool is not of a published model (space.pool=hf:FOLDER or gguf:FILE); export the network as source"
-        )
+        raise ExportError("the pool is not of a published model (space.pool=hf:FOLDER); export the network as source")
     return source.pool

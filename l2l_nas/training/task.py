@@ -202,34 +202,6 @@ class _SingleTargets(SampleMetrics, Classification):
         return torch.stack([part.double() for part in parts], dim=1)
 
 
-class BalancedClassification(Classification):
-    """Classification measured by figures that rare classes count in, too: macro F1, and Matthews' correlation.
-
-    Source of the latter for more than two classes: Gorodkin, Comparing two K-category assignments, 2004.
-    """
-
-    metrics: Mapping[str, bool] = {"accuracy": True, "f1": True, "matthews": True, "loss": False}
-
-    @fitted
-    def totals(self, outputs: Batch, targets: Tensor) -> dict[str, Tensor]:
-        """Those of `Classification`, and how often which class was taken for which: int64 [classes, classes]."""
-        classes, counts = outputs[0].shape[-1], targets != IGNORED
-        pairs = targets[counts] * classes + outputs[0][counts].argmax(dim=-1)
-        taken = torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
-        return {**super().totals(outputs, targets), "taken": taken}
-
-    def finish(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
-        """Fractions, and mean cross entropy (nats). F1 is the mean over classes that there are."""
-        taken = totals["taken"].double()
-        hits, true, found = taken.diagonal(), taken.sum(dim=1), taken.sum(dim=0)
-        there = true + found > 0
-        f1 = (2 * hits[there] / (true + found)[there]).mean()
-        whole = taken.sum()
-        spread = ((whole**2 - true @ true) * (whole**2 - found @ found)).sqrt()
-        matthews = (hits.sum() * whole - true @ found) / spread if spread else torch.zeros(())
-        return {**super().finish(totals), "f1": float(f1), "matthews": float(matthews)}
-
-
 def _is_ours(task: SummedMetrics) -> bool:
     """Whether nothing that is measured is of a subclass of somebody else's, who may measure anything."""
     methods = (getattr(type(task), name, None) for name in ("loss", "totals", "finish"))

@@ -51,7 +51,7 @@ def test_every_benchmark_says_what_it_does_and_what_it_can_be_told(name):
         (["images", "none.npz", "none.xz"], "none.npz: no such file"),
         (["search_quality", "--seeds", "0,b"], "argument --seeds: invalid numbers value: '0,b'"),
         (["data", "images"], "images needs --records"),
-        (["pruning", "run", "--model", "gguf:x"], "run needs --corpus"),
+        (["pruning", "run", "--model", "hf:x"], "run needs --corpus"),
         (["kills", "--scenario", "report and run"], "argument --scenario: invalid choice"),
         (["mutations", "--only", "7"], "argument --only: write file:NUMBER or input:NUMBER, got '7'"),
     ],

@@ -129,8 +129,8 @@ def test_experiments_that_come_with_the_program_are_searches(capsys):
     assert set(choices("experiment")) == {"quick", "smaller"}
     config = shown(capsys, "experiment=quick")
     assert (config["space"]["pool"], config["search"]["trials"]) == ("digits_conv", 8)
-    config = shown(capsys, "experiment=smaller", "space.pool=gguf:model.gguf", "strategy.sizes=[0.3]")
-    assert (config["space"]["pool"], config["strategy"]["name"]) == ("gguf:model.gguf", "blockwise")
+    config = shown(capsys, "experiment=smaller", "space.pool=hf:model", "strategy.sizes=[0.3]")
+    assert (config["space"]["pool"], config["strategy"]["name"]) == ("hf:model", "blockwise")
     assert (config["strategy"]["sizes"], config["objectives"]["names"]) == ([0.3], ["loss", "parameters"])
     config = shown(capsys, "experiment=quick", "search.trials=5", "space=digits_shared")
     assert (config["space"]["pool"], config["search"]["trials"]) == ("digits_shared", 5)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from l2l_nas.__main__ import main
-
 SPACE = (
     "space=gpt2",
     "space.args.hidden=16",
@@ -40,40 +38,29 @@ def texts(tmp_path, monkeypatch) -> Path:
         ("data.source=latin.txt", "latin.txt, byte 3: no UTF-8"),
         ("data.source=torn.jsonl", "torn.jsonl, line 2: no JSON"),
         ("data.source=other.jsonl", "line 1: no text at 'text' (it has body); name the key: data.text_key=KEY"),
-        ("data.source=three.jsonl data.splits=[949,50,1]", "leave none for the validation part"),
+        ("data.source=three.jsonl", "of which 0.05 are for the validation part, leave it none; give it a larger share"),
         ("data.source=short.txt", "less than a sequence of 16"),
         ("data.source=nowhere.txt", "there is no file nowhere.txt"),
-        ("data.splits=[1,2,3,4]", "data.splits are shares of training, validation and test"),
+        ("data.validation_fraction=0", "validation_fraction must lie between 0 and 1, got 0"),
+        ("data.splits=[949,50,1]", "no setting 'data.splits'"),
         ("data.objective=maskd", "data.objective: no 'maskd'; did you mean 'masked'?"),
         ("data.documents=near", "data.documents must be across or apart, got 'near'"),
         ("data.tokenizer=nowhere", "data.tokenizer: there is no file or folder nowhere"),
         ("data.masked=1.5 data.objective=masked", "data.masked must lie between 0 and 1, got 1.5"),
-        ("data.objective=classify data.source=sorts.csv", "needs a space with an argument `classes`; gpt2 has none"),
-        (
-            "space=bert data.objective=classify",
-            "data.source=pydoc is no table of sentences; write data.source=FILE.csv",
-        ),
-        ("space=bert data.objective=classify data.source=sorts.csv data.masked=0.2", "data.masked has no effect with"),
         ("space=bert data.objective=causal", "bert sees the tokens that data.objective=causal has it guess; write"),
         ("data.objective=masked", "gpt2 sees no tokens behind one that data.objective=masked has it guess"),
         ("data.cache=short.txt/a", "name another folder for token files: data.cache=FOLDER"),
-        ("data.columns=[text,label]", "data.columns is of data.objective=classify; leave it out, or add that"),
-        (
-            "space=bert data.objective=classify data.source=sorts.csv data.columns=[a,b]",
-            "no column 'a'; it has text, label",
-        ),
         ("data.source=sorts.csv", "data.source=sorts.csv is no text"),
         ("data.size=[8,8]", "data.size is of a folder of images, which data.source=pydoc is not"),
         ("data=digits", "is of language models, and data.source=digits is no text; write data=text"),
         ("space.args.length=32", "say data.length alone"),
         ("space.pool=hf:nowhere", "there is no folder nowhere"),
         ("space.pool=hf:model", "model has no config.json"),
-        ("space.pool=gguf:short.txt", "damaged, not a GGUF file"),
     ],
 )
 def test_it_is_one_line_and_nothing_is_written(texts, refused, words, says):
     given = words.split()
-    keep = () if "hf:" in words or "gguf:" in words else SPACE[:-1]
+    keep = () if "hf:" in words else SPACE[:-1]
     more = ("data=text",) if not keep else ()
     assert says in refused("search", *keep, *more, SPACE[-1], "data.cache=cache", *given)
     assert not Path("run").exists()
@@ -83,28 +70,3 @@ def test_a_source_of_images_takes_no_settings_of_text(texts, refused):
     assert "data.length is of text, which data.source=digits is not" in refused(
         "search", "data=digits", "data.length=64", "folder=run"
     )
-
-
-@pytest.mark.slow
-def test_sentences_are_searched_trained_and_measured(texts, refused, capsys):
-    words = ["data=text", "data.objective=classify", "data.source=sorts.csv", "data.length=16", "space=bert"]
-    small = ["space.args.hidden=16", "space.args.depth=1", "space.args.heads=2"]
-    more = ["search.trials=2", "search.steps_per_trial=2", "search.finalists=1", "search.finalist_steps=30"]
-    assert main(["search", *words, *small, *more, "objectives.names=[matthews]", "folder=run"]) == 0
-    (texts / "further.csv").write_text("text,label\nothers,no\nsome words,yes\nothers,no\n")
-    capsys.readouterr()
-    assert main(["evaluate", "run=run", "task=classify", "file=further.csv"]) == 0
-    said = capsys.readouterr().out
-    assert "classify accuracy            1.0000" in said
-    assert "3 rows of further.csv" in said
-    assert "further.csv, row 1: class 'perhaps'" in refused_of(texts, refused, "text,label\na,perhaps\n")
-    assert "line 2: 1 values" in refused_of(texts, refused, "text,label\na\n")
-    assert "stride has no effect with task=classify" in refused(
-        "evaluate", "run=run", "task=classify", "file=a", "stride=2"
-    )
-    assert main(["train", *words, *small, "architecture=original", "train.steps=4", "folder=alone"]) == 0
-
-
-def refused_of(folder, refused, content):
-    (folder / "further.csv").write_text(content)
-    return refused("evaluate", "run=run", "task=classify", "file=further.csv")

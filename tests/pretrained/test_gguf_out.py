@@ -1,20 +1,23 @@
-"""A found network goes out as a GGUF file: what is read from it gives the same logits; the rest is refused."""
+"""A found network goes out as a GGUF file, from which llama.cpp's steps give the same logits; the rest is refused."""
 
 from __future__ import annotations
+
+import json
+import re
 
 import pytest
 import torch
 import transformers as hf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from l2l_nas import AdamW, Data, ParamServer, Problem, Tokens, plain_module
-from l2l_nas.errors import StorageError
-from l2l_nas.pretrained.gguf import GGUF
-from l2l_nas.pretrained.gguf_header import read_header
 from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.training.export import export_network
-from tests.pretrained.test_families import LLAMA, MODELS, TOKENS, published
+from l2l_nas.training.published_format import GGUFFile
+from tests.pretrained.gguf_file import logits_of, metadata_of
+from tests.pretrained.test_families import LLAMA, MODELS, TOKENS
 from tests.pretrained.test_found import exported
-from tests.pretrained.test_gguf import write
+from tests.test_readme import PAGES
 
 ORIGINAL = ["original"] * 6
 ALIKE = {
@@ -43,7 +46,11 @@ OTHERS = {  # and heads, heads of keys, and units of each block
 def written(tmp_path, name, choices, formats=("gguf",)):
     export, expected = exported(tmp_path / "model", name, choices, tmp_path / "out", [*formats])
     assert not export.refused
-    return export, expected, read_header(tmp_path / "out" / "model.gguf").metadata
+    return export, expected, metadata_of(tmp_path / "out" / "model.gguf")
+
+
+def assert_computes(path, expected):
+    torch.testing.assert_close(logits_of(path, TOKENS), expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama, tied", "llama, biased"])
@@ -54,8 +61,7 @@ def test_blocks_that_are_alike_are_a_llama(tmp_path, name, how):
     export, expected, about = written(tmp_path, name, ALIKE[how])
     assert about["general.architecture"] == "llama"
     assert export.formats["gguf"].difference == 0
-    pool = published_pool(f"gguf:{tmp_path / 'out' / 'model.gguf'}", length=17)
-    assert torch.equal(plain_module(pool, pool.original)(TOKENS), expected)
+    assert_computes(tmp_path / "out" / "model.gguf", expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama, tied"])
@@ -68,16 +74,12 @@ def test_blocks_that_are_not_have_their_numbers_as_arrays(tmp_path, name, how):
     assert about["deci.attention.head_count_kv"] == shared
     assert about["deci.feed_forward_length"] == widths
     assert export.formats["gguf"].difference == 0
-    pool = published_pool(f"gguf:{tmp_path / 'out' / 'model.gguf'}", length=17)
-    assert torch.equal(plain_module(pool, pool.original)(TOKENS), expected)
-    assert pool.published.fingerprint
+    assert_computes(tmp_path / "out" / "model.gguf", expected)
 
 
-def test_a_file_of_other_blocks_is_a_pool_and_goes_out_again(tmp_path):
-    _, expected, _ = written(tmp_path, "llama, tied", OTHERS["several"][0])
-    pool = published_pool(f"gguf:{tmp_path / 'out' / 'model.gguf'}", length=17)
-    inner = ["attention_0", "feedforward_0", "attention_1", "feedforward_1", "feedforward_2"]
-    assert [place.name for place in pool.positions] == ["embedding", *inner, "norm", "head"]
+def test_a_folder_with_its_own_code_goes_out_again(tmp_path):
+    _, expected, about = written(tmp_path, "llama, tied", OTHERS["several"][0], ("gguf", "hugging_face"))
+    pool = published_pool(f"hf:{tmp_path / 'out'}", length=17)
     server = ParamServer(pool, optimizer=AdamW(), seed=0)
     tokens = TOKENS.repeat(6, 1)
     problem = Problem(pool, Data.from_arrays(tokens, tokens), Tokens())
@@ -85,39 +87,66 @@ def test_a_file_of_other_blocks_is_a_pool_and_goes_out_again(tmp_path):
     export = export_network(server, pool.original, tmp_path / "2", problem=problem, micro_batch=3, formats=formats)
     assert not export.refused
     assert ": the model that it was found in has its own code." in (tmp_path / "2" / "README.md").read_text()
-    for name in (f"gguf:{tmp_path / '2' / 'model.gguf'}", f"hf:{tmp_path / '2'}"):
-        again = published_pool(name, length=17)
-        assert torch.equal(plain_module(again, again.original)(TOKENS), expected)
+    again = published_pool(f"hf:{tmp_path / '2'}", length=17)
+    assert torch.equal(plain_module(again, again.original)(TOKENS), expected)
+    assert_computes(tmp_path / "2" / "model.gguf", expected)
+    assert metadata_of(tmp_path / "2" / "model.gguf") == about
+
+
+def test_numbers_that_were_not_written_are_noticed(tmp_path, monkeypatch):
+    def write(how, source, path):
+        source.network[2].out.weight.data[0, 0] += 1
+        before(how, source, path)
+        source.network[2].out.weight.data[0, 0] -= 1
+
+    before = GGUFFile.write
+    monkeypatch.setattr(GGUFFile, "write", write)
+    export, _ = exported(tmp_path / "model", "llama", OTHERS["several"][0], tmp_path / "out", ["gguf"])
+    assert "its outputs differ from the relay's" in str(export.refused["gguf"])
+
+
+TEXTS = ["<|end|>", *"abcdefghij0123456789", "\u0120", "ab", "\u0120a", "\u0120ab"]
+MERGES = ["a b", "\u0120 a", "\u0120 ab"]
+
+
+def save_tokenizer(folder):
+    pairs = [tuple(one.split()) for one in MERGES]
+    made = Tokenizer(models.BPE(vocab={text: number for number, text in enumerate(TEXTS)}, merges=pairs))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|end|>"])
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
 
 
 def test_its_tokenizer_goes_along(tmp_path):
-    letters = [*"abcdefghij0123456789", "\u0120"]
-    tokens = ["<|end|>", *letters, "ab", "\u0120a", "\u0120ab"]
-    model = published("llama")
-    write(tmp_path / "model.gguf", model, tokens=tokens, merges=["a b", "\u0120 a", "\u0120 ab"], kinds=[3] + [1] * 24)
-    source = GGUF(tmp_path / "model.gguf")
-    files = {**source.beside, "chat_template.jinja": b"{{ messages }}"}
-    model.save_pretrained(tmp_path / "model")
-    for name, content in files.items():
-        (tmp_path / "model" / name).write_bytes(content)
+    save_tokenizer(tmp_path / "model")
     _, _, about = written(tmp_path, "llama", ORIGINAL)
-    names = ("tokens", "merges", "token_type", "model", "pre")
-    for name in names:
-        had = source.metadata[f"tokenizer.ggml.{name}"]
-        got = about[f"tokenizer.ggml.{name}"]
-        assert got[: len(had)] == had
-    assert len(about["tokenizer.ggml.tokens"]) == 61  # as many as the embedding has rows
-    assert set(about["tokenizer.ggml.token_type"][25:]) == {5}
+    own = {name.removeprefix("tokenizer.ggml."): value for name, value in about.items()}
+    assert (own["model"], own["pre"], own["merges"]) == ("gpt2", "smollm", MERGES)
+    assert own["tokens"][: len(TEXTS)] == TEXTS
+    assert len(own["tokens"]) == 61  # as many as the embedding has rows
+    assert own["token_type"] == [3] + [1] * 24 + [5] * 36
     assert about["tokenizer.chat_template"] == "{{ messages }}"
-    assert GGUF(tmp_path / "out" / "model.gguf").beside["chat_template.jinja"] == b"{{ messages }}"
-    assert about["tokenizer.ggml.add_bos_token"] is False
-    text = "ab abcd 12<|end|>a"
-    assert GGUF(tmp_path / "out" / "model.gguf").tokenizer().encode(text) == source.tokenizer().encode(text)
+    assert own["add_bos_token"] is False
+
+
+def test_transformers_makes_a_folder_of_a_file(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    _, expected, _ = written(tmp_path, "llama", ORIGINAL)
+    (tmp_path / "out" / "model.gguf").rename(tmp_path / "out" / "smollm2.gguf")
+    (tmp_path / "out").rename(tmp_path / "models")
+    (program,) = re.findall(r"```python\n([^`]*gguf_file[^`]*)```", PAGES["docs/tutorials/pretrained.md"])
+    exec(compile(program, "pretrained.md", "exec"), {})
+    pool = published_pool("hf:models/smollm2", length=17)
+    torch.testing.assert_close(plain_module(pool, pool.original)(TOKENS), expected, atol=2e-5, rtol=1e-5)
 
 
 def test_a_tokenizer_that_files_have_no_name_for_is_refused(tmp_path):
-    from tokenizers import Tokenizer, models
-
     (tmp_path / "model").mkdir()
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "model" / "tokenizer.json"))
     export, _ = exported(tmp_path / "model", "llama", ORIGINAL, tmp_path / "out", ["gguf"])
@@ -130,8 +159,7 @@ def test_matrices_may_be_float16(tmp_path):
     assert 0 < export.formats["gguf_f16"].difference < 1e-2
     small, large = (tmp_path / "out" / name for name in ("model-f16.gguf", "model.gguf"))
     assert small.stat().st_size < 0.6 * large.stat().st_size
-    pool = published_pool(f"gguf:{small}", length=17)
-    torch.testing.assert_close(plain_module(pool, pool.original)(TOKENS), expected, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(logits_of(small, TOKENS), expected, atol=1e-2, rtol=1e-2)
 
 
 def test_a_qwen_2_has_a_bias_but_at_the_end_of_attention(tmp_path, monkeypatch):
@@ -139,8 +167,7 @@ def test_a_qwen_2_has_a_bias_but_at_the_end_of_attention(tmp_path, monkeypatch):
     export, expected, about = written(tmp_path, "plain qwen2", ALIKE["a block less"])
     assert about["general.architecture"] == "llama"
     assert export.formats["gguf"].difference == 0
-    pool = published_pool(f"gguf:{tmp_path / 'out' / 'model.gguf'}", length=17)
-    assert torch.equal(plain_module(pool, pool.original)(TOKENS), expected)
+    assert_computes(tmp_path / "out" / "model.gguf", expected)
 
 
 REFUSED = {
@@ -162,21 +189,3 @@ def test_what_llama_has_not_is_refused_in_one_line(tmp_path, name):
     assert words in str(export.refused["gguf"])
     assert "\n" not in str(export.refused["gguf"])
     assert not (tmp_path / "out" / "model.gguf").exists()
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"feed_forward_length": [48, 32]}, "a whole number of each of 3 blocks"),
-        ({"attention.head_count": [4, 4, -1]}, "whole numbers from 0"),
-        ({"attention.head_count": [4, 4, 4]}, "4 heads and 0 of keys in block 2"),
-        ({"rope.dimension_count": 4}, "of which 4 turn"),
-        ({"block_count": 1 << 40}, "from 1 to 10000"),
-    ],
-)
-def test_numbers_of_blocks_that_do_not_fit_are_refused_in_one_line(tmp_path, changed, words):
-    written(tmp_path, "llama", OTHERS["several"][0])
-    model = GGUF(tmp_path / "out" / "model.gguf")
-    model.metadata.update({f"deci.{name}": value for name, value in changed.items()})
-    with pytest.raises(StorageError, match=words):
-        model._config_of_blocks()

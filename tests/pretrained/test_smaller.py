@@ -45,7 +45,7 @@ def test_the_tutorial_leads_from_a_folder_to_a_smaller_folder(tmp_path, monkeypa
         assert said in page
     assert page.index('id="blocks"') < page.index('id="finalists"')
     card = Path("smaller/README.md").read_text()
-    (row,) = re.findall(r"`held_out.txt`, text token_perplexity \| ([\d.]+) ± \S+ \| ([\d.]+) ± ", card)
+    (row,) = re.findall(r"text of `held_out.txt` \(\w+\) token_perplexity \| ([\d.]+) ± \S+ \| ([\d.]+) ± ", card)
     assert row[0] != row[1]
     assert Path("smaller/model.gguf").exists()
     (program,) = PYTHON

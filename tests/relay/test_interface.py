@@ -10,7 +10,7 @@ import torch
 
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.interface import as_samples, cut_sizes
-from l2l_nas.training.task import BalancedClassification, Tokens
+from l2l_nas.training.task import Classification, Tokens
 from tests.text.networks import WHOLE, pool_of, server_of
 from tests.training.test_lengths import EXECUTORS, PATHS, L, classifier, relay_of, sentences
 
@@ -58,7 +58,7 @@ def test_layers_that_are_made_for_one_length_are_given_no_other():
     inputs, targets = sentences().batch(torch.arange(6))
     with pytest.raises(SettingError, match="cuts: layers that are compiled or captured take one length"):
         relay.predict_population([PATHS[0]], inputs, micro_batch=6, cuts=[(6, 40)])
-    about = {"objective": BalancedClassification(), "micro_batch": 6, "lr": 0.1, "step": 0}
+    about = {"objective": Classification(), "micro_batch": 6, "lr": 0.1, "step": 0}
     with pytest.raises(SettingError, match="lengths: layers that are compiled or captured take one length"):
         relay.train_step(PATHS[0], inputs, targets, **about, lengths=[40])
 
@@ -79,6 +79,6 @@ def test_targets_of_places_are_refused_with_lengths(kind):
 def test_lengths_that_do_not_fit_are_refused(lengths, kind):
     executor = EXECUTORS[kind](relay_of(classifier()).server)
     inputs, targets = sentences().batch(torch.arange(6))
-    about = {"objective": BalancedClassification(), "micro_batch": 4, "lr": 0.1, "step": 0}
+    about = {"objective": Classification(), "micro_batch": 4, "lr": 0.1, "step": 0}
     with pytest.raises(DataError, match=f"lengths of 2 micro-batches are 1 to {L}"):
         executor.train_step(PATHS[0], inputs, targets, **about, lengths=lengths)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from l2l_nas import SGD, Candidate, Data, LayerPool, ParamServer, Position, Prob
 from l2l_nas.__main__ import main
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import write_json
-from l2l_nas.runs.evaluated import Measurement, evaluations_of, note_evaluation
+from l2l_nas.runs.evaluated import figures_of, note_evaluation
 from l2l_nas.runs.saved import LoadedRun, original_of
 from l2l_nas.runs.section_settings import RelayConf
 from l2l_nas.training.export import build_network
@@ -28,9 +27,9 @@ from tests.test_readme import PAGES
 
 PERPLEXITY = "token_perplexity"
 BEST = {"architecture": ["a"], "values": {"loss": 2.0}}
-WHOLE = {"network": "best", "of": BEST, "task": "text", "file": "a", "digest": "", "stride": 0, "tokenizer": ""}
-WHOLE |= {"values": {"p": 1.0}, "errors": {}}
-DAMAGED = [{**WHOLE, "values": {"p": "high"}}, {**WHOLE, "errors": []}, {**WHOLE, "file": 3}, {"task": "text"}, 3]
+WHOLE = {"of": BEST, "what": "text of `a` (0)", "values": {"p": 1.0}, "errors": {}}
+DAMAGED = [{**WHOLE, "values": 7}, {**WHOLE, "errors": []}, {**WHOLE, "what": 3}, {"what": "text"}, 3]
+NETWORK, ORIGINAL = "network", "original"
 
 
 def run_of(folder: Path, best: dict[str, object] = BEST) -> str:
@@ -39,72 +38,89 @@ def run_of(folder: Path, best: dict[str, object] = BEST) -> str:
     return str(folder)
 
 
-def test_the_last_figures_of_a_task_and_a_file_stay(tmp_path):
-    run = run_of(tmp_path / "run")
-    assert evaluations_of(run) == []
-    for file, value in [("x/a.txt", 3.0), ("b.txt", 4.0), ("y/a.txt", 2.5)]:
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(file)
-        note_evaluation(run, Measurement.of("text", tmp_path / file), Score({"p": value}, {"p": 0.5}))
-    assert [(one["task"], one["file"], one["values"]["p"]) for one in evaluations_of(run)] == [
-        ("text", "b.txt", 4.0),
-        ("text", "a.txt", 2.5),
-    ]
-    measured = Measurement.of("text", tmp_path / "b.txt")
-    assert measured.digest
-    assert replace(measured, digest="") == Measurement("text", "b.txt")
+def texts_of(run: str | Path, original: str = "") -> dict[str, dict[str, object]]:
+    """Values by text and network, of texts alone."""
+    result = json.loads((Path(run) / "result.json").read_text())
+    found = figures_of(str(run), result, original=original)
+    assert list(found)[:2] == ["validation", "test"]
+    return {
+        what.partition(" (")[0]: {network: one["values"] for network, one in pair.items()}
+        for what, pair in [*found.items()][2:]
+    }
 
 
-def test_figures_of_another_network_are_not_its_own(tmp_path):
+def note(run: str | Path, file: Path, value: float, *, task: str = "text", tokenizer: str = "", original: str = ""):
+    note_evaluation(str(run), task, file, Score({"p": value}, {"p": 0.5}), tokenizer=tokenizer, original=original)
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    return tmp_path / "a.txt"
+
+
+def test_parts_of_the_data_are_as_the_result_has_them(tmp_path):
+    errors = {"validation": {"loss": 0.5}, "test": None}
+    result = {"best": {**BEST, "test": {"loss": 3.0}, "standard_error": errors}}
+    assert figures_of(run_of(tmp_path / "run"), result, original="") == {
+        "validation": {NETWORK: {"values": {"loss": 2.0}, "errors": {"loss": 0.5}}},
+        "test": {NETWORK: {"values": {"loss": 3.0}, "errors": {}}},
+    }
+
+
+def test_the_last_figures_of_a_task_and_a_text_stay(tmp_path, text):
     run = run_of(tmp_path / "run")
-    note_evaluation(run, Measurement("text", "a.txt"), Score({"p": 3.0}))
+    assert texts_of(run) == {}
+    for task, value in (("text", 3.0), ("lambada", 4.0), ("text", 2.5)):
+        note(run, text, value, task=task)
+    assert texts_of(run) == {"lambada of `a.txt`": {NETWORK: {"p": 4.0}}, "text of `a.txt`": {NETWORK: {"p": 2.5}}}
+
+
+def test_figures_of_another_network_are_not_its_own(tmp_path, text):
+    run = run_of(tmp_path / "run")
+    note(run, text, 3.0)
     run_of(tmp_path / "run", {**BEST, "values": {"loss": 1.9}})
-    assert evaluations_of(run) == []
-    note_evaluation(run, Measurement("text", "b.txt"), Score({"p": 2.0}))
-    assert [one["file"] for one in evaluations_of(run)] == ["b.txt"]
+    assert texts_of(run) == {}
+    note(run, text, 2.0)
+    assert texts_of(run) == {"text of `a.txt`": {NETWORK: {"p": 2.0}}}
 
 
-def test_the_original_stands_beside_the_network_where_both_were_measured_alike(tmp_path):
-    run, what = run_of(tmp_path / "run"), Measurement("text", "a.txt", "digest", stride=8, tokenizer="t")
-    note_evaluation(run, what, Score({"p": 3.0}, {"p": 0.5}))
-    note_evaluation(run, what, Score({"p": 2.0}, {"p": 0.25}), original="pool")
-    (found,) = evaluations_of(run, original="pool")
-    assert (found["values"], found["errors"]) == ({"p": 3.0}, {"p": 0.5})
-    assert found["original"] == {"values": {"p": 2.0}, "errors": {"p": 0.25}}
-    assert evaluations_of(run, original="another")[0]["original"]["values"] == {}
-    note_evaluation(run, replace(what, digest="of another text"), Score({"p": 1.0}), original="pool")
-    assert [(one["values"], one["original"]["values"]) for one in evaluations_of(run, original="pool")] == [
-        ({"p": 3.0}, {}),
-        ({}, {"p": 1.0}),
-    ]
+@pytest.mark.parametrize("changed", ["text", "tokenizer", ""])
+def test_the_original_stands_beside_the_network_where_both_were_measured_alike(tmp_path, text, changed):
+    run = run_of(tmp_path / "run")
+    note(run, text, 3.0, tokenizer="t")
+    if changed == "text":
+        text.write_text("another")
+    note(run, text, 2.0, tokenizer="other" if changed == "tokenizer" else "t", original="pool")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    *_, last = figures_of(run, result, original="pool").values()
+    assert last[ORIGINAL]["values"] == {"p": 2.0}
+    assert (NETWORK in last) is not bool(changed)
+    assert ORIGINAL not in [*figures_of(run, result, original="another").values()][-1]
 
 
-def test_sizes_have_one_original(tmp_path):
+def test_sizes_have_one_original(tmp_path, text):
     run_of(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text("{}")
     one, two = (run_of(tmp_path / "run" / "sizes" / name) for name in ("0.2", "0.4"))
-    what = Measurement("text", "a.txt")
-    note_evaluation(one, what, Score({"p": 2.0}), original="pool")
-    note_evaluation(two, what, Score({"p": 3.0}))
-    for run, values in ((one, {}), (two, {"p": 3.0}), (str(tmp_path / "run"), {})):
-        (found,) = evaluations_of(run, original="pool")
-        assert (found["values"], found["original"]["values"]) == (values, {"p": 2.0})
+    note(one, text, 2.0, original="pool")
+    note(two, text, 3.0)
+    for run, own in ((one, {}), (two, {NETWORK: {"p": 3.0}}), (str(tmp_path / "run"), {})):
+        assert texts_of(run, "pool") == {"text of `a.txt`": {ORIGINAL: {"p": 2.0}, **own}}
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", '{"best": 1}', '{"evaluations": 3}', json.dumps({"evaluations": DAMAGED})]
-)
-def test_a_damaged_file_tells_nothing_and_is_written_anew(tmp_path, content):
+@pytest.mark.parametrize("content", ["{", "[]", '{"evaluations": 3}', json.dumps({"evaluations": DAMAGED})])
+def test_a_damaged_file_tells_nothing_and_is_written_anew(tmp_path, text, content):
     run = run_of(tmp_path / "run")
     (tmp_path / "run" / "evaluations.json").write_text(content)
-    assert evaluations_of(run) == []
-    note_evaluation(run, Measurement("text", "a.txt"), Score({"p": 3.0}))
-    assert len(evaluations_of(run)) == 1
+    assert texts_of(run) == {}
+    note(run, text, 3.0)
+    assert len(texts_of(run)) == 1
 
 
-def test_a_run_without_a_result_is_named(tmp_path):
+def test_a_run_without_a_result_is_named(tmp_path, text):
     with pytest.raises(StorageError, match=r"result\.json"):
-        note_evaluation(str(tmp_path), Measurement("text", "a.txt"), Score({"p": 3.0}))
+        note(tmp_path, text, 3.0)
 
 
 def found_in(positions, root) -> LoadedRun:
@@ -149,23 +165,21 @@ def test_the_card_tells_what_was_removed_measured_and_evaluated(tmp_path, monkey
     assert "license: mit" in card
     assert "# Theirs" not in card
     assert "| feedforward_0 | left out | 1,552 | 0 |" in card
-    assert "Data: `text.txt`" in card
-    assert "It was trained for 3 steps." in card
+    assert "Data: `text.txt`; samples: " in card
+    assert "; steps: 3." in card
     best = json.loads(Path("run/result.json").read_text())["best"]
     errors = best["standard_error"]
-    assert f"| {best['values']['loss']:.4g} ± {errors['validation']['loss']:.2g} |\n" in card
-    assert f"|  | {best['test']['loss']:.4g} ± {errors['test']['loss']:.2g} |\n" in card
+    assert f"| validation loss |  | {best['values']['loss']:.4g} ± {errors['validation']['loss']:.2g} |\n" in card
+    assert f"| test loss |  | {best['test']['loss']:.4g} ± {errors['test']['loss']:.2g} |\n" in card
     both = [json.loads(Path("run/evaluations.json").read_text())["evaluations"][index] for index in (1, 0)]
-    assert [one["network"] for one in both] == ["original", "best"]
     shown = [f"{one['values'][PERPLEXITY]:.4g} ± {one['errors'][PERPLEXITY]:.2g}" for one in both]
     assert shown[0] != shown[1]
-    assert f"| `text.txt`, text {PERPLEXITY} | {shown[0]} | {shown[1]} |\n" in card
+    assert f"| {both[0]['what']} {PERPLEXITY} | {shown[0]} | {shown[1]} |\n" in card
     # what `lm_eval --model hf` reads a folder by, with the arguments that the page shows
     (shown,) = re.findall(r"--model_args pretrained=EXPORT,(\w+)=True", PAGES["docs/tutorials/evaluate_text.md"])
     tokenizer = hf.AutoTokenizer.from_pretrained("carded", **{shown: True})
     model = hf.AutoModelForCausalLM.from_pretrained("carded", **{shown: True})
     written = model.generate(**tokenizer("A line", return_tensors="pt"), max_new_tokens=3, do_sample=False)
-    for pool in ("hf:carded", "gguf:carded/model.gguf"):
-        assert main(["generate", f"space.pool={pool}", "prompt=A line", "tokens=3", "temperature=0"]) == 0
-        text = capsys.readouterr().out.removesuffix("\n")
-        assert tokenizer(text).input_ids == [token for token in written[0].tolist() if token != 1]
+    assert main(["generate", "space.pool=hf:carded", "prompt=A line", "tokens=3", "temperature=0"]) == 0
+    text = capsys.readouterr().out.removesuffix("\n")
+    assert tokenizer(text).input_ids == [token for token in written[0].tolist() if token != 1]

@@ -116,7 +116,7 @@ SETUP = {"setup": ["touch /tmp/x"]}
     ("name", "value"),
     [
         ("executor", {"name": "submitit", "cluster": "local", "parameters": SETUP}),
-        ("data.splits", [SETUP]),
+        ("data.size", [SETUP]),
         ("search.costs", [[{"mine": "touch /tmp/x"}]]),
     ],
 )

@@ -139,7 +139,7 @@ BAD = {
     ("evaluate", "task=text", "file=nothing.txt"): "nothing.txt: no such file or folder: check the path",
     ("evaluate", "original=true"): "its pool has no original with weights",
     ("evaluate", "task=text", "file={wiki}", "original=true"): "its pool has no original with weights",
-    ("evaluate", "file=x"): "file is of a task on text; add task=wikitext, text, lambada or classify",
+    ("evaluate", "file=x"): "file is of a task on text; add task=wikitext, text or lambada",
     ("evaluate", "task=text", "file=x", "split=test"): "split is of the run's own data; leave it out with task=text",
     ("evaluate", "task=lambada", "file={cloze}", "stride=3"): "stride is of a text's windows, which task=lambada has",
     ("evaluate", "task=lambada", "file={wiki}"): "line 2: no JSON",

@@ -21,6 +21,8 @@ from tests.text.test_token_file import write_json
 
 TEXTS = ["".join(random.Random(n).choices("abc de", k=random.Random(-n).randint(1, 90))) for n in range(60)]
 
+SIXTHS = {"validation_fraction": 1 / 6, "test_fraction": 1 / 6}  # 10 documents of 60 each
+
 
 @pytest.fixture
 def source(tmp_path):
@@ -32,7 +34,7 @@ def data_of(source, tmp_path, tokenizer=None, **form):
 
 
 def test_packed_sequences_are_the_text_shifted_by_one(source, tmp_path):
-    data = data_of(source, tmp_path, length=16, splits=(40, 10, 10))
+    data = data_of(source, tmp_path, length=16, **SIXTHS)
     for part, texts in ((data.train, TEXTS[:40]), (data.validation, TEXTS[40:50]), (data.test, TEXTS[50:])):
         stream = [token for text in texts for token in [*text.encode(), 256]]
         rows = [stream[start : start + 17] for start in range(0, len(stream), 16)]
@@ -46,16 +48,22 @@ def test_packed_sequences_are_the_text_shifted_by_one(source, tmp_path):
 def test_sequences_of_a_document_are_a_group(tmp_path):
     """Documents of 40 tokens in sequences of 16: those that begin in one."""
     source = str(write_json(tmp_path / "a.jsonl", ["a" * 39] * 40))
-    data = data_of(source, tmp_path, length=16, splits=(20, 10, 10))
+    data = data_of(source, tmp_path, length=16, validation_fraction=0.25, test_fraction=0.25)
     first = int(data.validation.groups[0])
     assert (data.validation.groups - first).tolist() == [16 * row // 40 for row in range(len(data.validation))]
     assert num_groups(data.validation) == 10
-    one = data_of(str(write_json(tmp_path / "one.jsonl", ["a" * 900])), tmp_path, length=16, splits=(2, 1))
+    one = data_of(
+        str(write_json(tmp_path / "one.jsonl", ["a" * 900])),
+        tmp_path,
+        length=16,
+        validation_fraction=1 / 3,
+        test_fraction=0,
+    )
     assert num_groups(one.validation) == len(one.validation)  # a document alone: each sequence is one
 
 
 def test_sequences_that_begin_with_a_token_have_all_others_as_targets(source, tmp_path):
-    data = data_of(source, tmp_path, length=16, splits=(40, 10, 10), begin=7)
+    data = data_of(source, tmp_path, length=16, **SIXTHS, begin=7)
     for part, texts in ((data.train, TEXTS[:40]), (data.validation, TEXTS[40:50])):
         stream = [token for text in texts for token in [*text.encode(), 256]]
         rows = [stream[start : start + 16] for start in range(0, len(stream) - 15, 16)]
@@ -65,7 +73,7 @@ def test_sequences_that_begin_with_a_token_have_all_others_as_targets(source, tm
 
 
 def test_a_token_that_begins_a_sequence_is_of_the_document_behind_it(source, tmp_path):
-    data = data_of(source, tmp_path, length=16, splits=(40, 10, 10), begin=7, is_apart=True)
+    data = data_of(source, tmp_path, length=16, **SIXTHS, begin=7, is_apart=True)
     (inputs, documents), targets = data.validation.batch(torch.arange(len(data.validation)))
     stream = [(token, 40 + number) for number, text in enumerate(TEXTS[40:50]) for token in [*text.encode(), 256]]
     for row in range(len(inputs)):
@@ -78,7 +86,7 @@ def test_a_token_that_begins_a_sequence_is_of_the_document_behind_it(source, tmp
 
 
 def test_documents_apart_are_told_and_their_first_tokens_are_no_targets(source, tmp_path):
-    data = data_of(source, tmp_path, length=16, splits=(40, 10, 10), is_apart=True)
+    data = data_of(source, tmp_path, length=16, **SIXTHS, is_apart=True)
     (inputs, documents), targets = data.validation.batch(torch.arange(len(data.validation)))
     stream = [(token, 40 + number) for number, text in enumerate(TEXTS[40:50]) for token in [*text.encode(), 256]]
     for row in range(len(inputs)):
@@ -102,7 +110,13 @@ def test_masked_words_are_whole_few_enough_and_replaced_as_bert_s(tmp_path, most
     tokenizer = words_of(tmp_path)
     letters = [random.Random(n).choices("abcdefghij", k=random.Random(n).randint(1, 5)) for n in range(6000)]
     source = write_json(tmp_path / "a.jsonl", [" ".join("".join(word) for word in letters[n::60]) for n in range(60)])
-    form = {"length": 32, "objective": "masked", "masking": Masking(0.2, most), "splits": (50, 5, 5)}
+    form = {
+        "length": 32,
+        "objective": "masked",
+        "masking": Masking(0.2, most),
+        "validation_fraction": 1 / 12,
+        "test_fraction": 1 / 12,
+    }
     data = data_of(str(source), tmp_path, tokenizer, **form)
     stream = np.array(token_file([source], tokenizer, cache=tmp_path / "cache").tokens[: len(data.train) * 30])
     became: Counter[str] = Counter()
@@ -131,7 +145,7 @@ def test_masked_words_are_whole_few_enough_and_replaced_as_bert_s(tmp_path, most
 
 def test_of_words_that_are_all_too_long_the_first_tokens_of_one_are_asked_for(tmp_path):
     source = write_json(tmp_path / "a.jsonl", ["abcdefghij abcdefghij"] * 60)
-    form = {"length": 12, "objective": "masked", "masking": Masking(0.2, 1), "splits": (40, 10, 10)}
+    form = {"length": 12, "objective": "masked", "masking": Masking(0.2, 1), **SIXTHS}
     part = data_of(str(source), tmp_path, words_of(tmp_path), **form).train
     (tokens,), targets = part.batch(torch.arange(len(part)))
     assert ((targets >= 0).sum(dim=1) == 1).all()
@@ -141,7 +155,7 @@ def test_of_words_that_are_all_too_long_the_first_tokens_of_one_are_asked_for(tm
 
 
 def test_masks_follow_from_the_key_and_the_row_alone(tmp_path, source):
-    part = data_of(source, tmp_path, length=16, objective="masked", splits=(40, 10, 10)).train
+    part = data_of(source, tmp_path, length=16, objective="masked", **SIXTHS).train
     (one,), _ = part.batch(torch.tensor([3, 5]), key=(1, 2))
     (other,), _ = part.batch(torch.tensor([5, 3, 1]), key=(1, 2))
     (third,), _ = part.batch(torch.tensor([3, 5]), key=(1, 3))
@@ -152,7 +166,7 @@ def test_masks_follow_from_the_key_and_the_row_alone(tmp_path, source):
 
 
 def test_every_epoch_has_every_sequence_once_in_an_order_that_resumes(tmp_path, source):
-    part = data_of(source, tmp_path, length=16, splits=(40, 10, 10)).train
+    part = data_of(source, tmp_path, length=16, **SIXTHS).train
     batches, again = (Batches(part, batch_size=7, seed=5) for _ in range(2))
     steps = len(part) // 7
     for epoch in (0, 1):
@@ -169,17 +183,17 @@ def test_every_epoch_has_every_sequence_once_in_an_order_that_resumes(tmp_path, 
     [
         ({"length": 0}, "data.length must be at least 1, got 0"),
         ({"objective": "maskd"}, "data.objective: no 'maskd'; did you mean 'masked'"),
-        ({"splits": (1,)}, r"data.splits are shares of training, validation and test.* got \[1\]"),
-        ({"splits": (1, 0, 1)}, "the first two are above 0"),
-        ({"splits": (1, -1, 1)}, r"got \[1, -1, 1\]"),
-        ({"splits": (949, 50, 1)}, r"60 documents in shares of \[949, 50, 1\] leave none for the test part"),
-        ({"splits": (float("nan"), 1)}, r"got \[nan, 1\]"),
-        ({"splits": (1, float("inf"))}, r"got \[1, inf\]"),
+        ({"validation_fraction": 0}, "validation_fraction must lie between 0 and 1, got 0"),
+        ({"validation_fraction": 0.5, "test_fraction": 0.5}, "together they must be below 1"),
         (
-            {"length": 900, "splits": (40, 10, 10)},
+            {"test_fraction": 0.001},
+            "60 documents, of which 0.001 are for the test part, leave it none; give it",
+        ),
+        (
+            {"length": 900, **SIXTHS},
             "the validation part has .* tokens, less than a sequence of 900 and the target behind it; give",
         ),
-        ({"length": 900, "splits": (40, 10, 10), "objective": "masked"}, "less than a sequence of 900; give"),
+        ({"length": 900, **SIXTHS, "objective": "masked"}, "less than a sequence of 900; give"),
         ({"objective": "masked", "is_apart": True}, "data.documents=apart is of data.objective=causal"),
     ],
 )
@@ -193,4 +207,4 @@ def test_a_tokenizer_without_a_mask_is_refused(source, tmp_path):
     tokenizer = Bytes()
     tokenizer.mask = None
     with pytest.raises(L2LError, match="the tokenizer has no token that masks"):
-        data_of(source, tmp_path, tokenizer, objective="masked", splits=(40, 10, 10))
+        data_of(source, tmp_path, tokenizer, objective="masked", **SIXTHS)

@@ -19,7 +19,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from l2l_nas.errors import DataError, StorageError
 from l2l_nas.text import documents as documents_module
 from l2l_nas.text import token_file as token_file_module
-from l2l_nas.text.data import spans
+from l2l_nas.text.data import TextForm, spans
 from l2l_nas.text.documents import read_documents, text_files
 from l2l_nas.text.token_file import build, joined, token_file
 from l2l_nas.text.tokenizer import Bytes, Library, load_tokenizer
@@ -289,7 +289,7 @@ def test_no_document_is_in_two_parts(tmp_path):
     pairs = list(zip(documents_of(file, Bytes()), file.documents, strict=False))
     found = {
         name: [text for text, place in pairs if one.start <= place < one.stop]
-        for name, one in spans(file, (90, 6, 4)).items()
+        for name, one in spans(file, TextForm(validation_fraction=0.06, test_fraction=0.04).shares).items()
     }
     assert found == {"training": texts[:90], "validation": texts[90:96], "test": texts[96:]}
 
@@ -297,11 +297,12 @@ def test_no_document_is_in_two_parts(tmp_path):
 def test_one_document_is_cut_and_too_few_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("x" * 999)
     file = token_file([tmp_path / "a.txt"], Bytes(), cache=tmp_path / "cache")
-    assert [(one.start, one.stop) for one in spans(file, (90, 5, 5)).values()] == [(0, 900), (900, 950), (950, 1000)]
+    parts = spans(file, TextForm().shares).values()
+    assert [(one.start, one.stop) for one in parts] == [(0, 900), (900, 950), (950, 1000)]
     write_json(tmp_path / "b.jsonl", ["a", "b", "c"])
     file = token_file([tmp_path / "b.jsonl"], Bytes(), cache=tmp_path / "cache")
-    with pytest.raises(DataError, match=r"3 documents in shares of \[949, 50, 1\] leave none for the validation part"):
-        spans(file, (949, 50, 1))
+    with pytest.raises(DataError, match=r"3 documents, of which 0\.05 are for the validation part, leave it none"):
+        spans(file, TextForm(test_fraction=0.001).shares)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from sklearn.model_selection import train_test_split
 
 from l2l_nas import Data, TensorSpec
 from l2l_nas.errors import DataError, SettingError, StorageError
-from l2l_nas.training.cut import shares_of
 from l2l_nas.training.data import Batches, Split, cluttered_digits, digits, from_npz, other_data
 from l2l_nas.training.problem import check_part
 from l2l_nas.training.samples import Samples
@@ -279,19 +278,6 @@ def test_a_batch_is_never_larger_than_the_data_and_never_short():
     assert {len(Batches(Split((x,), y), batch_size=3, seed=0).at(step)[1]) for step in range(9)} == {3}
     with pytest.raises(SettingError, match="at least 1, got 0"):
         Batches(Split((x,), y), batch_size=0, seed=0)
-
-
-@pytest.mark.parametrize("splits", [(90, 5, 5), (2, 1), (1e308, 1e308, 1e308)])
-def test_shares_are_taken_whatever_their_sum(splits):
-    shares = shares_of(splits)
-    assert [share / sum(shares) for share in shares] == pytest.approx([share / max(splits) / sum(
-        other / max(splits) for other in splits) for share in splits])  # fmt: skip
-
-
-@pytest.mark.parametrize("splits", [(), (1,), (1, 2, 3, 4), (0, 1, 1), (1, -1), (1, float("nan")), (1, float("inf"))])
-def test_shares_that_cannot_be_are_refused(splits):
-    with pytest.raises(SettingError, match="are shares of training"):
-        shares_of(splits)
 
 
 def test_what_samples_of_the_user_s_own_raise_names_them():

@@ -17,12 +17,11 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import Cloze, continuations
 from l2l_nas.text.network import OfOneDocument
 from l2l_nas.text.perplexity import Perplexity, Windows
-from l2l_nas.text.sentences import SentenceForm, Sentences
 from l2l_nas.training.fit import evaluate, evaluate_population, sample_figures, score
 from l2l_nas.training.lengths import Texts
 from l2l_nas.training.samples import Samples, Split
 from l2l_nas.training.schedule import Constant
-from l2l_nas.training.task import BalancedClassification, Tokens
+from l2l_nas.training.task import Classification, Tokens
 from search_spaces import bert, hybrid
 from tests.relay.stress import Stress, relay_under
 from tests.text.networks import CONFIGS, WHOLE, pool_of, server_of
@@ -178,10 +177,23 @@ def test_a_task_of_one_s_own_sees_all_places():
     assert Texts.of(executor, [WHOLE], passages(), _SaysNo()) is None
 
 
+class Sentences(Split):
+    """Tokens, the kind of each, and 1 for padding, with a class."""
+
+    is_padded = True
+
+
 def sentences(count=20, *, seed=0):
     draw = torch.Generator().manual_seed(seed)
-    rows = [("x" * int(torch.randint(1, 30, (), generator=draw)), "yz" * (n % 5)) for n in range(count)]
-    return Sentences(rows, [str(n % 3) for n in range(count)], SentenceForm(length=L, classes=("0", "1", "2")))
+    tokens, kinds, padding = torch.zeros(3, count, L, dtype=torch.int64)
+    padding += 1
+    for row in range(count):
+        first = [256, *b"x" * int(torch.randint(1, 30, (), generator=draw)), 256]
+        both = [*first, *b"yz" * (row % 5), 256]
+        tokens[row, : len(both)] = torch.tensor(both)
+        kinds[row, len(first) : len(both)] = 1
+        padding[row, : len(both)] = 0
+    return Sentences((tokens, kinds, padding), torch.arange(count) % 3)
 
 
 @pytest.mark.parametrize("kind", EXECUTORS)
@@ -189,7 +201,7 @@ def test_sentences_are_told_apart_at_their_own_lengths(kind, monkeypatch):
     pool = bert.build(vocabulary=257, length=L, hidden=16, depth=2, heads=2, classes=3)
     executor = EXECUTORS[kind](server_of(pool))
     chosen = Architecture(tuple(position.candidates[0].name for position in pool.positions))
-    task = BalancedClassification()
+    task = Classification()
     expected = score(executor, chosen, Padded(sentences()), task=task, micro_batch=4)
     seen = watched(executor, monkeypatch)
     found = score(executor, chosen, sentences(), task=task, micro_batch=4)
@@ -248,7 +260,7 @@ def trained(executor, samples, paths, *, seen=None):
     if seen is not None:
         step = executor.train_step
         executor.train_step = lambda *a, lengths=None, **k: seen.append(lengths) or step(*a, lengths=lengths, **k)
-    Trainer(executor, BalancedClassification(), batches, 4).fit(
+    Trainer(executor, Classification(), batches, 4).fit(
         lambda step: paths[step % len(paths)], start=0, steps=5, schedule=Constant(0.05, 5),
         after_step=lambda step, loss: losses.append(loss),
     )  # fmt: skip

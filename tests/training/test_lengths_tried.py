@@ -21,7 +21,7 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.text.cloze import Cloze
 from l2l_nas.training.fit import evaluate
 from l2l_nas.training.lengths import Texts, TrainingLengths, are_near
-from l2l_nas.training.task import BalancedClassification
+from l2l_nas.training.task import Classification
 from tests.text.networks import WHOLE, pool_of, server_of
 from tests.training.test_lengths import (
     EXECUTORS,
@@ -211,7 +211,7 @@ def test_a_network_that_sees_padding_gets_all_of_it(monkeypatch):
     ]
     executor = Relay(server_of(LayerPool(positions, inputs=inputs)), device="cpu")
     seen = watched(executor, monkeypatch)
-    evaluate(executor, Architecture(("a",) * 4), sentences(), task=BalancedClassification(), micro_batch=4)
+    evaluate(executor, Architecture(("a",) * 4), sentences(), task=Classification(), micro_batch=4)
     assert seen == [(20, L)]
 
 

@@ -177,7 +177,7 @@ class PlainLlama(nn.Module):
 
 
 def plain_llama(model: str) -> PlainLlama:
-    """`hf:FOLDER` or `gguf:FILE` with its weights.
+    """`hf:FOLDER` with its weights.
 
     Raises:
         SettingError: a model of another kind.

@@ -53,7 +53,7 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path, monkeypatch, capsy
 
     monkeypatch.setattr(pruning, "Comparison", Counting)
     out = tmp_path / "out.json"
-    command = f"pruning run --model gguf:x --corpus c --folder f --text t --lambada l --out {out} --shares 15 25"
+    command = f"pruning run --model hf:x --corpus c --folder f --text t --lambada l --out {out} --shares 15 25"
     words = [*shlex.split(command), "--arms", "original", "flap", "slicegpt"]
     assert main(words) == 130
     assert measured == [("original", 0), ("flap", 15), ("slicegpt", 15)]
@@ -70,7 +70,7 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path, monkeypatch, capsy
 def test_the_search_finds_one_network_of_each_size():
     parser = argparse.ArgumentParser()
     pruning.add_options(parser)
-    options = parser.parse_args(["run", "--model", "gguf:m", "--corpus", "c", "--steps", "7", "--precision", "fp32"])
+    options = parser.parse_args(["run", "--model", "hf:m", "--corpus", "c", "--steps", "7", "--precision", "fp32"])
     one = object.__new__(pruning.Comparison)
     one.options = options
     words = shlex.split(one._words())
