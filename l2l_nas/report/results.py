@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, is_evaluated, pareto_front, ranked
-from l2l_nas.nas.suspects import Suspect, suspects
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.network import Network, front, with_cost
 
@@ -108,11 +107,6 @@ class Results:
                 alike = re.sub(r"\d[\d,.]*", "#", record.reason)
                 groups.setdefault((record.state, alike), []).append(record)
         return sorted(groups.values(), key=len, reverse=True)
-
-    @property
-    def suspects(self) -> tuple[Suspect, ...]:
-        """What failed trials have in common."""
-        return suspects(self.in_space, [(position.name, position.candidates) for position in self.card.positions])
 
     def coverage(self, warmup: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, Tried]]:
         """By row and candidate, how often it was trained and tried.

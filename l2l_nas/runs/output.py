@@ -23,7 +23,6 @@ from l2l_nas.nas.strategies.division import described
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache, order
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.recall import finalists_by_memory
-from l2l_nas.nas.suspects import in_words, to_retire
 from l2l_nas.plugins import name_and_arguments
 from l2l_nas.report.card import card_of
 from l2l_nas.report.charts import tables
@@ -339,7 +338,7 @@ class Output:
         self._show_counts(search, results, seconds=seconds)
 
     def _show_counts(self, search: SearchContext, results: Results, *, seconds: float) -> None:
-        """How many trials there were, how many are told apart, and what those that failed have in common."""
+        """How many trials there were, and how many are told apart."""
         console, records = self.console, search.study.records
         number = counts(records)
         console.print(
@@ -351,12 +350,6 @@ class Output:
         for apart in self._resolved(results).values():
             if apart is not None:
                 console.print(apart.sentence(), soft_wrap=True)
-        found = search.suspects()
-        if found:
-            retire = to_retire(one.pattern for one in found)
-            console.print(
-                f"failed trials have {in_words(found)} in common; leave that out with {retire}", soft_wrap=True
-            )
         asked = self.components.conf.search.trials
         assert asked is not None  # decided before
         if num_evaluated(records) < asked:

@@ -129,14 +129,6 @@ def test_coverage_without_a_finished_warm_up_counts_trials_by_position() -> None
     assert not any(one.steps for one in coverage["layer_01"].values())
 
 
-def test_what_failed_trials_have_in_common_is_of_candidates_that_are_there() -> None:
-    card = card_of_pool()
-    good = [trial(n, {"accuracy": 0.5, "parameters": 1.0}, "wide", "linear", "wide") for n in range(2)]
-    bad = [trial(2, None, "wide", "skip", "linear"), trial(3, None, "wide", "skip", "wide")]
-    (suspect,) = replace(summary_of(card, good).results, records=(*good, *bad)).suspects
-    assert (suspect.pattern, suspect.failed) == ("layer_01/skip", 2)
-
-
 def test_values_that_no_chart_can_show_count_as_failed() -> None:
     goals = (ACCURACY, PARAMETERS)
     records = [

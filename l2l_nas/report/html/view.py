@@ -14,7 +14,6 @@ from typing import Any
 from markupsafe import Markup
 
 from l2l_nas.nas.objectives import State, counts, num_evaluated
-from l2l_nas.nas.suspects import to_retire
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts import tables
 from l2l_nas.report.charts.architecture import boxes_of
@@ -104,9 +103,6 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "importance": importance_grid(results),
         "coverage": coverage_grid(results, history.warmup),
         "reasons": results.reasons(),
-        "suspects": results.suspects,
-        "retire": to_retire(one.pattern for one in results.suspects),
-        "num_failed": counts(results.in_space)[State.FAILED],
         "max_numbers": _MAX_NUMBERS,
         "trials": tables.trial_table(results) if results.records else None,
         "made": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.made_at)),

@@ -355,16 +355,6 @@ def test_candidates_of_two_digits_are_parted_by_points() -> None:
     assert (coded(card, gone).words, coded(card, gone).is_code) == ("x, c1", False)
 
 
-def test_what_failed_trials_have_in_common_stands_below_their_reasons() -> None:
-    card = card_of_pool()
-    good = [trial(n, {"accuracy": 0.5, "parameters": 1.0}, "wide", "linear", "wide") for n in range(2)]
-    bad = [trial(2, None, "wide", "skip", "linear"), trial(3, None, "wide", "skip", "wide")]
-    text = read(summary_of(card, [*good, *bad])).text
-    assert "layer_01/skip (in 2 of 2)" in text
-    assert "search.retire=[layer_01/skip]" in text
-    assert "in common" not in read(summary_of(card, good)).text
-
-
 def test_every_cell_of_a_narrow_screen_says_what_it_is() -> None:
     card = card_of_pool()
     reader = read(summary_of(card, random_trials(card, 30), num_finalists=3))
