@@ -47,8 +47,8 @@ class SeriesStyle:
     marker: str = "o"  # matplotlib's name of the mark; empty for none
     size: float = 6.0  # of the mark, in points
     alpha: float = 1.0  # of mark or line; 1 hides what lies below
-    glyph: str = "\N{BULLET}"  # the mark as a letter
-    hue: int | None = None  # number of its colour, see `hue`, where a page shows the letter
+    glyph: str = ""  # the mark as a letter, where a page shows that
+    hue: int | None = None  # number of its colour, see `hue`, there
 
 
 def _mark(number: int, marker: str, glyph: str) -> SeriesStyle:
@@ -57,7 +57,6 @@ def _mark(number: int, marker: str, glyph: str) -> SeriesStyle:
 
 
 _SIDES = (ORANGE, BLUE, GREEN, VERMILLION, PURPLE, SKY, INK)
-_LARGE = "\N{BLACK CIRCLE}"
 _OPS = {"read": PALE, "load": SKY, "fetch": GREY, "forward": GREEN, "enter": YELLOW, "tail": YELLOW, "leave": YELLOW}
 _OPS |= {"backward": ORANGE, "save": _BROWN, "send": BLUE, "store": GREY, "update": PURPLE, "check": _WINE}
 _OPS |= {"gather": SKY, "reduce": BLUE, "sum": VERMILLION, "agree": GREY}  # exchanges between ranks
@@ -67,10 +66,10 @@ STYLES: Mapping[str, SeriesStyle] = {
     State.STOPPED: _mark(3, "v", "\N{BLACK DOWN-POINTING TRIANGLE}"),
     State.FAILED: _mark(5, "x", "\N{MULTIPLICATION SIGN}"),
     "trial": SeriesStyle(SKY, BLUE, size=5.0),
-    "cached": SeriesStyle("white", BLUE, size=5.0, glyph="\N{WHITE CIRCLE}"),
-    "gone": SeriesStyle(GREY, marker="+", glyph="+"),
-    "best": SeriesStyle(ORANGE, INK, size=8.0, glyph=_LARGE),
-    "front": SeriesStyle(ORANGE, INK, size=8.0, glyph=_LARGE),
+    "cached": SeriesStyle("white", BLUE, size=5.0),
+    "gone": SeriesStyle(GREY, marker="+"),
+    "best": SeriesStyle(ORANGE, INK, size=8.0),
+    "front": SeriesStyle(ORANGE, INK, size=8.0),
     "final": SeriesStyle(SKY, INK, size=7.0),
     "chosen": SeriesStyle(ORANGE, INK, size=5.0),
     "stairs": SeriesStyle(ORANGE, marker=""),

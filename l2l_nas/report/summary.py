@@ -58,11 +58,6 @@ class Summary:
     timeline: bytes = b""  # the picture of the lanes, as a PNG; empty where none was asked for
 
     @property
-    def is_run(self) -> bool:
-        """Whether it is of a run of this program, and not of a study that a loop of the user's own has filled."""
-        return bool(self.config)
-
-    @property
     def is_finished(self) -> bool:
         """Whether `found` is what this search came to."""
         return self.history.state == "finished" and self.found is not None

@@ -33,13 +33,12 @@ from l2l_nas.report.resolved import Resolved, resolved
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, headline, terminal_table
 from l2l_nas.report.text import counted, format_value
-from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.build import num_threads
 from l2l_nas.runs.choice_settings import CHOICES, NoArguments
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.components import Components
 from l2l_nas.runs.fields import declared, settings, value_of
-from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
+from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.locate import is_builtin, load_data
 from l2l_nas.runs.mesh import mesh_of, ranks_of_worker
@@ -297,7 +296,7 @@ class Output:
         recalled: Recalled | None,
         seconds: float,
     ) -> None:
-        """Tables, charts, values of the best, and the places of files."""
+        """Tables, values of the best, and the places of files."""
         console, conf, problem = self.console, self.components.conf, self.components.problem
         results = self._results(search, best)
         trials = tables.best_table(results, metrics=problem.measured_task.metrics)
@@ -311,9 +310,6 @@ class Output:
             last = results.finalists[0].num_validations
             how = f", compared by the mean of their last {last} validations" if last > 1 else ""
             console.print(terminal_table(f"Finalists after their own training: {networks}{how}", trained))
-        if not (self.folder.root.parent / SWEEP_CONFIG).exists():  # a sweep has a table and a picture of its own
-            for chart in charts_text(results, columns=console.width):
-                console.print(chart, end="\n\n")
         how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
         say(console, "best", f" (trial {best.record.number}, {how}): {headline(results.leaders(1)[0])}")
         for line in dict.fromkeys(score.problem for score in best.scores.values() if score.problem):
