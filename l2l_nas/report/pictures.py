@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from l2l_nas.files import write_atomically
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Chart, Sheet
 from l2l_nas.report.charts.diagram import FILE, Diagram, lay_out
-from l2l_nas.report.charts.grid import coverage_grid
 from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
@@ -17,12 +15,10 @@ from l2l_nas.report.png import Picture, is_matplotlib_installed, png_of
 from l2l_nas.report.results import Results
 
 
-def write_pictures(
-    folder: Path, results: Results, *, warmup: Mapping[str, Mapping[str, int]] | None = None
-) -> list[Path]:
-    """Write `best_so_far.png`, `pareto.png`, `architecture.png`, and those there is something for, into a folder.
+def write_pictures(folder: Path, results: Results) -> list[Path]:
+    """Write `best_so_far.png`, `pareto.png` and `architecture.png` into a folder.
 
-    These are `learning_curves.png`, where networks were scored during their training, and `coverage.png`.
+    Where networks were scored during their training, `learning_curves.png`, too.
 
     With one goal, `pareto.png` shows it against the number of parameters; with three, it shows the first two. Without a
     complete trial, the pictures say so.
@@ -30,8 +26,6 @@ def write_pictures(
     Args:
         folder: it must exist.
         results: what the search found.
-        warmup: steps of warm-up by row and candidate; None where nothing was trained on shared weights, and there is no
-            picture of it.
 
     Returns:
         What was written; nothing where matplotlib is not installed.
@@ -49,8 +43,6 @@ def write_pictures(
     curves = finalist_curves(results), trial_curves(results)
     if not all(chart.message for chart in curves):
         pictures["learning_curves.png"] = Sheet(curves, panel_in=(8.0, 4.2))
-    if warmup is not None:
-        pictures["coverage.png"] = coverage_grid(results, warmup)
     for name, picture in pictures.items():
         write_atomically(folder / name, png_of(picture))
     return [folder / name for name in pictures]

@@ -1,4 +1,4 @@
-"""Draws descriptions as PNG files, with matplotlib: charts, grids, diagrams of architectures.
+"""Draws descriptions as PNG files, with matplotlib: charts, diagrams of architectures.
 
 Figures are made without pyplot: no display, no backend setting and no state of the user's own plots is touched.
 matplotlib is an extra, so every import of it stands inside a function.
@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import io
 import itertools
-import math
 import textwrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from l2l_nas.report.charts.architecture import caption_of
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet
 from l2l_nas.report.charts.diagram import Diagram, PlacedBox, Words
-from l2l_nas.report.charts.grid import Cell, Grid
-from l2l_nas.report.styles import BLUE, GREY, HUES, INK, ORANGE, PALE, VERMILLION, SeriesStyle, hue, style_of
-from l2l_nas.report.text import shorten
+from l2l_nas.report.styles import GREY, HUES, INK, PALE, SeriesStyle, hue, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Picture = Sheet | Grid | Diagram
+Picture = Sheet | Diagram
 _DPI = 100
 _MAX_MARKED = 60  # points of a line that are marked
 
@@ -46,9 +43,7 @@ def png_of(picture: Picture) -> bytes:
 
 def draw(picture: Picture) -> Figure:
     """A figure of the picture."""
-    if isinstance(picture, Sheet):
-        return _draw_sheet(picture)
-    return _draw_grid(picture) if isinstance(picture, Grid) else _draw_diagram(picture)
+    return _draw_sheet(picture) if isinstance(picture, Sheet) else _draw_diagram(picture)
 
 
 def _new_figure(width_in: float, height_in: float, *, is_laid_out: bool = False) -> Figure:
@@ -225,47 +220,6 @@ def _write_note(axes: Axes, point: Point, *, is_across: bool) -> None:
         point.note, place, xytext=offset, textcoords="offset points", ha=across, va=up, fontsize=9, fontweight=weight,
         color=INK,
     )  # fmt: skip
-
-
-def _draw_grid(grid: Grid) -> Figure:
-    """A cell for each candidate of each position, positions across; what a position does not offer is hatched."""
-    if grid.message:
-        return _say(grid.title, grid.message)
-    cell_in = min(0.75, 13.0 / len(grid.rows))
-    labels = [shorten(name, 24) for name in grid.rows]
-    longest = max(map(len, labels))
-    is_upright = len(labels) > 1 and longest * 0.085 > cell_in
-    width = max(8.0, 2.6 + cell_in * len(labels))
-    height = 1.85 + 0.46 * len(grid.columns) + (0.075 * longest if is_upright else 0.0)
-    figure = _new_figure(width, height, is_laid_out=True)
-    axes = figure.add_subplot(xlim=(-0.5, len(labels) - 0.5), ylim=(len(grid.columns) - 0.5, -0.5))
-    for x, cells in enumerate(grid.rows.values()):
-        for y, cell in enumerate(cells):
-            _draw_cell(axes, (x, y), cell, has_text=cell_in >= 0.42)
-    axes.set_title(grid.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
-    every = math.ceil(0.16 / cell_in)  # labels that fit side by side
-    axes.set_xticks(range(0, len(labels), every), labels[::every], rotation=90 if is_upright else 0)
-    axes.set_yticks(range(len(grid.columns)), [shorten(name, 20) for name in grid.columns])
-    axes.set_xlabel(textwrap.fill(grid.caption, int(width * 11)), color=GREY, fontsize=9)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(colors=GREY, labelcolor=INK, labelsize=9, length=0)
-    return figure
-
-
-def _draw_cell(axes: Axes, place: tuple[int, int], cell: Cell | None, *, has_text: bool) -> None:
-    from matplotlib.patches import Rectangle
-
-    x, y = place
-    corner = (x - 0.47, y - 0.47)
-    if cell is None:
-        axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor=PALE, linewidth=0.0, hatch="////"))
-        return
-    colour = (BLUE if (cell.heat or 0.0) >= 0 else ORANGE, 0.6 * abs(cell.heat or 0.0))
-    edge, line = (VERMILLION, 2.0 if has_text else 1.0) if cell.is_scarce else (PALE, 0.6)
-    axes.add_patch(Rectangle(corner, 0.94, 0.94, facecolor=colour, edgecolor=edge, linewidth=line, zorder=2))
-    if has_text:
-        axes.text(x, y - (0.14 if cell.small else 0.0), cell.text, ha="center", va="center", fontsize=9, color=INK)
-        axes.text(x, y + 0.24, cell.small, ha="center", va="center", fontsize=7, color=INK)
 
 
 _MARGIN = 30.0  # around a diagram

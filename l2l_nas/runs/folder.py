@@ -37,7 +37,7 @@ RUN_NAMES = (
     *("weights", "best", "pool", "export", "sizes"),
     *("result.json", "architecture.json", "report.html", "trace.json", "evaluations.json"),
     *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
-    *("coverage.png", "plan.json", "plan.png"),
+    *("plan.json", "plan.png"),
 )
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"

@@ -222,7 +222,7 @@ class Output:
     ) -> list[tuple[str, str]]:
         """Architecture of the best, the export, the result, the pictures; returns what to show of them."""
         log.write("phase", name="export", total=0, done=0)
-        records, coverage = search.allowed(search.study.records), search.coverage
+        records = search.allowed(search.study.records)
         write_architecture(self.folder, self.components.problem.pool, best.record.architecture)
         exported = self._export(self.folder, best)
         trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, search.goals)]
@@ -249,7 +249,7 @@ class Output:
                     for one in records
                     if one.state is State.FAILED and not one.cached
                 ],
-                "coverage": coverage.to_json(),
+                "coverage": search.coverage.to_json(),
                 "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in search.goals],
                 "data": describe_data(self.components.problem.data) | rows_chosen_by(self.components.problem.data),
                 "seconds": round(seconds, 2),
@@ -262,8 +262,7 @@ class Output:
         if recalled is not None:
             log.write("memory", **recalled.to_json())
         log.write("phase", name="report", total=0, done=0)
-        warmup = None if coverage.is_empty else {row: coverage.steps("warmup", row) for row in coverage.rows}
-        pictures = write_pictures(self.folder.root, results, warmup=warmup)
+        pictures = write_pictures(self.folder.root, results)
         rows = [("result", str(self.folder.result))]
         rows += [("weights", str(self.folder.best))] if best.server is not None else []
         rows.append(("study", str(self.folder.study)))

@@ -26,7 +26,7 @@ def test_a_finished_run_resumed_to_the_same_total_ends_with_the_same_best(finish
     assert "finished: 12 of 12 trials are evaluated" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("pictures", [[], ["coverage.png"]])
+@pytest.mark.parametrize("pictures", [[], ["pareto.png"]])
 def test_what_draws_pictures_is_called_missing_where_none_was_drawn(finished, capsys, monkeypatch, pictures):
     monkeypatch.setattr("l2l_nas.runs.output.write_pictures", lambda *_, **__: pictures)
     (finished / "result.json").unlink()

@@ -31,14 +31,6 @@ def test_three_pictures_are_written_whatever_became_of_the_trials(
         assert pixels.mean() > 0.8
 
 
-def test_coverage_is_a_picture_more_where_something_was_trained(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    results = results_of([], [ACCURACY])
-    assert [path.name for path in write_pictures(tmp_path, results)] == NAMES
-    warmup = {"layer_00": {"linear": 1, "wide": 2, "skip": 0}}
-    assert [path.name for path in write_pictures(tmp_path, results, warmup=warmup)] == [*NAMES, "coverage.png"]
-
-
 def test_learning_curves_are_a_picture_more_where_networks_were_scored_on_their_way(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     records = [replace(record, rungs={"5/20": {"accuracy": 0.1}}) for record in some_trials()]

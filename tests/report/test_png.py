@@ -1,34 +1,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from torch import nn
 
-from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet, line
 from l2l_nas.report.charts.diagram import FILE, lay_out
-from l2l_nas.report.charts.grid import Cell, Grid, coverage_grid
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
-from l2l_nas.report.results import Results
-from l2l_nas.report.styles import FIXED_HUE, INK, VERMILLION
+from l2l_nas.report.styles import FIXED_HUE, INK
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.sampling import UniformPaths
 from tests.report.examples import ACCURACY, PARAMETERS, small_pool, some_trials, trial
 from tests.report.pages import card_of_pool, random_trials, results_of, summary_of
 from tests.toys import unet_pool
 
 pytest.importorskip("matplotlib")
 
-from matplotlib.colors import to_hex, to_rgba
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 
 from l2l_nas.report.png import draw, png_of
 
@@ -182,56 +177,3 @@ def test_every_wire_and_arc_of_a_graph_is_drawn_inside() -> None:
     low = figure.axes[0].get_xlim()[0]
     assert all(arc.get_path().vertices[:, 0].min() > low for arc in arcs)
     assert_words_are_apart_and_inside(figure)
-
-
-GRID = Grid(
-    "Coverage",
-    ("linear", "wide"),
-    {
-        "layer_00": (Cell("2", "+1", 1.0), Cell("0", "+0", -1.0, is_scarce=True)),
-        "layer_01": (Cell("3", "", 0.0), None),
-    },
-    "One sentence. Another one.",
-)
-
-
-def test_every_candidate_has_a_cell_with_its_words_positions_across() -> None:
-    (axes,) = draw(GRID).axes
-    cells = [item for item in axes.patches if isinstance(item, Rectangle)]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["layer_00", "layer_01"]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["linear", "wide"]
-    assert [item.get_text() for item in axes.texts] == ["2", "+1", "0", "+0", "3", ""]
-    assert [bool(item.get_hatch()) for item in cells] == [False, False, False, True]
-    framed = [item for item in cells if item.get_edgecolor() == to_rgba(VERMILLION)]
-    assert [(round(item.get_x() + 0.47), round(item.get_y() + 0.47)) for item in framed] == [(0, 1)]
-    more, less, *_ = (item.get_facecolor()[:3] for item in cells)
-    assert more != less
-    assert axes.get_xlabel() == "One sentence. Another one."
-
-
-@pytest.mark.parametrize(
-    ("depth", "prefix", "shared"), [(1, "", False), (30, "a_rather_long_name_", False), (96, "", False), (6, "", True)]
-)
-def test_a_grid_of_any_number_of_positions_fits(depth: int, prefix: str, shared: bool) -> None:
-    pool = small_pool(depth, prefix=prefix, shared=shared)
-    coverage = Coverage(pool)
-    for step in range(40):
-        coverage.add("warmup", UniformPaths(pool, seed=0).path_at(step))
-    warmup = {row: coverage.steps("warmup", row) for row in coverage.rows}
-    figure = draw(coverage_grid(Results(card_of_pool(pool), (ACCURACY,), ()), warmup))
-    figure.draw_without_rendering()
-    assert figure.bbox.width < 1700
-    assert figure.bbox.height < 700
-    (axes,) = figure.axes
-    boxes = [
-        item.get_window_extent()
-        for item in [*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label]
-    ]
-    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width for box in boxes)
-    tick_boxes = [item.get_window_extent() for item in axes.get_xticklabels()]
-    assert all(a.x1 <= b.x0 + 1 for a, b in pairwise(tick_boxes))
-
-
-def test_pictures_without_anything_to_show_say_so() -> None:
-    figure = draw(Grid("Coverage", message="No position has a choice."))
-    assert [item.get_text() for item in figure.texts] == ["Coverage", "No position has a choice."]
