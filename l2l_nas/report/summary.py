@@ -55,7 +55,6 @@ class Summary:
     planned: Planned | None = None  # what its steps were predicted to take; None where no hardware was named
     planned_picture: bytes = b""  # what each lane was predicted to do, as a PNG; may be empty
     apart: TakenApart | None = None  # what the network is made of that was taken apart; None where none was
-    timeline: bytes = b""  # the picture of the lanes, as a PNG; empty where none was asked for
 
     @property
     def is_finished(self) -> bool:

@@ -16,7 +16,7 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, StorageError, one_line
-from l2l_nas.files import read_yaml, write_json, write_yaml
+from l2l_nas.files import read_yaml, write_atomically, write_json, write_yaml
 from l2l_nas.nas.objectives import State, counts, distinct, num_evaluated, pareto_front
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.division import described
@@ -26,8 +26,10 @@ from l2l_nas.nas.strategies.recall import finalists_by_memory
 from l2l_nas.plugins import name_and_arguments
 from l2l_nas.report.card import card_of
 from l2l_nas.report.charts import tables
+from l2l_nas.report.charts.chart import Sheet
+from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.network import NOT_COUNTED, Network, RandomBaseline, front, in_order
-from l2l_nas.report.pictures import write_pictures
+from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.recalled import Recalled
 from l2l_nas.report.resolved import Resolved, resolved
 from l2l_nas.report.results import Results, only_finite
@@ -220,7 +222,7 @@ class Output:
     def write(
         self, search: SearchContext, best: Finalist, log: Log, *, recalled: Recalled | None, seconds: float
     ) -> list[tuple[str, str]]:
-        """Architecture of the best, the export, the result, the pictures; returns what to show of them."""
+        """Architecture of the best, the export, the result, the front; returns what to show of them."""
         log.write("phase", name="export", total=0, done=0)
         records = search.allowed(search.study.records)
         write_architecture(self.folder, self.components.problem.pool, best.record.architecture)
@@ -262,14 +264,21 @@ class Output:
         if recalled is not None:
             log.write("memory", **recalled.to_json())
         log.write("phase", name="report", total=0, done=0)
-        pictures = write_pictures(self.folder.root, results)
         rows = [("result", str(self.folder.result))]
         rows += [("weights", str(self.folder.best))] if best.server is not None else []
         rows.append(("study", str(self.folder.study)))
         if exported:
             rows.append(("network", str(self.folder.export / "model.pt2")))
         rows += [("size", str(folder.root)) for folder, one in self._of_sizes(search) if one is not None]
-        return rows + [("picture", str(picture)) for picture in pictures]
+        return rows + self._draw_front(results)
+
+    def _draw_front(self, results: Results) -> list[tuple[str, str]]:
+        """Of the first two goals, or of one and the number of parameters; nothing where matplotlib is not installed."""
+        if not is_matplotlib_installed():
+            return []
+        charts = trade_off_charts(results, *results.trade_offs[0])
+        write_atomically(self.folder.front, png_of(Sheet(charts, panel_in=(8.0, 4.2))))
+        return [("picture", str(self.folder.front))]
 
     def _resolved(self, results: Results) -> dict[str, Resolved | None]:
         return resolved(results, num_groups(self.components.problem.data.validation))
@@ -329,7 +338,7 @@ class Output:
         for line in shared_sizes(search.of_sizes):
             console.print(line, soft_wrap=True)
         if not any(label == "picture" for label, _ in files):
-            console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
+            console.print("  no picture: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
         self._show_counts(search, results, seconds=seconds)
 
     def _show_counts(self, search: SearchContext, results: Results, *, seconds: float) -> None:

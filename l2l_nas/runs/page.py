@@ -90,7 +90,7 @@ def gather(
         raise _damaged(folder.config, error) from None
     return Summary(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
-        steps=steps or {}, config=yaml_text(config), timeline=_read_picture(folder.timeline),
+        steps=steps or {}, config=yaml_text(config),
         apart=None if found is None else _read(folder.result, TakenApart.from_json),
         planned=_read(folder.plan, Planned.from_json), planned_picture=_read_picture(folder.plan_picture),
     )  # fmt: skip

@@ -19,7 +19,6 @@ from l2l_nas.report.text import heading
 Place = tuple[float, float]
 Kind = Literal["dots", "line", "floor", "spans", "rules"]
 
-_LONG = 500  # points
 _MOST_TICKS = 7
 _SHORT = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -112,7 +111,6 @@ class Point:
     y: float
     reach: Place | None = None  # the ends of the interval around its value, which is drawn as a bar; None for no bar
     note: str = ""  # words beside it, where nobody can point at it
-    tip: str = ""  # words on the page when one points at it, the first line being their title
     trial: int | None = None  # which trial it is of
 
 
@@ -137,11 +135,6 @@ class Chart:
     y: Axis | None = None
     series: tuple[Series, ...] = ()  # those drawn last lie on top
     message: str = ""  # why there is nothing to show
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the page's script reads what its points say from the table of trials, which makes a page smaller."""
-        return sum(len(one.points) for one in self.series) > _LONG
 
 
 @dataclass(frozen=True)
