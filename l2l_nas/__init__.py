@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from l2l_nas.relay.reference import ReferenceTrainer
     from l2l_nas.relay.relay import Relay
     from l2l_nas.runs.api import SearchResult, compare, search
-    from l2l_nas.runs.own_page import write_page
     from l2l_nas.space.architecture import Architecture
     from l2l_nas.space.candidate import Candidate, FirstWeights, Position, TensorSpec, skip
     from l2l_nas.space.constraint import Require
@@ -137,7 +136,6 @@ _HOMES = {
     "search": "l2l_nas.runs.api",
     "skip": "l2l_nas.space.candidate",
     "suggest": "l2l_nas.nas.suggest",
-    "write_page": "l2l_nas.runs.own_page",
 }
 
 __all__ = [
@@ -214,7 +212,6 @@ __all__ = [
     "search",
     "skip",
     "suggest",
-    "write_page",
 ]
 
 

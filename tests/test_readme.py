@@ -52,7 +52,7 @@ COMMAND_LINES = list(
 OUTCOMES = {
     "search.py": "assert len(result.study.trials) >= 24 and network(torch.zeros(3, 2)).shape == (3, 2)",
     "more_trials.py": "assert len(result.study.trials) >= 28",
-    "loop.py": "import os; assert len(study.trials) == 30 and os.path.exists('loop.html')",
+    "loop.py": "import os; assert len(study.trials) == 30 and os.path.exists('front.png')",
     "ten_lines.py": "assert 0 < float(result.loss) < 10",
     "exported.py": "assert logits.shape == (32, 10)",
     "plain.py": "assert network(torch.zeros(3, 2)).shape == (3, 2)",

@@ -60,9 +60,7 @@ def steps_chart(result: Mapping[str, Any]) -> Chart:
     for style, source in zip(("best", "cached"), result["predictions"], strict=False):
         predicted = result["predictions"][source]["figures"].get("steps", {})
         points = tuple(
-            Point(predicted[row["name"]], row["value"], tip=f"{row['name']}\n{row['value']:.4g} ms measured")
-            for row in rows
-            if row["value"] and row["name"] in predicted
+            Point(predicted[row["name"]], row["value"]) for row in rows if row["value"] and row["name"] in predicted
         )
         series.append(Series(style, points, f"predicted with {source}"))
         ends += [value for point in points for value in (point.x, point.y)]

@@ -9,7 +9,6 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import remove_leftovers, write_atomically
 from l2l_nas.nas.study.study import quiet_optuna
 from l2l_nas.report.html.view import is_page
-from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.folder import RunFolder, is_locked
 from l2l_nas.runs.folder_settings import read_settings
 from l2l_nas.runs.page import page_of
@@ -19,7 +18,7 @@ from l2l_nas.runs.terminal import open_terminal
 
 
 def main(conf: ReportConf) -> None:
-    """Write the page and say where it is; on a terminal, show how the search went."""
+    """Write the page and say where it is."""
     if not conf.run:
         raise SettingError("name the run's folder: run=runs/...")
     quiet_optuna()
@@ -29,7 +28,7 @@ def main(conf: ReportConf) -> None:
     SavedRun(RunFolder(root)).refuse_none()
     if RunFolder(root).config.exists():
         read_settings(RunFolder(root).config)  # first, as it knows a run of version 0.1.0
-    page, results = page_of(root, is_running=is_locked(root))
+    page = page_of(root, is_running=is_locked(root))
     path = Path(conf.out) if conf.out else RunFolder(root).report
     if path.is_dir():
         raise SettingError(f"out={path}: a folder; name the file, such as {path / 'report.html'}")
@@ -37,7 +36,4 @@ def main(conf: ReportConf) -> None:
         raise StorageError(f"{path} is there already, and is no report; choose another file, or move it")
     remove_leftovers(path.parent)
     write_atomically(path, page)
-    terminal = open_terminal()
-    for chart in charts_text(results, columns=terminal.width) if terminal.is_terminal else []:
-        terminal.print(chart, end="\n\n")
-    terminal.print(f"  report   {path}", soft_wrap=True)
+    open_terminal().print(f"  report   {path}", soft_wrap=True)

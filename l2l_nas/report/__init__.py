@@ -3,8 +3,7 @@
     results.py   what was found: fronts, the best, effects; of networks (network.py) in a space (card.py)
     charts/      what each chart shows, described once as data
     styles.py    how things look, wherever they are drawn
-    png.py       draws descriptions as files; pictures.py those of a run
-    text_chart.py draws charts in the terminal
+    png.py       draws charts as files
     html/        a run's page: view.py gathers, page.html.j2 is the page, svg.html.j2 draws charts on it
     table.py     tables in the terminal
     summary.py   what the page shows besides: the log (history.py), settings, commands

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from l2l_nas.eps.layout import layout_of
-from l2l_nas.report.styles import HUES
+from l2l_nas.report.styles import GREY_HUE
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, Specs, skip
 from l2l_nas.space.pool import LayerPool, tied_key
@@ -93,13 +93,13 @@ class SpaceCard:
 
     @cached_property
     def hue_numbers(self) -> dict[str, int]:
-        """The number of every candidate name's colour (see `styles.hue`); those that are nowhere a choice are grey.
+        """The number of each candidate's colour, see `styles.hue_class`; names that are nowhere a choice are grey.
 
         After seven names the colours come again, as numbers above that of grey; after fourteen, these too.
         """
         named = {name for p in self.positions for name in p.candidates if len(p.candidates) > 1 and name not in p.skips}
         names = dict.fromkeys(name for p in self.positions for name in p.candidates)
-        chosen, grey = [name for name in names if name in named], len(HUES)
+        chosen, grey = [name for name in names if name in named], GREY_HUE
         numbers = {name: index if index < grey else grey + 1 + index % grey for index, name in enumerate(chosen)}
         return {name: numbers.get(name, grey) for name in names}
 

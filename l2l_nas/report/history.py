@@ -36,7 +36,6 @@ class RunHistory:
     finalists: tuple[Network, ...] = ()  # of the last session, in the order they were trained
     given_up: Mapping[int, str] = field(default_factory=dict)  # why others were not trained to the end, by their trials
     baseline: RandomBaseline | None = None  # the result of the last session's random search; None where there was none
-    warmup: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # steps by row and candidate, once it is over
     recalled: Recalled | None = None  # what the last session knew from earlier runs; None where it asked for nothing
     device: str = ""  # that the last session ran on; empty where the log does not tell
     # latencies of finalists in ms that were measured: by cost, then by their trials
@@ -95,8 +94,6 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
     recalled = [event for event in last if event["event"] == "memory"]
     measured = [event for event in last if event["event"] == "latency"]
     phases = [str(event["name"]) for event in last if event["event"] == "phase"]
-    coverage = [event for event in events if event["event"] == "coverage"]
-    warmup = coverage[-1]["warmup"] if coverage else {}
     return RunHistory(
         card=SpaceCard.from_json(cards[-1]),
         earlier=tuple(SpaceCard.from_json(card) for card in cards[:-1]),
@@ -106,7 +103,6 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         finalists=tuple(Network.from_json(event) for event in last if event["event"] == "finalist"),
         given_up={int(event["number"]): str(event["reason"]) for event in last if event["event"] == "given_up"},
         baseline=RandomBaseline.from_json(played[-1]) if played else None,
-        warmup={str(row): {str(name): int(steps) for name, steps in counts.items()} for row, counts in warmup.items()},
         spent=time_spent(events, running_at=running_at),
         versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},
         recalled=Recalled.from_json(recalled[-1]) if recalled else None,

@@ -1,4 +1,4 @@
-"""Draws descriptions as PNG files, with matplotlib: charts, grids, diagrams of architectures.
+"""Draws charts as PNG files, with matplotlib.
 
 Figures are made without pyplot: no display, no backend setting and no state of the user's own plots is touched.
 matplotlib is an extra, so every import of it stands inside a function.
@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import io
 import itertools
-import math
-import textwrap
 from typing import TYPE_CHECKING, Any, Literal
 
-from l2l_nas.report.charts.architecture import caption_of
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet
-from l2l_nas.report.charts.diagram import Diagram, PlacedBox, Words
-from l2l_nas.report.charts.grid import Cell, Grid
-from l2l_nas.report.styles import BLUE, GREY, HUES, INK, ORANGE, PALE, VERMILLION, SeriesStyle, hue, style_of
-from l2l_nas.report.text import shorten
+from l2l_nas.report.styles import GREY, INK, PALE, SeriesStyle, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Picture = Sheet | Grid | Diagram
 _DPI = 100
 _MAX_MARKED = 60  # points of a line that are marked
 
@@ -37,18 +30,11 @@ def is_matplotlib_installed() -> bool:
     return True
 
 
-def png_of(picture: Picture) -> bytes:
-    """The picture as a PNG; the same picture gives the same bytes, at any time of day."""
+def png_of(sheet: Sheet) -> bytes:
+    """The charts as a PNG; the same charts give the same bytes, at any time of day."""
     buffer = io.BytesIO()
-    draw(picture).savefig(buffer, format="png", metadata={"Software": None})
+    draw(sheet).savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def draw(picture: Picture) -> Figure:
-    """A figure of the picture."""
-    if isinstance(picture, Sheet):
-        return _draw_sheet(picture)
-    return _draw_grid(picture) if isinstance(picture, Grid) else _draw_diagram(picture)
 
 
 def _new_figure(width_in: float, height_in: float, *, is_laid_out: bool = False) -> Figure:
@@ -71,8 +57,8 @@ def _say(title: str, message: str) -> Figure:
     return figure
 
 
-def _draw_sheet(sheet: Sheet) -> Figure:
-    """The charts, with one legend for those that stand side by side."""
+def draw(sheet: Sheet) -> Figure:
+    """A figure of the charts, with one legend for those that stand side by side."""
     if all(chart.message for chart in sheet.charts):
         return _say(sheet.charts[0].title, sheet.charts[0].message)
     charts = [chart for chart in sheet.charts if not chart.message]
@@ -132,16 +118,13 @@ def _scale(axes: Axes, axis: Axis, name: Literal["x", "y"]) -> None:
 
 
 def _draw_marks(axes: Axes, series: Series, style: SeriesStyle) -> None:
-    """Dots, a line, or marks on the floor: at a fixed height, for what they stand for has no value."""
+    """Dots, or a line."""
     xs, ys = [point.x for point in series.points], [point.y for point in series.points]
     look: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0.8 if style.edge else None}
     if series.kind == "line":
-        look = {"linewidth": 2 if style.alpha == 1 else 1.3, "zorder": 1.9}
-    elif series.kind == "floor":
-        ys = [0.045] * len(xs)
-        look |= {"markeredgewidth": 1.6, "transform": axes.get_xaxis_transform()}
+        look = {"linewidth": 2, "zorder": 1.9}
     axes.plot(
-        xs, ys, color=style.fill, alpha=style.alpha, label=series.label or None, markersize=style.size,
+        xs, ys, color=style.fill, label=series.label or None, markersize=style.size,
         marker=style.marker if series.kind != "line" or len(xs) <= _MAX_MARKED else "",
         markeredgecolor=style.edge or style.fill, **look,
     )  # fmt: skip
@@ -204,7 +187,6 @@ def _draw_rules(axes: Axes, series: Series, style: SeriesStyle) -> None:
 _DRAW = {
     "dots": _draw_marks,
     "line": _draw_marks,
-    "floor": _draw_marks,
     "spans": _draw_spans,
     "rules": _draw_rules,
 }
@@ -225,103 +207,3 @@ def _write_note(axes: Axes, point: Point, *, is_across: bool) -> None:
         point.note, place, xytext=offset, textcoords="offset points", ha=across, va=up, fontsize=9, fontweight=weight,
         color=INK,
     )  # fmt: skip
-
-
-def _draw_grid(grid: Grid) -> Figure:
-    """A cell for each candidate of each position, positions across; what a position does not offer is hatched."""
-    if grid.message:
-        return _say(grid.title, grid.message)
-    cell_in = min(0.75, 13.0 / len(grid.rows))
-    labels = [shorten(name, 24) for name in grid.rows]
-    longest = max(map(len, labels))
-    is_upright = len(labels) > 1 and longest * 0.085 > cell_in
-    width = max(8.0, 2.6 + cell_in * len(labels))
-    height = 1.85 + 0.46 * len(grid.columns) + (0.075 * longest if is_upright else 0.0)
-    figure = _new_figure(width, height, is_laid_out=True)
-    axes = figure.add_subplot(xlim=(-0.5, len(labels) - 0.5), ylim=(len(grid.columns) - 0.5, -0.5))
-    for x, cells in enumerate(grid.rows.values()):
-        for y, cell in enumerate(cells):
-            _draw_cell(axes, (x, y), cell, has_text=cell_in >= 0.42)
-    axes.set_title(grid.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
-    every = math.ceil(0.16 / cell_in)  # labels that fit side by side
-    axes.set_xticks(range(0, len(labels), every), labels[::every], rotation=90 if is_upright else 0)
-    axes.set_yticks(range(len(grid.columns)), [shorten(name, 20) for name in grid.columns])
-    axes.set_xlabel(textwrap.fill(grid.caption, int(width * 11)), color=GREY, fontsize=9)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(colors=GREY, labelcolor=INK, labelsize=9, length=0)
-    return figure
-
-
-def _draw_cell(axes: Axes, place: tuple[int, int], cell: Cell | None, *, has_text: bool) -> None:
-    from matplotlib.patches import Rectangle
-
-    x, y = place
-    corner = (x - 0.47, y - 0.47)
-    if cell is None:
-        axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor=PALE, linewidth=0.0, hatch="////"))
-        return
-    colour = (BLUE if (cell.heat or 0.0) >= 0 else ORANGE, 0.6 * abs(cell.heat or 0.0))
-    edge, line = (VERMILLION, 2.0 if has_text else 1.0) if cell.is_scarce else (PALE, 0.6)
-    axes.add_patch(Rectangle(corner, 0.94, 0.94, facecolor=colour, edgecolor=edge, linewidth=line, zorder=2))
-    if has_text:
-        axes.text(x, y - (0.14 if cell.small else 0.0), cell.text, ha="center", va="center", fontsize=9, color=INK)
-        axes.text(x, y + 0.24, cell.small, ha="center", va="center", fontsize=7, color=INK)
-
-
-_MARGIN = 30.0  # around a diagram
-_FONTS = {"name": 13 * 0.72, "small": 11 * 0.72}  # points of letters of so many pixels
-
-
-def _draw_diagram(diagram: Diagram) -> Figure:
-    """The boxes below a title and above what they mean; lengths are in pixels, from above."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    width = max(diagram.width + 2 * _MARGIN, 600.0)
-    title, *about = diagram.label.split("\n")
-    lines = [(line, 13.0, "bold", INK) for line in textwrap.wrap(title, int((width - 2 * _MARGIN) / 12.3))]
-    lines += [(line, 9.5, "normal", GREY) for line in about]
-    caption = textwrap.wrap(caption_of([one.box for one in diagram.boxes]), int((width - 2 * _MARGIN) / 6.0))
-    top, left = 35.0 + 25 * len(lines), (width - diagram.width) / 2
-    height = top + diagram.height + 34 + 15 * len(caption)
-    figure = _new_figure(width / _DPI, height / _DPI)
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(-left, width - left), ylim=(height - top, -top))
-    axes.set_axis_off()
-    for index, (line, size, weight, colour) in enumerate(lines):
-        place = _MARGIN - left, 28 + 25 * index - top
-        axes.text(*place, line, fontsize=size, fontweight=weight, color=colour, va="center")
-    for index, line in enumerate(caption):
-        axes.text(_MARGIN - left, diagram.height + 28 + 15 * index, line, fontsize=8, color=GREY, va="center")
-    for wire in diagram.wires:
-        axes.plot(*zip(*wire, strict=True), color=GREY, linewidth=1.1, solid_joinstyle="round", zorder=1)
-        axes.plot(wire[-1][0], wire[-1][1] + 1, marker="v", markersize=5, color=GREY, zorder=1)
-    for (x, y), (end_x, end_y) in diagram.arcs:
-        bulge = x - diagram.bulge
-        path = Path([(x, y), (bulge, y), (bulge, end_y), (end_x, end_y)], [Path.MOVETO, *[Path.CURVE4] * 3])
-        axes.add_patch(PathPatch(path, fill=False, edgecolor=GREY, linewidth=0.9, zorder=1))
-        axes.plot(end_x - 3, end_y, marker=">", markersize=4, color=GREY, zorder=1)
-    for words in diagram.words:
-        _write(axes, words, GREY)
-    for box in diagram.boxes:
-        _draw_box(axes, box)
-        for words in box.words:
-            _write(axes, words, INK, weight="bold" if words.style == "name" and not box.box.is_skip else "normal")
-    return figure
-
-
-def _write(axes: Axes, words: Words, colour: str, *, weight: str = "normal") -> None:
-    style, _, side = words.style.partition(" ")
-    across: Literal["left", "center", "right"] = "right" if side == "end" else "center" if side else "left"
-    axes.text(words.x, words.y, words.text, fontsize=_FONTS[style], fontweight=weight, color=colour, ha=across)
-
-
-def _draw_box(axes: Axes, one: PlacedBox) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
-    colour, is_skip = hue(one.box.hue), one.box.is_skip
-    patch = FancyBboxPatch((one.left, one.top), one.width, one.height, boxstyle="round,pad=0,rounding_size=7", zorder=2)
-    patch.set_facecolor("white" if is_skip else (colour, 0.24 if one.box.hue <= len(HUES) else 0.6))
-    patch.set(edgecolor=GREY if is_skip else colour, linewidth=0.8 if is_skip else 1.6)
-    if is_skip:
-        patch.set_linestyle((0, (4, 3)))
-    axes.add_patch(patch)

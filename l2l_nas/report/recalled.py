@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from l2l_nas.nas.memory import Agreement, EarlierTask
-from l2l_nas.report.charts.grid import DASH
-from l2l_nas.report.charts.tables import Table, TableColumn, TableRow
 from l2l_nas.report.network import finite
 from l2l_nas.report.text import counted
 
@@ -125,24 +123,3 @@ class Recalled:
         return (
             f"of the same trials, {self.changed} of {counted(self.finalists, 'finalist')} would be {others} without it"
         )
-
-    @property
-    def table(self) -> Table:
-        """The tasks."""
-        columns = [
-            TableColumn("earlier task", "words"),
-            TableColumn("networks"),
-            TableColumn("weight"),
-            TableColumn("tau"),
-        ]
-        rows: list[tuple[str, ...]] = [
-            (one.name, f"{one.networks:,}", _figure(one.weight), _figure(one.tau)) for one in self.tasks
-        ]
-        if any(one.ignored for one in self.tasks):
-            columns.append(TableColumn("ignored, as", "words"))
-            rows = [(*row, one.ignored) for row, one in zip(rows, self.tasks, strict=True)]
-        return Table(tuple(columns), tuple(map(TableRow, rows)), is_whole=True)
-
-
-def _figure(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2f}"

@@ -1,28 +1,18 @@
-"""What a search found, as charts and pages ask for it: fronts, the best, effects, reasons."""
+"""What a search found, as charts and pages ask for it: fronts, the best, reasons."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, is_evaluated, pareto_front, ranked
-from l2l_nas.nas.suspects import Suspect, suspects
+from l2l_nas.nas.objectives import Goal, State, TrialRecord, distinct, pareto_front, ranked
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.network import Network, front, with_cost
 
 PARAMETERS = Goal("parameters", maximize=False)
 _LARGEST = 1e30  # no chart can be drawn of more
-
-
-@dataclass(frozen=True)
-class Tried:
-    """How often a candidate was trained and tried."""
-
-    steps: int = 0  # of warm-up
-    trials: int = 0  # that chose it, were trained or scored, and are no repeats
-    failed: int = 0  # of these
 
 
 @dataclass(frozen=True)
@@ -108,39 +98,6 @@ class Results:
                 alike = re.sub(r"\d[\d,.]*", "#", record.reason)
                 groups.setdefault((record.state, alike), []).append(record)
         return sorted(groups.values(), key=len, reverse=True)
-
-    @property
-    def suspects(self) -> tuple[Suspect, ...]:
-        """What failed trials have in common."""
-        return suspects(self.in_space, [(position.name, position.candidates) for position in self.card.positions])
-
-    def coverage(self, warmup: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, Tried]]:
-        """By row and candidate, how often it was trained and tried.
-
-        Rows are those of warm-up's coverage (see `nas.strategies.coverage`), or positions where there is none.
-
-        Args:
-            warmup: steps by row and candidate; empty where there was none.
-        """
-        rows = {row: {name: Tried(steps) for name, steps in counts.items()} for row, counts in warmup.items()}
-        names = [position.name for position in self.card.positions]
-        row_of: dict[str, str] = {}
-        for row in rows or {name: {} for name in names}:
-            first, _, last = row.partition(" to ")
-            if first in names and (last or first) in names:
-                members = names[names.index(first) : names.index(last or first) + 1]
-                row_of.update(dict.fromkeys(members, row))
-        for position in self.card.positions:
-            counts = rows.setdefault(row_of.get(position.name, position.name), {})
-            for name in position.candidates:
-                counts.setdefault(name, Tried())
-        for record in filter(is_evaluated, self.in_space):
-            failed = record.state is State.FAILED
-            for name, choice in zip(names, record.architecture.choices, strict=True):
-                counts = rows[row_of.get(name, name)]
-                before = counts[choice]
-                counts[choice] = replace(before, trials=before.trials + 1, failed=before.failed + failed)
-        return rows
 
 
 def only_finite(records: Iterable[TrialRecord], goals: Sequence[Goal]) -> tuple[TrialRecord, ...]:

@@ -1,6 +1,6 @@
-"""How things look, wherever they are drawn: colours, marks, and the styles that series of charts name.
+"""How things look: colours, marks, and the styles of series in picture files.
 
-Pages have classes of the same names in `html/page.css`, which also knows dark screens.
+Pages have classes for candidates' colours, and of the styles' names, in `html/page.css`, which also knows dark screens.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     "#D55E00",
     "#CC79A7",
 )
-# the colours of candidates and of trials without a score; what has none of its own is grey
-HUES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW)
-FIXED_HUE = "#8A8F98"
+GREY_HUE = 7  # the number of grey, among the colours of candidates in `html/page.css`
 INK, GREY, PALE = "#222222", "#6B6B6B", "#D0D0D0"
 _BROWN, _WINE = "#9C755F", "#882255"  # from Tableau's and Paul Tol's schemes, for what happens least
 
 
-def hue(number: int) -> str:
-    """The colour of this number: 7 is grey, those of 8 to 14 come again. Pages have classes `hue0` to `hue7`."""
-    return (*HUES, FIXED_HUE, *HUES)[number]
-
-
 def hue_class(number: int) -> str:
-    """The class of this number on a page; what comes again has one more."""
-    grey = len(HUES)
-    return f"hue{number}" if number <= grey else f"hue{number - grey - 1} again"
+    """The class of this number on a page; above that of grey, the colours come again, with one more class."""
+    return f"hue{number}" if number <= GREY_HUE else f"hue{number - GREY_HUE - 1} again"
+
+
+# what stands on a page for a trial without a score: the number of its colour, and a letter
+MARKS: Mapping[str, tuple[int, str]] = {
+    State.PRUNED: (7, "|"),
+    State.STOPPED: (3, "\N{BLACK DOWN-POINTING TRIANGLE}"),
+    State.FAILED: (5, "\N{MULTIPLICATION SIGN}"),
+}
 
 
 @dataclass(frozen=True)
@@ -46,36 +46,20 @@ class SeriesStyle:
     edge: str = ""  # the colour of their edges; empty for the fill's
     marker: str = "o"  # matplotlib's name of the mark; empty for none
     size: float = 6.0  # of the mark, in points
-    alpha: float = 1.0  # of mark or line; 1 hides what lies below
-    glyph: str = "\N{BULLET}"  # the mark as a letter
-    hue: int | None = None  # number of its colour, see `hue`, where a page shows the letter
-
-
-def _mark(number: int, marker: str, glyph: str) -> SeriesStyle:
-    """What stands for a trial without a score."""
-    return SeriesStyle(hue(number), marker=marker, size=7.0, glyph=glyph, hue=number)
 
 
 _SIDES = (ORANGE, BLUE, GREEN, VERMILLION, PURPLE, SKY, INK)
-_LARGE = "\N{BLACK CIRCLE}"
 _OPS = {"read": PALE, "load": SKY, "fetch": GREY, "forward": GREEN, "enter": YELLOW, "tail": YELLOW, "leave": YELLOW}
 _OPS |= {"backward": ORANGE, "save": _BROWN, "send": BLUE, "store": GREY, "update": PURPLE, "check": _WINE}
 _OPS |= {"gather": SKY, "reduce": BLUE, "sum": VERMILLION, "agree": GREY}  # exchanges between ranks
 OPS = tuple(_OPS)  # of a step, in order
 STYLES: Mapping[str, SeriesStyle] = {
-    State.PRUNED: _mark(7, "|", "|"),
-    State.STOPPED: _mark(3, "v", "\N{BLACK DOWN-POINTING TRIANGLE}"),
-    State.FAILED: _mark(5, "x", "\N{MULTIPLICATION SIGN}"),
     "trial": SeriesStyle(SKY, BLUE, size=5.0),
-    "cached": SeriesStyle("white", BLUE, size=5.0, glyph="\N{WHITE CIRCLE}"),
-    "gone": SeriesStyle(GREY, marker="+", glyph="+"),
-    "best": SeriesStyle(ORANGE, INK, size=8.0, glyph=_LARGE),
-    "front": SeriesStyle(ORANGE, INK, size=8.0, glyph=_LARGE),
+    "best": SeriesStyle(ORANGE, INK, size=8.0),
+    "front": SeriesStyle(ORANGE, INK, size=8.0),
     "final": SeriesStyle(SKY, INK, size=7.0),
     "chosen": SeriesStyle(ORANGE, INK, size=5.0),
     "stairs": SeriesStyle(ORANGE, marker=""),
-    "course": SeriesStyle(SKY, marker="", alpha=0.6),
-    "halved": SeriesStyle(GREY, marker="", alpha=0.6),
     "validation": SeriesStyle(BLUE, size=4.0),
     "training": SeriesStyle(SKY, size=4.0),
     "alone": SeriesStyle(PALE),

@@ -52,12 +52,6 @@ class Summary:
     steps: Mapping[str, float] = field(default_factory=dict)  # that each phase took; empty where they are not known
     config: str = ""  # all settings, as `config.yaml` has them
     apart: TakenApart | None = None  # what the network is made of that was taken apart; None where none was
-    timeline: bytes = b""  # the picture of the lanes, as a PNG; empty where none was asked for
-
-    @property
-    def is_run(self) -> bool:
-        """Whether it is of a run of this program, and not of a study that a loop of the user's own has filled."""
-        return bool(self.config)
 
     @property
     def is_finished(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from l2l_nas.cost.table import LABELS, UNITS, readable
+from l2l_nas.cost.table import LABELS, UNITS, readable, with_unit
 from l2l_nas.space.architecture import Architecture
 
 _MAX_TERMS = 24
@@ -16,6 +16,11 @@ def format_value(name: str, value: float) -> str:
     if name in UNITS:
         return readable(name, value)
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"
+
+
+def labelled(name: str, value: float) -> str:
+    """A value with its unit or its name."""
+    return with_unit(name, value) if name in UNITS else f"{name} {format_value(name, value)}"
 
 
 def with_error(name: str, value: float, error: float | None) -> str:

@@ -36,8 +36,7 @@ RUN_NAMES = (
     *("config.yaml", ".hydra", "study.log", "study.db", "log.jsonl", "memory.json"),
     *("weights", "best", "pool", "export", "sizes"),
     *("result.json", "architecture.json", "report.html", "trace.json", "evaluations.json"),
-    *("timeline.png", "learning_curve.png", "learning_curves.png", "best_so_far.png", "pareto.png", "architecture.png"),
-    "coverage.png",
+    *("timeline.png", "learning_curve.png", "pareto.png"),
 )
 # the file that Hydra's sweepers write
 SWEEP_CONFIG = "multirun.yaml"
@@ -85,6 +84,7 @@ class RunFolder:
     architecture = _Place("architecture.json")  # the best architecture alone
     evaluations = _Place("evaluations.json")  # what was measured of it on texts
     report = _Place("report.html")  # everything about the run as one page
+    front = _Place("pareto.png")  # the front of the finalists, above that of the trials
     curve = _Place("learning_curve.png")  # how a training went
     trace = _Place("trace.json")  # what each lane of the relay did, for chrome://tracing
     timeline = _Place("timeline.png")  # the same as a picture of the last steps

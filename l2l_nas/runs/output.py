@@ -16,31 +16,31 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.host import free_memory_bytes
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import L2LError, StorageError, one_line
-from l2l_nas.files import read_yaml, write_json, write_yaml
+from l2l_nas.files import read_yaml, write_atomically, write_json, write_yaml
 from l2l_nas.nas.objectives import State, counts, distinct, num_evaluated, pareto_front
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.division import described
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache, order
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.recall import finalists_by_memory
-from l2l_nas.nas.suspects import in_words, to_retire
 from l2l_nas.plugins import name_and_arguments
 from l2l_nas.report.card import card_of
 from l2l_nas.report.charts import tables
+from l2l_nas.report.charts.chart import Sheet
+from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.network import NOT_COUNTED, Network, RandomBaseline, front, in_order
-from l2l_nas.report.pictures import write_pictures
+from l2l_nas.report.png import is_matplotlib_installed, png_of
 from l2l_nas.report.recalled import Recalled
 from l2l_nas.report.resolved import Resolved, resolved
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, headline, terminal_table
 from l2l_nas.report.text import counted, format_value
-from l2l_nas.report.text_chart import charts_text
 from l2l_nas.runs.build import num_threads
 from l2l_nas.runs.choice_settings import CHOICES, NoArguments
 from l2l_nas.runs.command_line import spell
 from l2l_nas.runs.components import Components
 from l2l_nas.runs.fields import declared, settings, value_of
-from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder
+from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.groups import flat
 from l2l_nas.runs.locate import is_builtin, load_data
 from l2l_nas.runs.mesh import mesh_of
@@ -220,9 +220,9 @@ class Output:
     def write(
         self, search: SearchContext, best: Finalist, log: Log, *, recalled: Recalled | None, seconds: float
     ) -> list[tuple[str, str]]:
-        """Architecture of the best, the export, the result, the pictures; returns what to show of them."""
+        """Architecture of the best, the export, the result, the front; returns what to show of them."""
         log.write("phase", name="export", total=0, done=0)
-        records, coverage = search.allowed(search.study.records), search.coverage
+        records = search.allowed(search.study.records)
         write_architecture(self.folder, self.components.problem.pool, best.record.architecture)
         exported = self._export(self.folder, best)
         trials = [Finalist(r, search.costs_of(r)).entry() for r in pareto_front(records, search.goals)]
@@ -249,7 +249,7 @@ class Output:
                     for one in records
                     if one.state is State.FAILED and not one.cached
                 ],
-                "coverage": coverage.to_json(),
+                "coverage": search.coverage.to_json(),
                 "objectives": [{"name": goal.name, "maximize": goal.maximize} for goal in search.goals],
                 "data": describe_data(self.components.problem.data) | rows_chosen_by(self.components.problem.data),
                 "seconds": round(seconds, 2),
@@ -262,15 +262,21 @@ class Output:
         if recalled is not None:
             log.write("memory", **recalled.to_json())
         log.write("phase", name="report", total=0, done=0)
-        warmup = None if coverage.is_empty else {row: coverage.steps("warmup", row) for row in coverage.rows}
-        pictures = write_pictures(self.folder.root, results, warmup=warmup)
         rows = [("result", str(self.folder.result))]
         rows += [("weights", str(self.folder.best))] if best.server is not None else []
         rows.append(("study", str(self.folder.study)))
         if exported:
             rows.append(("network", str(self.folder.export / "model.pt2")))
         rows += [("size", str(folder.root)) for folder, one in self._of_sizes(search) if one is not None]
-        return rows + [("picture", str(picture)) for picture in pictures]
+        return rows + self._draw_front(results)
+
+    def _draw_front(self, results: Results) -> list[tuple[str, str]]:
+        """Of the first two goals, or of one and the number of parameters; nothing where matplotlib is not installed."""
+        if not is_matplotlib_installed():
+            return []
+        charts = trade_off_charts(results, *results.trade_offs[0])
+        write_atomically(self.folder.front, png_of(Sheet(charts, panel_in=(8.0, 4.2))))
+        return [("picture", str(self.folder.front))]
 
     def _resolved(self, results: Results) -> dict[str, Resolved | None]:
         return resolved(results, num_groups(self.components.problem.data.validation))
@@ -296,7 +302,7 @@ class Output:
         recalled: Recalled | None,
         seconds: float,
     ) -> None:
-        """Tables, charts, values of the best, and the places of files."""
+        """Tables, values of the best, and the places of files."""
         console, conf, problem = self.console, self.components.conf, self.components.problem
         results = self._results(search, best)
         trials = tables.best_table(results, metrics=problem.measured_task.metrics)
@@ -310,9 +316,6 @@ class Output:
             last = results.finalists[0].num_validations
             how = f", compared by the mean of their last {last} validations" if last > 1 else ""
             console.print(terminal_table(f"Finalists after their own training: {networks}{how}", trained))
-        if not (self.folder.root.parent / SWEEP_CONFIG).exists():  # a sweep has a table and a picture of its own
-            for chart in charts_text(results, columns=console.width):
-                console.print(chart, end="\n\n")
         how = "trained further" if best.is_trained else "trial score, no weights: search.finalists=0"
         say(console, "best", f" (trial {best.record.number}, {how}): {headline(results.leaders(1)[0])}")
         for line in dict.fromkeys(score.problem for score in best.scores.values() if score.problem):
@@ -333,11 +336,11 @@ class Output:
         for line in shared_sizes(search.of_sizes):
             console.print(line, soft_wrap=True)
         if not any(label == "picture" for label, _ in files):
-            console.print("  no pictures: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
+            console.print("  no picture: matplotlib is missing (pip install 'l2l-nas[plots]')", soft_wrap=True)
         self._show_counts(search, results, seconds=seconds)
 
     def _show_counts(self, search: SearchContext, results: Results, *, seconds: float) -> None:
-        """How many trials there were, how many are told apart, and what those that failed have in common."""
+        """How many trials there were, and how many are told apart."""
         console, records = self.console, search.study.records
         number = counts(records)
         console.print(
@@ -349,12 +352,6 @@ class Output:
         for apart in self._resolved(results).values():
             if apart is not None:
                 console.print(apart.sentence(), soft_wrap=True)
-        found = search.suspects()
-        if found:
-            retire = to_retire(one.pattern for one in found)
-            console.print(
-                f"failed trials have {in_words(found)} in common; leave that out with {retire}", soft_wrap=True
-            )
         asked = self.components.conf.search.trials
         assert asked is not None  # decided before
         if num_evaluated(records) < asked:

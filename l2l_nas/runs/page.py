@@ -21,7 +21,7 @@ from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.history import RunHistory, read_events, read_history
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
-from l2l_nas.report.results import Results, only_finite
+from l2l_nas.report.results import only_finite
 from l2l_nas.report.summary import Summary
 from l2l_nas.runs.folder import RunFolder
 from l2l_nas.runs.folder_settings import read_settings
@@ -61,7 +61,7 @@ def gather(
         raise StorageError(f"{root}: no such folder")
     is_read = records is None
     if records is None:
-        goals, records = _read_records(folder)
+        goals, records = read_study(folder.study)
         steps = read_steps(folder.study)
     log = read_bytes(folder.log).decode(errors="replace")
     now = time.time()
@@ -89,18 +89,9 @@ def gather(
         raise _damaged(folder.config, error) from None
     return Summary(
         pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
-        steps=steps or {}, config=yaml_text(config), timeline=_read_picture(folder.timeline),
+        steps=steps or {}, config=yaml_text(config),
         apart=None if found is None else _read(folder.result, TakenApart.from_json),
     )  # fmt: skip
-
-
-def _read_records(folder: RunFolder) -> tuple[Sequence[Goal], Sequence[TrialRecord]]:
-    if folder.study.exists() and not folder.config.exists() and not folder.log.exists():
-        raise StorageError(
-            f"{folder.root}: holds no run of this program; the page of a study that a loop of your own has filled is "
-            "written by l2l_nas.write_page(study, pool)"
-        )
-    return read_study(folder.study)
 
 
 def _read(path: Path, build: Callable[[Any], Found]) -> Found | None:
@@ -151,15 +142,14 @@ def _of_this_run(
     return found if found is not None and history.card.offers(found.architecture) else None
 
 
-def page_of(root: Path, **about: Any) -> tuple[str, Results]:
-    """The page of a run, from its folder, and what it shows; see `gather` for the arguments.
+def page_of(root: Path, **about: Any) -> str:
+    """The page of a run, from its folder; see `gather` for the arguments.
 
     Raises:
         StorageError: a file is missing, damaged or of another run; or, a mistake of this program, in one line.
     """
     try:
-        summary = gather(root, **about)
-        return render_page(summary), summary.results
+        return render_page(gather(root, **about))
     except (L2LError, MemoryError):
         raise
     except Exception as error:
@@ -217,7 +207,7 @@ class LivePage:
         try:
             study = self._study()
             records, steps = ((), {}) if study is None else (study.records, study.ledger.steps)
-            page, _ = page_of(
+            page = page_of(
                 self._root, is_running=is_running, records=records, goals=self._goals, steps=steps, done=done
             )
             write_atomically(RunFolder(self._root).report, page)

@@ -46,9 +46,9 @@ def pool(tmp_path, monkeypatch) -> str:
 
 @pytest.fixture(autouse=True)
 def _without_pictures(request, monkeypatch):
-    """As where matplotlib is not installed: pictures are half of a tiny search's time; see `pictures`."""
+    """As where matplotlib is not installed: a picture takes long beside a tiny search; see `pictures`."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("l2l_nas.report.pictures.is_matplotlib_installed", lambda: False)
+        monkeypatch.setattr("l2l_nas.runs.output.is_matplotlib_installed", lambda: False)
 
 
 @pytest.fixture

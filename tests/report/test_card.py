@@ -9,7 +9,7 @@ from torch import nn
 
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.report.card import SpaceCard, card_of
-from l2l_nas.report.styles import FIXED_HUE, hue, hue_class
+from l2l_nas.report.styles import GREY_HUE, hue_class
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.candidate import Candidate, Position, TensorSpec
 from l2l_nas.space.pool import LayerPool
@@ -51,8 +51,8 @@ def test_notes_name_where_weights_were_used_before() -> None:
 
 def test_names_that_are_a_choice_have_colours_and_all_others_are_grey() -> None:
     card = card_of(small_pool(), check_shapes(small_pool()))
-    hues = {name: hue(number) for name, number in card.hue_numbers.items()}
-    assert {name for name, colour in hues.items() if colour == FIXED_HUE} == {"stem", "skip", "head"}
+    hues = card.hue_numbers
+    assert {name for name, number in hues.items() if number == GREY_HUE} == {"stem", "skip", "head"}
     assert hues["linear"] != hues["wide"]
 
 
@@ -60,7 +60,7 @@ def test_after_seven_names_colours_come_again_and_are_resolved() -> None:
     pool = LayerPool([Position("p", [Candidate(f"c{i}", nn.Identity) for i in range(20)])], inputs=TensorSpec((4,)))
     numbers = list(card_of(pool, check_shapes(pool)).hue_numbers.values())
     assert len(set(numbers[:14])) == 14
-    assert hue(numbers[0]) == hue(numbers[7]) == hue(numbers[14])
+    assert numbers[7] == numbers[14]
     assert [hue_class(number) for number in (*numbers[6:9], 7)] == ["hue6", "hue0 again", "hue1 again", "hue7"]
 
 

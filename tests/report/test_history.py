@@ -91,7 +91,6 @@ def test_a_run_that_went_on_is_what_its_last_session_says() -> None:
     assert len(read_history(done).finalists) == 3
     history = read_history([*done, *log_of(card, until="coverage")])
     assert (history.state, history.phase, history.finalists) == ("cut off", "warm-up", ())
-    assert history.warmup["layer_00"]["wide"] == 9
 
 
 def test_lines_that_a_kill_cut_off_are_left_out() -> None:
@@ -110,7 +109,6 @@ def test_lines_that_a_kill_cut_off_are_left_out() -> None:
         lambda events: events.pop(1),
         lambda events: events[2].update(time="noon"),
         lambda events: events[2].update(time=float("inf")),
-        lambda events: events[3].update(warmup=5),
         lambda events: events[0].update(versions=5),
         lambda events: events[5].pop("seconds"),
     ],

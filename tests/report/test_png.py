@@ -1,36 +1,23 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from torch import nn
 
-from l2l_nas.nas.strategies.coverage import Coverage
-from l2l_nas.report.charts.architecture import boxes_of
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, Sheet, line
-from l2l_nas.report.charts.diagram import FILE, lay_out
-from l2l_nas.report.charts.grid import Cell, Grid, coverage_grid
 from l2l_nas.report.charts.pareto import trade_off_charts
-from l2l_nas.report.charts.progress import progress_chart
-from l2l_nas.report.results import Results
-from l2l_nas.report.styles import FIXED_HUE, INK, VERMILLION
-from l2l_nas.space.candidate import Candidate, Position, TensorSpec
-from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.sampling import UniformPaths
-from tests.report.examples import ACCURACY, PARAMETERS, small_pool, some_trials, trial
+from l2l_nas.report.styles import INK
+from tests.report.examples import ACCURACY, PARAMETERS, some_trials, trial
 from tests.report.pages import card_of_pool, random_trials, results_of, summary_of
-from tests.toys import unet_pool
 
 pytest.importorskip("matplotlib")
 
-from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from l2l_nas.report.png import draw, png_of
+from l2l_nas.report.png import draw, is_matplotlib_installed, png_of
 
 
 def lines_of(figure: Figure, label: str) -> list[tuple[float, float]]:
@@ -57,15 +44,6 @@ def test_axes_have_the_limits_marks_and_words_of_the_description() -> None:
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("across", "up", "a title")
     assert [label.get_text() for label in axes.get_yticklabels()] == ["1", "2", "5", "10", "20", "50", "100"]
     assert lines_of(figure, "some line") == [(0, 2), (9, 50)]
-
-
-def test_marks_on_the_floor_lie_below_every_value() -> None:
-    figure = draw(Sheet((progress_chart(results_of(some_trials(), [ACCURACY])),)))
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    lowest = axes.transData.transform((0, 0.5))[1]
-    failed = next(item for item in axes.lines if item.get_label() == "failed")
-    assert failed.get_transform().transform((1, failed.get_ydata()[0]))[1] < lowest - 10
 
 
 def test_intervals_notes_and_levels_are_drawn() -> None:
@@ -120,7 +98,6 @@ def test_a_chart_with_nothing_to_show_says_so() -> None:
 @pytest.mark.parametrize("value", [0.0, -3.0, 1e9])
 def test_one_trial_of_any_value_is_drawn(value: float) -> None:
     results = results_of([trial(0, {"accuracy": value, "parameters": 0})], [ACCURACY, PARAMETERS])
-    assert_drawn(draw(Sheet((progress_chart(results),))))
     assert_drawn(draw(Sheet(trade_off_charts(results, ACCURACY, PARAMETERS))))
 
 
@@ -131,107 +108,20 @@ def test_the_same_charts_give_the_same_bytes() -> None:
     assert b"matplotlib" not in first
 
 
-def architecture_of(pool: LayerPool, choices: Sequence[str], *, title: str = "Best") -> Figure:
-    card = card_of_pool(pool)
-    boxes = boxes_of(card, pool.architecture(list(choices)))
-    return draw(lay_out(boxes, source=card.source, label=title, sizes=FILE))
+def test_where_matplotlib_is_missing_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_matplotlib_installed()
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert not is_matplotlib_installed()
 
 
-def assert_words_are_apart_and_inside(figure: Figure) -> None:
-    figure.draw_without_rendering()
-    low, high = np.array([text.get_window_extent().get_points() for text in figure.axes[0].texts]).swapaxes(0, 1)
-    assert low.min() >= 0
-    assert (high <= [figure.bbox.width, figure.bbox.height]).all()
-    overlap = ((low[:, None] < high[None]) & (low[None] < high[:, None])).all(axis=-1)
-    assert overlap.sum() == len(low), "a text overlaps another"
-
-
-def test_an_architecture_is_drawn_with_its_words_below_its_title() -> None:
-    title = "Best architecture (trial 57): accuracy, validation 0.9778 ± 0.0078, test 0.9694\n4 of 5 used"
-    figure = architecture_of(small_pool(), ["stem", "wide", "linear", "skip", "head"], title=title)
-    words = [text.get_text() for text in figure.axes[0].texts]
-    assert " ".join(words[:3]) == title.replace("\n", " ")
-    assert {"wide", "76", "layer_00", "linear, skip", "input 4"} <= set(words)
-    assert_words_are_apart_and_inside(figure)
-    stem, wide, linear, skipped, head = (p for p in figure.axes[0].patches if isinstance(p, FancyBboxPatch))
-    assert to_hex(stem.get_edgecolor()) == to_hex(head.get_edgecolor()) == FIXED_HUE.lower()
-    assert to_hex(wide.get_edgecolor()) != to_hex(linear.get_edgecolor())
-    assert skipped.get_linestyle() != wide.get_linestyle()
-
-
-def test_fourteen_names_are_resolved() -> None:
-    candidates = [Candidate(f"c{index}", nn.Identity) for index in range(14)]
-    pool = LayerPool([Position("p", candidates)], inputs=TensorSpec((4,)))
-    figures = (architecture_of(pool, [f"c{index}"]) for index in range(14))
-    assert len({figure.axes[0].patches[0].get_facecolor() for figure in figures}) == 14
-
-
-def test_fifty_positions_and_long_names_neither_overlap_nor_leave_the_picture() -> None:
-    pool = small_pool(48, prefix="transformer_encoder_block_with_a_long_name_")
-    names = [candidate.name for candidate in pool.positions[1].candidates]
-    figure = architecture_of(pool, ["stem", *(names[index % 3] for index in range(48)), "head"])
-    assert_words_are_apart_and_inside(figure)
-    assert_drawn(figure)
-
-
-def test_every_wire_and_arc_of_a_graph_is_drawn_inside() -> None:
-    pool = unet_pool()
-    figure = architecture_of(pool, [position.candidates[0].name for position in pool.positions])
-    arcs = [p for p in figure.axes[0].patches if not isinstance(p, FancyBboxPatch)]
-    assert arcs
-    low = figure.axes[0].get_xlim()[0]
-    assert all(arc.get_path().vertices[:, 0].min() > low for arc in arcs)
-    assert_words_are_apart_and_inside(figure)
-
-
-GRID = Grid(
-    "Coverage",
-    ("linear", "wide"),
-    {
-        "layer_00": (Cell("2", "+1", 1.0), Cell("0", "+0", -1.0, is_scarce=True)),
-        "layer_01": (Cell("3", "", 0.0), None),
-    },
-    "One sentence. Another one.",
-)
-
-
-def test_every_candidate_has_a_cell_with_its_words_positions_across() -> None:
-    (axes,) = draw(GRID).axes
-    cells = [item for item in axes.patches if isinstance(item, Rectangle)]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["layer_00", "layer_01"]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["linear", "wide"]
-    assert [item.get_text() for item in axes.texts] == ["2", "+1", "0", "+0", "3", ""]
-    assert [bool(item.get_hatch()) for item in cells] == [False, False, False, True]
-    framed = [item for item in cells if item.get_edgecolor() == to_rgba(VERMILLION)]
-    assert [(round(item.get_x() + 0.47), round(item.get_y() + 0.47)) for item in framed] == [(0, 1)]
-    more, less, *_ = (item.get_facecolor()[:3] for item in cells)
-    assert more != less
-    assert axes.get_xlabel() == "One sentence. Another one."
-
-
-@pytest.mark.parametrize(
-    ("depth", "prefix", "shared"), [(1, "", False), (30, "a_rather_long_name_", False), (96, "", False), (6, "", True)]
-)
-def test_a_grid_of_any_number_of_positions_fits(depth: int, prefix: str, shared: bool) -> None:
-    pool = small_pool(depth, prefix=prefix, shared=shared)
-    coverage = Coverage(pool)
-    for step in range(40):
-        coverage.add("warmup", UniformPaths(pool, seed=0).path_at(step))
-    warmup = {row: coverage.steps("warmup", row) for row in coverage.rows}
-    figure = draw(coverage_grid(Results(card_of_pool(pool), (ACCURACY,), ()), warmup))
-    figure.draw_without_rendering()
-    assert figure.bbox.width < 1700
-    assert figure.bbox.height < 700
-    (axes,) = figure.axes
-    boxes = [
-        item.get_window_extent()
-        for item in [*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label]
-    ]
-    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width for box in boxes)
-    tick_boxes = [item.get_window_extent() for item in axes.get_xticklabels()]
-    assert all(a.x1 <= b.x0 + 1 for a, b in pairwise(tick_boxes))
-
-
-def test_pictures_without_anything_to_show_say_so() -> None:
-    figure = draw(Grid("Coverage", message="No position has a choice."))
-    assert [item.get_text() for item in figure.texts] == ["Coverage", "No position has a choice."]
+@pytest.mark.slow
+def test_the_report_is_imported_without_matplotlib_and_never_with_pyplot() -> None:
+    code = (
+        "import sys, l2l_nas.report.png, l2l_nas.report.table\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "from l2l_nas.report.charts.chart import Chart, Sheet\n"
+        "l2l_nas.report.png.png_of(Sheet((Chart('a title', message='a message'),)))\n"
+        "assert 'matplotlib.figure' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

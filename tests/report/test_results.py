@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 
 from l2l_nas.nas.objectives import State, TrialRecord
-from l2l_nas.report.charts.grid import importance_grid
 from l2l_nas.report.network import Network
-from l2l_nas.report.results import Tried, only_finite
+from l2l_nas.report.results import only_finite
 from l2l_nas.space.architecture import Architecture
-from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
+from tests.report.examples import ACCURACY, LOSS, PARAMETERS, some_trials, trial
 from tests.report.pages import card_of_pool, random_trials, summary_of
 
 
@@ -83,8 +82,7 @@ def test_trials_of_candidates_that_are_gone_are_in_no_front_and_no_mean() -> Non
     plain = summary_of(card, records)
     assert summary.results.best == plain.results.best
     assert summary.results.trial_front == plain.results.trial_front
-    assert summary.results.coverage(summary.history.warmup) == plain.results.coverage(plain.history.warmup)
-    assert importance_grid(summary.results) == importance_grid(plain.results)
+    assert summary.results.scored == plain.results.scored
 
 
 def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
@@ -98,43 +96,6 @@ def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
         ("1,000 parameters, allowed 500", [0, 1, 2]),
         ("NaN", [3]),
     ]
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_coverage_counts_steps_of_warm_up_and_trials_and_those_that_failed(shared: bool) -> None:
-    card = card_of_pool(small_pool(shared=shared))
-    records = some_trials()
-    (failed,) = [record for record in records if record.state == "failed"]
-    summary = summary_of(card, records)
-    if shared:  # as `l2l_nas.nas.strategies.coverage.Coverage` names the run of positions that offer the same
-        row = "layer_00 to layer_02"
-        history = replace(summary.history, warmup={row: {"linear": 7, "wide": 8, "skip": 9}})
-        summary = replace(summary, history=history)
-        coverage = summary.results.coverage(summary.history.warmup)
-        assert coverage["stem"] == {"stem": Tried(0, 5, 1)}
-        assert {name: one.steps for name, one in coverage[row].items()} == {"linear": 7, "wide": 8, "skip": 9}
-        places = sum(one.trials for one in coverage[row].values())
-        assert places == 15
-    else:
-        coverage = summary.results.coverage(summary.history.warmup)
-        assert sum(one.trials for one in coverage["layer_02"].values()) == 5  # without repeats
-        for position, choice in zip(card.positions, failed.architecture.choices, strict=True):
-            counts = coverage[position.name]
-            assert {name: one.failed for name, one in counts.items() if one.failed} == {choice: 1}
-
-
-def test_coverage_without_a_finished_warm_up_counts_trials_by_position() -> None:
-    coverage = summary_of(card_of_pool(), some_trials(), until="warm-up").results.coverage({})
-    assert sum(one.trials for one in coverage["layer_01"].values()) == 5
-    assert not any(one.steps for one in coverage["layer_01"].values())
-
-
-def test_what_failed_trials_have_in_common_is_of_candidates_that_are_there() -> None:
-    card = card_of_pool()
-    good = [trial(n, {"accuracy": 0.5, "parameters": 1.0}, "wide", "linear", "wide") for n in range(2)]
-    bad = [trial(2, None, "wide", "skip", "linear"), trial(3, None, "wide", "skip", "wide")]
-    (suspect,) = replace(summary_of(card, good).results, records=(*good, *bad)).suspects
-    assert (suspect.pattern, suspect.failed) == ("layer_01/skip", 2)
 
 
 def test_values_that_no_chart_can_show_count_as_failed() -> None:

@@ -33,7 +33,7 @@ def made(tmp_path_factory):
     write_pool(place)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr("l2l_nas.report.pictures.is_matplotlib_installed", lambda: False)
+        patch.setattr("l2l_nas.runs.output.is_matplotlib_installed", lambda: False)
         for name, words in {"a": (), "b": ("seed=1",), "c": ("space.args.samples=100",)}.items():
             assert main([*SEARCH, *words, f"folder=runs/{name}"]) == 0
     return place

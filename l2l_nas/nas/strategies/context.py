@@ -24,7 +24,6 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.sizes import Size
 from l2l_nas.nas.study.ledger import Ledger
 from l2l_nas.nas.study.study import Study
-from l2l_nas.nas.suspects import Suspect, suspects
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty, first_violation
@@ -191,10 +190,6 @@ class SearchContext(SearchComponents):
         if record.in_space:
             return self.figures(record.architecture)
         return {name: value for name, value in record.metrics.items() if name in self.costs}
-
-    def suspects(self) -> tuple[Suspect, ...]:
-        names = [(position.name, [one.name for one in position.candidates]) for position in self.pool.positions]
-        return suspects(self.study.records, names)
 
     def best_so_far(self) -> Finalist | None:
         """What a search that ends now would return: what was chosen, else the best trial as it is; None before one."""

@@ -65,10 +65,6 @@ class Coverage:
     def steps(self, phase: Phase, row: str) -> dict[str, int]:
         return dict(self._counts[phase][row])
 
-    @property
-    def is_empty(self) -> bool:
-        return not any(sum(row.values()) for counts in self._counts.values() for row in counts.values())
-
     def under_trained(self, share: float = SHARE) -> tuple[Scarce, ...]:
         """Candidates that warm-up trained in fewer steps than this share of their row's mean."""
         found = []

@@ -24,7 +24,6 @@ from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.finalists import Finalist, choose, choose_each, going_on, key_of, order
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.sizes import by_size
-from l2l_nas.nas.suspects import in_words
 
 _ATTEMPTS = 3  # at choosing finalists, where all that were chosen before have failed
 
@@ -154,13 +153,12 @@ def _trained(
 
 def _nothing_found(search: SearchContext) -> str:
     records = search.study.records
-    found, common = counts(records), in_words(search.suspects())
+    found = counts(records)
     reasons = [record.reason for record in records if record.reason]
     stopped = f", {found['stopped']} stopped early by search.early_stop" if found["stopped"] else ""
     return (
         f"no trial finished: {found['pruned']} refused by constraints, {found['failed']} failed{stopped}; "
         f"the last reason: {reasons[-1] if reasons else 'none'}"
-        + (f"; in common failed trials have {common}; leave it out by search.retire" if common else "")
     )
 
 

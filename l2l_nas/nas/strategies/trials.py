@@ -21,7 +21,6 @@ from l2l_nas.nas.objectives import State, TrialRecord, is_evaluated, ranked
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.study.study import Study
-from l2l_nas.nas.suspects import in_words, to_retire
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, first_violation
 from l2l_nas.space.pool import LayerPool
@@ -216,7 +215,7 @@ class TrialLoop:
 
         Raises:
             Stopped: the callback asked for it.
-            TrialError: with what the failed trials have in common, and how to leave it out.
+            TrialError: with the last reason.
         """
         search = self._search
         search.callback.poll()
@@ -224,12 +223,9 @@ class TrialLoop:
         failed = list(itertools.takewhile(lambda record: record.state is State.FAILED, last))
         if len(failed) < search.budget.failures or search.study.num_evaluated >= search.budget.trials:
             return
-        found = search.suspects()
-        what = f"leave out what they have in common ({in_words(found)}), and" if found else "mend what fails, and"
-        more = f" {to_retire(one.pattern for one in found)}" if found else ""
         raise TrialError(
             f"failed trials in a row: {len(failed)}, where search.failures={search.budget.failures} end a search; the "
-            f"last reason: {failed[0].reason}; {what} go on with: resume=FOLDER{more}"
+            f"last reason: {failed[0].reason}; mend what fails, and go on with: resume=FOLDER"
         )
 
 

@@ -10,6 +10,7 @@ as if nothing had been.
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,7 +19,6 @@ from l2l_nas.nas.callback import Numbers
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.coverage import Coverage
 from l2l_nas.nas.strategies.phase import Phase
-from l2l_nas.nas.suspects import to_retire
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, first_violation
 from l2l_nas.space.pool import LayerPool
@@ -47,7 +47,8 @@ class WarmUp(Phase):
                 raise
             places = [one.name for one in search.pool.positions if error.candidate in [c.name for c in one.candidates]]
             cell = f"{error.position if len(places) == 1 else '*'}/{error.candidate}"
-            raise TrialError(f"{error}; leave it out, and go on with: resume=FOLDER {to_retire([cell])}") from error
+            setting = shlex.quote(f"search.retire=[{cell}]")
+            raise TrialError(f"{error}; leave it out, and go on with: resume=FOLDER {setting}") from error
 
     def state(self, search: SearchContext) -> Mapping[str, Any]:
         caught_up = {"newcomers": search.new_candidates, "introduced": search.catch_up_steps}

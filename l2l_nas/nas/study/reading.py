@@ -1,28 +1,20 @@
-"""Reads studies: a saved one, for a report or for Optuna's own functions, and that of a loop of the user's own."""
+"""Reads saved studies, for a report or for Optuna's own functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
 
-from l2l_nas.arguments import check_kind
-from l2l_nas.errors import SettingError, SpaceError, StorageError
-from l2l_nas.nas.objectives import Goal, State, TrialRecord
+from l2l_nas.errors import StorageError
+from l2l_nas.nas.objectives import Goal, TrialRecord
 from l2l_nas.nas.strategies.finalists import Finalist
 from l2l_nas.nas.study.journal import STUDY_NAME, open_journal, readable
 from l2l_nas.nas.study.ledger import LEDGER, phases_of, steps_of
-from l2l_nas.nas.study.study import FINALISTS, choices_of, record_of
-from l2l_nas.space.pool import LayerPool
-
-# of trials of a loop of the user's own
-_STATES = {TrialState.COMPLETE: State.COMPLETE, TrialState.PRUNED: State.STOPPED, TrialState.FAIL: State.FAILED}
+from l2l_nas.nas.study.study import FINALISTS, record_of
 
 
 def read_study(path: Path) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
@@ -117,53 +109,3 @@ def choices_of_trial(path: Path, number: int) -> tuple[str, ...]:
     if number not in found:
         raise StorageError(f"{path}: has no trial {number}; it has 0 to {max(found, default=-1)}")
     return found[number]
-
-
-def read_own_study(study: optuna.Study, pool: LayerPool) -> tuple[tuple[Goal, ...], tuple[TrialRecord, ...]]:
-    """Goals and finished trials. Numbers among a trial's user attributes are its metrics.
-
-    Args:
-        study: of one to three objectives.
-        pool: that `suggest` was given.
-
-    Raises:
-        SettingError: it is no study, of more objectives, or of another pool.
-    """
-    check_kind("study", study, optuna.Study, wanted="an optuna.Study")
-    goals = _own_goals(study)
-    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-    return goals, tuple(_own_record(trial, pool, goals) for trial in finished)
-
-
-def _own_goals(study: optuna.Study) -> tuple[Goal, ...]:
-    count = len(study.directions)
-    if count > 3 or StudyDirection.NOT_SET in study.directions:
-        raise SettingError(
-            f"write_page: study has {count} objectives; a page shows one to three, each with a direction"
-        )
-    names = study.metric_names or (["value"] if count == 1 else [f"value_{number}" for number in range(count)])
-    return tuple(
-        Goal(name, direction is StudyDirection.MAXIMIZE)
-        for name, direction in zip(names, study.directions, strict=True)
-    )
-
-
-def _own_record(trial: FrozenTrial, pool: LayerPool, goals: Sequence[Goal]) -> TrialRecord:
-    try:
-        architecture = pool.architecture(choices_of(trial.params, pool))
-    except SpaceError as error:
-        raise SettingError(f"trial {trial.number} of the study is not of this pool: {error}") from None
-    values = trial.values if trial.state is TrialState.COMPLETE else None
-    attributes = trial.user_attrs.items()
-    numbers = {name: float(one) for name, one in attributes if isinstance(one, Real) and not isinstance(one, bool)}
-    last = max(trial.intermediate_values, default=0)
-    return TrialRecord(
-        number=trial.number,
-        architecture=architecture,
-        state=_STATES[trial.state],
-        values={} if values is None else {goal.name: value for goal, value in zip(goals, values, strict=True)},
-        reason="" if values is not None else "pruned" if trial.state is TrialState.PRUNED else "failed",
-        seconds=trial.duration.total_seconds() if trial.duration is not None else 0.0,
-        metrics=numbers,
-        rungs={f"{step}/{last}": {goals[0].name: value} for step, value in sorted(trial.intermediate_values.items())},
-    )

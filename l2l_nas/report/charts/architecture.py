@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -109,21 +109,3 @@ def _fold(group: list[Box], counts: Mapping[str, int]) -> Box:
         times=len(group),
         writes=tail.writes,
     )
-
-
-def caption_of(boxes: Sequence[Box]) -> str:
-    """What the boxes mean, without what these do not show."""
-    parts = [
-        "In a box: the candidate and its number of parameters, the position and its output shape without the batch."
-    ]
-    if any(box.is_skip for box in boxes):
-        parts.append("Dashed boxes are left out of the network.")
-    if any(box.reads for box in boxes):
-        parts.append("A \N{LEFTWARDS ARROW} B, C: A reads what B and C wrote.")
-    if not all(box.others for box in boxes):
-        parts.append("Grey: no choice.")
-    if any(box.note.startswith("as ") for box in boxes):
-        parts.append("As X: the weights of position X, used again.")
-    if any(box.note.endswith(" + tied") for box in boxes):
-        parts.append("Tied: some weights are those of an earlier position, and are counted there.")
-    return " ".join(parts)

@@ -19,7 +19,7 @@ from l2l_nas.report.text import heading
 Place = tuple[float, float]
 Kind = Literal["dots", "line", "floor", "spans", "rules"]
 
-_LONG = 500  # points
+_MOST_TICKS = 7
 _SHORT = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -72,14 +72,14 @@ class Axis:
             return (math.log(value) - low) / (math.log(self.high) - low)
         return (value - self.low) / (self.high - self.low)
 
-    def labelled(self, at_most: int = 7) -> list[tuple[float, str]]:
+    def labelled(self) -> list[tuple[float, str]]:
         """The values to mark, with their labels."""
         if self.marks:
             return list(self.marks)
-        values = self.ticks(at_most)
+        values = self.ticks()
         return list(zip(values, map(short_count, values) if self.is_short else tick_labels(values), strict=True))
 
-    def ticks(self, at_most: int = 7) -> list[float]:
+    def ticks(self) -> list[float]:
         """Round values to mark, few enough to have space for their labels."""
         if self.is_log:
             for steps in ((1, 2, 5), (1, 3), (1,)):
@@ -87,17 +87,17 @@ class Axis:
                 powers = range(math.floor(math.log10(self.low)), most + 1)
                 found = [step * 10.0**power for power in powers for step in steps]
                 found = [value for value in found if self.low <= value <= self.high]
-                if len(found) <= at_most:
+                if len(found) <= _MOST_TICKS:
                     break
             if len(found) >= 2:
-                return found[:: math.ceil(len(found) / at_most)]
-        step = self._step(at_most)
+                return found[:: math.ceil(len(found) / _MOST_TICKS)]
+        step = self._step()
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, last + 1)]
 
-    def _step(self, at_most: int) -> float:
-        """The smallest of 1, 2, 2.5, 5, 10, 20, 25, ... that gives no more marks than asked for."""
-        raw = (self.high - self.low) / at_most
+    def _step(self) -> float:
+        """The smallest of 1, 2, 2.5, 5, 10, 20, 25, ... that gives no more marks than `_MOST_TICKS`."""
+        raw = (self.high - self.low) / _MOST_TICKS
         power = 10.0 ** max(math.floor(math.log10(raw)), 0 if self.is_count else -400)
         steps = [factor * power for factor in (1, 2, 2.5, 5, 10)]
         return next(step for step in steps if step >= raw * (1 - 1e-9) and (not self.is_count or step % 1 == 0))
@@ -111,7 +111,6 @@ class Point:
     y: float
     reach: Place | None = None  # the ends of the interval around its value, which is drawn as a bar; None for no bar
     note: str = ""  # words beside it, where nobody can point at it
-    tip: str = ""  # words on the page when one points at it, the first line being their title
     trial: int | None = None  # which trial it is of
 
 
@@ -136,11 +135,6 @@ class Chart:
     y: Axis | None = None
     series: tuple[Series, ...] = ()  # those drawn last lie on top
     message: str = ""  # why there is nothing to show
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the page's script reads what its points say from the table of trials, which makes a page smaller."""
-        return sum(len(one.points) for one in self.series) > _LONG
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,16 @@ from l2l_nas.nas.objectives import Goal, State, ranked
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, axis_label
 from l2l_nas.report.network import read_rungs
 from l2l_nas.report.results import Results
-from l2l_nas.report.text import format_choices, format_value
-from l2l_nas.space.architecture import Architecture
 
 _MAX_LINES = 120  # more lines hide each other
-Curve = tuple[int, Architecture, Mapping[int, float]]
+Curve = tuple[int, Mapping[int, float]]  # a trial, and its scores by steps
 
 
 def finalist_curves(results: Results) -> Chart:
     """The score of each finalist after each round, over the steps that it was trained."""
     goal = _measured(results.goals, [metrics for one in results.finalists for metrics in one.rungs.values()])
     curves = [
-        (one.trial, one.architecture, {step: values[goal.name] for step, values in one.rungs.items()})
+        (one.trial, {step: values[goal.name] for step, values in one.rungs.items()})
         for one in results.finalists
         if len(one.rungs) > 1 and all(goal.name in values for values in one.rungs.values())
     ]
@@ -45,7 +43,7 @@ def trial_curves(results: Results) -> Chart:
         if values and record.state.has_score and goal.name in record.values:
             values[_total(record.rungs)] = record.values[goal.name]
         if values and not record.cached:
-            groups.setdefault(record.state, []).append((record.number, record.architecture, values))
+            groups.setdefault(record.state, []).append((record.number, values))
     title = f"{goal.name} of trials during their training"
     if not groups:
         return Chart(title, message="Trials are scored during their training with search.early_stop=halving.")
@@ -67,7 +65,7 @@ def _chart(title: str, goal: Goal, what: str, groups: Sequence[tuple[str, str, s
     lines: list[Series] = []
     dots: list[Series] = []
     for line, dot, label, curves in groups:
-        points = [_points(curve, goal) for curve in curves]
+        points = [tuple(Point(x, y, trial=trial) for x, y in sorted(values.items())) for trial, values in curves]
         lines += [Series(line, one, kind="line") for one in points]
         dots += [Series(dot, tuple(point for one in points for point in one), label)] if points else []
     found = [point for one in dots for point in one.points]
@@ -76,20 +74,6 @@ def _chart(title: str, goal: Goal, what: str, groups: Sequence[tuple[str, str, s
         Axis.around("steps trained", [0, *(point.x for point in found)], (0.02, 0.03), is_count=True),
         Axis.around(axis_label(goal, what), [point.y for point in found], (0.07, 0.08)),
         (*lines, *dots),
-    )
-
-
-def _points(curve: Curve, goal: Goal) -> tuple[Point, ...]:
-    trial, architecture, values = curve
-    return tuple(
-        Point(
-            step,
-            values[step],
-            tip=f"Trial {trial}\nafter {step:,} steps: {goal.name} {format_value(goal.name, values[step])}\n"
-            f"{format_choices(architecture)}",
-            trial=trial,
-        )
-        for step in sorted(values)
     )
 
 

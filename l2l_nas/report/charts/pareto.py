@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from l2l_nas.cost.table import COUNTS
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.report.charts.chart import Axis, Chart, Place, Point, Series, axis_label, best_so_far, line
-from l2l_nas.report.charts.tips import network_tip, trial_tip
 from l2l_nas.report.network import Network
 from l2l_nas.report.results import Results
 from l2l_nas.report.text import format_value
@@ -37,7 +36,6 @@ def _trial_chart(results: Results, goal: Goal, cost: Goal) -> Chart:
             record.values[cost.name],
             record.values[goal.name],
             note=_note(record.number, goal, record.values[goal.name]) if record.number == first else "",
-            tip=trial_tip(record),
             trial=record.number,
         )
         for record in records
@@ -59,7 +57,7 @@ def _trial_chart(results: Results, goal: Goal, cost: Goal) -> Chart:
 def _finalist_chart(results: Results, goal: Goal, cost: Goal) -> Chart:
     networks = results.finalists
     members = {network.trial for network in results.final_front}
-    points = [_finalist(results, network, goal, cost) for network in networks]
+    points = [_finalist(network, goal, cost, is_first=network is networks[0]) for network in networks]
     ends = [end for point in points for end in point.reach or (point.y,)]
     what = "mean of the last validations" if networks[0].has_mean else "validation, after training"
     others = "other finalists" + ("; the bars are one standard error" if any(point.reach for point in points) else "")
@@ -79,15 +77,13 @@ def _finalist_chart(results: Results, goal: Goal, cost: Goal) -> Chart:
     )
 
 
-def _finalist(results: Results, network: Network, goal: Goal, cost: Goal) -> Point:
+def _finalist(network: Network, goal: Goal, cost: Goal, *, is_first: bool) -> Point:
     value, error = network.compared_values[goal.name], network.compared_error(goal.name)
-    is_first = network is results.finalists[0]
     return Point(
         network.compared_values[cost.name],
         value,
         reach=(value - error, value + error) if error else None,
         note=_note(network.trial, goal, value) if is_first else "",
-        tip=network_tip(results, network),
         trial=network.trial,
     )
 

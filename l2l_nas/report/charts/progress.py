@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from l2l_nas.nas.objectives import State, TrialRecord, distinct, ranked
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, axis_label, best_so_far, line
-from l2l_nas.report.charts.tips import GONE, trial_tip
 from l2l_nas.report.results import Results
 from l2l_nas.report.text import counted, format_value
 
@@ -22,7 +21,7 @@ def progress_chart(results: Results) -> Chart:
         return Chart(f"Best {goal.name} so far", message=f"no complete trial among {counted(len(records), 'trial')}")
 
     def points(group: Sequence[TrialRecord]) -> tuple[Point, ...]:
-        return tuple(Point(r.number, r.values.get(goal.name, 0.0), tip=trial_tip(r), trial=r.number) for r in group)
+        return tuple(Point(r.number, r.values.get(goal.name, 0.0), trial=r.number) for r in group)
 
     live = [record for record in scored if record.in_space]
     best = ranked(live, results.goals)[:1]
@@ -30,7 +29,7 @@ def progress_chart(results: Results) -> Chart:
     groups = [
         ("cached", "a repeat, not trained again", [r for r in records if r.cached and r.state.has_score]),
         ("trial", "other trial", [record for record in live if record not in best]),
-        ("gone", f"a trial {GONE}", [record for record in scored if not record.in_space]),
+        ("gone", "a trial with candidates that the space no longer has", [r for r in scored if not r.in_space]),
         ("best", "best", best),
     ]
     series = [

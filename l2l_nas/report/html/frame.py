@@ -11,10 +11,9 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from l2l_nas.report.charts.tips import labelled
 from l2l_nas.report.html import svg
-from l2l_nas.report.styles import hue_class, style_of
-from l2l_nas.report.text import format_choices, format_seconds, format_value, short_heading
+from l2l_nas.report.styles import MARKS, hue_class
+from l2l_nas.report.text import format_choices, format_seconds, format_value, labelled, short_heading
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 
@@ -43,7 +42,7 @@ def environment() -> Environment:
     found.filters.update(drawing, base64=_base64, hue_class=hue_class, seconds=format_seconds)
     sizes = {name: getattr(svg, name) for name in ("HEIGHT_PX", "CEILING_PX", "FLOOR_PX")}
     words = {one.__name__: one for one in (format_choices, format_value, labelled, short_heading)}
-    found.globals.update(sizes, **words, style_of=style_of)
+    found.globals.update(sizes, **words, MARKS=MARKS)
     return found
 
 

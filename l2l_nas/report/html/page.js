@@ -1,11 +1,6 @@
-// What the page has on top: tips at once and for the nearest dot, one trial lit wherever it stands, copying of commands.
+// What the page has on top: what tables say of the nearest dot, one trial lit wherever it stands, copying of commands.
 (() => {
   "use strict";
-  const tips = new Map();
-  for (const title of document.querySelectorAll("svg title")) {
-    tips.set(title.parentNode, title.textContent);
-    title.remove(); // or the browser would show its own a second later
-  }
   const folded = (choices) => { // equal neighbours as one: 3*relu
     const runs = [];
     for (const name of choices)
@@ -26,11 +21,13 @@
       code.textContent = folded(digits.map((digit, position) => names[position][parseInt(digit, 36)]));
     }
   }
-  const rowOf = (trial) => document.querySelector(`#trials tr[data-trial="${Number(trial)}"]`);
-  const said = (element) => {
-    if (tips.has(element)) return tips.get(element);
-    const cells = [...(rowOf(element.dataset.trial)?.cells ?? [])].slice(1);
-    return [`Trial ${element.dataset.trial}`, ...cells.map((cell) => cell.title || `${cell.dataset.label}: ${cell.textContent}`)].join("\n");
+  const rowOf = (trial, table = "trials") => document.querySelector(`#${table} tr[data-trial="${Number(trial)}"]`);
+  const said = (trial) => {
+    const found = new Map(); // a finalist has rows in two tables, which share some columns
+    for (const table of ["finalists", "trials"])
+      for (const cell of [...(rowOf(trial, table)?.cells ?? [])].slice(1))
+        found.set(cell.dataset.label, cell.title || `${cell.dataset.label}: ${cell.textContent.trim()}`);
+    return [...found.values()];
   };
   const box = document.createElement("div");
   box.id = "tip";
@@ -46,7 +43,7 @@
 
   const nearest = (plot, x, y) => {
     let best = null, least = 22;
-    for (const dot of plot.querySelectorAll("circle")) {
+    for (const dot of plot.querySelectorAll("circle[data-trial]")) {
       const place = dot.getBoundingClientRect();
       const far = Math.hypot(place.x + place.width / 2 - x, place.y + place.height / 2 - y);
       if (far < least) [best, least] = [dot, far];
@@ -54,24 +51,21 @@
     return best;
   };
 
-  const owner = (event) => {
-    for (let element = event.target; element instanceof Element; element = element.parentNode) {
-      if (tips.has(element) || element.matches("circle[data-trial], text[data-trial]")) return element;
-      if (element.matches("svg.plot")) return nearest(element, event.clientX, event.clientY);
-    }
-    return null;
+  const owner = ({ target, clientX, clientY }) => {
+    if (!(target instanceof Element)) return null;
+    const plot = target.closest("svg.plot");
+    return plot ? target.closest("circle[data-trial], text[data-trial]") ?? nearest(plot, clientX, clientY) : null;
   };
 
   const show = (event) => {
     const found = owner(event);
     const holder = found || (event.target instanceof Element ? event.target.closest("[data-trial]") : null);
-    light(holder ? holder.closest("[data-trial]")?.dataset.trial : undefined);
+    light(holder?.dataset.trial);
     box.hidden = !found;
     if (!found) return;
-    const [head, ...rest] = said(found).split("\n");
     const strong = document.createElement("strong");
-    strong.textContent = head;
-    box.replaceChildren(strong, ...rest.map((line) => {
+    strong.textContent = `Trial ${found.dataset.trial}`;
+    box.replaceChildren(strong, ...said(found.dataset.trial).map((line) => {
       const part = document.createElement("span");
       part.textContent = line;
       return part;
@@ -85,8 +79,8 @@
   document.addEventListener("pointermove", show);
   document.addEventListener("pointerdown", show);
   document.addEventListener("click", (event) => {
-    const found = event.target instanceof Element && event.target.closest("svg") ? owner(event) : null;
-    const trial = found?.closest("[data-trial]")?.dataset.trial;
+    const svg = event.target instanceof Element ? event.target.closest("svg") : null;
+    const trial = svg && (owner(event) ?? svg.closest("[data-trial]"))?.dataset.trial;
     const row = trial && rowOf(trial);
     if (!row) return;
     row.closest("details").open = true;

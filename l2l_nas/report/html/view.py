@@ -14,12 +14,10 @@ from typing import Any
 from markupsafe import Markup
 
 from l2l_nas.nas.objectives import State, counts, num_evaluated
-from l2l_nas.nas.suspects import to_retire
 from l2l_nas.report.card import SpaceCard
 from l2l_nas.report.charts import tables
 from l2l_nas.report.charts.architecture import boxes_of
-from l2l_nas.report.charts.diagram import DENSE_PAGE, PAGE, Diagram, lay_out
-from l2l_nas.report.charts.grid import coverage_grid, importance_grid
+from l2l_nas.report.charts.diagram import Diagram, lay_out
 from l2l_nas.report.charts.learning import finalist_curves, trial_curves
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.charts.progress import progress_chart
@@ -30,7 +28,6 @@ from l2l_nas.report.summary import Summary
 from l2l_nas.report.text import format_choices
 
 _NUM_BEST = 5
-_ROOMY = 24  # positions whose boxes have two lines each; of more, one
 _MAX_NUMBERS = 12  # trials named for a reason
 _GENERATOR = b'<meta name="generator" content="l2l_nas">'
 
@@ -101,12 +98,7 @@ def view_of(summary: Summary) -> dict[str, Any]:
         "front": tables.front_table(results) if results.scored else None,
         "max_front": tables.MAX_FRONT,
         "progress": progress_chart(results),
-        "importance": importance_grid(results),
-        "coverage": coverage_grid(results, history.warmup),
         "reasons": results.reasons(),
-        "suspects": results.suspects,
-        "retire": to_retire(one.pattern for one in results.suspects),
-        "num_failed": counts(results.in_space)[State.FAILED],
         "max_numbers": _MAX_NUMBERS,
         "trials": tables.trial_table(results) if results.records else None,
         "made": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.made_at)),
@@ -126,5 +118,5 @@ def _drawing(card: SpaceCard, network: Network, *, first: Network) -> Diagram:
         boxes_of(card, network.architecture, first=first.architecture),
         source=card.source,
         label=f"Trial {network.trial}: {format_choices(network.architecture)}",
-        sizes=PAGE if len(card.positions) <= _ROOMY else DENSE_PAGE,
+        num_positions=len(card.positions),
     )

@@ -144,7 +144,7 @@ def test_the_script_writes_what_a_page_of_many_trials_leaves_out(browser, tmp_pa
         "return [head, row].map((one) => [...one.cells].slice(0, -1).map((cell) => cell.className))"
     )
     assert heads[0] == heads[1]
-    dot = browser.find_element(By.CSS_SELECTOR, "#progress svg.plot circle.trial")
+    dot = browser.find_element(By.CSS_SELECTOR, "#curves svg.plot circle.trial")
     number = int(dot.get_attribute("data-trial"))
     browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", dot)
     browser.execute_script(
@@ -162,7 +162,7 @@ def test_a_dot_shows_its_trial_and_a_click_its_row(browser, tmp_path) -> None:
     show(browser, PAGES["finished"], tmp_path, width=1400, scheme="light")
     tip = browser.find_element(By.ID, "tip")
     assert not tip.is_displayed()
-    dot = browser.find_element(By.CSS_SELECTOR, "#progress svg.plot circle[data-trial]")
+    dot = browser.find_element(By.CSS_SELECTOR, "#curves svg.plot circle[data-trial]")
     number = dot.get_attribute("data-trial")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", dot)
 

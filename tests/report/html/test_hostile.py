@@ -48,9 +48,9 @@ def test_hostile_names_of_earlier_tasks_are_words() -> None:
 
     reader, normal = with_memory(HOSTILE), with_memory("runs/a")
     assert reader.tags == normal.tags
-    assert reader.text.count("alert(1)") == 3
-    assert "What earlier runs told" in reader.text
-    assert "What earlier runs told" not in read(summary_of()).text
+    assert reader.text.count("alert(1)") == 2
+    assert "The search knew 3 networks of 1 earlier task when it began: runs/a." in normal.text
+    assert "The search knew" not in read(summary_of()).text
 
 
 def test_what_no_page_may_hold_is_left_out() -> None:

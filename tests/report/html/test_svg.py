@@ -5,7 +5,7 @@ import pytest
 from l2l_nas.report.charts.chart import Axis, Chart, Point, Series, line
 from l2l_nas.report.html.frame import environment
 from l2l_nas.report.html.svg import number, percent
-from tests.report.pages import HOSTILE, Reader
+from tests.report.pages import Reader
 
 
 def drawn(*series: Series) -> Reader:
@@ -19,11 +19,11 @@ def test_lengths_have_two_decimals_at_most() -> None:
     assert percent(0.255) == "25.5%"
 
 
-def test_a_dot_lies_where_its_value_is_and_says_its_words() -> None:
-    reader = drawn(Series("trial", (Point(2.5, 0.5, tip=HOSTILE, trial=7),)))
-    attributes = {name: value for tag, name, value in reader.attributes if tag == "circle"}
-    assert attributes == {"class": "dot trial", "data-trial": "7", "cx": "25%", "cy": "151", "r": "4"}
-    assert HOSTILE in reader.words
+def test_a_dot_lies_where_its_value_is_and_names_its_trial() -> None:
+    reader = drawn(Series("trial", (Point(2.5, 0.5, trial=7), Point(5, 0.5))))
+    circles = [(name, value) for tag, name, value in reader.attributes if tag == "circle"]
+    first, second = [("cx", "25%"), ("cy", "151"), ("r", "4")], [("cx", "50%"), ("cy", "151"), ("r", "4")]
+    assert circles == [("class", "dot trial"), ("data-trial", "7"), *first, ("class", "dot trial"), *second]
     assert ("svg", "aria-label", "a <b>") in reader.attributes
 
 
