@@ -64,12 +64,8 @@ def test_what_was_taken_is_said_at_the_start_and_how_far_it_agreed_at_the_end(pl
 
 def test_the_page_tells_of_memory_and_is_written_anew_from_the_folder_alone(place):
     shutil.rmtree("runs")
-    found = read("new/result.json")["memory"]
     for text in (page("new"), _again("new")):
-        assert "What earlier runs told" in text
-        assert "12 networks of 2 earlier tasks" in text
-        assert "<td>runs/c</td>" in text or ">runs/c<" in text
-        assert f"{found['tasks'][0]['weight']:.2f}" in text
+        assert "The search knew 12 networks of 2 earlier tasks when it began: runs/a, runs/c." in text
 
 
 def _again(folder) -> str:
@@ -81,7 +77,7 @@ def test_a_search_that_learns_from_nothing_keeps_nothing_of_it(place):
     assert not (place / "runs" / "a" / "memory.json").exists()
     assert "memory" not in read("runs/a/result.json")
     assert not events(place / "runs" / "a", "memory")
-    assert "earlier runs told" not in page("runs/a")
+    assert "The search knew" not in page("runs/a")
 
 
 def test_with_an_empty_memory_a_search_is_that_without(place, capsys):

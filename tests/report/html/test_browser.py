@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,9 +23,6 @@ from tests.report.test_blocks import ORIGINAL, RESULT, SIZES
 pytestmark = pytest.mark.slow
 
 # a whole picture, of one pixel: what is no picture would be an error in the console
-PNG = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
 
 APART = TakenApart.from_json({**RESULT, "sizes": SIZES, "original": ORIGINAL})
 
@@ -87,7 +83,7 @@ def pages() -> dict[str, str]:
     deep = card_of_pool(small_pool(90))
     forged = hostile_card()
     return {
-        "finished": render_page(summary_of(card, many, num_finalists=4, timeline=PNG)),
+        "finished": render_page(summary_of(card, many, num_finalists=4)),
         "every state": render_page(summary_of(card, every_state(many))),
         "nothing yet": render_page(summary_of(card, until="space", running_at=101.0)),
         "deep": render_page(summary_of(deep, random_trials(deep, 30), num_finalists=3)),
@@ -178,3 +174,20 @@ def test_a_dot_shows_its_trial_and_a_click_its_row(browser, tmp_path) -> None:
     assert row.get_attribute("data-trial") == number
     assert row.is_displayed()
     assert browser.get_log("browser") == []
+
+
+def test_a_finalist_s_dot_shows_what_both_tables_have_of_it(browser, tmp_path) -> None:
+    show(browser, PAGES["finished"], tmp_path, width=1400, scheme="light")
+    tip = browser.execute_script(
+        "const dot = document.querySelector('#pareto circle.front');"
+        "dot.scrollIntoView({block: 'center', behavior: 'instant'});"
+        "const at = dot.getBoundingClientRect();"
+        "dot.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: at.x, clientY: at.y}));"
+        "return [dot.dataset.trial, document.getElementById('tip').innerText]"
+    )
+    number, text = tip
+    lines = text.split("\n")
+    assert lines[0] == f"Trial {number}"
+    names = [line.partition(":")[0] for line in lines[1:]]
+    assert {"accuracy, validation", "accuracy, test", "outcome", "architecture"} <= set(names)
+    assert len(names) == len(set(names))
