@@ -51,9 +51,6 @@ class LionConf(OptimizerConf):
 class AdafactorConf(OptimizerConf):
     """Second moments as rows times columns."""
 
-    beta2_decay: float = setting(-0.8, "the second moment's decay is 1 - t ** this", PLAIN)
-    eps1: float = setting(0.0, "least root of second moments; 0: float32's", PLAIN)
-    eps2: float = setting(1e-3, "least size of weights; steps are relative", PLAIN)
     clip: float = setting(1.0, "largest root mean square of an update", PLAIN)
     weight_decay: float = setting(0.0, "decoupled weight decay", PLAIN)
 
@@ -64,8 +61,6 @@ class MuonConf(OptimizerConf):
 
     momentum: float = setting(0.95, "momentum of Muon", PLAIN)
     nesterov: bool = setting(True, "use Nesterov's momentum", PLAIN)
-    scale: str = setting("match_rms_adamw", "scale of updates: match_rms_adamw, original", PLAIN)
-    iterations: int = setting(5, "iterations of Newton and Schulz", PLAIN)
     beta1: float = setting(0.9, "AdamW: decay of the first moment", PLAIN)
     beta2: float = setting(0.98, "AdamW: decay of the second moment", PLAIN)
     eps: float = setting(1e-8, "AdamW: added to the denominator", PLAIN)
@@ -131,7 +126,6 @@ class BlockwiseConf:
     pairs: int = setting(32, "pairs of blocks a round measures at most", PLAIN, least=0)
     sizes: list[float] = setting([], "for each, a network with this share removed", PLAIN)
     teacher: float = setting(0.5, "share of the teacher's outputs in the loss", PLAIN, least=0.0)
-    hidden: float = setting(0.0, "weight of the teacher's hidden states", PLAIN, least=0.0)
     lora: int = setting(0, "rank of pairs finalists train; 0: all weights", PLAIN, least=0)
 
 
@@ -180,7 +174,6 @@ class RayConf:
     address: str = setting("", "of the cluster; '': found, or this machine")
     cpus: float = setting(1.0, "CPUs that a trial takes")
     gpus: float = setting(0.0, "GPUs that a trial takes")
-    memory: int = setting(0, "bytes that a trial takes; 0: not stated")
 
 
 @dataclass(frozen=True)

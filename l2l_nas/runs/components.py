@@ -348,7 +348,7 @@ def _constraints(conf: SearchConf, problem: Problem, costs: Costs) -> tuple[Cons
 
 def _costs(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, sizes: tuple[int, ...]) -> Costs:
     section, train = conf.search, problem.data.train
-    some = torch.arange(section.latency_batch) % len(train)
+    first = torch.zeros(1, dtype=torch.int64)  # latencies are of one sample
 
     if conf.parallel.tensor > 1:
         relay = paper_relay(relay, conf)
@@ -357,7 +357,7 @@ def _costs(conf: SearchConf, objects: Objects, problem: Problem, relay: Relay, s
         relay,
         sizes,
         build=lambda architecture: build_network(relay.server.another(problem.pool), architecture),
-        inputs=train.batch(some)[0],
+        inputs=train.batch(first)[0],
         own=own_costs(objects.costs or section.costs, pool=problem.pool, beside=problem.costs),
         hardware=_hardware(conf),
     )

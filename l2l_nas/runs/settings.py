@@ -125,15 +125,6 @@ class SearchSection:
     )
     limits: dict[str, Any] = setting({}, "upper bounds on costs: search.limits.flops=2e6", PLAIN, resume=MAY_CHANGE)
     costs: list[str] = setting([], "costs of your own: [FILE.py:NAME]", PLAIN, is_code=True, resume=MAY_CHANGE)
-    latency_batch: int = setting(
-        1,
-        "batch size at which latency_ms is measured",
-        PLAIN,
-        least=1,
-        most=1_000_000,
-        resume=stays("latencies of other batches cannot be compared"),
-        effect=UsedIf("objectives.names", lambda conf: "latency_ms" in {*conf.objectives.names, *conf.search.limits}),
-    )
     hardware: str = setting(
         "",
         "machine to predict step_ms for: h100, FILE.json",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -48,32 +47,25 @@ class TaughtTask(MeasuredTask):
     Args:
         share: of the teacher in the loss: the divergence of Kullback and Leibler of the network's probabilities from
             the teacher's, summed over the targets that count.
-        hidden: weight of hidden states, which are further outputs of both: the mean over them of the squared error, a
-            share of the mean square of the teacher's, at each target that counts.
 
     Raises:
         DataError: another kind of task.
-        SettingError: a share outside of 0 to 1, or a weight below 0.
+        SettingError: a share outside of 0 to 1.
     """
 
-    def __init__(self, task: MeasuredTask, *, share: float, hidden: float = 0.0) -> None:
+    def __init__(self, task: MeasuredTask, *, share: float) -> None:
         _refuse_without_classes(task, "leave it out")
         if not 0 < share <= 1:
             raise SettingError(f"the share of a teacher must be above 0 and at most 1, got {share}")
-        if not 0 <= hidden < math.inf:
-            raise SettingError(f"the weight of hidden states must be at least 0, got {hidden}")
         super().__init__(task.plain, task.own)
-        self._share, self._hidden = share, hidden
+        self._share = share
 
     def loss(self, outputs: Batch, targets: Targets) -> Tensor:
-        own, taught, *states = targets
+        own, taught = targets
         counts = own.flatten() >= 0
         mine, theirs = (tensor.flatten(0, -2)[counts].log_softmax(dim=-1) for tensor in (outputs[0], taught))
         divergence = functional.kl_div(mine, theirs, reduction="sum", log_target=True)
-        total = (1 - self._share) * super().loss(outputs[:1], own) + self._share * divergence
-        for mine, theirs in zip(outputs[1:], states, strict=True):
-            total = total + self._hidden / len(states) * relative_error(mine, theirs, counts)
-        return total
+        return (1 - self._share) * super().loss(outputs[:1], own) + self._share * divergence
 
     def count(self, targets: Targets) -> float:
         return super().count(targets[0])
@@ -155,14 +147,3 @@ def _refuse_without_classes(task: MeasuredTask, advice: str) -> None:
         raise DataError(
             f"a teacher gives probabilities of classes, which {type(task.plain).__name__} has not; {advice}"
         )
-
-
-def relative_error(states: Tensor, wanted: Tensor, counts: Tensor) -> Tensor:
-    """The squared error of hidden states at targets that count, each a share of the mean square there; their sum.
-
-    Args:
-        states, wanted: [*targets, ...].
-        counts: which of the targets count, in one dimension.
-    """
-    mine, theirs = (tensor.reshape(len(counts), -1)[counts] for tensor in (states, wanted))
-    return ((mine - theirs).square().mean(dim=-1) / theirs.square().mean(dim=-1).clamp_min(1e-12)).sum()

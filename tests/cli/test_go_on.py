@@ -160,7 +160,6 @@ CHANGED = {
     "search.warmup_paths": "fair",
     "search.steps_per_trial": 3,
     "search.trial_weights": "fork",
-    "search.latency_batch": 2,
     "search.hardware": "laptop",
     "search.early_stop": "halving",
     "strategy": "mine.py:phases",

@@ -33,7 +33,6 @@ def lines(said, **changes):
         ("relay.clip_scope", {"relay__clip": 1.0}),
         ("search.keep_fraction", {"search__early_stop": "halving"}),
         ("search.keep_fraction", {"search__early_stop": "mine.py:Rule"}),
-        ("search.latency_batch", {"search__limits": {"latency_ms": 3}}),
         ("search.population", {"search__steps_per_trial": 0}),
         ("data.masked", {"data__objective": "masked"}),
         ("data.predictions", {"data__objective": "masked"}),

@@ -149,7 +149,6 @@ def test_a_network_is_trained_by_them_as_well(place, refused):
         (["optimizer.groups.a.match=stm/*"], "group 'a': matches no parameter; write a pattern"),
         (["optimizer.groups.a.lr_scale=2"], "optimizer.groups.a.match: write a pattern"),
         (["optimizer.groups.a=3"], "optimizer.groups.a: expected match, weight_decay, lr_scale, frozen, got 3"),
-        (["optimizer=muon", "optimizer.scale=rms"], "scale: no 'rms'"),
         (["optimizer=mine.py:halving"], "optimizer: mine.py:halving raised TypeError"),
         (["optimizer=mine.py:Heavy", "optimizer.mass=3"], "takes no 'mass'"),
         (["schedule=cosin"], "no schedule 'cosin'; did you mean 'cosine'?"),

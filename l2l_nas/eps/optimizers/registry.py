@@ -36,10 +36,6 @@ def _lion(beta1: float = 0.9, beta2: float = 0.99, **more: Any) -> Optimizer:
     return Lion(betas=(beta1, beta2), **more)
 
 
-def _adafactor(eps1: float = 0.0, eps2: float = 1e-3, **more: Any) -> Optimizer:
-    return Adafactor(eps=(eps1 or None, eps2), **more)
-
-
 def _muon(
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.1, **more: Any
 ) -> Optimizer:
@@ -51,7 +47,7 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "adamw": _adamw,
     "sgd": SGD,
     "lion": _lion,
-    "adafactor": _adafactor,
+    "adafactor": Adafactor,
     "muon": _muon,
 }
 

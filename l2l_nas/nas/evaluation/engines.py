@@ -109,7 +109,7 @@ class Ray(Engine):
 
     package = "ray"
 
-    def __init__(self, recipe: bytes, workers: int, *, address: str, cpus: float, gpus: float, memory: int) -> None:
+    def __init__(self, recipe: bytes, workers: int, *, address: str, cpus: float, gpus: float) -> None:
         self._ray = ray = importlib.import_module(self.package)
         is_ours = not ray.is_initialized()
         if is_ours:
@@ -119,7 +119,7 @@ class Ray(Engine):
             self._ending.callback(ray.shutdown)
         names = "WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError"
         self.lost = *self.lost, *(getattr(ray.exceptions, name) for name in names)
-        takes = {"num_cpus": cpus, "num_gpus": gpus, **({"memory": memory} if memory else {})}
+        takes = {"num_cpus": cpus, "num_gpus": gpus}
         self._remote = functools.cache(ray.remote(max_retries=0, **takes))
 
     def _submit(self, function: Function, *args: Any) -> Future[Any]:

@@ -31,7 +31,6 @@ from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.shapes import check_shapes
 from l2l_nas.training.consensus import Consensus
 from l2l_nas.training.fit import Trainer, tested
-from l2l_nas.training.hidden_states import HiddenStateExecutor
 from l2l_nas.training.metrics import measured
 from l2l_nas.training.samples import Samples
 from l2l_nas.training.score import Score
@@ -110,9 +109,7 @@ class Evaluator:
 
     def on(self, relay: Relay) -> Evaluator:
         """The same on another relay, of a pool of the same architectures."""
-        executor = self._trainer.executor
-        executor = executor.on(relay) if isinstance(executor, HiddenStateExecutor) else relay
-        trainer = scorer = replace(self._trainer, executor=executor)
+        trainer = scorer = replace(self._trainer, executor=relay)
         if self._scorer is not self._trainer:  # in fp32
             plain = Relay(relay.server, device=str(relay.device.torch_device), seed=relay.seed)
             scorer = replace(self._scorer, executor=plain)

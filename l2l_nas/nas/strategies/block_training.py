@@ -21,10 +21,8 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.space.values import as_tuple
 from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
 from l2l_nas.training.fit import Trainer
-from l2l_nas.training.hidden_states import HiddenStateExecutor, with_hidden
 from l2l_nas.training.metrics import measured
 from l2l_nas.training.teach import Divergence, TaughtBatches, TaughtTask
 
@@ -137,13 +135,12 @@ class Teach(Phase):
 
     Args:
         share: of these in the loss.
-        hidden: weight of the original's hidden states.
     """
 
     is_saved = False
 
-    def __init__(self, share: float, *, hidden: float = 0.0) -> None:
-        self._share, self._hidden = share, hidden
+    def __init__(self, share: float) -> None:
+        self._share = share
 
     def run(self, search: SearchContext) -> None:
         """See `Phase`.
@@ -164,27 +161,17 @@ class Teach(Phase):
 
         Raises:
             DataError: the task has no classes.
-            SettingError: a share outside of 0 to 1, or networks without hidden states that can be compared.
+            SettingError: a share outside of 0 to 1.
         """
         assert isinstance(trainer.executor, Relay)
         return self._taught(trainer, trainer.executor.server)
 
     def _taught(self, trainer: Trainer, server: ParamServer) -> Trainer:
         """With a server of the original's weights."""
-        whole, task = trainer.executor, TaughtTask(measured(trainer.task), share=self._share, hidden=self._hidden)
+        whole, task = trainer.executor, TaughtTask(measured(trainer.task), share=self._share)
         assert isinstance(whole, Relay)
-        executor = trainer.executor
-        if not self._hidden:
-            relay = relays_like(whole)(server)
-        else:
-            targets = trainer.batches.at(0)[1]
-            pool = with_hidden(server.pool, places=as_tuple(targets)[0].shape[1:])
-            relay = relays_like(whole)(server.another(pool, storage=server.storage))
-            executor = HiddenStateExecutor(whole, pool, relays_like(whole, keeps=True))
-
-        teacher = original_outputs(relay, micro_batch=trainer.micro_batch)
-        batches = TaughtBatches(trainer.batches, teacher if self._hidden else lambda inputs: teacher(inputs)[:1])
-        return replace(trainer, executor=executor, task=task, batches=batches)
+        teacher = original_outputs(relays_like(whole)(server), micro_batch=trainer.micro_batch)
+        return replace(trainer, task=task, batches=TaughtBatches(trainer.batches, lambda inputs: teacher(inputs)[:1]))
 
 
 def original_outputs(relay: Relay, *, micro_batch: int) -> Callable[[Batch], Batch]:

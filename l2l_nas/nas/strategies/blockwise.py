@@ -34,7 +34,6 @@ def blockwise(
     pairs: int = 32,
     sizes: Sequence[float] = (),
     teacher: float = 0.5,
-    hidden: float = 0.0,
     lora: int = 0,
 ) -> list[Phase]:
     """The phases of a blockwise search.
@@ -51,7 +50,6 @@ def blockwise(
         pairs: that a round measures at most.
         sizes: shares of the original's parameters, where there is a choice, each of which a network is found without.
         teacher: share of the original's outputs in the loss of trials and finalists; 0 for tasks without classes.
-        hidden: weight of the original's hidden states in the same loss, beside its outputs; at six places at most.
         lora: rank of pairs that finalists train in place of all their weights; 0: all weights.
 
     Raises:
@@ -68,10 +66,8 @@ def blockwise(
         if value < least:
             raise SettingError(f"strategy.{name} must be at least {least}, got {value}")
     settings = BlockSettings(steps=MOST_BLOCK_STEPS if steps is None else steps, learning_rate=learning_rate)
-    if hidden and not teacher:
-        raise SettingError("strategy.hidden adds to what a teacher gives; set strategy.teacher above 0, or hidden=0")
     asked = [AskForClasses()] if scores == "divergence" else []
-    taught = [Teach(teacher, hidden=hidden)] if teacher else []
+    taught = [Teach(teacher)] if teacher else []
     scored = ScoreBlocks(scores, rounds=rounds, pairs=pairs, sizes=sizes)
     recovery = [TrainPairs(lora)] if lora else []
     return [*asked, *taught, DistilBlocks(samples, settings), scored, Trials(), *recovery, Finalists(), RandomSearch()]

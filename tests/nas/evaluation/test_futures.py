@@ -359,7 +359,7 @@ def test_ray_is_shut_down_where_it_was_started_here(monkeypatch, is_open):
     ray = MagicMock()
     ray.is_initialized.return_value = is_open
     monkeypatch.setitem(sys.modules, "ray", ray)
-    Ray(b"", 1, address="", cpus=1.0, gpus=0.0, memory=0).end()
+    Ray(b"", 1, address="", cpus=1.0, gpus=0.0).end()
     assert (ray.init.called, ray.shutdown.called) == (not is_open, not is_open)
 
 
@@ -445,7 +445,7 @@ def test_any_executor_runs_what_this_process_does(tmp_path, name):
         "thread": on(concurrent.futures.ThreadPoolExecutor(2)),
         "process": on(concurrent.futures.ProcessPoolExecutor(2, context)),
         "dask": partial(Dask, address=""),
-        "ray": partial(Ray, address="", cpus=1.0, gpus=0.0, memory=0),
+        "ray": partial(Ray, address="", cpus=1.0, gpus=0.0),
     }
     if name in ("dask", "ray"):
         pytest.importorskip({"dask": "distributed"}.get(name, name))
