@@ -42,7 +42,7 @@ class _TimeHere:
 
 
 @dataclass
-class _Seen:
+class _OtherRank:
     """The last beat of another rank; seconds since then, and since one that showed progress."""
 
     beat: Beat
@@ -71,7 +71,7 @@ class RankWatch:
         self._own = Beat()
         self._epoch = 0
         self._note = ""
-        self._seen = {other: _Seen(Beat()) for other in range(len(names)) if other != rank}
+        self._seen = {other: _OtherRank(Beat()) for other in range(len(names)) if other != rank}
         self._failure: Failure | None = None
         self._reported: Failure | None = None
         self._known = threading.Event()

@@ -292,7 +292,8 @@ class Relay:
         """Whether states that are trained live on the device, if it has memory of its own."""
         memory = self.config.memory
         if memory.resident == "auto":
-            return memory.device_budget == "all" and self._has_space_for_states
+            is_alone = self.server.everyone.size == 1  # states of several ranks live on the host
+            return memory.device_budget == "all" and is_alone and self._has_space_for_states
         return memory.resident == "all"
 
     @cached_property

@@ -59,7 +59,7 @@ class FuturesExecutor:
 
     Args:
         open_engine: makes the executor, also again after it broke.
-        server: the shared weights; its loss scale goes with segments.
+        server: the search's own weights; its loss scale goes with segments.
         workers: how many segments run at a time.
         size: how many are worth submitting at a time.
         identity: what each worker must say of the pool and the data that it built.

@@ -90,11 +90,6 @@ class Segment:
     keeps_weights: bool = True
 
     @property
-    def is_shared(self) -> bool:
-        """Whether it trains the shared weights."""
-        return self.weights == "shared" and self.server is None
-
-    @property
     def score_steps(self) -> tuple[int, ...]:
         """After how many steps of its training a finalist is scored; the last is the segment's end."""
         return score_steps(self.done, self.steps, self.total or self.steps)
@@ -106,7 +101,7 @@ class Segment:
     @property
     def only_scores(self) -> bool:
         """Whether it scores the shared weights as they are."""
-        return self.is_shared and not self.steps
+        return self.weights == "shared" and self.server is None and not self.steps
 
     @classmethod
     def of_trial(
