@@ -27,7 +27,7 @@ from l2l_nas.training.data import Batches
 from l2l_nas.training.fit import Trainer, sample_figures, score, tested
 from l2l_nas.training.metrics import MeasuredTask, Metric
 from l2l_nas.training.schedule import Constant
-from l2l_nas.training.task import BalancedClassification, Classification, SampleMetrics
+from l2l_nas.training.task import Classification, SampleMetrics
 from tests.text.networks import WHOLE, pool_of
 from tests.training.test_lengths import PATHS, classifier, sentences
 
@@ -134,9 +134,7 @@ def texts(exchange) -> list:
         samples = continuations(rows, 48)
         found.append(sample_figures(relay, WHOLE, samples, task=Cloze(), micro_batch=4).tolist())
     server = server_of(classifier(dropout=0.1), exchange, optimizer=AdamW(), seed=1)
-    trainer = Trainer(
-        Relay(server, chunks=4), BalancedClassification(), Batches(sentences(40), batch_size=18, seed=3), 4
-    )
+    trainer = Trainer(Relay(server, chunks=4), Classification(), Batches(sentences(40), batch_size=18, seed=3), 4)
     trainer.fit(
         lambda step: PATHS[step % 3], start=0, steps=6, schedule=Constant(0.01, 6),
         after_step=lambda step, loss: found.append(loss),
