@@ -59,7 +59,7 @@ def write_page(study: optuna.Study, pool: LayerPool, path: Path | str = "report.
         settings=(), commands=_commands(path, goals), seed="",
     )  # fmt: skip
     if os.path.lexists(path) and not is_page(path):
-        raise StorageError(f"{path} is there already, and is no page; choose another file, or move it")
+        raise StorageError(f"write_page: path {path} is there already, and is no page; choose another file, or move it")
     make_folder(path.parent)
     write_atomically(path, render_page(summary))
     return path

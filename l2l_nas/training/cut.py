@@ -27,6 +27,25 @@ def shares_of(splits: Sequence[float]) -> list[float]:
     return shares if sum(shares) < math.inf else [share / max(shares) for share in shares]
 
 
+def check_fractions(validation_fraction: float, test_fraction: float) -> None:
+    """Shares of the validation and the test part.
+
+    Raises:
+        SettingError: one is out of range, or they leave nothing to train on.
+    """
+    check_number("validation_fraction", validation_fraction)
+    check_number("test_fraction", test_fraction)
+    if not 0 < validation_fraction < 1:
+        raise SettingError(f"validation_fraction must lie between 0 and 1, got {validation_fraction}")
+    if not 0 <= test_fraction < 1:
+        raise SettingError(f"test_fraction must lie between 0 and 1, got {test_fraction}; 0: no test part")
+    if not validation_fraction + test_fraction < 1:
+        raise SettingError(
+            f"validation_fraction {validation_fraction} and test_fraction {test_fraction} leave no samples to "
+            "train on; together they must be below 1"
+        )
+
+
 def cut(
     count: int, *, validation_fraction: float, test_fraction: float, classes: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -41,17 +60,7 @@ def cut(
         SettingError: a fraction out of range, or fractions that leave nothing to train on.
         DataError: there are too few samples.
     """
-    check_number("validation_fraction", validation_fraction)
-    check_number("test_fraction", test_fraction)
-    if not 0 < validation_fraction < 1:
-        raise SettingError(f"validation_fraction must lie between 0 and 1, got {validation_fraction}")
-    if not 0 <= test_fraction < 1:
-        raise SettingError(f"test_fraction must lie between 0 and 1, got {test_fraction}; 0: no test part")
-    if not validation_fraction + test_fraction < 1:
-        raise SettingError(
-            f"validation_fraction {validation_fraction} and test_fraction {test_fraction} leave no samples to "
-            "train on; together they must be below 1"
-        )
+    check_fractions(validation_fraction, test_fraction)
     rest, parts = np.arange(count), []
     for fraction in (test_fraction, validation_fraction):
         chosen = rest[:0]
