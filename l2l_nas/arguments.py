@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from l2l_nas.errors import SettingError, did_you_mean, one_line
+from l2l_nas.errors import L2LError, SettingError, did_you_mean, one_line
 
 T = TypeVar("T")
 _LARGEST = (1 << 64) - 1
@@ -27,6 +28,16 @@ def shown(value: object) -> str:
         return one_line(reprlib.repr(value), most=100)
     except Exception:  # the `__repr__` of a user's own class
         return f"an object of {type(value).__name__}"
+
+
+@contextlib.contextmanager
+def of_argument(name: str) -> Iterator[None]:
+    """Has an error about what an argument holds begin with the argument's name."""
+    try:
+        yield
+    except L2LError as error:
+        error.args = (f"{name}: {error}",)
+        raise
 
 
 def check_kind(name: str, value: object, kinds: type[T] | tuple[type[Any], ...], *, wanted: str) -> Any:

@@ -14,6 +14,7 @@ import pytest
 
 import l2l_nas
 from benchmarks.faults import calls
+from l2l_nas.errors import SettingError
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import SearchConf
@@ -59,6 +60,11 @@ def test_a_wrong_argument_is_refused_by_its_name_or_taken(name):
     assert not faults, "\n".join(faults)
 
 
+def test_what_stands_beside_an_odd_value_is_taken():
+    for name in set(calls.calls()) - {"compare"}:  # of finished runs
+        calls.use(name, calls.right(name))
+
+
 _OF_SETTINGS = (
     "None", "True", "-1", "10**59", "0.5", "nan", "''", "'x'", "a long text", "a surrogate", "[]", "[None]",
     "{'x': 5}", "object()", "a class", "a tensor", "an array",
@@ -78,6 +84,15 @@ def test_a_wrong_setting_of_a_search_is_refused_by_its_name_or_taken(name):
         if found:
             faults[f"search({name}={shown})"] = f"{type(found).__name__}: {found}"
     assert not faults, "\n".join(f"{call}: {what}" for call, what in faults.items())
+
+
+def test_an_error_that_does_not_name_its_argument_is_found(monkeypatch):
+    def example(steps: int = 1, *, name: str = "x") -> None:
+        raise SettingError(f"steps: no {steps!r}, {name!r}")
+
+    monkeypatch.setattr(l2l_nas, "example", example, raising=False)
+    assert calls.judged("example", "steps", "'x'") is None
+    assert isinstance(calls.judged("example", "name", "5"), SettingError)
 
 
 def test_what_is_of_another_kind_and_is_taken_without_a_word_is_found(monkeypatch):

@@ -2,8 +2,8 @@
 
 The calls are those of `l2l_nas.__all__` and the methods that users call, their arguments those of the signatures, so
 that what is new is covered at once; `examples.py` has what stands beside the odd one. What is raised is one of our
-errors, or a TypeError or ValueError that names the argument. What is of another kind than the signature says is not
-taken without a word.
+errors, or a TypeError or ValueError, and its line names the argument. What is of another kind than the signature says
+is not taken without a word.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,8 @@ _USES: dict[str, Callable[[Any], object]] = {
 # what would take long, not go wrong: large numbers of these are work
 _WORK = {"Trainer.fit.steps", "search.trials", "search.steps_per_trial", "search.warmup_steps", "search.finalists"}
 _LARGE = {"10**9", "10**59", "10**400"}
+# what would begin as many processes
+_PROCESSES, _SMALL = {"Data.from_folder.workers"}, {"5"}
 # functions of the user's own, which raise what they raise
 _FUNCTIONS = {"path_at", "after_step", "reduce"}
 _CALLED = {"a class", "a module"}
@@ -195,7 +197,8 @@ def right(name: str) -> dict[str, Any]:
 
 def odds(name: str, argument: str) -> list[str]:
     """Which odd values an argument is given."""
-    left = _LARGE if f"{name}.{argument}" in _WORK else _CALLED if argument in _FUNCTIONS else ()
+    call = f"{name}.{argument}"
+    left = _LARGE if call in _WORK else _SMALL if call in _PROCESSES else _CALLED if argument in _FUNCTIONS else ()
     return [odd for odd in ODDS if odd not in left]
 
 
@@ -220,33 +223,35 @@ def fits(call: str, annotation: str, value: object) -> bool:
 
 
 def fault(call: Callable[[], object], *names: str) -> BaseException | None:
-    """What a call ends with that no user should see."""
+    """What a call ends with that no user should see: an error of another kind, or without any of these names."""
     try:
         call()
-    except L2LError:
-        return None
-    except (TypeError, ValueError) as error:
+    except (L2LError, TypeError, ValueError) as error:
         return None if set(names) & set(re.findall(r"\w+", str(error))) else error
     except Exception as error:
         return error
     return None
 
 
+def use(name: str, given: Mapping[str, Any]) -> None:
+    """Call, and use what is made once."""
+    made = called(name)(**given)
+    if inspect.isgenerator(made):
+        next(made, None)
+    if name in _USES:
+        _USES[name](made)
+
+
 def judged(name: str, argument: str, odd: str) -> BaseException | str | None:
     """What is wrong with how a call with an odd value ends; None where nothing is."""
     value, taken = ODDS[odd](), False
 
-    def call() -> object:
+    def call() -> None:
         nonlocal taken
-        made = called(name)(**{**right(name), argument: value})
-        if inspect.isgenerator(made):
-            next(made, None)
-        if name in _USES:
-            _USES[name](made)
+        use(name, {**right(name), argument: value})
         taken = True
-        return made
 
-    wrong = fault(call, argument, *name.split("."))
+    wrong = fault(call, argument)
     is_silent = wrong is None and taken and not fits(f"{name}.{argument}", arguments(name)[argument], value)
     return f"{name} takes {argument}={odd} without a word" if is_silent else wrong
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -29,6 +31,17 @@ class _Images(l2l.Samples):
 
 def _linear() -> nn.Module:
     return nn.Linear(2, 2)
+
+
+@functools.cache
+def _images() -> tempfile.TemporaryDirectory[str]:
+    """A folder of images of two classes; it goes when the program ends."""
+    folder = tempfile.TemporaryDirectory(prefix="images-")
+    for name in ("a", "b"):
+        (Path(folder.name) / name).mkdir()
+        for number in range(10):
+            (Path(folder.name) / name / f"{number}.pgm").write_bytes(b"P5 2 2 255\n" + bytes([number] * 4))
+    return folder
 
 
 @functools.cache
@@ -69,6 +82,7 @@ def _of_calls(batches: Any) -> dict[str, Any]:
     return {
         "Data.from_arrays.x": torch.rand(40, 2),
         "Data.from_arrays.y": torch.arange(40) % 2,
+        "Data.from_folder.folder": _images().name,
         "Data.from_dataset.train": [(torch.rand(2), index % 2) for index in range(40)],
         "Architecture.choices": ("a", "b"),
         "Architecture.from_choices.choices": ("a", "b"),
@@ -84,10 +98,14 @@ def _of_calls(batches: Any) -> dict[str, Any]:
         "Metric.measure": lambda outputs, targets: 0.0,
         "Position.candidates": [l2l.Candidate("a", nn.Identity)],
         "Position.with_candidates.candidates": [l2l.Candidate("a", nn.Identity)],
+        "Muon.state.shape": (2, 2),
         "Regression.check.outputs": (l2l.TensorSpec(()),),
+        "Regression.check.targets": torch.zeros(len(inputs)),
+        "Regression.targets": torch.zeros(len(inputs), 2),
         "Relay.recalibrate.batches": [(inputs,)],
         "ReferenceTrainer.recalibrate.batches": [(inputs,)],
         "SearchResult.folder": "runs/x",
+        "Split.batches.wanted": [(torch.arange(4), (0, 0))],
         "compare.results": ["runs/x", "runs/y"],
         "Tokens.outputs": (torch.zeros(3, 4, 5),),
         "Tokens.targets": torch.zeros(3, 4, dtype=torch.int64),

@@ -279,7 +279,9 @@ class ParamServer:
             for key in keys:
                 if key not in present:
                     if not self.pool.has_state(key):
-                        raise SpaceError(f"no state {shown(key)}{did_you_mean(key, self.pool.states)}")
+                        raise SpaceError(
+                            f"key {shown(key)} is none of the pool's keys{did_you_mean(key, self.pool.states)}"
+                        )
                     layout = self.rules.of(key).layout
                     state = first_state(self.pool, key, layout=layout, seed=self.seed, masters=masters)
                     self._put_first(key, state)

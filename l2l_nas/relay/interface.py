@@ -173,12 +173,12 @@ class Executor(Protocol):
         """Measure BatchNorm's statistics anew for one architecture, as the plain average over these batches."""
 
 
-def as_batch(inputs: object) -> Batch:
-    """Inputs as a tuple of tensors: a tensor or an array is one, a list holds several; else a DataError."""
+def as_batch(inputs: object, name: str = "inputs") -> Batch:
+    """Inputs as a tuple of tensors: a tensor or an array is one, a list holds several; else a DataError, by name."""
     parts = inputs if isinstance(inputs, tuple | list) else (inputs,)
     if not parts or not all(isinstance(part, Tensor | np.ndarray) for part in parts):
-        raise DataError(f"inputs takes a tensor or a tuple of tensors, got {shown(inputs)} ({type(inputs).__name__})")
-    return tuple(as_samples("inputs", part) for part in parts)
+        raise DataError(f"{name} takes a tensor or a tuple of tensors, got {shown(inputs)} ({type(inputs).__name__})")
+    return tuple(as_samples(name, part) for part in parts)
 
 
 def next_places(wanted: Specs, inputs: object) -> Batch:

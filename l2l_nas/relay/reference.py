@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from l2l_nas.arguments import check_count, check_flag, check_function, check_kind, check_list, check_seed
+from l2l_nas.arguments import check_count, check_flag, check_function, check_kind, check_list, check_seed, of_argument
 from l2l_nas.eps.optimizers.base import Optimizer
 from l2l_nas.eps.optimizers.plain import add_to, in_torch, moments_in
 from l2l_nas.eps.server import ParamServer
@@ -43,7 +43,7 @@ from l2l_nas.relay.interface import (
 )
 from l2l_nas.relay.refusals import keeps_torch_state, refuse_own_parameters
 from l2l_nas.relay.visits import apart, back_from, full, with_plain_gradients
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.architecture import Architecture, check_architectures
 from l2l_nas.space.losses import collect_losses, weighted
 from l2l_nas.space.objective import learned_by
 from l2l_nas.space.pool import Layer, tied_group
@@ -136,7 +136,8 @@ class ReferenceTrainer:
         about: dict[str, Any] = {"objective": objective, "micro_batch": micro_batch, "lr": lr, "step": step}
         batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, lengths=lengths)
         if upcoming is not None:
-            Architecture.from_choices(upcoming)
+            with of_argument("upcoming"):
+                Architecture.from_choices(upcoming)
         if samples is not None:
             check_count("samples", samples)
         layers = self.pool.path(architecture)
@@ -241,8 +242,7 @@ class ReferenceTrainer:
             check_function("reduce", reduce)
         if max_bytes is not None:
             check_count("max_bytes", max_bytes)
-        kinds = (Architecture, tuple, list)
-        architectures = check_list("architectures", architectures, of=kinds, wanted="architectures")
+        architectures = check_architectures("architectures", architectures)
         return [self._predicted(one, inputs, micro_batch, reduce=reduce, cuts=cuts) for one in architectures]
 
     @property
@@ -267,7 +267,8 @@ class ReferenceTrainer:
     @torch.no_grad()
     def recalibrate(self, architecture: Architecture, batches: Sequence[Batch]) -> None:
         """See `Executor.recalibrate`."""
-        batches = [as_batch(one) for one in check_list("batches", batches, of=object, wanted="batches")]
+        batches = check_list("batches", batches, of=object, wanted="batches")
+        batches = [as_batch(one, f"batches[{number}]") for number, one in enumerate(batches)]
         if not batches:
             raise DataError("batches: recalibration needs at least one")
         layers = self.pool.path(architecture)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_seed
+from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_seed, of_argument
 from l2l_nas.eps.exchange import ObservedExchange, least
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.sums import check_chunks
@@ -54,7 +54,7 @@ from l2l_nas.relay.plan import UpdateOrder, UpdatePolicy
 from l2l_nas.relay.population import prefixes
 from l2l_nas.relay.stash import Stash
 from l2l_nas.relay.step import TrainingStep
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.architecture import Architecture, check_architectures
 from l2l_nas.space.pool import Layer, LayerPool
 from l2l_nas.space.shapes import check_shapes
 
@@ -332,17 +332,21 @@ class Relay:
         memory = self.memory_plan(sizes)
         if (held := self._training.held_path(architecture, memory)) is not None:
             if upcoming is not None and upcoming != architecture:
-                self.pool.path(upcoming)  # which refuses what is none
+                self._first_of(upcoming)  # which refuses what is none
             return self._training.run_held(held, batch, lr=lr, step=step)
         layers = self.pool.path(architecture)
         if chunks is not None and not chunks.is_single:
             refuse_used_twice(self.pool, layers)
-        following = self.pool.path(upcoming)[:1] if upcoming is not None else ()
+        following = self._first_of(upcoming) if upcoming is not None else ()
         path = self.numbered(architecture, following)
         layers = (*layers, *following)
         job = self._training.prepare(batch, path, layers, memory=memory, lr=lr, step=step, chunks=chunks)
         self._training.run(job)
         return self._training.settle(job)
+
+    def _first_of(self, upcoming: Architecture) -> tuple[Layer, ...]:
+        with of_argument("upcoming"):
+            return self.pool.path(upcoming)[:1]
 
     def own_rows(self, samples: int, micro_batch: int) -> slice:
         """Which samples of a mini-batch of so many this rank computes."""
@@ -354,7 +358,7 @@ class Relay:
         return None if self.chunks is None else StepShare.of(self.server.exchange, sizes, self.chunks)
 
     def predict(self, architecture: Architecture, inputs: Batch, *, micro_batch: int) -> Batch:
-        return self.predict_population([architecture], inputs, micro_batch=micro_batch)[0]
+        return self.predict_population([Architecture.from_choices(architecture)], inputs, micro_batch=micro_batch)[0]
 
     @alone
     def predict_population(
@@ -376,8 +380,7 @@ class Relay:
         cut = list(cut_up(self.pool.inputs, as_batch(inputs), micro_batch, cuts))
         if reduce is not None:
             check_function("reduce", reduce)
-        kinds = (Architecture, tuple, list)
-        architectures = check_list("architectures", architectures, of=kinds, wanted="architectures")
+        architectures = check_architectures("architectures", architectures)
         most = None
         if max_bytes is not None:
             sizes = tuple(len(batch[0]) for batch in cut)
@@ -430,7 +433,7 @@ class Relay:
         batches = check_list("batches", batches, of=object, wanted="batches")
         if not batches:
             raise DataError("batches: recalibration needs at least one")
-        batches = [as_batch(batch) for batch in batches]
+        batches = [as_batch(batch, f"batches[{number}]") for number, batch in enumerate(batches)]
         self._pause()
         started: set[str] = set()
         layers = self.pool.path(architecture)
@@ -441,4 +444,4 @@ class Relay:
 
 
 def _sizes(samples: int, micro_batch: int) -> tuple[int, ...]:
-    return cut_sizes(check_count("samples", samples, most=_SAMPLES), micro_batch)
+    return cut_sizes(check_count("samples", samples, least=1, most=_SAMPLES), micro_batch)

@@ -14,7 +14,7 @@ import torch
 from markupsafe import escape
 from torch import nn
 
-from l2l_nas.arguments import check_kind, check_list, check_methods, check_path, refuse_class
+from l2l_nas.arguments import check_kind, check_list, check_methods, check_path, of_argument, refuse_class
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.nas.callback import Callback, Stopped
 from l2l_nas.nas.evaluation.early_stopping import check_early_stop
@@ -27,6 +27,7 @@ from l2l_nas.report.network import Network, RandomBaseline, in_order
 from l2l_nas.report.results import Results
 from l2l_nas.runs.components import Objects
 from l2l_nas.runs.folder import RunFolder
+from l2l_nas.runs.locate import check_space
 from l2l_nas.runs.ranks import RunRanks
 from l2l_nas.runs.saved import SavedRun, compared, load_found
 from l2l_nas.runs.search import SearchRun
@@ -182,8 +183,10 @@ def search(
     """
     if not isinstance(problem, str | Problem):
         raise SettingError(
-            f"search() takes a Problem or the name of a space, got {type(problem).__name__}; write Problem(pool, data)"
+            f"problem takes a Problem or the name of a space, got {type(problem).__name__}; write Problem(pool, data)"
         )
+    if isinstance(problem, str):
+        check_space("problem", problem)
     check_kind("progress", progress, bool, wanted="True or False")
     if world is not None:
         check_methods("world", world, ["rejoin"], wanted="what run_ranked gives a program")
@@ -311,7 +314,7 @@ def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchCon
             values[name] = str(check_path(name, value)) if value is not None and str(value) else ""
         elif name == "enqueue":
             found = check_list("search.enqueue", value, of=object, wanted="architectures")
-            values["search.enqueue"] = [_spelled(one) for one in found]
+            values["search.enqueue"] = [_spelled(f"search.enqueue[{n}]", one) for n, one in enumerate(found)]
         elif name == "learn_from":
             values["search.learn_from"] = _named_runs(value)
         elif name in known and "." not in name and name != "callbacks":
@@ -329,8 +332,9 @@ def conf_of(problem: Problem | str, named: Mapping[str, Any]) -> tuple[SearchCon
     return changed(SearchConf(), values), frozenset({*given, "space.pool"})
 
 
-def _spelled(architecture: object) -> str:
-    return architecture if isinstance(architecture, str) else str(Architecture.from_choices(architecture))
+def _spelled(name: str, architecture: object) -> str:
+    with of_argument(name):
+        return architecture if isinstance(architecture, str) else str(Architecture.from_choices(architecture))
 
 
 def _named_runs(value: object) -> str:

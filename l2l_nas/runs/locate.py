@@ -284,15 +284,24 @@ def _refuse_said(values: Mapping[str, tuple[Any, Any]], source: str, what: str) 
             raise SettingError(f"data.{name} is of {what}, which data.source={source} is not; leave it out")
 
 
-def _find(pool: str) -> Callable[..., object]:
-    if is_published(pool):
-        return partial(published_pool, pool)
-    if ":" in pool:
-        found = imported(pool, setting="space.pool")
-    elif is_builtin(pool):
-        found = imported(f"{shipped('search_spaces') / pool}.py:build", setting="space.pool")
-    else:
+def check_space(name: str, pool: str) -> None:
+    """Refuse the name of a space that does not exist.
+
+    Args:
+        name: of the argument or setting.
+
+    Raises:
+        SettingError: no such space is built in, and it names no file.
+    """
+    if ":" not in pool and not is_builtin(pool):
         close = difflib.get_close_matches(pool, builtin_spaces(), n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"built in: {', '.join(builtin_spaces())};"
-        raise SettingError(f"space.pool: no space '{pool}'; {hint} your own is FILE.py:FUNCTION")
-    return found
+        raise SettingError(f"{name}: no space '{pool}'; {hint} your own is FILE.py:FUNCTION")
+
+
+def _find(pool: str) -> Callable[..., object]:
+    check_space("space.pool", pool)
+    if is_published(pool):
+        return partial(published_pool, pool)
+    path = pool if ":" in pool else f"{shipped('search_spaces') / pool}.py:build"
+    return imported(path, setting="space.pool")

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from l2l_nas.arguments import of_argument
 from l2l_nas.cost.closed_form import path_states
 from l2l_nas.eps.checkpoint import MANIFEST, Checkpoint
 from l2l_nas.eps.optimizers.rules import SGD
@@ -100,12 +101,13 @@ def compared(folders: Sequence[Path]) -> Comparison | None:
         StorageError: a result is missing or damaged.
     """
     pairs, goals = [], []
-    for folder in folders:
+    for number, folder in enumerate(folders):
         run = RunFolder(folder)
-        content = SavedRun(run).result()
-        with parsing(run.result, "the result of a search", advice="restore it"):
-            goals.append(goals_of(content)[0])
-            pairs.append(pair_of(content, goals[-1]))
+        with of_argument(f"results[{number}]"):
+            content = SavedRun(run).result()
+            with parsing(run.result, "the result of a search", advice="restore it"):
+                goals.append(goals_of(content)[0])
+                pairs.append(pair_of(content, goals[-1]))
     if any(goal != goals[0] for goal in goals):
         raise SettingError(f"results: searches for {goals[0].name} and for others cannot be compared")
     return Comparison.of(pairs, goals[0]) if goals else None

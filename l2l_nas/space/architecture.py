@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from l2l_nas.arguments import listed, shown
+from l2l_nas.arguments import check_list, listed, of_argument, shown
 from l2l_nas.errors import SpaceError
 
 
@@ -26,7 +26,7 @@ class Architecture:
     def __post_init__(self) -> None:
         choices = listed(self.choices)
         if choices is None or not all(isinstance(name, str) for name in choices):
-            raise SpaceError(f"an architecture is a list of candidate names, got {shown(self.choices)}")
+            raise SpaceError(f"an architecture's choices are a list of candidate names, got {shown(self.choices)}")
         object.__setattr__(self, "choices", tuple(choices))
 
     @property
@@ -48,7 +48,7 @@ class Architecture:
         try:
             choices = json.loads(text)["choices"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise SpaceError(f'not an architecture: expected {{"choices": [...]}}, got {shown(text)}') from None
+            raise SpaceError(f'text is no architecture: expected {{"choices": [...]}}, got {shown(text)}') from None
         return cls.from_choices(choices)
 
     @classmethod
@@ -62,3 +62,19 @@ class Architecture:
 
     def __str__(self) -> str:
         return " > ".join(self.choices)
+
+
+def check_architectures(name: str, value: object) -> list[Architecture]:
+    """Architectures, or lists of names, as architectures.
+
+    Args:
+        name: of the argument.
+
+    Raises:
+        SettingError, SpaceError: it is no list of them.
+    """
+    found = []
+    for number, one in enumerate(check_list(name, value, of=object, wanted="architectures")):
+        with of_argument(f"{name}[{number}]"):
+            found.append(Architecture.from_choices(one))
+    return found

@@ -48,7 +48,7 @@ Specs = tuple[TensorSpec, ...]
 
 def describe(specs: Specs) -> str:
     """Specs as a reader wants them: `[batch, 16, 8, 8] float32`."""
-    return ", ".join(map(str, specs))
+    return ", ".join(map(str, specs)) or "none"
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Position:
             for item in items:
                 if not isinstance(item, Candidate):
                     got = type(item).__name__
-                    raise SpaceError(f"expected Candidate objects, got {got}; write Candidate(name, factory)")
+                    raise SpaceError(f"candidates takes Candidate objects, got {got}; write Candidate(name, factory)")
             names = [item.name for item in items]
             for candidate in names:
                 if names.count(candidate) > 1:

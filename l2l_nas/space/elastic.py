@@ -72,7 +72,7 @@ def elastic(
     check_function(f"elastic '{name}': regions", regions)
     check_kind(f"elastic '{name}': shares", shares, bool, wanted="True or False")
     if not family:
-        raise SpaceError(f"elastic '{name}': names no candidates")
+        raise SpaceError(f"elastic '{name}': family names no candidates")
     if not shares:
         return [Candidate(candidate, factory) for candidate, factory in family.items()]
     shapes = {candidate: _shapes(candidate, factory) for candidate, factory in family.items()}

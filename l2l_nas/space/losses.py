@@ -33,7 +33,9 @@ def add_loss(value: Tensor) -> None:
         SpaceError: `value` is something else.
     """
     if not isinstance(value, Tensor):
-        raise SpaceError(f"adds a loss that is no tensor but {type(value).__name__}; call add_loss with a tensor")
+        raise SpaceError(
+            f"adds a loss that is no tensor but {type(value).__name__}; call add_loss(value) with a tensor"
+        )
     if not value.is_floating_point():
         dtype = str(value.dtype).removeprefix("torch.")
         raise SpaceError(f"adds a loss of {dtype}; a loss is a floating number: add_loss(value.float().mean())")

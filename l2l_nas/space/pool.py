@@ -97,11 +97,16 @@ class LayerPool:
             raise SpaceError("positions: expected Position objects; write Position(name, [candidates])")
         names = [position.name for position in self.positions]
         candidates = [c for p in self.positions for c in p.candidates]
-        groups = (group for c in candidates for group in c.tied.values())
-        values = [*filter(None, self.sources), *(name for position in self.positions for name in position.writes)]
-        for name in [*names, *(c.name for c in candidates), *groups, *values]:
+        given = {
+            "positions": names,
+            "candidates": [c.name for c in candidates],
+            "tied": [group for c in candidates for group in c.tied.values()],
+            "inputs": filter(None, self.sources),
+            "writes": [name for position in self.positions for name in position.writes],
+        }
+        for argument, name in ((argument, name) for argument, several in given.items() for name in several):
             if not _NAME.fullmatch(name):
-                raise SpaceError(f"the name {name!r} may hold only letters, digits and _ . + -")
+                raise SpaceError(f"{argument}: the name {name!r} may hold only letters, digits and _ . + -")
         for name, count in Counter(names).items():
             if count > 1:
                 raise SpaceError("two positions of this name; rename one", position=name)

@@ -137,7 +137,9 @@ class Wiring:
         self.outputs = before if outputs is None else tuple(outputs)
         for name in self.outputs:
             if name not in written:
-                raise SpaceError(f"the pool gives out '{name}', which nothing writes{did_you_mean(name, written)}")
+                raise SpaceError(
+                    f"LayerPool: outputs names '{name}', which nothing writes{did_you_mean(name, written)}"
+                )
         used = {*self.outputs, *(name for names in self.reads for name in names)}
         for name in inputs:
             if name not in used:
@@ -145,7 +147,10 @@ class Wiring:
         for position in positions:
             for name in position.writes:
                 if name not in used:
-                    raise SpaceError(f"nothing reads '{name}', which it writes; leave it out", position=position.name)
+                    raise SpaceError(
+                        f"nothing reads '{name}', which it writes; leave it out, or name it in the pool's outputs",
+                        position=position.name,
+                    )
         # whether a skip may leave a layer before it without a reader
         self.may_drop = any(
             any(candidate.is_skip for candidate in position.candidates) and len(reads) > len(position.writes)

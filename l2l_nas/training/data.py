@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_path, shown
+from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_path, of_argument, shown
 from l2l_nas.contents.arrays import map_npy, read_npz
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.interface import as_samples
-from l2l_nas.training.cut import classes_of, cut
+from l2l_nas.training.cut import check_fractions, classes_of, cut
 from l2l_nas.training.dataset import DatasetSamples, SampleSource
 from l2l_nas.training.folder import image_parts
 from l2l_nas.training.form import Columns, SampleForm
@@ -165,27 +165,33 @@ class Data:
             SettingError: fractions as in `from_arrays`.
         """
         _check_form(columns, transform)
+        check_fractions(validation_fraction, test_fraction)
         for one in length if isinstance(length, tuple) else (length,):
             if one is not None:
                 check_count("length", one, least=1)
-        source = SampleSource.of(train, SampleForm(columns, transform=transform))
+        with of_argument("train"):
+            source = SampleSource.of(train, SampleForm(columns, transform=transform))
         lengths = (*(length if isinstance(length, tuple) else (length,)), None, None)
         if validation is None and test is not None:
             raise DataError("test= wants validation= beside it: a search chooses by samples that the test part lacks")
         if validation is not None:
-            measured = SampleSource.of(validation, SampleForm(columns)).samples(lengths[1])
-            tested = None if test is None else SampleSource.of(test, SampleForm(columns)).samples(lengths[2])
-            return cls(source.samples(lengths[0]), measured, tested)
+            with of_argument("validation"):
+                measured = SampleSource.of(validation, SampleForm(columns)).samples(lengths[1])
+            with of_argument("test"):
+                tested = None if test is None else SampleSource.of(test, SampleForm(columns)).samples(lengths[2])
+            with of_argument("train"):
+                return cls(source.samples(lengths[0]), measured, tested)
         if source.is_stream:
             raise DataError(
                 f"{type(source.dataset).__name__} has an order of its own and cannot be cut in three; write "
                 "Data.from_dataset(train, validation, test)"
             )
         plain = replace(source, form=replace(source.form, transform=None))
-        if transform is not None:
-            source.samples()
-        plain.samples(may_vary=False)
-        rows = cut(len(source.dataset), validation_fraction=validation_fraction, test_fraction=test_fraction)
+        with of_argument("train"):
+            if transform is not None:
+                source.samples()
+            plain.samples(may_vary=False)
+            rows = cut(len(source.dataset), validation_fraction=validation_fraction, test_fraction=test_fraction)
         return cls._of([DatasetSamples(one, rows=some) for one, some in zip((source, plain, plain), rows, strict=True)])
 
     @classmethod
@@ -218,6 +224,7 @@ class Data:
         """
         folder, fractions = check_path("Data.from_folder: folder", folder), (validation_fraction, test_fraction)
         _check_form(None, transform)
+        check_fractions(*fractions)
         check_count("workers", workers, most=4096)
         if size is not None and len(check_list("size", size, of=Integral, wanted="height and width")) != 2:
             raise SettingError(f"size takes a height and a width in pixels, got {size!r}")
@@ -329,7 +336,7 @@ def _images_in_memory(inputs: np.ndarray, targets: np.ndarray) -> Split:
 
 def _in_memory(inputs: Tensor, targets: Tensor) -> Split:
     if len(inputs) != len(targets):
-        raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
+        raise DataError(f"{len(inputs)} inputs in x, but {len(targets)} targets in y")
     return Split((inputs,), as_target(targets))
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_methods
+from l2l_nas.arguments import check_count, check_function, check_kind, check_methods, of_argument
 from l2l_nas.errors import DataError
 from l2l_nas.relay.interface import Batch, Executor, Reduce, Targets, bytes_of, cut_sizes, cut_targets, each, samples_of
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
-from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.architecture import Architecture, check_architectures
 from l2l_nas.space.objective import learned_by, objective_layer
 from l2l_nas.space.shapes import check_shapes, refuse_lone_sample
 from l2l_nas.space.values import as_tuple
@@ -143,6 +143,8 @@ class Trainer:
 
     def _path(self, path_at: Callable[[int], Architecture], step: int, *, refuses: bool) -> Architecture:
         architecture = path_at(step)
+        with of_argument("fit: path_at"):
+            architecture = Architecture.from_choices(architecture)
         if refuses:  # before the micro-batch of one comes
             self._refuse_one_sample(architecture)
         return architecture
@@ -269,8 +271,7 @@ def score_population(
     check_kind("evaluate: split", split, Samples, wanted="samples, such as Data.validation")
     if max_bytes is not None:
         check_count("evaluate: max_bytes", max_bytes)
-    given = check_list("evaluate: architectures", architectures, of=object, wanted="architectures")
-    architectures = [Architecture.from_choices(one) for one in given]
+    architectures = check_architectures("evaluate: architectures", architectures)
     task = learned(task, executor)
     groups, reduced, exchange = groups_of(split), of_samples(task), executor.server.everyone
     tallies = [Tally(task, groups, with_errors=with_errors, reduced=reduced, exchange=exchange) for _ in architectures]

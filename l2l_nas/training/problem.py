@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from l2l_nas.arguments import of_argument
 from l2l_nas.errors import DataError, user_code
 from l2l_nas.relay.interface import Targets, count_of
 from l2l_nas.space.architecture import Architecture
@@ -64,10 +65,11 @@ class Problem:
 
     def __post_init__(self) -> None:
         given: object = self.data
-        if isinstance(given, Dataset | DataLoader) or type(given).__module__.partition(".")[0] == "datasets":
-            object.__setattr__(self, "data", Data.from_dataset(given))
-        elif isinstance(given, tuple) and 2 <= len(given) <= 3:
-            object.__setattr__(self, "data", Data.from_dataset(*given))
+        with of_argument("Problem: data"):
+            if isinstance(given, Dataset | DataLoader) or type(given).__module__.partition(".")[0] == "datasets":
+                object.__setattr__(self, "data", Data.from_dataset(given))
+            elif isinstance(given, tuple) and 2 <= len(given) <= 3:
+                object.__setattr__(self, "data", Data.from_dataset(*given))
         for name, (kinds, wanted) in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kinds):
@@ -80,16 +82,16 @@ class Problem:
                 )
         if not isinstance(self.task.metrics, Mapping) or not self.task.metrics:
             raise DataError("Problem: the task's metrics must be a dict: by name, whether more is better")
-        for constraint in self.constraints:
+        for number, constraint in enumerate(self.constraints):
             if not callable(getattr(constraint, "violation", None)):
                 raise DataError(
-                    f"Problem: constraint {_described(constraint)} has no method 'violation'; write "
+                    f"Problem: constraints[{number}] is {_described(constraint)} without a method 'violation'; write "
                     "Require(REASON, FUNCTION)"
                 )
         for name, cost in self.costs.items():
             if not callable(cost):
                 raise DataError(
-                    f"Problem: cost {name!r} is {type(cost).__name__}; expected a function of an architecture"
+                    f"Problem: costs[{name!r}] is {type(cost).__name__}; expected a function of an architecture"
                 )
 
     @cached_property

@@ -303,7 +303,7 @@ class Mapped(Samples):
         rows: np.ndarray | None = None,
     ) -> None:
         if len(inputs) != len(targets):
-            raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets")
+            raise DataError(f"{len(inputs)} inputs in x, but {len(targets)} targets in y")
         self._inputs, self._targets, self._as_inputs = inputs, targets, as_inputs
         self._rows = np.arange(len(targets)) if rows is None else rows
 

@@ -48,7 +48,7 @@ class Shape:
     rise: float = 0.05
 
     def __post_init__(self) -> None:
-        check_number("the learning rate", self.peak, above=0)
+        check_number("the learning rate's peak", self.peak, above=0)
         check_count("steps", self.steps)
         for name in ("rise", "floor", "fall"):
             check_number(f"schedule.{name}", getattr(self, name, 0.0), least=0, most=1)

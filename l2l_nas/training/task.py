@@ -183,7 +183,7 @@ class Classification(SummedMetrics):
             advice = "; flatten them: y.reshape(-1)" if targets.dim() == 2 and targets.shape[1] == 1 else ""
             raise DataError(f"class targets must be int64 [samples], got {targets.dtype} {list(targets.shape)}{advice}")
         if len(outputs) != 1 or len(outputs[0].shape) != 1:
-            raise DataError(f"classification needs logits [batch, classes], the pool gives {describe(outputs)}")
+            raise DataError(f"classification needs logits [batch, classes], the pool's outputs are {describe(outputs)}")
         least, most = _range(targets[targets != IGNORED])
         if least < 0 or most >= outputs[0].shape[0]:
             raise DataError(
@@ -266,7 +266,8 @@ class Tokens(SampleMetrics, Classification):
             raise DataError(f"token targets must be int64 [samples, length], got {targets.dtype} {list(targets.shape)}")
         if len(outputs) != 1 or outputs[0].shape[:1] != tuple(targets.shape[1:]) or len(outputs[0].shape) != 2:
             raise DataError(
-                f"tokens need logits [batch, {targets.shape[1]}, vocabulary], the pool gives {describe(outputs)}"
+                f"tokens need logits [batch, {targets.shape[1]}, vocabulary], the pool's outputs are "
+                f"{describe(outputs)}"
             )
         least, most = _range(targets[counting(targets)])
         if least < 0 or most >= outputs[0].shape[1]:
@@ -321,7 +322,7 @@ class Regression(SummedMetrics):
         if not bool(targets.isfinite().all()):
             raise DataError("the targets hold NaN or inf; remove those samples")
         if len(outputs) != 1 or outputs[0].shape != tuple(targets.shape[1:]):
-            raise DataError(f"targets are {list(targets.shape)}, the pool gives {describe(outputs)}")
+            raise DataError(f"targets are {list(targets.shape)}, the pool's outputs are {describe(outputs)}")
 
 
 class _SquaredErrors(SampleMetrics):

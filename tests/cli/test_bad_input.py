@@ -338,7 +338,7 @@ def write_npz(name: str) -> None:
         ("one class", "all 24 samples have class 0; there is nothing to tell apart"),
         ("few", "cannot split 40 samples: of 8 classes 7 have too few samples to be in each part (0, 1, 2, 3, 4, ...)"),
         ("nan", "1 of "),
-        ("lengths", "40 inputs, but 39 targets"),
+        ("lengths", "40 inputs in x, but 39 targets in y"),
         ("other part", "x_test, x_train, y_test, y_train are used, and x_val, y_val would not be; leave that out"),
         ("half a part", "and x_validation would not be"),
         ("both", "x, y are used, and x_test, y_test would not be"),

@@ -68,7 +68,7 @@ def test_trainings_are_swept_as_searches_are(pool, tmp_path, capsys):
     words = ["train", "-m", "space.pool=tiny.py:build", "run=run", "train.steps=4", "export=false", "folder=trained"]
     assert main([*words, "seed=0,1", "train.learning_rate=0.01,-1"]) == 2
     said = capsys.readouterr()
-    wrong = "the learning rate must be above 0, got -1.0"
+    wrong = "the learning rate's peak must be above 0, got -1.0"
     assert said.err.splitlines() == [f"error: trained/1, trained/3: {wrong}"]
     assert "4 runs in trained" in said.out
     rows = json.loads((tmp_path / "trained" / "summary.json").read_text())["runs"]

@@ -180,7 +180,7 @@ def test_a_tied_parameter_is_what_it_is_where_it_is_defined():
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        (lambda: [Group("stem/con/*", frozen=True)], r"group 'stem/con/\*': matches no parameter; write a pattern"),
+        (lambda: [Group("stem/con/*", frozen=True)], r"group 'stem/con/\*': match finds no parameter; write a pattern"),
         (lambda: [Group("norms_and_bias")], "did you mean 'norms_and_biases'"),
         (lambda: [Group("*", weight_decay=-1)], "weight_decay must be at least 0"),
         (lambda: [Group("*", lr_scale=-0.1)], r"group '\*': lr_scale must be at least 0"),
@@ -188,7 +188,7 @@ def test_a_tied_parameter_is_what_it_is_where_it_is_defined():
         (lambda: [Group(3)], "match is a pattern or a function"),
         (lambda: [Group(lambda p: p.nope)], "match raised AttributeError"),
         (lambda: [Group("*", lr_scale=lambda p: 1 / 0)], "lr_scale raised ZeroDivisionError"),
-        (lambda: [layer_decay(0.0)], r"layer_decay must lie in \(0, 1\]"),
+        (lambda: [layer_decay(0.0)], r"layer_decay: rate must lie in \(0, 1\]"),
         (lambda: [Group("*", rule=Muon())], "muon updates matrices"),
     ],
 )
@@ -204,7 +204,7 @@ def test_groups_of_retired_candidates_alone_are_left_out():
     assert without_retired(optimizer, before, pool).groups == groups[1:]
     assert without_retired(optimizer, before, before) is optimizer
     idle = Groups(AdamW(), [*groups, Group("a/blok/*")])
-    with pytest.raises(SettingError, match=r"'a/blok/\*': matches no parameter"):
+    with pytest.raises(SettingError, match=r"'a/blok/\*': match finds no parameter"):
         ParamServer(pool, optimizer=without_retired(idle, before, pool), seed=0)
 
 

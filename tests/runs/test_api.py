@@ -202,7 +202,9 @@ def test_a_search_within_autocast_is_refused_before_anything_is_written(problem,
 
 def test_what_is_searched_is_a_problem_or_a_name(problem, tmp_path):
     for wrong in (problem.pool, None, 3):
-        with pytest.raises(SettingError, match=r"takes a Problem or the name of a space, got .*Problem\(pool, data\)"):
+        with pytest.raises(
+            SettingError, match=r"problem takes a Problem or the name of a space, got .*Problem\(pool, data\)"
+        ):
             l2l_nas.search(wrong, progress=False)
     assert not (tmp_path / "runs").exists()
 

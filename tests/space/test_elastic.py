@@ -179,7 +179,7 @@ def test_a_smaller_kernel_is_the_middle_of_a_larger_one():
             lambda name, shape, whole: [slice(size) for size in shape],
             "expected a list of slices for each of its 2 dimensions",
         ),
-        ({}, None, "names no candidates"),
+        ({}, None, "family names no candidates"),
     ],
 )
 def test_what_is_no_region_is_refused(family, regions, says):

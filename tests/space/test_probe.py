@@ -309,7 +309,7 @@ def test_a_module_that_holds_itself_in_a_function_cannot_be_copied():
 
 
 ADDED = {
-    "no tensor": (lambda y: 0.5, r"adds a loss that is no tensor but float; call add_loss with a tensor"),
+    "no tensor": (lambda y: 0.5, r"adds a loss that is no tensor but float; call add_loss\(value\) with a tensor"),
     "many": (lambda y: y.square(), r"adds a loss of shape \[2, 4\]; a loss is one number: add_loss\(value.mean\(\)\)"),
     "one of a shape": (lambda y: y.sum().view(1), r"adds a loss of shape \[1\]"),
     "whole": (lambda y: (y > 0).sum(), r"adds a loss of int64; .*add_loss\(value.float\(\).mean\(\)\)"),

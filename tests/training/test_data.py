@@ -72,7 +72,7 @@ def test_every_class_keeps_its_share():
 
 def test_arrays_that_do_not_fit_are_refused():
     x, y = numbered()
-    with pytest.raises(DataError, match="20 inputs, but 19 targets"):
+    with pytest.raises(DataError, match="20 inputs in x, but 19 targets in y"):
         Data.from_arrays(x, y[:-1])
     with pytest.raises(DataError, match="cannot split 2 samples"):
         Data.from_arrays(x[:2], y[:2])

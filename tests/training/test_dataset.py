@@ -287,7 +287,7 @@ WRONG = [
     (lambda: Data.from_dataset(X), "gives a tensor of \\[3\\]; expected a pair"),
     (lambda: Data.from_dataset(DataLoader(DICTS, collate_fn=list), transform=abs), "collate_fn makes the batches"),
     (lambda: Data.from_dataset({"train": DICTS}), r"name its parts: Data.from_dataset\(dict\['train'\]\)"),
-    (lambda: Data.from_dataset(7), "int is no data set; expected arrays, a torch Dataset or DataLoader"),
+    (lambda: Data.from_dataset(7), "train: int is no data set; expected arrays, a torch Dataset or DataLoader"),
     (lambda: Data.from_dataset(zip(X, Y, strict=True)), "zip is no data set"),
     (lambda: Data.from_dataset(Stream()), "Stream has an order of its own and cannot be cut in three; write D"),
     (lambda: Data.from_dataset(Unsized(), TensorDataset(X, Y)), r"does not tell how many .* length=NUMBER"),

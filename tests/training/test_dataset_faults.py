@@ -176,7 +176,7 @@ def test_a_data_set_that_changes_as_it_is_read_is_refused():
 def test_a_memory_map_with_fewer_targets_is_refused(tmp_path):
     np.save(tmp_path / "x.npy", X.numpy())
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    with pytest.raises(DataError, match="300 inputs, but 200 targets"):
+    with pytest.raises(DataError, match="300 inputs in x, but 200 targets in y"):
         Data.from_arrays(mapped, np.zeros(200, dtype=np.int64))
 
 

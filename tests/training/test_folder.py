@@ -183,7 +183,7 @@ def test_a_mapped_array_is_cut_as_one_in_memory_is(tmp_path):
 
 def test_files_that_are_no_arrays_are_refused(tmp_path):
     folder = write_arrays(tmp_path / "a", {"x": np.zeros((9, 2)), "y": np.zeros(8)})
-    with pytest.raises(DataError, match="9 inputs, but 8 targets"):
+    with pytest.raises(DataError, match="9 inputs in x, but 8 targets in y"):
         Data.from_folder(folder)
     (folder / "y.npy").write_bytes(b"no array")
     with pytest.raises(StorageError, match=r"y\.npy: damaged, not a \.npy file of a plain array"):

@@ -105,5 +105,5 @@ def test_a_task_whose_check_raises_is_told_in_one_line():
 def test_a_cost_that_is_no_function_is_refused():
     data = Data(Split((X,), Y), Split((X,), Y))
     assert Problem(POOL, data, costs={"mine": lambda architecture: 1.0}).costs.keys() == {"mine"}
-    with pytest.raises(DataError, match="cost 'mine' is float; expected a function"):
+    with pytest.raises(DataError, match=r"costs\['mine'\] is float; expected a function"):
         Problem(POOL, data, costs={"mine": 1.0})

@@ -106,7 +106,7 @@ def test_very_short_schedules_have_a_rate(steps):
 
 @pytest.mark.parametrize("peak", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_peak_that_makes_no_sense_is_refused(peak):
-    with pytest.raises(SettingError, match="the learning rate must be"):
+    with pytest.raises(SettingError, match="the learning rate's peak must be"):
         Cosine(peak, 10)
 
 

@@ -37,7 +37,7 @@ class StateTensor:
         check_sizes("StateTensor: shape", self.shape)
         check_kind("StateTensor: dtype", self.dtype, torch.dtype, wanted="a dtype, such as torch.float32")
         if not self.name.isidentifier() or self.name in ("weights", "buffers", "steps", "visits"):
-            raise SettingError(f"an optimizer's tensor is called '{self.name}'; take a word such as moment0")
+            raise SettingError(f"StateTensor: name takes a word such as moment0, got {self.name!r}")
 
 
 @runtime_checkable

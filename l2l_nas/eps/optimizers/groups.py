@@ -115,7 +115,7 @@ def layer_decay(rate: float) -> Group:
         SettingError: the rate does not lie in (0, 1].
     """
     if not 0 < check_number("layer_decay: rate", rate) <= 1:
-        raise SettingError(f"layer_decay must lie in (0, 1], got {rate}")
+        raise SettingError(f"layer_decay: rate must lie in (0, 1], got {rate}")
     return Group("all", lr_scale=_LayerDecay(rate), name="layer_decay")
 
 
@@ -336,4 +336,4 @@ def _refuse_idle_groups(pool: LayerPool, optimizer: Groups) -> None:
         hint = did_you_mean(group.match, MATCHES) if "/" not in group.match and "*" not in group.match else ""
         if not hint and parameters:
             hint = f"; write a pattern of POSITION/CANDIDATE/PARAMETER, such as {parameters[0].path}"
-        raise SettingError(f"{group}: matches no parameter{hint}")
+        raise SettingError(f"{group}: match finds no parameter{hint}")

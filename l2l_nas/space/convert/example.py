@@ -52,11 +52,11 @@ def _chosen(outputs: Any, output: Output | None, argument: str = "output") -> Te
     if output is None and len(tensors) == 1:
         return next(iter(tensors.values()))
     if output not in tensors:
-        problem = f"no tensor '{output}'" if output is not None else "no single tensor"
+        problem = f"no tensor {output!r}" if output is not None else "no single tensor"
         texts = [f"losses={{{name!r}: ...}}" if argument == "losses" else f"output={name!r}" for name in tensors]
         several = f", or output={list(tensors)} for a loss of all" if output is None and texts else ""
         advice = f"write {' or '.join(texts)}{several}" if texts else f"got {type(outputs).__name__}"
-        raise SpaceError(f"the model gives {problem}; {advice}")
+        raise SpaceError(f"{argument}: the model gives {problem}; {advice}")
     return tensors[output]
 
 

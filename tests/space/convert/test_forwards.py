@@ -217,7 +217,7 @@ def test_a_head_that_is_there_in_training_alone_is_left_out_by_the_number_of_the
             return (out, self.side(self.stem(x))) if self.training else out
 
     model = Auxiliary()
-    with pytest.raises(SpaceError, match="the model gives no single tensor; write output=0 or output=1"):
+    with pytest.raises(SpaceError, match="output: the model gives no single tensor; write output=0 or output=1"):
         convert(model, X, blocks="blocks")
     pool = convert(model, X, blocks="blocks", output=0)
     server = ParamServer(pool, optimizer=AdamW(), seed=0)

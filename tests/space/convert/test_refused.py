@@ -75,7 +75,7 @@ def test_the_output_is_chosen_by_name():
     model, pool = made(output="hidden")
     assert torch.equal(plain_module(pool, pool.original)(IDS), model.eval()(IDS)["hidden"])
     refusal(
-        "no tensor 'lgits'; write output='logits' or output='hidden'",
+        "output: the model gives no tensor 'lgits'; write output='logits' or output='hidden'",
         Model(),
         {"ids": IDS},
         blocks="first",
