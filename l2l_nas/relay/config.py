@@ -21,7 +21,6 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 LANES = ("auto", "threads", "inline")
 STASHES = ("device", "host")
 Budget = int | Literal["all", "auto"] | None
-Resident = Literal["all", "auto"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class MemoryConfig:
     keep: int = 1
     stash: str = "device"
     device_budget: Budget = None
-    resident: Resident = "auto"
+    resident: Literal["all", "auto"] | None = "auto"
     pinned: Literal["all"] | None = "all"
     sharers: int = 1
 
