@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from l2l_nas.arguments import check_kind, check_path
 from l2l_nas.errors import StorageError
 from l2l_nas.files import make_folder, write_atomically
-from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.study.reading import read_own_study
 from l2l_nas.report.card import card_of
 from l2l_nas.report.history import TRIALS, RunHistory
 from l2l_nas.report.html.view import is_page, render_page
 from l2l_nas.report.results import only_finite
-from l2l_nas.report.summary import Command, Summary
+from l2l_nas.report.summary import Summary
 from l2l_nas.runs.origin import versions
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
@@ -56,22 +54,10 @@ def write_page(study: optuna.Study, pool: LayerPool, path: Path | str = "report.
     history = RunHistory(card_of(pool, check_shapes(pool)), "finished", spent, versions())
     summary = Summary(
         study.study_name, str(path.parent), time.time(), "", history, goals, tuple(records), len(records), None,
-        settings=(), commands=_commands(path, goals), seed="",
+        settings=(), resume="", seed="",
     )  # fmt: skip
     if os.path.lexists(path) and not is_page(path):
         raise StorageError(f"{path} is there already, and is no page; choose another file, or move it")
     make_folder(path.parent)
     write_atomically(path, render_page(summary))
     return path
-
-
-def _commands(path: Path, goals: Sequence[Goal]) -> tuple[Command, ...]:
-    best = "study.best_trial" if len(goals) == 1 else "study.best_trials[0]"
-    return (
-        Command(
-            "The best architecture as a plain module, in Python",
-            f"l2l_nas.plain_module(pool, l2l_nas.suggest({best}, pool))",
-            "Its weights are first weights.",
-        ),
-        Command("Make this page again, in Python", f"l2l_nas.write_page(study, pool, {str(path)!r})"),
-    )

@@ -89,8 +89,7 @@ def test_a_killed_run_ends_a_sweep_of_combinations_with_one_line(words, tmp_path
     assert code == 2
     (line,) = errors
     assert line.startswith(f"error: hydra/launcher: {error}: ")
-    again = " ".join(["python -m l2l_nas search -m", *launcher, "space.pool=tiny.py:fated", "resume=sweep"])
-    assert line.endswith(f"; go on with: {again}")
+    assert line.endswith("; go on with the same command, folder=sweep and skip_done=true")
     if plugin == "submitit":  # whose jobs need nobody
         deadline = time.monotonic() + 60
         while not (tmp_path / "sweep" / "1" / "result.json").exists():

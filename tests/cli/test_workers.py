@@ -254,7 +254,7 @@ STAY = "weights that trials share stay in one machine's memory; take search.tria
         ([FORK, TWO, "executor=own.py:shut"], "the executor takes no more work (RuntimeError: cannot schedule new fu"),
         ([FORK, TWO, "executor=own.py:none"], "executor: own.py:none gave int; expected a concurrent.futures.Executor"),
         ([FORK, TWO, "executor=own.py:other"], "executor: own.py has no function 'other'; it has"),
-        ([FORK, TWO, "executor=threads"], "no executor 'threads'; choose from inline, processes"),
+        ([FORK, TWO, "executor=threads"], "no executor 'threads'"),
         ([TWO, "search.trial_weights=own"], "search.trial_weights: no such weights as 'own'"),
         ([TWO, "relay.device=cuda"], "cuda"),
     ],

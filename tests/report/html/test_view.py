@@ -35,7 +35,7 @@ from tests.toys import Sum, cell_pool
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 SECTIONS = ["finalists", "curves", "best", "pareto", "progress", "importance", "coverage"]
-SECTIONS += ["time", "trials", "next", "settings"]
+SECTIONS += ["time", "trials", "settings"]
 
 
 PLAN = {
@@ -333,7 +333,7 @@ def test_three_thousand_trials_have_a_row_each_with_their_architecture_in_a_page
     card = card_of_pool(small_pool(24))
     records = random_trials(card, 3100)
     page = render_page(summary_of(card, records, goals=(ACCURACY, PARAMETERS), num_finalists=8))
-    table = page[page.index('<section id="trials">') : page.index('<section id="next">')]
+    table = page[page.index('<section id="trials">') : page.index('<section id="settings">')]
     assert table.count("<tr data-trial=") == 3000
     codes = re.findall(r'<td class="arch">\s*<small class="code">(\w+)</small>', table)
     names = json.loads(html.unescape(re.search(r"data-names='(.*?)'", table)[1]))
