@@ -6,29 +6,25 @@ anything heavy, and leaves the rest to the command's own module.
 
 from __future__ import annotations
 
-import difflib
 import gc
 import os
 import sys
 import textwrap
 from collections.abc import Sequence
 
-from l2l_nas.cli.completion import BASH, complete
 from l2l_nas.errors import did_you_mean
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import settings, titles
 from l2l_nas.runs.groups import ABOUT, GROUPS, choices
 from l2l_nas.runs.settings import COMMANDS
 
-_COLUMN = 30  # where help texts begin: lines of 80 hold every setting
-_LINES = 40
+_COLUMN = 30  # where help texts begin
 _WIDTH = 80
 _EPILOG = """\
 Settings are given as NAME=VALUE; `python -m l2l_nas COMMAND --help` lists them.
   -m, --multirun     run every combination: python -m l2l_nas search -m seed=0,1
   --cfg job          show the whole configuration and stop
   --version          show the version
-  --completion       a script for bash: eval "$(l2l-nas --completion)"
 """
 
 
@@ -43,27 +39,13 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(f"l2l_nas {__version__}")
         return 0
-    if words[0] == "--complete":
-        print(" ".join(complete(words[1:])))
-        return 0
-    if words[0] == "--completion":
-        print(BASH, end="")
-        return 0
     command = words.pop(0)
-    if command == "bench":
-        name = next((word.partition("=")[2] for word in words if word.startswith("bench=")), "") or "NAME"
-        print(
-            f"error: benches have left the package; in a checkout, run `python -m benchmarks {name}`", file=sys.stderr
-        )
-        return 2
     if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"; did you mean '{close[0]}'?" if close else f"; choose from {', '.join(COMMANDS)}"
-        print(f"error: no command '{command}'{hint}", file=sys.stderr)
+        print(f"error: no command '{command}'{did_you_mean(command, COMMANDS)}", file=sys.stderr)
         return 2
     if "-h" in words or "--help" in words:
         wanted = [word for word in words if not word.startswith("-") and "=" not in word]
-        sections = _sections(command)
+        sections = dict.fromkeys((*GROUPS.get(command, ()), *dict(titles(COMMANDS[command]))))
         for word in wanted:
             if word not in sections:
                 print(f"error: {command} has no section '{word}'{did_you_mean(word, sections)}", file=sys.stderr)
@@ -91,50 +73,34 @@ def _overview() -> str:
     return "\n".join([*lines, "", _EPILOG.rstrip()])
 
 
-def _sections(command: str) -> list[str]:
-    """Names of the groups and sections that a command's help can show by themselves."""
-    named = dict.fromkeys(name.rpartition(".")[0] for name, _, _ in settings(COMMANDS[command]))
-    return [name for name in dict.fromkeys((*GROUPS.get(command, ()), *named)) if name]
-
-
-def _help(command: str, wanted: list[str]) -> str:
-    """Groups and settings; of the last sections their names alone, where all would not fit a terminal."""
+def _help(command: str, wanted: Sequence[str]) -> str:
+    """The settings of sections; without any, those of none, the groups, and names of sections."""
     schema, groups = COMMANDS[command], GROUPS.get(command, ())
-    head = [f"usage: python -m l2l_nas {command} [NAME=VALUE ...]", "", schema.__doc__ or "", ""]
-    sections: dict[str, list[str]] = {}
-    for name, default, text in settings(schema):
-        section = name if name in groups else name.rpartition(".")[0]
-        sections.setdefault(section, []).append(_line(name, default, text))
-    if wanted:
-        head[2] = "\n".join(ABOUT[name][0] + "." if name in groups else head[2] for name in wanted)
-        shown = [line for name in wanted for line in (*_choices(name, groups), *sections.get(name, []))]
-        return "\n".join([*head, *shown])
-    listed = _groups(command, groups)
-    sections = {name: lines for name, lines in sections.items() if name not in groups}
-    abouts = dict(titles(schema))
-    for name in reversed(sections):
-        if len(head) + len(listed) + sum(map(len, sections.values())) <= _LINES:
-            break
-        sections[name] = [f"  {f'{name}.NAME':{_COLUMN}} {abouts[name]}: {command} --help {name}"]
-    top = sections.pop("", [])
-    return "\n".join([*head, *top, *listed, *(line for lines in sections.values() for line in lines)])
+    abouts = {**dict(titles(schema)), **{name: ABOUT[name][0] for name in groups}}
+    lines = [f"usage: python -m l2l_nas {command} [NAME=VALUE ...]", "", schema.__doc__ or "", ""]
+    every = list(settings(schema))
+    if not wanted:
+        lines += [_line(*one) for one in every if "." not in one[0] and one[0] not in groups]
+        lines += ["", f"Groups, each with its choices, the default first; more: {command} --help GROUP"] * bool(groups)
+        lines += [line for group in groups for line in _group(group)]
+        sections = [name for name in abouts if name not in groups]
+        lines += ["", *(f"  {f'{name}.NAME':{_COLUMN}} {abouts[name]}: --help {name}" for name in sections)]
+    for name in wanted:
+        lines += [f"{abouts[name]}.", "", *(_choices(name) if name in groups else [])]
+        lines += [_line(*one) for one in every if name in (one[0], one[0].rpartition(".")[0])]
+    return "\n".join(lines).rstrip()
 
 
-def _groups(command: str, groups: Sequence[str]) -> list[str]:
-    """Each config group with its choices."""
-    lines = ["", f"Groups, each with its choices, the default first; more: {command} --help GROUP"] if groups else []
-    for group in groups:
-        text = ", ".join(filter(None, (*choices(group), ABOUT[group][2])))
-        lines += textwrap.wrap(f"  {group:12} {text}", _WIDTH, subsequent_indent=" " * 15)
-    return [*lines, ""] if groups else []
+def _group(group: str) -> list[str]:
+    """A config group with its choices."""
+    text = ", ".join(filter(None, (*choices(group), ABOUT[group][2])))
+    return textwrap.wrap(f"  {group:12} {text}", _WIDTH, subsequent_indent=" " * 15)
 
 
-def _choices(group: str, groups: Sequence[str]) -> list[str]:
+def _choices(group: str) -> list[str]:
     """What a group offers, with the arguments of each."""
-    if group not in groups:
-        return []
     if group not in CHOICES:
-        return textwrap.wrap(f"  {group}={'|'.join(choices(group))}", _WIDTH, subsequent_indent="    ")
+        return _group(group)
     lines = []
     kinds = list(dict.fromkeys(CHOICES[group].values()))
     each = [list(settings(kind, f"{group}.")) for kind in kinds]

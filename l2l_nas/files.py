@@ -50,10 +50,10 @@ def named_failures(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         advice = {
-            errno.ENOSPC: "the disk is full: free some space, then go on with: resume=FOLDER",
-            errno.EDQUOT: "the disk quota is used up: free some space, then go on with: resume=FOLDER",
+            errno.ENOSPC: "the disk is full: free some space, then try again; a run goes on by resume=FOLDER",
+            errno.EDQUOT: "the disk quota is used up: free some space, then try again; a run goes on by resume=FOLDER",
             errno.EFBIG: "the file would grow past the limit set for this process: raise it (ulimit -f), "
-            "then go on with: resume=FOLDER",
+            "then try again; a run goes on by resume=FOLDER",
             errno.EACCES: "no permission: choose a folder you may write to",
             errno.EROFS: "the file system is read-only: choose another folder",
             errno.ENOENT: "no such file or folder: check the path",

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas import layers
 from search_spaces.encoder_decoder import EncoderBlock
 
 
@@ -58,9 +57,3 @@ def test_a_causal_token_sees_only_earlier_ones():
     with torch.no_grad():
         assert torch.equal(block(x)[0, :3], block(other)[0, :3])
         assert not torch.equal(block(x)[0, 3:], block(other)[0, 3:])
-
-
-@pytest.mark.parametrize("name", ["EncoderBlock", "DecoderBlock", "TokenEmbedding"])
-def test_a_layer_that_is_gone_tells_what_to_write(name):
-    with pytest.raises(ImportError, match=rf"no {name} any more: "):
-        getattr(layers, name)

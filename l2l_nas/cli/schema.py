@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
@@ -21,7 +20,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
-from l2l_nas.errors import StorageError, described
+from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import check_yaml
 from l2l_nas.plugins import is_named
 from l2l_nas.runs.choice_settings import CHOICES
@@ -70,16 +69,13 @@ def with_own_choices(command: str, words: Sequence[str]) -> list[str]:
         elif name in GROUPS.get(command, ()):
             word = word.lstrip("+")  # `experiment` and the others are in the defaults list, as few know
             labels: dict[str, str] = {}
-            for own in map(str, named_choices(OverridesParser.create().parse_override(word))):
-                if is_own_choice(name, own):
+            for own in named_choices(*OverridesParser.create().parse_overrides([word])):
+                if not isinstance(own, str):
+                    raise SettingError(f"'{word}': {name} is chosen by a name; --help lists them")
+                if is_named(own) or (name == "data" and own.endswith(".npz")):
                     _store(name, own, labels)
         found.append(word)
     return found
-
-
-def is_own_choice(group: str, name: str) -> bool:
-    """Whether a choice of a group is something of the user's own, by its name."""
-    return is_named(name) or (group == "data" and name.endswith(".npz"))
 
 
 def named_choices(override: Override) -> Iterator[Any]:
@@ -114,7 +110,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
         """See `ConfigSource.load_config`.
 
         Raises:
-            StorageError: it is no YAML, or see `check_yaml`.
+            StorageError: it is no text, or see `check_yaml`.
         """
         path = Path(self.path, self._normalize_file_name(config_path))
         if path.exists():
@@ -123,8 +119,3 @@ class FileConfigSource(file_config_source.FileConfigSource):
             return super().load_config(config_path)
         except UnicodeDecodeError as error:
             raise StorageError(f"{path}: not a text in UTF-8 ({error.reason})") from None
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-            place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-            reason = getattr(error, "problem", None) or getattr(error, "reason", None) or described(error)
-            raise StorageError(f"{path}{place}: not YAML: {reason}") from None

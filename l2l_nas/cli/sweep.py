@@ -6,147 +6,94 @@ with the same settings is not run again, and what was begun goes on.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import itertools
-import math
-import shlex
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra.conf import HydraConf
-from hydra.core.global_hydra import GlobalHydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
+from l2l_nas.cli.compose import prepared, settle_folder, without_hydra
 from l2l_nas.cli.launch import report
-from l2l_nas.cli.words import explain_value, is_of_hydra, no_effect
-from l2l_nas.errors import L2LError, SettingError, StorageError, described, one_line, what_raised, without_passwords
-from l2l_nas.files import make_folder, read_bytes, read_json, write_atomically, write_json
-from l2l_nas.nas.callback import Stopped
+from l2l_nas.errors import L2LError, SettingError, Stopped, described, one_line, what_raised, without_passwords
+from l2l_nas.files import make_folder, read_bytes, write_atomically, write_json
 from l2l_nas.report.comparison import Comparison
 from l2l_nas.report.table import sweep_table
-from l2l_nas.runs.command_line import fill_in, given_names, spell
+from l2l_nas.runs.command_line import given_names, spell
 from l2l_nas.runs.fields import check_bounds
-from l2l_nas.runs.folder import SWEEP_NAMES, RunFolder, locked, refuse_taken
+from l2l_nas.runs.folder import RUN_NAMES, SWEEP_NAMES, RunFolder, locked, refuse_taken
 from l2l_nas.runs.resume import is_over, refuse_other_settings
-from l2l_nas.runs.saved import compared
+from l2l_nas.runs.saved import SavedRun, compared
 from l2l_nas.runs.settings import PLACES
 from l2l_nas.runs.terminal import explain, open_terminal
 
 _ERROR_FILE = "error.txt"  # in the folder of a run that failed: why, in its first line, and where that came from
 
 
-class _Refused(BaseException):
-    """Carries an error out of a callback: Hydra would print a warning and go on."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
-class SweepCallback(Callback):
-    """Sees a sweep begin and end, as `hydra.callbacks` of the commands `search` and `train`."""
-
-    root: Path | None = None  # the folder of the sweep of this process
-    opened = contextlib.ExitStack()  # what is closed when that is over
-
-    def __init__(self) -> None:
-        self.runs: list[list[str]] = []  # overrides of each run, in order
-
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Choose the folder, and refuse one that holds something else, before anything is written."""
-        HydraConfig.instance().set_config(copy.deepcopy(config))  # for what is written as ${hydra:...}
+def sweep(hydra: Hydra, command: str, args: Namespace) -> int:
+    """Run every combination; returns the exit code. Raises L2LError: it was refused, or a launcher lost a process."""
+    name, words = args.config_name or command, [*args.overrides, "hydra.mode=MULTIRUN"]
+    config = hydra.compose_config(name, words, run_mode=RunMode.MULTIRUN)
+    HydraConfig.instance().set_config(config)  # for what is written as ${hydra:...}
+    settle_folder(config, "sweep")
+    root, runs = Path(config.folder), _checked_runs(hydra, config)
+    make_folder(root)
+    with locked(root):
+        before = [*SWEEP_NAMES, *(path.name for path in root.iterdir() if path.name.isdecimal())]
+        refuse_taken(root, [*RUN_NAMES, *([] if config.skip_done else before)])
+        print(f"{len(runs)} runs in {root}", flush=True)
+        again = f"go on with the same command, folder={spell(str(root))} and skip_done=true"
         try:
-            self._begin(config)
+            hydra.multirun(name, partial(run_of_sweep, command), [*words, f"hydra.sweep.dir={spell(str(root))}"])
+        except KeyboardInterrupt:
+            print(f"stopped; {again}")
+            return 130
         except Exception as error:
-            raise _Refused(error) from None
+            raise L2LError(f"hydra/launcher: {explain(error)}; {again}") from error
+        return _end(root, runs)
 
-    def _begin(self, config: DictConfig) -> None:
-        if config.hydra.runtime.choices["hydra/sweeper"] != "basic":
-            raise SettingError("hydra/sweeper: a sweep is a grid; for samplers call l2l_nas.search from Optuna")
-        content: Any = OmegaConf.to_container(config, resolve=False)
-        if content["hydra"]["sweep"]["subdir"] != "${hydra.job.num}":
-            raise no_effect("hydra.sweep.subdir")
-        root = Path(str(config.hydra.sweep.dir))
-        words = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
-        words += config.hydra.overrides.task
-        loader = GlobalHydra.instance().config_loader()
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
-        last = {one.key_or_group: one for one in parsed}
-        if swept := [name for name in last if name in PLACES and last[name].is_sweep_override()]:
-            raise SettingError(f"{swept[0]} cannot be swept: it is the same for all runs of a sweep")
-        if "resume" in last:
-            raise SettingError("resume is for one run; a sweep goes on by its command and skip_done=true")
-        values = [
-            [*map(str, one.sweep_string_iterator())] if one.is_discrete_sweep() else [one.get_value_element_as_str()]
-            for one in last.values()
-        ]
-        names = [one.get_key_element() for one in last.values()]
-        self.runs = [[f"{n}={v}" for n, v in zip(names, run, strict=True)] for run in itertools.product(*values)]
-        if not self.runs:
-            raise SettingError(f"{' '.join(words)}: there is nothing to choose from")
-        for row in range(max(map(len, values), default=1)):  # each value once, before anything is written
-            run = [f"{name}={some[row % len(some)]}" for name, some in zip(names, values, strict=True)]
-            composed = loader.load_sweep_config(config, run)
-            with read_write(composed), open_dict(composed):
-                del composed["hydra"]
-            check_bounds(OmegaConf.to_object(composed))
-        make_folder(root)
-        SweepCallback.opened.enter_context(locked(root))
-        if RunFolder(root).holds_run:
-            raise StorageError(f"{root} already holds a run, which is no sweep; choose another folder")
-        if not config.skip_done:
-            refuse_taken(root, [*SWEEP_NAMES, *(path.name for path in root.iterdir() if path.name.isdecimal())])
-        if content["hydra"]["sweep"]["dir"] == "${folder}":  # each run is composed anew, of the words
-            with read_write(config), open_dict(config):
-                config.folder = str(root)
-                config.hydra.overrides.task.append(f"folder={spell(str(root))}")
-        SweepCallback.root = root
-        print(f"{len(self.runs)} runs in {root}", flush=True)
 
-    def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """A line in front of each run."""
-        if not self.runs:  # one run, or a process of a launcher's
-            return
-        words = [word for word in config.hydra.overrides.task if len({word in run for run in self.runs}) != 1]
-        print(f"run {config.hydra.sweep.subdir}: {' '.join(words)}", flush=True)
+def _checked_runs(hydra: Hydra, config: DictConfig) -> list[list[str]]:
+    """The overrides of each run, in Hydra's order, after each of their values was composed and checked once."""
+    params = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
+    words = [*params, *config.hydra.overrides.task]
+    overrides = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(words)
+    for one in overrides:
+        if one.key_or_group == "resume" or (one.key_or_group in PLACES and one.is_sweep_override()):
+            raise SettingError(f"{one.key_or_group}: a sweep has one folder, and goes on by skip_done=true")
+    (runs,) = BasicSweeper.split_arguments(overrides, None)
+    if not runs:
+        raise SettingError(f"{' '.join(words)}: there is nothing to choose from")
+    with_each = {word: tuple(run) for run in runs for word in run}
+    for some in dict.fromkeys(with_each.values()):
+        check_bounds(OmegaConf.to_object(without_hydra(hydra.config_loader.load_sweep_config(config, [*some]))))
+    return runs
 
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Print a table and write `summary.json`; exits with 2 where a run failed."""
-        try:
-            self._end(Path(str(config.hydra.sweep.dir)))
-        except Exception as error:
-            raise _Refused(error) from None
 
-    def _end(self, root: Path) -> None:
-        rows: list[dict[str, Any]] = []
-        failed: dict[str, list[str]] = {}
-        for number, words in enumerate(self.runs):
-            folder = root / str(number)
-            values, error = outcome(folder)
-            if error:
-                failed.setdefault(error, []).append(str(folder))
-            said = [word for word in words if not given_names([word]) & PLACES]
-            rows.append({"folder": str(folder), "overrides": said, **values, **({"error": error} if error else {})})
-        for error, folders in failed.items():
-            report(f"{', '.join(folders)}: {error}")
-        found = [*_comparisons(rows)]
-        entries = [{"overrides": words, **one.to_json()} for words, one in found]
-        write_json(root / "summary.json", {"runs": rows, "comparisons": entries})
-        console = open_terminal()
-        console.print(sweep_table(rows))
-        for words, one in found:
-            console.print(f"{' '.join(words)}{': ' * bool(words)}{one.sentence()}", soft_wrap=True, markup=False)
-        console.print(f"  summary {root / 'summary.json'}", soft_wrap=True)
-        if failed:
-            sys.exit(2)
+def _end(root: Path, runs: Sequence[list[str]]) -> int:
+    """Print a table and write `summary.json`; returns 2 where a run failed."""
+    rows: list[dict[str, Any]] = []
+    for number, words in enumerate(runs):
+        folder, said = str(root / str(number)), [word for word in words if not given_names([word]) & PLACES]
+        rows.append({"folder": folder, "overrides": said, **outcome(Path(folder))})
+        if "error" in rows[-1]:
+            report(f"{folder}: {rows[-1]['error']}")
+    found, console = [*_comparisons(rows)], open_terminal()
+    entries = [{"overrides": words, **one.to_json()} for words, one in found]
+    write_json(root / "summary.json", {"runs": rows, "comparisons": entries})
+    console.print(sweep_table(rows))
+    for words, one in found:
+        console.print(f"{' '.join(words)}{': ' * bool(words)}{one.sentence()}", soft_wrap=True)
+    console.print(f"  summary {root / 'summary.json'}", soft_wrap=True)
+    return 2 if any("error" in row for row in rows) else 0
 
 
 def _comparisons(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[str], Comparison]]:
@@ -158,96 +105,45 @@ def _comparisons(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[str],
             groups.setdefault(words, []).append(Path(row["folder"]))
     common = set.intersection(*map(set, groups)) if groups else set()
     for words, folders in groups.items():
-        found = compared(folders)
-        if found is not None:
+        if found := compared(folders):
             yield [word for word in words if word not in common], found
 
 
-@contextlib.contextmanager
-def sweeping(command: str, words: Sequence[str]) -> Iterator[None]:
-    """Around a sweep: where it is stopped or its launcher falls, a line says how to go on.
-
-    Args:
-        words: as they were typed.
-
-    Raises:
-        L2LError: a launcher does not work, or lost a process.
-    """
-    SweepCallback.root = None
+def run_of_sweep(command: str, config: DictConfig) -> None:
+    """A run in its folder below the sweep's; if it does not come to its end, that is nobody else's concern."""
+    about = HydraConfig.get()
+    folder = RunFolder(Path(about.sweep.dir) / str(about.sweep.subdir))
+    path, goes_on = folder.root / _ERROR_FILE, config.skip_done and folder.config.exists()
+    path.unlink(missing_ok=True)
     try:
-        with SweepCallback.opened:
-            yield
-    except _Refused as refused:
-        raise refused.error from refused.error.__cause__
-    except (KeyboardInterrupt, Exception) as error:
-        root = SweepCallback.root
-        if isinstance(error, L2LError) or root is None or is_of_hydra(error):
-            raise
-        mine = [word for word in words if not given_names([word]) & {"folder", "skip_done", "hydra.sweep.dir"}]
-        typed = shlex.join(["python", "-m", "l2l_nas", command, *mine, f"folder={spell(str(root))}", "skip_done=true"])
-        if isinstance(error, KeyboardInterrupt):
-            print(f"stopped. Go on with: {typed}")
-            sys.exit(130)
-        about = f"hydra/launcher: {type(error).__name__}: {described(error, most=200)}; go on with: {typed}"
-        raise L2LError(about) from error
-
-
-def run_of_sweep(conf: Any, about: HydraConf, go: Callable[[Console], float]) -> float:
-    """A run in its folder below the sweep's; NaN if it did not come to its end, which is nobody else's concern.
-
-    Args:
-        conf: its settings.
-        about: what Hydra knows of the sweep.
-        go: does it on a terminal.
-    """
-    folder = RunFolder(Path(conf.folder))
-    trace = ""
-    (folder.root / _ERROR_FILE).unlink(missing_ok=True)
-    try:
-        if conf.resume:
+        begun: Any = OmegaConf.to_object(config)
+        conf = replace(begun, folder=str(folder.root), resume=str(folder.root) if goes_on else "", skip_done=False)
+        if goes_on:
             refuse_other_settings(folder, conf)
-            if is_over(folder):
-                print(f"run {folder.root.name} was done", flush=True)
-                return math.nan
-        # joblib's processes share one terminal
-        value = go(open_terminal(quiet="joblib" in str(about.launcher._target_)))
-        print(f"run {folder.root.name} is done", flush=True)
-        return value
+        if not goes_on or not is_over(folder):
+            # joblib's processes share one terminal
+            prepared(command, conf, config, open_terminal(quiet="joblib" in str(about.launcher._target_))).go()
+        said = "is done"
     except Stopped as stop:
-        if not stop.args:
-            raise
-        if folder.result.exists():
-            return math.nan
-        text = f"stopped {stop}, before it had a result"
-    except SystemExit as error:
-        text = f"your code {what_raised(error)}"
-    except OmegaConfBaseException as error:
-        text = explain_value(error)
-    except L2LError as error:
-        # what it advises changes a setting, and those of a sweep stay
-        text = fill_in(str(error), instead="give the same command again in another folder")
-        trace = traceback.format_exc() if error.__cause__ is not None else ""
-    except Exception as error:
-        text, trace = explain(error), traceback.format_exc()
-    path = folder.root / _ERROR_FILE
-    line = one_line(text) + (f" (traceback in {path})" if trace else "")
-    make_folder(folder.root)  # a run that wrote nothing leaves none
-    write_atomically(path, f"{line}\n{without_passwords(trace)}")
-    print(f"run {folder.root.name} failed: {line}", flush=True)
-    return math.nan
+        if not stop.args:  # by Ctrl-C, not by a callback
+            raise KeyboardInterrupt from None
+        said = f"stopped {stop}"
+    except (Exception, SystemExit) as error:
+        said = one_line(what_raised(error) if isinstance(error, SystemExit) else explain(error))
+        make_folder(folder.root)  # a run that wrote nothing leaves none
+        write_atomically(path, f"{said}\n{without_passwords(traceback.format_exc())}")
+        said = f"failed: {said}"
+    print(f"run {folder.root.name} {said}", flush=True)
 
 
-def outcome(folder: Path) -> tuple[dict[str, float], str]:
-    """What a run found, and the seconds that it took; or why it has no result, in one line."""
-    if (folder / _ERROR_FILE).exists():
-        return {}, read_bytes(folder / _ERROR_FILE).decode("utf-8", "replace").partition("\n")[0]
-    path = RunFolder(folder).result
-    if not path.exists():
-        return {}, "its process ended without a result"
+def outcome(folder: Path) -> dict[str, Any]:
+    """What a run found, and the seconds that it took; or "error": why it has no result, in one line."""
     try:
-        result = read_json(path)
+        if (folder / _ERROR_FILE).exists():
+            return {"error": read_bytes(folder / _ERROR_FILE).decode("utf-8", "replace").partition("\n")[0]}
+        result = SavedRun(RunFolder(folder)).result()
         found = {**result["best"]["values"], "seconds": result["seconds"]}
         names = [goal["name"] for goal in result["objectives"]]
-        return {name: float(found[name]) for name in dict.fromkeys((*names, "seconds"))}, ""
-    except (StorageError, KeyError, TypeError, ValueError) as error:
-        return {}, f"its result cannot be used ({described(error)})"
+        return {name: float(found[name]) for name in dict.fromkeys((*names, "seconds"))}
+    except (KeyError, TypeError, ValueError) as error:
+        return {"error": f"its result cannot be used ({described(error)})"}

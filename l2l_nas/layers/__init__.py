@@ -48,15 +48,3 @@ __all__ = [
     "UpBlock",
     "Zero",
 ]
-
-_GONE = {
-    "EncoderBlock": "write nn.Sequential(SelfAttention(width, Heads(4, is_causal=False)), FeedForward(width, 1024))",
-    "DecoderBlock": "search_spaces/encoder_decoder.py has one",
-    "TokenEmbedding": "write Embedding(vocabulary, width, places=length)",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _GONE:
-        raise ImportError(f"l2l_nas.layers has no {name} any more: {_GONE[name]}")
-    raise AttributeError(f"module 'l2l_nas.layers' has no attribute '{name}'")

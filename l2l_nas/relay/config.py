@@ -59,11 +59,9 @@ class MemoryConfig:
             raise SettingError(f"resident takes all, auto or none, got {shown(self.resident)}")
         for name in ("slots", "keep", "sharers"):
             check_count(name, getattr(self, name), least=1)
-        if isinstance(self.stash, str) and self.stash == "auto":
-            raise SettingError("stash=auto is gone; take stash=host, which hides behind the layers, or device")
         check_word("stash", self.stash, STASHES)
         if self.pinned is not None and not (isinstance(self.pinned, str) and self.pinned == "all"):
-            raise SettingError(f"pinned takes all or none, and no number of bytes any more; got {shown(self.pinned)}")
+            raise SettingError(f"pinned takes all or none, got {shown(self.pinned)}")
 
 
 @dataclass(frozen=True)

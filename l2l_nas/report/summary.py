@@ -24,15 +24,6 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Command:
-    """Something to do next."""
-
-    purpose: str  # what for, in a few words
-    line: str  # to be pasted into a shell, or into Python
-    note: str = ""  # what to know about it; may be empty
-
-
-@dataclass(frozen=True)
 class Summary:
     """Of a run that is finished, stopped or under way."""
 
@@ -47,7 +38,7 @@ class Summary:
     num_asked: int  # how many trials were asked for
     found: Network | None  # the network in the run's result; None before there is one
     settings: tuple[Setting, ...]  # those that differ from their defaults
-    commands: tuple[Command, ...]  # what to do next
+    resume: str  # the command, or the call, that goes on with it; empty where nothing can
     seed: str  # of the run
     steps: Mapping[str, float] = field(default_factory=dict)  # that each phase took; empty where they are not known
     config: str = ""  # all settings, as `config.yaml` has them

@@ -50,7 +50,6 @@ from l2l_nas.errors import did_you_mean
 from l2l_nas.plugins import GIVEN, GIVEN_PROBLEM
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import Declared, changed, declared, entries, fitting, settings, titles
-from l2l_nas.runs.renamed import renamed
 from l2l_nas.runs.settings import PLACES, SearchConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.shapes import check_shapes
@@ -350,9 +349,6 @@ def _named_runs(value: object) -> str:
 
 def _hint(name: str, known: Mapping[str, Any]) -> str:
     """Where a setting that is none of search's own is found."""
-    today = renamed(name) or renamed(f"search.{name}")
-    if today:
-        return f"; write {today}="
     if name in _ELSEWHERE:
         return f"; write {_ELSEWHERE[name]}"
     within = [section for section, dot, leaf in (one.rpartition(".") for one in known) if dot and leaf == name]
@@ -372,8 +368,7 @@ def _fitting(name: str, value: Any, known: Mapping[str, Declared]) -> Any:
         SettingError: there is no such setting, or it is of another type.
     """
     if name not in known:
-        hint = f"; write {renamed(name)}=" if renamed(name) else did_you_mean(name, known)
-        raise SettingError(f"search() has no setting '{name}'{hint}")
+        raise SettingError(f"search() has no setting '{name}'{did_you_mean(name, known)}")
     one = replace(known[name], name=name.removesuffix(".names"))  # objectives, as they are written
     return fitting(one, _plain(one.name, value))
 

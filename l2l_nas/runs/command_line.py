@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from l2l_nas.plugins import GIVEN_PROBLEM, is_given
+from l2l_nas.plugins import is_given
 from l2l_nas.runs.settings import LISTED, TEXTS
 
 # Hydra reads these as they stand; everything else needs quotes
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./:+-]*")
 _SPECIAL, _ESCAPED = r"([\\()\[\]{}:=, \t])", r"\\\1"
 _WORDS = {"true", "false", "null", "nan", "inf"}
-# messages from below the command line name the folder so; what is printed is the command itself, see `fill_in`
-_PLACEHOLDER = "go on with: resume=FOLDER"
 
 
 def spell(value: Any) -> str:
@@ -59,14 +57,10 @@ def as_one_value(word: str) -> str:
     return f"{name}={spell(value.removeprefix('[').removesuffix(']'))}"
 
 
-def command_line(command: str, settings: Mapping[str, Any], *, words: Sequence[str] = ()) -> str:
-    """A whole command.
-
-    Args:
-        words: flags and overrides as they were typed, put first.
-    """
+def command_line(command: str, settings: Mapping[str, Any]) -> str:
+    """A whole command."""
     spelled = [f"{name}={spell(value)}" for name, value in settings.items()]
-    return shlex.join(["python", "-m", "l2l_nas", command, *words, *spelled])
+    return shlex.join(["python", "-m", "l2l_nas", command, *spelled])
 
 
 def resume_command(command: str, folder: object, named: Mapping[str, Any]) -> str:
@@ -76,32 +70,10 @@ def resume_command(command: str, folder: object, named: Mapping[str, Any]) -> st
         named: settings to name again, or anew; see `own_settings`.
     """
     if any(map(is_object, named.values())):
-        return _resume_call(folder, named)
+        return f"l2l_nas.search(..., resume={str(folder)!r})"
     return command_line(command, {"resume": str(folder), **named})
 
 
 def is_object(value: object) -> bool:
     """Whether a setting's value, or one in a list of them, was given in Python."""
     return any(map(is_given, value)) if isinstance(value, list) else is_given(value)
-
-
-def _resume_call(folder: object, named: Mapping[str, Any]) -> str:
-    pool = named.get("space.pool", GIVEN_PROBLEM)
-    words = ["problem" if is_given(pool) else repr(pool), f"resume={str(folder)!r}"]
-    for name, value in named.items():
-        shown = "..." if is_object(value) else repr(value)
-        section, dot, leaf = name.removeprefix("search.").partition(".")
-        if name != "space.pool":
-            words.append(f'{section}={{"{leaf}": {shown}}}' if dot else f"{section}={shown}")
-    return f"l2l_nas.search({', '.join(words)})"
-
-
-def fill_in(message: str, command: str = "", *, instead: str = "give the same command again") -> str:
-    """A message with the command to go on with, where it names none but `resume=FOLDER`.
-
-    Args:
-        message: from below.
-        command: empty where there is no run to go on with.
-        instead: what to do then.
-    """
-    return message.replace(_PLACEHOLDER, f"go on with: {command}" if command else instead)

@@ -130,11 +130,6 @@ class RunFolder:
                     "copy in its place"
                 )
 
-    @property
-    def holds_run(self) -> bool:
-        """Whether anything is there that a run wrote."""
-        return any((self.root / name).exists() for name in RUN_NAMES)
-
 
 def refuse_taken(root: Path, names: Collection[str] = RUN_NAMES, *, but: Collection[str] = ()) -> None:
     """Refuse a folder for something new; see [Note: other people's files].

@@ -25,7 +25,6 @@ from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.command_line import is_object, spell
 from l2l_nas.runs.fields import Declared, FromFolder, declared, value_of
 from l2l_nas.runs.groups import deviating, flat
-from l2l_nas.runs.renamed import with_names_of_today
 from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
 
 _ABSENT = object()
@@ -79,7 +78,7 @@ def as_it_stands(path: Path) -> dict[str, Any]:
     data = config.get("data")
     if isinstance(data, dict) and "test_fraction" not in data:
         raise StorageError(f"{path.parent}: made by l2l_nas 0.1.0, which this version does not read: take that version")
-    return with_names_of_today(config)
+    return config
 
 
 def own_settings(conf: Any) -> dict[str, Any]:
@@ -184,14 +183,14 @@ def _not_named(withheld: Mapping[str, Any], given: Collection[str], schema: type
     """Settings, their values, and whether a result depends on them."""
     known = {one.name: one for one in declared(schema)}
     for name, value in withheld.items():
-        above = list(_above(name))
-        one = next((known[place] for place in above if place in known), None)
-        is_named = any(place in given or f"{place}.name" in given for place in above)
+        places = list(above(name))
+        one = next((known[place] for place in places if place in known), None)
+        is_named = any(place in given or f"{place}.name" in given for place in places)
         if one is not None and not is_named:
             yield name, value, one.is_code or not rule_of(one.name).is_free
 
 
-def _above(name: str) -> Iterator[str]:
+def above(name: str) -> Iterator[str]:
     """A name, and those that it lies below."""
     while name:
         yield name

@@ -22,11 +22,14 @@ from l2l_nas.report.history import RunHistory, read_events, read_history
 from l2l_nas.report.html.view import render_page
 from l2l_nas.report.network import Network
 from l2l_nas.report.results import only_finite
-from l2l_nas.report.summary import Summary
+from l2l_nas.report.summary import Setting, Summary
+from l2l_nas.runs.command_line import resume_command, spell
+from l2l_nas.runs.fields import settings
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.folder_settings import read_settings
-from l2l_nas.runs.next_commands import changed_settings, next_commands
+from l2l_nas.runs.folder_settings import above, read_settings, typeable
+from l2l_nas.runs.groups import deviating
 from l2l_nas.runs.progress import Log
+from l2l_nas.runs.settings import PLACES, SearchConf
 from l2l_nas.runs.terminal import warn
 
 Found = TypeVar("Found")
@@ -35,6 +38,8 @@ _FOREIGN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _REFRESH_SECONDS = 30.0
 _MAX_SHARE = 0.02  # of the run's time that goes into pages
 _MAX_PICTURE_BYTES = 2_000_000
+# decided when a run begins, where they are not given
+_DECIDED = ("relay.budget", "relay.keep", "relay.slots")
 
 
 def gather(
@@ -83,15 +88,38 @@ def gather(
     found = _of_this_run(folder, history, found, goals)
     try:
         trials = int(config["search"]["trials"])
-        commands = next_commands(root, saved, is_finished=history.state == "finished", has_result=found is not None)
+        more = {"search.trials": 2 * trials} if history.state == "finished" else {}
+        resume = resume_command("search", root, {**typeable(saved.withheld), **more})
         pool, seed, changed = str(config["space"]["pool"]), str(config["seed"]), changed_settings(config)
     except _FOREIGN as error:
         raise _damaged(folder.config, error) from None
     return Summary(
-        pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, commands, seed,
+        pool, str(root), now, done, history, tuple(goals), tuple(records), trials, found, changed, resume, seed,
         steps=steps or {}, config=yaml_text(config),
         apart=None if found is None else _read(folder.result, TakenApart.from_json),
     )  # fmt: skip
+
+
+def changed_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
+    """The settings of a search that differ from their defaults, but for its folder.
+
+    Raises:
+        KeyError, TypeError: a section is missing or something else.
+    """
+    meanings = {name: meaning for name, _, meaning in settings(SearchConf)}
+    found = []
+    for name, (value, default) in deviating(SearchConf, config).items():
+        meaning = meanings[next(one for one in above(name) if one in meanings)]
+        if name.startswith("space.args."):
+            meaning = f"argument of {config['space']['pool']}"
+        elif name in meanings and default is None:
+            meaning = f"{meaning.partition(';')[0]} (decided by space and data, or given)"
+        elif name in _DECIDED and config["relay"]["budget"] == "none":
+            meaning += " (decided by budget=auto, or given)"
+        if name not in PLACES:
+            shown = "" if default is None else spell(default)
+            found.append(Setting(name.removesuffix(".names"), spell(value), shown, meaning))  # objectives, as written
+    return tuple(found)
 
 
 def _read(path: Path, build: Callable[[Any], Found]) -> Found | None:

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_bytes, read_json
-from l2l_nas.plugins import is_given
 from l2l_nas.report.history import read_events
 from l2l_nas.runs.choice_settings import CHOICES
-from l2l_nas.runs.command_line import command_line, given_names, spell
+from l2l_nas.runs.command_line import given_names, spell
 from l2l_nas.runs.fields import changed, check_bounds, declared, fitting, value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder, refuse_taken
 from l2l_nas.runs.folder_settings import left_out, must_be_named, name_again, read_settings
@@ -278,13 +277,8 @@ def finished_search(folder: RunFolder, conf: SearchConf, *, goal: str, evaluated
         return None  # lost or damaged: it is made again
     total = conf.search.trials
     assert total is not None  # decided before
-    saved = SavedRun(folder)
     line = f"finished: {evaluated} of {total} trials are evaluated and the result is written, nothing to do"
-    if conf.export and folder.best.is_dir() and not folder.export.is_dir():
-        pool = saved.settings.withheld.get("space.pool")
-        named = {} if pool is None else {"space.pool": "FILE.py:NAME" if is_given(pool) else pool}
-        line += f"; to export its network: {command_line('export', {'run': str(folder.root), **named})}"
-    return value, f"{line}; for more: {saved.again({'search.trials': 2 * total})}"
+    return value, f"{line}; for more: {SavedRun(folder).again({'search.trials': 2 * total})}"
 
 
 def finished_training(folder: RunFolder, conf: RetrainConf) -> str:

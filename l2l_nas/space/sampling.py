@@ -229,10 +229,6 @@ def build_paths(name: str, pool: LayerPool, *, seed: int, constraints: Sequence[
     Raises:
         SettingError: no such name.
     """
-    if name == "sandwich":
-        raise SettingError(
-            "search.warmup_paths=sandwich is gone: take fair, which trains elastic layers better as well"
-        )
     if name not in PATH_SAMPLERS:
         raise SettingError(f"search.warmup_paths: no path sampling '{name}'{did_you_mean(name, PATH_SAMPLERS)}")
     return PATH_SAMPLERS[name](pool, seed=seed, constraints=constraints)

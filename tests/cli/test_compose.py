@@ -46,7 +46,7 @@ def callbacks(tmp_path, monkeypatch):
     return seen_by_hydra.seen
 
 
-@pytest.mark.parametrize(("more", "status", "code"), [((), "COMPLETED", 0), (("search.trials=0",), "UNKNOWN", 2)])
+@pytest.mark.parametrize(("more", "status", "code"), [((), "COMPLETED", 0), (("search.trials=0",), "FAILED", 2)])
 def test_callbacks_of_hydra_see_a_run_in_the_environment_of_its_job(pool, callbacks, more, status, code):
     words = ["--config-dir", "conf", "--config-name", "mine", f"space.pool={pool}", *TINY, *FEW, *more]
     assert main(["search", *words]) == code

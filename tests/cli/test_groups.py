@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 
 import l2l_nas
 from l2l_nas.__main__ import main
@@ -177,74 +178,6 @@ def test_a_config_folder_of_ones_own_has_groups_and_experiments(mine, capsys):
 
 
 @pytest.mark.slow
-def test_a_config_folder_s_mistakes_are_one_line(mine, refused):
-    words = ["search", "--config-dir", "conf", OWN, *TINY]
-    assert "no sampler 'fewer'; did you mean 'few'?" in refused(*words, "sampler=fewer")
-    (mine / "conf/sampler/few.yaml").write_text("name: tpe\nn_startup: 3\n")
-    assert "sampler=tpe takes no 'n_startup'; did you mean 'n_startup_trials'?" in refused(*words, "sampler=few")
-    (mine / "conf/experiment/night.yaml").write_text("# @package _global_\nsearch: {trails: 9}\n")
-    line = refused(*words, "experiment=night")
-    assert line == "error: In 'experiment/night': no setting 'search.trails'; did you mean 'search.trials'?"
-    (mine / "conf/experiment/night.yaml").write_text("# @package _global_\nsearch: {trials: many}\n")
-    assert "search.trials: Value 'many' of type 'str' could not be" in refused(*words, "experiment=night")
-    (mine / "conf/experiment/night.yaml").write_text("# @package _global_\nsearch: {sampler: tpe}\n")
-    assert "no setting 'search.sampler' any more: write sampler=" in refused(*words, "experiment=night")
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"search:\n\ttrials: 2\n", "night.yaml, line 2, column 1: not YAML: found character '\\t'"),
-        (b"search: {trials: 2\n", "night.yaml, line 2, column 1: not YAML: expected ',' or '}'"),
-        (b"seed: 1\nseed: 2\n", "night.yaml, line 2, column 1: not YAML: found duplicate key seed"),
-        (b"seed: !!python/object/apply:os.mkdir [made]\n", "night.yaml, line 2, column 7: not YAML"),
-        (b"seed: \x07\n", "not YAML: special characters are not allowed"),
-        (b"seed: \xff\n", "night.yaml: not a text in UTF-8"),
-    ],
-)
-@pytest.mark.parametrize("more", [[], ["-m", "seed=0,1"]])
-def test_a_config_that_is_no_yaml_is_one_line_with_its_place(mine, refused, content, says, more):
-    path = mine / "conf/experiment/night.yaml"
-    path.write_bytes(b"# @package _global_\n" * (b"python" in content) + content)
-    assert says in refused("search", "--config-dir", "conf", OWN, *TINY, "experiment=night", *more)
-    assert not Path("made").exists()
-    assert not Path("run").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (
-            "a0: &a0 [x,x,x,x,x,x,x,x]\n" + "".join(f"a{n}: &a{n} [{8 * f'*a{n - 1},'}]\n" for n in range(1, 9)),
-            "values",
-        ),
-        ("search: &a {trials: *a}\n", "an alias within what it stands for"),
-        ("search: " + "[" * 3000, "nested too deep"),
-        ("notes: '" + "x" * 2_000_000 + "'\n", "2,000,010 bytes; at most 1,048,576 are read"),
-    ],
-)
-def test_a_config_without_an_end_is_not_begun(mine, refused, content, says):
-    (mine / "conf/experiment/night.yaml").write_text(content)
-    line = refused("search", "--config-dir", "conf", OWN, *TINY, "experiment=night")
-    assert "night.yaml: " in line
-    assert says in line
-
-
-def test_a_config_that_nobody_asks_for_hides_no_mistake(mine, refused):
-    (mine / "conf/experiment/other.yaml").write_bytes(b"seed: \xff\n")
-    (mine / "conf/experiment/gone.yaml").symlink_to("nowhere")
-    line = refused("search", "--config-dir", "conf", OWN, *TINY, "serch.trials=3")
-    assert "no setting 'serch.trials'; did you mean 'search.trials'?" in line
-
-
-@pytest.mark.parametrize("content", [b"seed: 1\n", b"", b"\xef\xbb\xbf# @package _global_\nseed: 1\n"])
-def test_an_experiment_without_its_first_line_is_told_so(mine, refused, content):
-    (mine / "conf/experiment/night.yaml").write_bytes(content)
-    line = refused("search", "--config-dir", "conf", OWN, *TINY, "experiment=night")
-    assert "an experiment begins with the line '# @package _global_', and nothing in front of it" in line
-
-
-@pytest.mark.slow
 def test_ones_own_takes_arguments_in_its_group(mine, capsys, refused):
     words = ["search", OWN, *TINY, "search.trials=4"]
     own = ["sampler=mine.py:Sampler", "sampler.depth=7", "strategy=./mine.py:phases", "strategy.rest=[1,2]"]
@@ -308,8 +241,7 @@ def test_a_config_file_names_the_folder_in_hydra_s_words_too(pool, tmp_path, ref
     Path("conf/mine.yaml").write_text("defaults: [search, _self_]\nhydra: {run: {dir: mine}}\n")
     words = ["search", "--config-dir", "conf", "--config-name", "mine", OWN, *TINY, "search.trials=2"]
     before = contents(tmp_path)
-    line = refused(*words, "folder=other")
-    assert line == "error: folder=other and hydra.run.dir=mine name two folders; leave one of them out"
+    assert "folder=other and hydra.run.dir=mine name two folders" in refused(*words, "folder=other")
     assert contents(tmp_path) == before
     assert not Path("mine").exists()
     assert main(words) == 0
@@ -327,14 +259,36 @@ def test_a_run_that_is_refused_leaves_no_folder_of_hydra_s(pool, tmp_path, refus
     assert Path("a/b").is_dir()  # it was there before
 
 
-@pytest.mark.parametrize("flag", [["--cfg", "hydra"], ["--info", "defaults"], ["--info", "searchpath"]])
-def test_hydra_s_own_flags_know_the_groups_and_leave_logging_as_it_was(capsys, flag):
+@pytest.mark.parametrize(
+    "flag", [["--cfg", "hydra"], ["--info", "defaults"], ["--info", "searchpath"], ["--hydra-help"]]
+)
+def test_hydra_s_own_flags_are_hydra_s(capsys, flag):
     root = logging.getLogger()
     before = root.level, list(root.handlers)
-    assert main(["search", "sampler=tpe", *flag]) == 0
+    try:
+        assert main(["search", "sampler=tpe", *flag]) == 0
+    finally:  # --info has the whole process log everything
+        root.setLevel(before[0])
+        root.handlers[:] = before[1]
     said = capsys.readouterr().out
-    assert ("sampler: tpe" if flag[1] == "hydra" else "conf") in said
-    assert (root.level, root.handlers) == before
+    assert {"hydra": "sampler: tpe", "--hydra-help": "--config-dir"}.get(flag[-1], "conf") in said
+
+
+def test_a_group_of_one_s_own_is_added_and_an_experiment_may_be(mine, capsys):
+    (mine / "conf/size").mkdir()
+    (mine / "conf/size/small.yaml").write_text("# @package _global_\nsearch: {trials: 9}\n")
+    for words in (["+size=small"], ["experiment=night"], ["+experiment=night"]):
+        assert shown(capsys, "--config-dir", "conf", *words)["search"]["trials"] == 9
+
+
+def test_a_folder_may_be_named_by_what_hydra_knows(pool, capsys):
+    """Of a sweep, too, in a process in which no run was before."""
+    HydraConfig.instance().cfg = None
+    words = ["search", "-m", "seed=0,1", f"space.pool={pool}", "hydra.sweep.dir=${hydra:runtime.cwd}/x"]
+    Path("x").mkdir()
+    Path("x/summary.json").write_text("mine")
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"error: {Path.cwd()}/x/summary.json is there already")
 
 
 def test_every_group_of_a_command_stands_in_its_defaults():

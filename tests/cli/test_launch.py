@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 
 import pytest
@@ -30,14 +29,6 @@ def test_warnings_of_this_program_are_lines_and_those_of_others_are_as_they_were
 )  # fmt: skip
 def test_words_ask_for_a_sweep_by_a_flag_or_by_hydras_mode(words, expected):
     assert is_sweep(read_words(words)) == expected
-
-
-def test_a_command_leaves_logging_as_it_was(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    root = logging.getLogger()
-    before = root.level, list(root.handlers)
-    assert main(["search", "--info", "defaults"]) == 0
-    assert (root.level, list(root.handlers)) == before
 
 
 def test_what_hydra_ends_the_program_for_is_bad_input(capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 
 import pytest
@@ -91,7 +90,7 @@ def test_a_killed_run_ends_a_sweep_of_combinations_with_one_line(words, tmp_path
     assert code == 2
     (line,) = errors
     assert line.startswith(f"error: hydra/launcher: {error}: ")
-    assert line.endswith(f"; go on with: {shlex.join(['python', '-m', 'l2l_nas', *own, 'skip_done=true'])}")
+    assert line.endswith("; go on with the same command, folder=sweep and skip_done=true")
     if plugin == "submitit":  # whose jobs need nobody
         deadline = time.monotonic() + 60
         while not (tmp_path / "sweep" / "1" / "result.json").exists():

@@ -7,13 +7,11 @@ import os
 import shutil
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from l2l_nas.__main__ import main
-from l2l_nas.cli.sweep import outcome, run_of_sweep
-from l2l_nas.errors import TrialError
+from l2l_nas.cli.sweep import outcome
 from tests.cli.runs import TINY, contents, events, start
 
 WORDS = ("search", "-m", "space.pool=tiny.py:build", *TINY, "search.trials=4", "folder=sweep")
@@ -69,7 +67,7 @@ def test_trainings_are_swept_as_searches_are(pool, tmp_path, capsys):
     assert main([*words, "seed=0,1", "train.learning_rate=0.01,-1"]) == 2
     said = capsys.readouterr()
     wrong = "the learning rate's peak must be above 0, got -1.0"
-    assert said.err.splitlines() == [f"error: trained/1, trained/3: {wrong}"]
+    assert said.err.splitlines() == [f"error: trained/{number}: {wrong}" for number in (1, 3)]
     assert "4 runs in trained" in said.out
     rows = json.loads((tmp_path / "trained" / "summary.json").read_text())["runs"]
     for row in (rows[0], rows[2]):
@@ -101,9 +99,7 @@ def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
         config = (tmp_path / row["folder"] / "config.yaml").read_text()
         assert f"pool: {row['overrides'][-1].removeprefix('space=')}" in config
         assert f"sampler:\n  name: {row['overrides'][-2].removeprefix('sampler=')}\n" in config
-    said = capsys.readouterr().out
-    assert "run 3: seed=0 sampler=nsga2 space=digits_shared" in said
-    assert said.count(" is done") == 8
+    assert capsys.readouterr().out.count(" is done") == 8
 
 
 @pytest.mark.slow
@@ -114,7 +110,6 @@ def test_a_mistake_in_one_run_is_written_down_and_the_others_go_on(pool, tmp_pat
     said = capsys.readouterr()
     where = "position 'stem': candidate 'linear': its layer raised RuntimeError: out of luck (tiny.py, line "
     assert said.err.startswith(f"error: sweep/0: {where}")
-    assert said.err.endswith(" (traceback in sweep/0/error.txt)\n")
     assert said.err.count("\n") == 1
     assert "run 0 failed: " in said.out
     assert 'raise RuntimeError("out of luck")' in (tmp_path / "sweep" / "0" / "error.txt").read_text()
@@ -131,57 +126,19 @@ def test_a_mistake_in_one_run_is_written_down_and_the_others_go_on(pool, tmp_pat
 
 
 @pytest.mark.slow
-def test_what_no_combination_can_be_made_of_is_refused(refused, pool, tmp_path):
-    assert "no hydra/launcher 'jobli'" in refused(*WORDS, "seed=0,1", "hydra/launcher=jobli")
-    assert contents(tmp_path).keys() == {"tiny.py"}
-
-
-@pytest.mark.slow
 def test_a_sweep_of_refused_runs_leaves_nothing(pool, tmp_path, capsys):
     assert main([*WORDS, "search.trials=0", "seed=0,1"]) == 2
     assert capsys.readouterr().err == "error: search.trials must be at least 1, got 0\n"
     assert main([*WORDS, "train.micro_batch=64,0"]) == 2
     assert capsys.readouterr().err == "error: train.micro_batch must be at least 1, got 0\n"
-    assert main([*WORDS, "resume=elsewhere", "seed=0,1"]) == 2
-    assert "resume is for one run" in capsys.readouterr().err
-    assert main([*WORDS, "seed=0,x"]) == 2
-    assert capsys.readouterr().err.startswith("error: seed: ")
     assert contents(tmp_path).keys() == {"tiny.py"}
     assert not (tmp_path / "sweep").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["search", "sampler=null"], "sampler=null: choose one"),
-        (["search", "-m", "relay=null", "seed=0,1"], "relay=null: choose one"),
-        (["search", "folder=${nope}"], "nope"),
-    ],
-)
-def test_words_that_lead_nowhere_are_one_line(tmp_path, refused, words, says):
-    assert says in refused(*words)
-
-
-def test_a_run_that_failed_does_not_advise_what_its_sweep_would_refuse(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("sweep/0").mkdir(parents=True)
-
-    def go(console):
-        Path("sweep/0").rmdir()  # as a run does that has written nothing
-        raise TrialError("all fail; go on with: resume=FOLDER 'search.retire=[*/a]'")
-
-    conf = SimpleNamespace(folder="sweep/0", resume="")
-    run_of_sweep(conf, SimpleNamespace(launcher=SimpleNamespace(_target_="")), go)
-    advice = "give the same command again in another folder 'search.retire=[*/a]'"
-    assert outcome(Path("sweep/0")) == ({}, f"all fail; {advice}")
 
 
 @pytest.mark.parametrize("content", ["[]", "3", '"best"', '{"mean_values": null}', '{"best": {"values": []}}'])
 def test_a_result_that_is_none_is_told_of_in_one_line(content, tmp_path):
     (tmp_path / "result.json").write_text(content)
-    found, reason = outcome(tmp_path)
-    assert found == {}
-    assert reason.startswith("its result cannot be used (")
+    assert outcome(tmp_path)["error"].startswith("its result cannot be used (")
 
 
 def stop(conf, *_, **__):
@@ -189,7 +146,7 @@ def stop(conf, *_, **__):
     raise KeyboardInterrupt
 
 
-def test_a_sweep_that_is_stopped_prints_its_command(tmp_path, monkeypatch, capsys):
+def test_a_sweep_that_is_stopped_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "size").mkdir(parents=True)
     (tmp_path / "conf" / "size" / "small.yaml").write_text("# @package _global_\nsearch:\n  steps_per_trial: 1\n")
@@ -197,7 +154,7 @@ def test_a_sweep_that_is_stopped_prints_its_command(tmp_path, monkeypatch, capsy
     typed = ["search", "-m", "--config-dir", "conf", "+size=small", "sampler=random,tpe", "folder=u"]
     assert main(typed) == 130
     *_, last = capsys.readouterr().out.splitlines()
-    assert last == f"stopped. Go on with: python -m l2l_nas {' '.join(typed)} skip_done=true"
+    assert last == "stopped; go on with the same command, folder=u and skip_done=true"
 
 
 @pytest.mark.slow

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from l2l_nas.cli.launch import reporting_errors
-from l2l_nas.errors import L2LError
-from l2l_nas.runs.ranks import RunRanks
 from tests.cli.runs import environment, without_times, write_pool
 from tests.parallel.ranked import end_torchrun, free_port
 
@@ -280,7 +277,7 @@ def test_a_trial_that_fails_on_one_rank_is_a_failed_trial_of_all():
     words = (*SEARCH, "search.trials=10", "sampler=random", "search.failures=100")
     code, _, (line,) = Launched(*words, "search.trial_weights=shared", "folder=shared").ended()
     assert code != 0
-    assert re.match(r"error: rank 1 \(.*my layer is broken.*go on with: python -m l2l_nas search resume=shared", line)
+    assert re.match(r"error: rank 1 \(.*my layer is broken.*go on with: resume=FOLDER", line)
     together(*words, "folder=two")
     found = result("two")["trials"]
     assert found["failed"] > 0
@@ -306,16 +303,6 @@ def test_what_ranks_cannot_do_is_refused_before_anything_is_written(words, said)
     assert codes == [2, 2]
     assert [said in line for line in lines] == [True], lines
     assert not Path("run").exists()
-
-
-def test_what_ranks_report_is_explained_once():
-    def run():
-        with reporting_errors(ranks=RunRanks()):
-            raise MemoryError
-
-    with pytest.raises(L2LError) as caught, reporting_errors(ranks=RunRanks()):
-        run()
-    assert str(caught.value).count("take a smaller train.batch_size") == 1
 
 
 def test_a_run_without_a_world_does_not_import_torch_distributed_of_its_own():

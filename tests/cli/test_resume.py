@@ -17,15 +17,6 @@ def read(path):
     return json.loads(path.read_text())
 
 
-def test_a_finished_run_resumed_to_the_same_total_ends_with_the_same_best(finished, capsys):
-    before = read(finished / "result.json")
-    assert main([*WORDS, "resume=run"]) == 0
-    after = read(finished / "result.json")
-    for key in ("best", "pareto", "trials", "objectives"):
-        assert after[key] == before[key]
-    assert "finished: 12 of 12 trials are evaluated" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("pictures", [[], ["pareto.png"]])
 def test_what_draws_pictures_is_called_missing_where_none_was_drawn(finished, capsys, monkeypatch, pictures):
     monkeypatch.setattr("l2l_nas.runs.output.Output._draw_front", lambda *_: [("picture", name) for name in pictures])

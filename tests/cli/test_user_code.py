@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from l2l_nas.__main__ import main
-from tests.cli.runs import POOL, TINY, contents, events, start
+from tests.cli.runs import POOL, TINY, events, start
 
 LAYER = """
 class Bad(nn.Module):
@@ -99,75 +97,11 @@ def test_a_part_of_a_problem_of_a_wrong_type_or_that_raises_is_named(run, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_itself_elsewhere_is_told(tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    for name, text in (("import", "import sys; sys.exit(0)"), ("call", "import sys\ndef build(): sys.exit(0)")):
-        (tmp_path / f"{name}.py").write_text(text)
-        assert "called sys.exit(0)" in refused("search", f"space.pool={name}.py:build", "folder=out")
-
-
-@pytest.mark.slow
-def test_a_pool_without_a_layer_is_refused(tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "odd.py").write_text(
-        "from l2l_nas import *\ndef build(): return LayerPool([Position('a', [skip()])], inputs=TensorSpec((2,)))\n"
-    )
-    assert "every candidate of every position is a skip" in refused("search", "space.pool=odd.py:build", "folder=out")
-
-
-@pytest.mark.slow
 def test_memory_that_is_missing_is_one_line(run, tmp_path):
     said = run(when="self.training", boom="torch.empty(10**16)")
     assert "out of memory" in said
     assert "train.micro_batch" in said
     assert events(tmp_path / "out", "failed")
-
-
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("=5", "'=5' is not a setting; write NAME=VALUE"),
-        ("relay.threads=1e20", "relay.threads"),
-        ("relay.threads=100000", "relay.threads must be at most 4,096"),
-        ("relay.slots=1000000000", "relay.slots must be at most 4,096"),
-        ("seed=99999999999999999999", "seed must be at most"),
-        ("search.checkpoint_seconds=nan", "search.checkpoint_seconds must be a finite number"),
-        ("optimizer.eps=-1", "eps must be above 0, got -1"),
-        ("optimizer.weight_decay=nan", "optimizer.weight_decay must be a finite number"),
-        ("space.args.x=" + "[" * 3000 + "]" * 3000, ""),
-        ("folder=" + "a" * 300, "too long"),
-        ("space.pool=" + "b" * 9000, "space.pool has 9,000 characters"),
-    ],
-)
-def test_an_odd_word_is_one_short_line(pool, tmp_path, refused, word, says):
-    before = contents(tmp_path)
-    said = refused("search", f"space.pool={pool}", *TINY, "folder=out", word)
-    assert says in said
-    assert len(said) < 1300
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["search", "search.finalist_steps=${oc.env:NOT_THERE}"],
-            "error: search.finalist_steps=${oc.env:NOT_THERE}: KeyError raised",
-        ),
-        (["search", "search.early_stop=???"], "missing mandatory value: early_stop"),
-        (
-            ["evaluate", "run=run", "recalibrate=${seed}"],
-            "error: recalibrate=${seed}: Interpolation key 'seed' not found",
-        ),
-        (["report", "run=???"], "missing mandatory value: run"),
-        (["train", "train.steps=???"], "missing mandatory value: steps"),
-        (["export", "run=???"], "missing mandatory value: run"),
-    ],
-)
-def test_a_value_that_leads_nowhere_is_one_line(pool, refused, tmp_path, words, said):
-    assert said in refused(*words)
-    assert os.listdir(tmp_path) == ["tiny.py"]
 
 
 def test_a_program_collects_garbage_but_not_what_it_imported(tmp_path):

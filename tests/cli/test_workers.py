@@ -246,7 +246,7 @@ STAY = (
         ([TWO, "executor=own.py:shut"], "the executor takes no more work (RuntimeError: cannot schedule new fu"),
         ([TWO, "executor=own.py:none"], "executor: own.py:none gave int; expected a concurrent.futures.Executor"),
         ([TWO, "executor=own.py:other"], "executor: own.py has no function 'other'; it has"),
-        ([TWO, "executor=threads"], "no executor 'threads'; choose from inline, processes"),
+        ([TWO, "executor=threads"], "no executor 'threads'"),
         ([TWO, "parallel.data=2"], "parallel.data=2: ranks train a trial together, workers train one each; leave it o"),
         (["executor=processes", "parallel.tensor=4"], "parallel.tensor=4: ranks train a trial together, workers"),
         ([TWO, "search.trial_weights=own"], "search.trial_weights: no such weights as 'own'"),

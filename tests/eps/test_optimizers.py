@@ -184,7 +184,6 @@ def test_bytes_of_moments_are_what_is_counted():
         (lambda: Muon(iterations=0), "iterations must lie between"),
         (lambda: Muon().state((3,)), "matrices, not a parameter of shape"),
         (lambda: LowPrecision(AdamW(), "bf61"), "did you mean 'bf16'"),
-        (lambda: LowPrecision(AdamW(), "8bit"), "moments=8bit is gone: take bf16"),
         (lambda: LowPrecision(Groups(AdamW()), "bf16"), r"write Groups\(LowPrecision"),
         (lambda: LowPrecision(LowPrecision(AdamW(), "bf16"), "bf16"), "takes one rule"),
     ],

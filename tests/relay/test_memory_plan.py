@@ -187,11 +187,6 @@ def test_more_budget_means_fewer_loads():
     assert counts[0] > counts[-1] == 7
 
 
-def test_a_stash_that_fills_a_budget_is_gone():
-    with pytest.raises(SettingError, match="stash=auto is gone; take stash=host"):
-        relay_on(stack(2), stash="auto", device_budget="all")
-
-
 class Recurrent(nn.LSTM):
     """An LSTM over [batch, length, width]."""
 

@@ -12,7 +12,7 @@ from l2l_nas.nas.objectives import Goal, State, TrialRecord, ranked
 from l2l_nas.report.card import SpaceCard, card_of
 from l2l_nas.report.history import read_history
 from l2l_nas.report.results import Results
-from l2l_nas.report.summary import Command, Setting, Summary
+from l2l_nas.report.summary import Setting, Summary
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
@@ -151,7 +151,7 @@ def summary_of(
         "num_asked": len(records),
         "found": found,
         "settings": (Setting(word, word, word, word),),
-        "commands": (Command(word, word, word),),
+        "resume": word,
         "seed": word,
     }
     return Summary(**{**values, **changes})

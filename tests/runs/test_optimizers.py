@@ -143,7 +143,6 @@ def test_a_network_is_trained_by_them_as_well(place, refused):
     ("words", "says"),
     [
         (["optimizer.moments=int8"], "moments: no 'int8'; choose from fp32, bf16"),
-        (["optimizer.moments=8bit"], "moments=8bit is gone: take bf16"),
         (["optimizer.no_decay=true"], "optimizer.no_decay must be of type str"),
         (["optimizer.layer_decay=1.5"], "layer_decay: rate must lie in (0, 1], got 1.5"),
         (["optimizer.groups.a.match=stm/*"], "group 'a': match finds no parameter; write a pattern"),

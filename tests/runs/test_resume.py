@@ -9,7 +9,6 @@ from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.runs.command_line import given_names
 from l2l_nas.runs.fields import changed
 from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.folder_settings import read_settings
 from l2l_nas.runs.groups import completed
 from l2l_nas.runs.resume import given_settings, inherit
 from l2l_nas.runs.settings import PLACES, RetrainConf
@@ -131,9 +130,3 @@ def test_a_group_that_is_added_or_changed_leaves_the_run_s_others(tmp_path):
         conf = replace(RetrainConf(), optimizer={"name": "adamw", "groups": groups})
         given = given_settings(conf, words, [])
         assert inherit(conf, run, given=given, exempt=PLACES).optimizer["groups"] == found
-
-
-def test_a_share_of_new_candidates_is_read_by_its_name_before_the_release(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("search: {introduce: 0.25, trials: 3}\n")
-    assert read_settings(path).config["search"] == {"catch_up_fraction": 0.25, "trials": 3}

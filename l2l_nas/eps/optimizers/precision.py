@@ -33,8 +33,6 @@ class LowPrecision:
     moments: str
 
     def __post_init__(self) -> None:
-        if isinstance(self.moments, str) and self.moments == "8bit":
-            raise SettingError("moments=8bit is gone: take bf16, whose updates take a quarter of the time")
         check_word("moments", self.moments, MOMENTS[1:])
         if isinstance(self.rule, LowPrecision | Groups):
             raise SettingError("LowPrecision takes one rule; of groups, write Groups(LowPrecision(rule), groups)")

@@ -93,8 +93,7 @@ def _with_common(
     layer_decay: float = 1.0,
     groups: Mapping[str, Any] | None = None,
 ) -> Optimizer:
-    if moments != "8bit":  # of which `LowPrecision` has a word
-        check_word("moments", moments, MOMENTS)
+    check_word("moments", moments, MOMENTS)
     if moments != "fp32":
         optimizer = in_low_precision(optimizer, moments)
     added = [*_decays(no_decay, layer_decay), *(_group(name, content) for name, content in (groups or {}).items())]
