@@ -113,7 +113,7 @@ def test_a_process_that_is_gone_ends_the_others(how, at, who, tmp_path):
 @pytest.mark.parametrize(("at", "who"), [MOMENTS[0], *(pytest.param(*one, marks=MORE) for one in MOMENTS[1:])])
 def test_a_process_that_is_stopped_is_named_by_the_others(at, who, tmp_path):
     line, codes = outcome(tmp_path, 2, who, at, "stop")
-    assert re.fullmatch(unanswered(who, r"in step \d+(, .+)?", at), line), line  # by its last beat
+    assert re.fullmatch(unanswered(who, r"(at the start|in step \d+(, .+)?)", at), line), line  # by its last beat
     assert codes == [2]
 
 
