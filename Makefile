@@ -61,9 +61,8 @@ test-cluster:
 	$(CLUSTER)/bin/python -m pytest -m cluster -rs tests/cli tests/nas tests/report
 
 bench: $(READY)
-	for name in depth batch throughput switching population storage; do \
-		$(BIN)/python -m benchmarks $$name --folder bench/all || exit 1; done
-	$(BIN)/python -m benchmarks search_quality
+	for name in depth throughput small_networks search_quality; do \
+		$(BIN)/python -m benchmarks $$name || exit 1; done
 
 # all tests of the benchmarks; make test has the quick ones
 bench-test: $(READY)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from benchmarks.catalogue import GROUPS, find
+from benchmarks.catalogue import ROOMS, find
 from benchmarks.options import OptionParser
 from l2l_nas.errors import one_line
 from l2l_nas.runs.terminal import explain, is_explained
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = words.pop(0)
     try:
-        script = find(name).load(name)
+        script = find(name)
         parser = OptionParser(name, (script.__doc__ or "").strip())
         script.add_options(parser)
         return script.main(parser.parse(words)) or 0
@@ -39,10 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """All names, a line each."""
     lines = ["usage: python -m benchmarks NAME [options]; python -m benchmarks NAME --help lists the options"]
-    for title, group in GROUPS.items():
-        lines += ["", f"{title}:", *(f"  {name:18} {one.about} ({one.takes})" for name, one in group.items())]
+    for room, group in ROOMS.items():
+        lines += ["", f"{room}:", *(f"  {name:18} {about} ({takes})" for name, (about, takes) in group.items())]
     return "\n".join(lines)
 
 

@@ -7,7 +7,6 @@ and that library may be of another age.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -24,17 +23,12 @@ class OptionParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """See `argparse.ArgumentParser`."""
         from l2l_nas.errors import SettingError
 
         raise SettingError(message)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The options of a command line, whose words may stand in any order.
-
-        Raises:
-            SettingError: a word that is no option, or a value that is none.
-        """
+        """The options of a command line, whose words may stand in any order."""
         options, others = self.parse_known_intermixed_args(words)
         if others:
             from l2l_nas.errors import SettingError, did_you_mean
@@ -43,24 +37,6 @@ class OptionParser(argparse.ArgumentParser):
             hint = did_you_mean(others[0].partition("=")[0], names) if others[0].startswith("-") else ""
             raise SettingError(f"no option '{others[0]}'{hint}")
         return options
-
-
-def numbers(text: str) -> list[int]:
-    """A type of options: whole numbers from 0 with commas between them."""
-    return [at_least(0)(part) for part in text.split(",")]
-
-
-def need(options: argparse.Namespace, what: str, *names: str) -> None:
-    """Refuse what lacks options that only some of the work takes.
-
-    Raises:
-        SettingError: with the first one that was not given.
-    """
-    for name in names:
-        if getattr(options, name) in (None, "", []):
-            from l2l_nas.errors import SettingError
-
-            raise SettingError(f"{what} needs --{name}")
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -74,14 +50,3 @@ def at_least(least: int) -> Callable[[str], int]:
 
     number.__name__ = "whole number"  # argparse names the type where `int` refuses the text
     return number
-
-
-def positive(text: str) -> float:
-    """A type of options: numbers above zero."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
-
-
-positive.__name__ = "number"

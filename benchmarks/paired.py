@@ -1,4 +1,4 @@
-"""Several checkouts, or several ways to compute the same, timed in turns.
+"""Several checkouts, timed in turns.
 
 Each checkout has a process of its own that lives as long as the measurement and does what it is asked, line by line.
 Machines drift, so ratios are formed round by round; a control compares a side with itself. Processor time is what
@@ -7,17 +7,14 @@ other work on the machine disturbs least.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benchmarks import ROOT
@@ -44,14 +41,7 @@ class Side:
             text=True,
         )
 
-    def __enter__(self) -> Side:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.process.communicate()
-
     def ask(self, **job: Any) -> Any:
-        """What it answers to a job."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(job) + "\n")
@@ -90,33 +80,6 @@ def timed(work: Callable[[], object]) -> dict[str, float]:
     return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
 
 
-def in_turns(works: Mapping[str, Callable[[], object]], *, rounds: int, seed: int = 0) -> dict[str, Seconds]:
-    """Seconds of each, whose order changes at random from round to round."""
-    draw = random.Random(seed)
-    found: dict[str, Seconds] = {name: {"cpu": [], "wall": []} for name in works}
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            gc.collect()  # so that none pays for another's cycles
-            for name in draw.sample(list(works), len(works)):
-                for clock, seconds in timed(works[name]).items():
-                    found[name][clock].append(seconds)
-    finally:
-        gc.enable()
-    return found
-
-
-def joined(parts: Sequence[Mapping[str, Seconds]]) -> dict[str, Seconds]:
-    """The sums over several measurements of as many rounds, such as one of each network."""
-    return {
-        name: {
-            clock: [sum(values) for values in zip(*(part[name][clock] for part in parts), strict=True)]
-            for clock in ("cpu", "wall")
-        }
-        for name in parts[0]
-    }
-
-
 def ratios(found: Mapping[str, Seconds], *, over: str) -> dict[str, dict[str, dict[str, float]]]:
     """Of each to one of them: the median over rounds and its 95 % interval, by clock."""
     from benchmarks.timing import ratio
@@ -129,5 +92,4 @@ def ratios(found: Mapping[str, Seconds], *, over: str) -> dict[str, dict[str, di
 
 
 def shown(value: Mapping[str, float]) -> str:
-    """A ratio as text."""
     return f"{value['median']:.3f} ({value['low']:.3f} to {value['high']:.3f})"

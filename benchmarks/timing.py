@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import math
 import platform
+import socket
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,21 +19,11 @@ import torch
 
 from l2l_nas.relay.device import name_of
 
-Ticker = Callable[[str], None]
 
-
-def interleave(
-    sides: Mapping[str, Callable[[int], object]],
-    *,
-    rounds: int,
-    warmup: int = 2,
-    tick: Ticker = lambda name: None,
-) -> dict[str, list[float]]:
+def interleave(sides: Mapping[str, Callable[[int], object]], *, rounds: int, warmup: int = 2) -> dict[str, list[float]]:
     """Seconds of each side in each round; sides alternate, in an order that rotates.
 
-    Args:
-        sides: each is called with the number of the round, from 0; the first `warmup` rounds are not counted.
-        tick: called with a side's name after each of its rounds.
+    Each is called with the number of the round, from 0; the first `warmup` rounds are not counted.
     """
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -46,7 +37,6 @@ def interleave(
                 sides[name](repeat)
                 if repeat >= warmup:
                     seconds[name].append(time.perf_counter() - started)
-                tick(name)
     finally:
         gc.enable()
     return seconds
@@ -71,9 +61,14 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
 
 
 def machine(device: torch.device | None = None) -> dict[str, object]:
-    """What it was measured on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     gpu = name_of(device) if device is not None and device.type != "cpu" else "none"
     return {"cpu": model, "threads": torch.get_num_threads(), "torch": torch.__version__, "gpu": gpu}
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])

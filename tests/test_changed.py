@@ -7,7 +7,7 @@ from tests.changed import ROOT, changed_since, due, last_release
 
 def test_a_room_that_changed_has_its_slow_proofs_run():
     assert due(["l2l_nas/report/charts/front.py"]) == ["tests/report"]
-    assert due(["tests/text/networks.py", "benchmarks/table.py"]) == ["tests/benchmarks", "tests/text"]
+    assert due(["tests/text/networks.py", "benchmarks/timing.py"]) == ["tests/benchmarks", "tests/text"]
     assert due(["tests/text/test_tokenizer.py"]) == ["tests/text/test_tokenizer.py"]
     assert due([]) == []
 

@@ -1,6 +1,6 @@
 """Every public callable, with odd things for each argument: an error that names what is wrong, or a success.
 
-The calls, what is odd and what is right are those of the benchmark: see `benchmarks/faults/calls.py`.
+The calls, what is odd and what is right: see `calls.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 import pytest
 
 import l2l_nas
-from benchmarks.faults import calls
 from l2l_nas.errors import SettingError
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.search import SearchRun
 from l2l_nas.runs.settings import SearchConf
+from tests import calls
 
 SECONDS = 3.0  # of one call; all of them take milliseconds
 

@@ -29,14 +29,7 @@ WEIGHTS = {
 
 @dataclass(frozen=True)
 class Change:
-    """Text that stands for other text of a file.
-
-    Args:
-        kind: of `WEIGHTS`.
-        start, end: what is replaced, as characters from the beginning.
-        text: by what.
-        line: where it begins, from 1.
-    """
+    """Text that stands for other text of a file."""
 
     kind: str
     start: int
@@ -45,12 +38,10 @@ class Change:
     line: int
 
     def apply(self, source: str) -> str:
-        """The changed file."""
         return source[: self.start] + self.text + source[self.end :]
 
 
 def changes(source: str) -> list[Change]:
-    """All of a file, in its order."""
     return sorted(_Finder(source).found, key=lambda change: (change.start, change.end, change.kind, change.text))
 
 

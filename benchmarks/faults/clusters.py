@@ -19,18 +19,18 @@ import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import forks
 from benchmarks.faults.scenarios import POOL, trials_of
+from benchmarks.timing import free_port
+from l2l_nas.files import write_json
 from tests.cli.runs import events, write_pool
 
 WORDS = (
@@ -52,7 +52,6 @@ def command_line(pid: int) -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one, itself last."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
@@ -61,25 +60,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """End a process and all below it."""
     for one in reversed(descendants(pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
 class Cluster:
-    """Two nodes that can be killed; of `processes` there are none.
-
-    Args:
-        engine: "ray", "dask" or "processes".
-        place: a folder for what it prints.
-    """
+    """Two nodes that can be killed; of `processes` there are none."""
 
     def __init__(self, engine: str, place: Path) -> None:
         self.engine, self.place = engine, place
@@ -118,13 +105,11 @@ class Cluster:
 
     @property
     def words(self) -> list[str]:
-        """How a search names it."""
         scheme = "tcp://" if self.engine == "dask" else ""
         address = [] if self.head is None else [f"executor.address={scheme}127.0.0.1:{self.port}"]
         return [f"executor={self.engine}", "search.workers=2", *address]
 
     def workers(self, driver: int) -> list[int]:
-        """Processes that segments run in."""
         roots = [driver] if self.head is None else [node.pid for node in self.nodes]
         found = [one for root in roots for one in descendants(root) if one != root]
         lines = {one: command_line(one) for one in found}
@@ -137,19 +122,9 @@ class Cluster:
         self.nodes[index] = self._start(self._node)
 
     def close(self) -> None:
-        """End all of it."""
         for one in [*self.nodes, *([] if self.head is None else [self.head])]:
             kill_tree(one.pid)
             one.wait()
-
-
-@contextlib.contextmanager
-def opened(engine: str, place: Path) -> Iterator[Cluster]:
-    cluster = Cluster(engine, place)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
 
 
 def scores(folder: Path) -> dict[tuple[str, ...], str]:
@@ -220,7 +195,10 @@ class Killer:
                 break
             if self.kill(driver) == "driver":
                 time.sleep(1)
-                driver = self._resumed(words, folder)
+                is_begun = (folder / "config.yaml").exists() and (folder / "study.log").exists()
+                if not is_begun:
+                    shutil.rmtree(folder, ignore_errors=True)
+                driver = self._started([*words, *(["resume=out"] if is_begun else [])])
         code = driver.wait(PATIENCE_S) if code is None else code
         if code is None:  # it hangs
             said = driver.output[-400:]
@@ -233,50 +211,34 @@ class Killer:
             self.seconds = time.monotonic() - began
         return wrong_in(folder, self.alone) or forks.left_of(self.drivers)
 
-    def _resumed(self, words: list[str], folder: Path) -> forks.Process:
-        is_begun = (folder / "config.yaml").exists() and (folder / "study.log").exists()
-        if not is_begun:
-            shutil.rmtree(folder, ignore_errors=True)
-        return self._started([*words, *(["resume=out"] if is_begun else [])])
-
     def _started(self, words: list[str]) -> forks.Process:
         driver = forks.command(self.place, *words)
         self.drivers.append(driver.number)
         return driver
 
 
-def run_engine(engine: str, kills: int, seed: int, minutes: float) -> dict[str, Any]:
-    """Kill until there were so many kills, or no time is left."""
+def run_engine(engine: str, kills: int, seed: int) -> dict[str, Any]:
     generator = random.Random(seed)
     began, failures, lives = time.monotonic(), [], 0
-    with tempfile.TemporaryDirectory() as scratch, opened(engine, Path(scratch)) as cluster:
+    with tempfile.TemporaryDirectory() as scratch, contextlib.closing(Cluster(engine, Path(scratch))) as cluster:
         place = Path(scratch)
         write_pool(place)
         alone = forks.command(place, *WORDS, "folder=alone")
         assert alone.wait(PATIENCE_S) == 0, alone.errors
         killer = Killer(cluster, place, generator)
         killer.alone = scores(place / "alone")
-        while lives == 0 or (sum(killer.kills.values()) < kills and time.monotonic() - began < 60 * minutes):
+        while lives == 0 or sum(killer.kills.values()) < kills:
             wrong = killer.live(generator.randint(1, 2) if lives else 0)
             lives += 1
-            done = dict(killer.kills)
-            print(f"{engine}: {lives} searches, kills {done}, {time.monotonic() - began:.0f} s {wrong}", flush=True)
+            print(f"{engine}: {lives} searches, kills {dict(killer.kills)} {wrong}", flush=True)
             failures += [wrong] if wrong else []
-    return {
-        "engine": engine,
-        "seed": seed,
-        "searches": lives,
-        "kills": dict(killer.kills),
-        "seconds_of_a_search": round(killer.seconds, 1),
-        "seconds": round(time.monotonic() - began),
-        "failures": failures,
-    }
+    counted = {"searches": lives, "kills": dict(killer.kills), "failures": failures}
+    return {"engine": engine, "seed": seed, **counted, "seconds": round(time.monotonic() - began)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=sorted(_WORKERS), action="append")
     parser.add_argument("--kills", type=int, default=60, help="of each engine")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of each engine at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
 
@@ -286,7 +248,7 @@ def main(asked: argparse.Namespace) -> int:
     packages = {"ray": "ray", "dask": "distributed", "processes": "loky"}
     engines = [name for name in asked.engine or _WORKERS if importlib.util.find_spec(packages[name])]
     forks.preload()
-    found = [run_engine(name, asked.kills, asked.seed, asked.minutes) for name in engines]
+    found = [run_engine(name, asked.kills, asked.seed) for name in engines]
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(asked.out, found)
     return int(any(one["failures"] for one in found))

@@ -1,7 +1,6 @@
 """Run folders of others that mean harm: nothing in them is executed, connected to, or written outside of them.
 
-    python -m benchmarks foreign [--lines 300] [--seed 0] [--seconds 120] [--only NUMBER]
-        [--out FILE.json]
+    python -m benchmarks foreign [--lines 300] [--seed 0] [--seconds 120] [--out FILE.json]
 
 A case takes a finished run or training, plants one line in its `config.yaml` (code, modules, addresses, shell lines,
 paths; for each setting and each argument of each choice in turn), and runs a command that reads the folder. It fails
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import random
 import shlex
@@ -21,7 +19,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
@@ -163,13 +160,7 @@ def num_connected(server: socket.socket) -> int:
 
 
 class Attack:
-    """Runs cases on copies of what was built.
-
-    Args:
-        base: what was built.
-        place: where cases run, beside `outside`, in which nothing may change.
-        seconds: that a case may take.
-    """
+    """Runs cases on copies of what was built."""
 
     def __init__(self, base: Path, place: Path, server: socket.socket, *, seconds: float) -> None:
         self.base, self.place, self.server, self.seconds = base, place, server, seconds
@@ -199,8 +190,7 @@ class Attack:
         return words, name, value
 
     def run(self, words: list[str], value: Any) -> str:
-        """What was wrong, or nothing."""
-        before = contents(self.place.parent)
+        before = forks.contents(self.place.parent)
         num_connected(self.server)
         process = forks.start(self.place, lambda: self._command(words), tuple(words))
         code = process.wait(self.seconds)
@@ -211,10 +201,10 @@ class Attack:
         if left := forks.left_of([process.number], seconds=5.0):
             return left
         connected = num_connected(self.server)
-        named = {word.partition("=")[2] for word in words} | {"out.txt", "err.txt"}
-        after = contents(self.place.parent)
+        named = {word.partition("=")[2] for word in words}
+        after = forks.contents(self.place.parent)
         differing = {path for path in {*before, *after} if before.get(path) != after.get(path)}
-        beyond = sorted(path for path in differing if path.split("/")[1] not in named)
+        beyond = sorted(path for path in differing if path.split("/")[1] not in named and path.split("/")[0] != "base")
         errors = process.errors
         lines = [line for line in errors.splitlines() if not line.startswith("warning: ")]
         self.outcomes["done" if code == 0 else "refused"] += 1
@@ -243,20 +233,10 @@ class Attack:
         return f"a command to copy has {bad[0]!r} of the folder's: {typed[:300]}" if bad else ""
 
 
-def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder, and what is in it."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink() and path.relative_to(folder).parts[0] != "base"
-    }
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lines", type=at_least(1), default=300)
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--only", type=at_least(0), help="the number of a case, to see what it says")
     parser.add_argument("--out", type=Path)
 
 
@@ -265,28 +245,21 @@ def main(asked: argparse.Namespace) -> int:
     torch.set_num_threads(1)  # none of torch's threads may run when processes are forked
     for command in ("search", "train", "evaluate", "export", "report"):
         import_module(f"l2l_nas.cli.{command}")
-    began, failures = time.monotonic(), []
-    memory = Path("/dev/shm")
-    numbers = range(asked.lines) if asked.only is None else [asked.only]
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch, listening() as server:
+    failures: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=forks.FAST) as scratch, listening() as server:
         base, place = Path(scratch, "base"), Path(scratch, "case")
         place.mkdir()
         build(place)
         place.rename(base)
         attack = Attack(base, place, server, seconds=asked.seconds)
-        for number in numbers:
+        for number in range(asked.lines):
             words, name, value = attack.prepare(number, asked.seed)
             wrong = attack.run(words, value)
-            if wrong or asked.only is not None:
+            if wrong:
                 print(f"{number} {name}={value!r}\n    {' '.join(words)}\n    {wrong[:500]}", flush=True)
-                failures += [{"case": number, "setting": name, "value": value, "wrong": wrong}] if wrong else []
-            if asked.only is not None:
-                print((place / "out.txt").read_text()[-2000:], (place / "err.txt").read_text()[-3000:])
+                failures.append({"case": number, "setting": name, "value": value, "wrong": wrong})
         outcomes = dict(sorted(attack.outcomes.items()))
-    print(
-        f"{len(failures)} of {len(numbers)} planted lines executed, connected or written outside; commands: {outcomes}"
-    )
-    print(f"{time.monotonic() - began:.0f} s")
+    print(f"{len(failures)} of {asked.lines} planted lines executed, connected or written outside; {outcomes}")
     if asked.out is not None:
-        write_json(asked.out, {"lines": len(numbers), "seed": asked.seed, "outcomes": outcomes, "failures": failures})
+        write_json(asked.out, {"lines": asked.lines, "seed": asked.seed, "outcomes": outcomes, "failures": failures})
     return int(bool(failures))

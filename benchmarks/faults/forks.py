@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import os
 import re
@@ -21,6 +22,7 @@ _PRELOAD = (
     *("torch.export", "onnxscript", "torch.onnx", "tokenizers", "PIL.Image", "l2l_nas.pretrained.pool"),
 )
 _MEMORY_BYTES = 16 << 30
+FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where folders of cases are made
 
 
 def preload() -> None:
@@ -44,11 +46,7 @@ class Process:
     name: str = ""  # among several that work in one folder
 
     def wait(self, seconds: float, *, until: Callable[[], bool] | None = None) -> int | None:
-        """Its exit code, below 0 for a signal; None if it runs after so long. What it leaves stays: see `left_of`.
-
-        Args:
-            until: asked all the time; None as soon as it is true.
-        """
+        """Its exit code, below 0 for a signal; None if it runs after so long. What it leaves stays: see `left_of`."""
         end = time.monotonic() + seconds
         while True:
             done, status = os.waitpid(self.number, os.WNOHANG)
@@ -65,18 +63,24 @@ class Process:
         os.waitpid(self.number, 0)
 
     def kill_group(self) -> None:
-        """End it with whatever it has started."""
         kill_group(self.number)
 
     @property
     def output(self) -> str:
-        """What it printed."""
         return _read(self.folder / f"out{self.name}.txt")
 
     @property
     def errors(self) -> str:
-        """What it printed to stderr."""
         return _read(self.folder / f"err{self.name}.txt")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below a folder but what processes printed, and what is in it."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink() and path.name not in ("out.txt", "err.txt")
+    }
 
 
 def kill_group(number: int) -> None:

@@ -5,11 +5,9 @@
 Each life of a command is killed once to four times, that of a sweep six to eight times, and resumed each time, with the
 words that anybody would give; then it is let finish. A file of the user's lies in the folder from the first moment.
 Looked at: after each kill, that every trial of the log is in the study; that no resume is refused; at the end, that
-trials and weights are whole, that the user's file is, and that nothing of a killed process is left. Commands run in
-processes forked from one that has imported everything.
-
-A search of `experiment=smaller` is killed in named phases and in saves, and must find what one finds that nothing
-interrupts, bit for bit.
+trials and weights are whole, that the user's file is, and that nothing of a killed process is left. A search of
+`experiment=smaller` must find what one finds that nothing interrupts, bit for bit. Commands run in processes forked
+from one that has imported everything.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ import json
 import os
 import random
 import shutil
-import signal
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults import forks
-from benchmarks.faults.scenarios import PATIENCE_S, SAVING, Scenario, scenarios, trials_of
+from benchmarks.faults.scenarios import PATIENCE_S, Scenario, scenarios, trials_of
 from benchmarks.options import at_least
+from l2l_nas.files import write_json
 from tests.cli.runs import events
 
 MINE = "notes.txt"  # of the user's
@@ -45,7 +43,6 @@ def lost_trials(place: Path) -> str:
 
 
 def leftovers(place: Path) -> str:
-    """What a killed process left."""
     odd = ("*.tmp*", "**/*.tmp*", "**/l2l_nas-states-*", "**/pool", "**/*.db-journal")
     found = sorted({str(path.relative_to(place)) for pattern in odd for path in place.glob(pattern)})
     return f"left: {', '.join(found)}" if found else ""
@@ -66,9 +63,6 @@ class Killer:
         self.generator = generator
         self.seconds: dict[str, float] = {}
         self.kills: Counter[str] = Counter()
-        self.early: Counter[str] = Counter()
-        self.phases: dict[str, Counter[str]] = {}  # in which kills fell, of commands whose moments are named
-        self.lengths: dict[str, dict[str, float]] = {}  # of these phases, in s
         self.started: list[int] = []  # processes of this life
 
     def _start(self, scenario: Scenario, *, again: bool) -> forks.Process:
@@ -78,46 +72,8 @@ class Killer:
 
     def _wait(self, process: forks.Process, scenario: Scenario) -> int | None:
         """Until the moment of the next kill; the exit code if the command ends before."""
-        length = self.seconds.get(scenario.name, 1.0)
-        if not scenario.moments:
-            # so early that it can be killed as often as it should be
-            return process.wait(self.generator.uniform(0, length / scenario.least))
-        moment = scenario.moments[self.kills[scenario.name] % len(scenario.moments)]
-        name, is_saving, _ = moment.partition(SAVING)
-        folder, part = self.place / "out", self.generator.random()
-        before = len(events(folder, "phase"))
-
-        def is_begun() -> bool:
-            return name in [event["name"] for event in events(folder, "phase")[before:]]
-
-        code = process.wait(PATIENCE_S, until=is_begun)
-        if code is None:
-            code = process.wait(part * self.lengths[scenario.name].get(name, 0.0))
-        if code is None and is_saving:
-            code = process.wait(PATIENCE_S, until=lambda: self._is_stopped_saving(process))
-        return code
-
-    def _is_stopped_saving(self, process: forks.Process) -> bool:
-        """Whether a file of weights is not whole yet; if so, the process has stopped there."""
-        if not self._is_saving():
-            return False
-        os.kill(process.number, signal.SIGSTOP)
-        os.waitid(os.P_PID, process.number, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # it stops a while after the signal
-        if self._is_saving():
-            return True
-        os.kill(process.number, signal.SIGCONT)  # it was faster
-        return False
-
-    def _is_saving(self) -> bool:
-        out = self.place / "out"
-        folders = [out / "weights", out / "best", *out.glob("sizes/*/best")]
-        return any(one.name.endswith(".tmp") for each in folders if each.is_dir() for one in os.scandir(each))
-
-    def _note_phase(self, scenario: Scenario) -> None:
-        """Where a kill fell: the last phase that the log names, and whether a file of weights was not whole yet."""
-        if scenario.moments:
-            begun = ["start", *(event["name"] for event in events(self.place / "out", "phase"))]
-            self.phases.setdefault(scenario.name, Counter())[begun[-1] + SAVING * self._is_saving()] += 1
+        # so early that it can be killed as often as it should be
+        return process.wait(self.generator.uniform(0, self.seconds.get(scenario.name, 1.0) / scenario.least))
 
     def live(self, scenario: Scenario, wanted: int) -> str:
         """One life: so many kills, then the end; what was wrong."""
@@ -140,7 +96,6 @@ class Killer:
             moment = time.monotonic() - process.started
             if code is None:
                 process.kill()
-                self._note_phase(scenario)
                 if "workers" in scenario.name:
                     time.sleep(0.3)  # they end by themselves
                 age(self.place)
@@ -156,7 +111,6 @@ class Killer:
             elif code != 0:
                 return f"ended with {code}: {(process.errors or process.output).strip()[-600:]}"
             else:
-                self.early[scenario.name] += 1
                 if not done:  # the machine is less busy now
                     self.seconds[scenario.name] = time.monotonic() - process.started
                 break  # it was done before
@@ -177,19 +131,10 @@ class Killer:
             return f"the last resume ended with {code}: {(process.errors or process.output).strip()[-600:]}"
         if not wanted:
             self.seconds[scenario.name] = time.monotonic() - began
-            self.lengths[scenario.name] = lengths_of_phases(self.place / "out") if scenario.moments else {}
         target = self.place / "out"
         if mine is not None and mine.read_text() != MINE:
             return "the user's file was changed"
         return lost_trials(self.place) or scenario.check(target) or leftovers(self.place)
-
-
-def lengths_of_phases(folder: Path) -> dict[str, float]:
-    """How long the first phase of each name took in a run, in s."""
-    begun = [(event["name"], event["time"]) for event in events(folder, "phase")]
-    ends = [*(moment for _, moment in begun[1:]), events(folder, "done")[-1]["time"]]
-    found = [(name, end - moment) for (name, moment), end in zip(begun, ends, strict=True)]
-    return dict(reversed(found))
 
 
 def _of_tracker(line: str) -> bool:
@@ -209,7 +154,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=at_least(0), default=0)
     about = "those alone that have this in their names, such as workers"
     parser.add_argument("--scenario", type=_part_of_names, default="", help=about)
-    parser.add_argument("--minutes", type=float, default=600.0, help="it may take")
     parser.add_argument("--out", type=Path)
 
 
@@ -220,9 +164,7 @@ def main(asked: argparse.Namespace) -> int:
     began = time.monotonic()
     chosen = [one for one in scenarios() if asked.scenario in one.name]
     failures: list[dict[str, str]] = []
-    memory = Path("/dev/shm")
-    is_fast = memory.is_dir() and not any(one.moments for one in chosen)  # there no save takes long enough to be hit
-    with tempfile.TemporaryDirectory(dir=memory if is_fast else None) as scratch:
+    with tempfile.TemporaryDirectory(dir=forks.FAST) as scratch:
         base = Path(scratch, "base")
         base.mkdir()
         for build in dict.fromkeys(one.build for one in chosen):
@@ -233,29 +175,21 @@ def main(asked: argparse.Namespace) -> int:
             wrong = killer.live(scenario, 0)
             print(f"{scenario.name}: {killer.seconds.get(scenario.name, 0):.1f} s {wrong}", flush=True)
             failures += [{"scenario": scenario.name, "wrong": wrong}] if wrong else []
-        while sum(killer.kills.values()) < asked.kills and time.monotonic() - began < 60 * asked.minutes:
+        while sum(killer.kills.values()) < asked.kills:
             scenario = generator.choices(chosen, weights=[one.share for one in chosen])[0]
             wrong = killer.live(scenario, generator.randint(scenario.least, scenario.most))
             lives += 1
-            if wrong:
-                failures.append({"scenario": scenario.name, "wrong": wrong})
-                print(f"{scenario.name}: {wrong}", flush=True)
-            if lives % 2 == 0:
-                done = sum(killer.kills.values())
-                seconds = time.monotonic() - began
-                print(f"{done} kills, {lives} lives, {len(failures)} failures, {seconds:.0f} s", flush=True)
+            failures += [{"scenario": scenario.name, "wrong": wrong}] if wrong else []
+            print(f"{sum(killer.kills.values())} kills, {lives} lives: {scenario.name} {wrong}", flush=True)
     found = {
         "kills": sum(killer.kills.values()),
         "lives": lives,
         "seed": asked.seed,
         "by_command": dict(killer.kills),
-        "by_phase": {name: dict(counts) for name, counts in killer.phases.items()},
-        "ended_before_the_kill": dict(killer.early),
-        "seconds_of_a_life": {name: round(seconds, 2) for name, seconds in killer.seconds.items()},
         "failures": failures,
         "seconds": round(time.monotonic() - began),
     }
-    print(json.dumps({**found, "failures": len(failures)}))
+    print(json.dumps(found))
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=2) + "\n")
+        write_json(asked.out, found)
     return bool(failures)

@@ -1,23 +1,18 @@
-"""Damaged files and hostile input: every command answers with exit code 0, or 2 and one line, soon, and loses nothing.
+"""Damaged files of runs, hostile input: each command answers with exit code 0, or 2 and one line, and loses nothing.
 
     python -m benchmarks mutations [--files 5000] [--inputs 1000] [--seed 0] [--seconds 60] [--out FILE]
 
-A case takes a finished run, a training, a sweep, a shared study, or any other file that the product opens (see
-`whole.py`), damages one file (or makes a hostile input), and runs a command in a forked process. A case fails where the
-exit code is neither 0 nor 2, where there is a traceback, more than one line of an error or a line of more than 1,500
-characters, where it takes longer than `--seconds`, where a file of the user's changed, or where damaged weights were
-accepted: `evaluate` then tells other numbers than before. Of a published model that is judged where it was said
-otherwise where tensors lie, of what type and shape they are, and how many; other numbers in a tensor, or another figure
-in a config, are another model. Each case is known by its number and seed; `--only NUMBER` runs one again and shows what
-it said.
+A case takes a finished run, a training or a sweep, damages one file (or makes a hostile input), and runs a command in a
+forked process. A case fails where the exit code is neither 0 nor 2, where there is a traceback, more than one line of
+an error or a line of more than 1,500 characters, where it takes longer than `--seconds`, where a file of the user's
+changed, or where damaged weights were accepted: `evaluate` then tells other numbers than before. Each case follows from
+its number and the seed.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
 import random
 import re
 import shutil
@@ -27,9 +22,109 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.faults import calls, forks, headers, hostile, mutants, whole
+import numpy as np
+
+from benchmarks.faults import damage as damages
+from benchmarks.faults import forks
+from benchmarks.faults.forks import contents
 from benchmarks.options import at_least
+from l2l_nas.files import write_json
+from l2l_nas.runs.fields import settings
+from l2l_nas.runs.settings import COMMANDS
 from tests.cli.runs import TINY, write_pool
+
+_VALUES = (
+    "nan", "inf", "-inf", "-1", "0", "1.5", "1e20", "-1e400", "99999999999999999999", "true", "null", "", "''", "[]",
+    "{}", "[1,2]", "{a:b}", "text", "'[/x]r'", "'a%20b'", "'x?timeout=5'", "'a b'", "${oc.env:NOT_THERE}", "${seed}",
+    "???", "a" * 240, "a" * 5000, "'\x1b[31mred'", "../case/x", "/proc/self/mem", "/dev/zero", "\ud800", "a\0b",
+    "choice(1,2)", "[" * 3000, "'", "\\", "a,b", "${", "{", "[", "range(3)", "0x10", "1_000", "+5", "\uff11",
+)  # fmt: skip
+# what would take long, not go wrong: large numbers of these are work
+_LARGE = {"workers", "trials", "steps", "steps_per_trial", "warmup_steps", "finalist_steps", "finalists"}
+_WORDS = (
+    "=5", "+=", "~", "~seed", "++", "@", "a@b=c", "seed", "seed==5", "--", "-x", "--cfg", "--cfg=job", "-c job",
+    "seed=1 2", "//", "space=nope", "space=../x", "space=[digits_conv]", "hydra.run.dir=/proc/x",
+    "hydra/launcher=nope", "~space", "+space=x", "seed=0,1", "objectives=[accuracy,accuracy]", "objectives=[]",
+    "search.limits.flops=nan", "search.limits={a:1}", "search.limits.x=1", "space.args=7", "space.args.width=-3",
+    "space.args.width=x", "space.args.nope=1", "space.args.samples=1", "space.args.samples=0", "space.args.depth=0",
+    "space.args.width=1e9", "space.pool=tiny.py:nope", "space.pool=nope.py:build", "space.pool=os:getcwd",
+    "space.pool=sys:exit", "space.pool=:", "space.pool=tiny.py", "space.pool=tiny.py:data", "space.pool=json",
+    "space.pool=a.b.c:d", "space.pool=/dev/null:x", "data.source=nope.npz", "data.source=keep", "data.source=tiny.py",
+    "data.source=/dev/zero.npz", "relay.budget=-1", "relay.budget=1e9GiB", "relay.device=cuda:9", "relay.device=meta",
+    "relay.precision=fp64", "search.retire=[x/y]", "search.retire=['*/*']", "search.freeze=[layer0/tanh]",
+    "search.early_stop=halving", "train.batch_size=100000000", "train.micro_batch=1", "search.population=1e18",
+    "search.workers=-5", "relay.threads=1e20",
+)  # fmt: skip
+_NAMES = (
+    "config.yaml", "study.log", "best", "export", "weights", "pool", "report.html", "trace.json", "pareto.png",
+    "result.json", "architecture.json", "worker", "log.jsonl", "storage.json", "model.pt2",
+    "state_dict.safetensors", "export.json", "multirun.yaml", "summary.json", "0", "pending.jsonl",
+)  # fmt: skip
+_FOLDERS = ("new", "mine.db?v=1", "x?timeout=5", "a%20b", "[/x]r", "{x}", "ü", "a#b", "a b", "'q'")
+
+
+def hostile_input(place: Path, generator: random.Random) -> tuple[list[str], str]:
+    """Make an input in a folder with a finished run; the command to run, and what it is."""
+    kind = generator.choice((_setting, _setting, _setting, _word, _word, _folder))
+    return kind(place, generator)
+
+
+def _base(command: str) -> list[str]:
+    pool = "space.pool=tiny.py:build"
+    return {
+        "search": ["search", pool, *TINY, "search.trials=2", "folder=new"],
+        "train": ["train", "run=run", pool, "train.steps=2", "export=false", "folder=new"],
+        "evaluate": ["evaluate", "run=run", "space.pool=tiny.py:build"],
+        "export": ["export", "run=run", "space.pool=tiny.py:build", "out=network", "formats=[state_dict]"],
+        "report": ["report", "run=run", "out=page.html"],
+    }[command]
+
+
+def _setting(place: Path, generator: random.Random) -> tuple[list[str], str]:
+    command = generator.choice(("search", "search", "search", "train", "train", "evaluate", "export", "report"))
+    name = generator.choice([name for name, _, _ in settings(COMMANDS[command])])
+    values: tuple[str, ...] = _VALUES
+    if name.rpartition(".")[2] in _LARGE:
+        values = tuple(value for value in values if value.strip("0123456789_x\uff11+"))
+    value = generator.choice(values)
+    return [*_base(command), f"{name}={value}"], f"{name} of {value[:30]!r}"
+
+
+def _word(place: Path, generator: random.Random) -> tuple[list[str], str]:
+    command = generator.choice(("search", "search", "search", "train", "evaluate", "export", "report"))
+    word = generator.choice(_WORDS)
+    return [*_base(command), *word.split(" ")], f"word {word[:40]!r}"
+
+
+def _folder(place: Path, generator: random.Random) -> tuple[list[str], str]:
+    name = generator.choice(_NAMES)
+    folder = place / generator.choice(_FOLDERS)
+    folder.mkdir(parents=True)
+    kind = generator.choice(("file", "folder", "link", "dangling", "nothing"))
+    target = folder / name
+    if kind == "file":
+        target.write_text("mine\n")
+    elif kind == "folder":
+        target.mkdir()
+        (target / "manifest.json").write_text("{}")
+        (target / "model.safetensors").write_text("mine\n")
+    elif kind == "link":
+        target.symlink_to(place / "keep", target_is_directory=True)
+    elif kind == "dangling":
+        target.symlink_to(place / "nowhere")
+    command = generator.choice(("search", "search", "search", "train", "export", "search -m", "report"))
+    key = {"export": "out", "report": "out"}.get(command, "folder")
+    path = str(target if command == "report" else folder.relative_to(place))
+    words = [*_base(command.split()[0]), f'{key}="{path}"']
+    if generator.random() < 0.2 and key == "folder":
+        words.append(f'resume="{path}"')
+    if command == "search":
+        words += ["relay.storage=file"] * (generator.random() < 0.4)
+        words += ["search.finalists=0"] * (generator.random() < 0.3)
+    if command == "search -m":
+        words += ["-m", "seed=0,1"]
+    return words, f"{kind} {name} in {folder.name}, {command}"
+
 
 # (file, weight, commands that read it); {} stands for a random trial's number
 EVALUATE = "evaluate run=run space.pool=tiny.py:build"
@@ -39,11 +134,7 @@ TRIAL = "train run=run trial={} folder=new space.pool=tiny.py:build train.steps=
 RETRAIN = "train resume=trained space.pool=tiny.py:build export=false"
 SWEEP = f"search -m space.pool=tiny.py:build {' '.join(TINY)} train.learning_rate=0.001,0.01 folder=sweep"
 TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
-    (
-        "run/study.log",
-        20,
-        (REPORT, REPORT, RESUME, TRIAL),
-    ),
+    ("run/study.log", 20, (REPORT, REPORT, RESUME, TRIAL)),
     ("run/config.yaml", 16, (REPORT, EVALUATE, RESUME)),
     ("run/result.json", 12, (REPORT, EVALUATE)),
     ("run/log.jsonl", 12, (REPORT, REPORT, RESUME)),
@@ -54,72 +145,45 @@ TARGETS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("run/architecture.json", 6, ("train architecture=run/architecture.json folder=new train.steps=0 export=false",)),
     ("trained/config.yaml", 4, (RETRAIN,)),
     ("trained/architecture.json", 3, (RETRAIN,)),
-    ("trained/weights/manifest.json", 3, (RETRAIN,)),
-    ("trained/weights/*.safetensors", 2, (RETRAIN,)),
+    ("trained/weights/*", 5, (RETRAIN,)),
     ("out/export.json", 3, ("export run=run space.pool=tiny.py:build out=out formats=[state_dict]",)),
     ("sweep/0/result.json", 1, (f"{SWEEP} skip_done=true",)),
     ("data.npz", 10, (f"search space.pool=tiny.py:pool data.source=data.npz {' '.join(TINY)} folder=new",)),
     ("tiny.py", 4, (EVALUATE,)),
-    *whole.TARGETS,
 )
 # what of the user's stays as it was, whatever is damaged
 MINE = ("notes.txt", "keep/model.safetensors", "run/mine.txt")
 ALWAYS = ("notes.txt", "keep", "tiny.py")
 
 
-def build(place: Path, *, small: bool) -> None:
-    """What is damaged; a small one leaves out what takes long to make.
-
-    It must lie where cases run: token files know the place of their text.
-    """
-    import numpy as np
-
+def build(place: Path) -> None:
     write_pool(place)
     x = np.random.default_rng(0).random((160, 2), dtype=np.float32)
     np.savez(place / "data.npz", x=x, y=(x[:, 0] > x[:, 1]).astype(np.int64))
     (place / "keep").mkdir()
-    whole.write_models(place)
-    whole.write_data(place)
     pool = "space.pool=tiny.py:build"
     for words in (
-        whole.ON_CACHE.replace("folder=new", "folder=once").split(),
         ["search", pool, *TINY, "folder=run"],
         ["train", "run=run", pool, "train.steps=5", "train.validation_steps=2", "export=false", "folder=trained"],
         ["export", "run=run", "space.pool=tiny.py:build", "out=out", "formats=[state_dict]"],
         SWEEP.split(),
     ):
-        if small and words[0] != "export" and not {"folder=run", "folder=once"} & set(words):
-            continue
         made = forks.command(place, *words)
         assert made.wait(300) == 0, (words, made.output, made.errors)
-    shutil.rmtree(place / "once")
     for name in MINE:
         (place / name).write_text(f"mine: {name}\n")
 
 
-def contents(folder: Path) -> dict[str, str]:
-    """Every file, and what is in it."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink() and path.name not in ("out.txt", "err.txt")
-    }
-
-
 class Harness:
-    """Runs cases on copies of what was built, and says what was wrong with each.
-
-    Args:
-        base: what was built.
-        place: where cases run.
-        seconds: that a case may take.
-    """
+    """Runs cases on copies of what was built, and says what was wrong with each."""
 
     def __init__(self, base: Path, place: Path, *, seconds: float) -> None:
         self.base = base
         self.place = place
         self.seconds = seconds
-        self.whole = {words: self._values(words) for words in (EVALUATE, *whole.JUDGED.values())}
+        process = forks.command(self.fresh(EVALUATE), *EVALUATE.split())
+        assert process.wait(60) == 0, process.errors
+        self.told = process.output.splitlines()
         self.codes: Counter[str] = Counter()
         self.slowest = (0.0, "")
 
@@ -134,24 +198,9 @@ class Harness:
                 copy(path, self.place / path.name)
         return self.place
 
-    def _values(self, words: str) -> list[str]:
-        process = forks.command(self.fresh(words), *words.split())
-        assert process.wait(60) == 0, process.errors
-        return process.output.splitlines()
-
-    def values(self, name: str) -> list[str] | None:
-        """What a command tells of a model in a file; None where the file is of none."""
-        if name.startswith("run/best/"):
-            return self.whole[EVALUATE]
-        return next((self.whole[words] for begin, words in whole.JUDGED.items() if name.startswith(begin)), None)
-
-    def run(self, words: list[str], *, damaged: str, judged: bool = True) -> str:
-        """What was wrong, or nothing."""
+    def run(self, words: list[str], *, damaged: str) -> str:
         before = contents(self.place)
-        if words[0] == "python":
-            process = forks.start(self.place, lambda: calls.run(*words[1:]), tuple(words))
-        else:
-            process = forks.command(self.place, *words)
+        process = forks.command(self.place, *words)
         code = process.wait(self.seconds)
         seconds = time.monotonic() - process.started
         self.slowest = max(self.slowest, (seconds, f"{damaged}: {' '.join(words)[:100]}"))
@@ -190,32 +239,19 @@ class Harness:
         for name in untouched:
             if after.get(name) != before[name]:
                 return f"{name} was {'changed' if name in after else 'deleted'}"
-        told = self.values(damaged)
-        if code == 0 and judged and told is not None and process.output.splitlines() != told:
+        if code == 0 and damaged.startswith("run/best/") and process.output.splitlines() != self.told:
             return "damaged weights were accepted"
         return ""
 
 
-def damage(harness: Harness, number: int, seed: int) -> tuple[list[str], str, bool]:
-    """Damage a file; the command to run, what was done, and whether the command must tell what it told before."""
+def damage(harness: Harness, number: int, seed: int) -> tuple[list[str], str]:
+    """Damage a file; the command to run, and what was done."""
     generator = random.Random(f"{seed} file {number}")
-    targets = [target for target in TARGETS if any(harness.base.glob(target[0]))]
-    pattern, _, commands = generator.choices(targets, weights=[target[1] for target in targets])[0]
+    pattern, _, commands = generator.choices(TARGETS, weights=[target[1] for target in TARGETS])[0]
     words = generator.choice(commands).replace("{}", str(generator.randrange(14)))
     place = harness.fresh(f"{words} {pattern}")
     path = generator.choice(sorted(place.glob(pattern)))
-    before = path.read_bytes()
-    how = mutants.mutate(path, generator)
-    is_model = path.suffix == ".safetensors" and path.parts[-2] not in ("best", "weights")
-    name = str(path.relative_to(place))
-    return words.split(" "), f"{name} {how}", not is_model or headers.judged(path, before)
-
-
-def _case(text: str) -> tuple[str, int]:
-    kind, _, number = text.partition(":")
-    if kind not in ("file", "input") or not number.isdecimal():
-        raise argparse.ArgumentTypeError(f"write file:NUMBER or input:NUMBER, got '{text}'")
-    return kind, int(number)
+    return words.split(" "), f"{path.relative_to(place)} {damages.mutate(path, generator)}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -223,9 +259,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", type=at_least(0), default=1000)
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--small", action="store_true", help="fewer kinds of files, as the test suite does")
-    parser.add_argument("--first", type=at_least(0), default=0, help="how many cases to leave out")
-    parser.add_argument("--only", type=_case, help="file:NUMBER or input:NUMBER")
     parser.add_argument("--out", type=Path)
 
 
@@ -234,45 +267,27 @@ def main(asked: argparse.Namespace) -> int:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     forks.preload()
     began = time.monotonic()
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
+    with tempfile.TemporaryDirectory(dir=forks.FAST) as scratch:
         base, place = Path(scratch, "base"), Path(scratch, "case")
         place.mkdir()
-        build(place, small=asked.small)
+        build(place)
         place.rename(base)
         harness = Harness(base, place, seconds=asked.seconds)
         cases = [("file", n) for n in range(asked.files)] + [("input", n) for n in range(asked.inputs)]
-        cases = cases[asked.first :]
-        if asked.only:
-            cases = [asked.only]
         failures = []
-        for done, (kind, number) in enumerate(cases):
-            judged = True
+        for kind, number in cases:
             if kind == "file":
-                words, what, judged = damage(harness, number, asked.seed)
+                words, what = damage(harness, number, asked.seed)
             else:
-                words, what = hostile.prepare(harness.fresh(), random.Random(f"{asked.seed} input {number}"))
-            wrong = harness.run(words, damaged=what, judged=judged)
+                words, what = hostile_input(harness.fresh(), random.Random(f"{asked.seed} input {number}"))
+            wrong = harness.run(words, damaged=what)
             if wrong:
                 failures.append({"case": f"{kind}:{number}", "what": what, "words": words, "wrong": wrong})
                 print(f"{kind}:{number} {what}\n    {' '.join(words)[:300]}\n    {wrong[:400]}", flush=True)
-            if asked.only:
-                print(words, what)
-                print((harness.place / "out.txt").read_text()[-2000:], (harness.place / "err.txt").read_text()[-6000:])
-            if done % 100 == 99:
-                print(f"{done + 1} cases, {len(failures)} failures, {time.monotonic() - began:.0f} s", flush=True)
-    found = {
-        "files": sum(kind == "file" for kind, _ in cases),
-        "inputs": sum(kind == "input" for kind, _ in cases),
-        "seed": asked.seed,
-        "exit_codes": dict(sorted(harness.codes.items())),
-        "failures": failures,
-        "slowest_s": round(harness.slowest[0], 1),
-        "slowest": harness.slowest[1],
-        "seconds": round(time.monotonic() - began),
-        "processor_s": round(sum(os.times()[:4])),
-    }
-    print(json.dumps({**found, "failures": len(failures)}))
+                print((harness.place / "err.txt").read_text()[-2000:])
+    counts = {kind + "s": sum(one == kind for one, _ in cases) for kind in ("file", "input")}
+    about = {"seed": asked.seed, "exit_codes": dict(sorted(harness.codes.items())), "slowest": harness.slowest}
+    print(json.dumps({**counts, **about, "failures": len(failures)}))
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=2) + "\n")
+        write_json(asked.out, {**counts, **about, "failures": failures, "seconds": round(time.monotonic() - began)})
     return bool(failures)

@@ -2,36 +2,88 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.faults import forks, smaller
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.faults import forks
+from l2l_nas.files import read_json, write_json
 from l2l_nas.nas.study.reading import read_study
+from l2l_nas.pretrained.families import family_of
 from tests.cli.runs import events, write_pool
+
+WHOLE = "whole"  # the folder of the run that nothing interrupts
+SMALLER = (
+    *("search", "experiment=smaller", "space.pool=hf:model", "space.args.heads=[2]", "data.source=corpus.jsonl"),
+    *("data.tokenizer=bytes", "data.length=64", "strategy.samples=16", "strategy.steps=6"),
+    *("strategy.sizes=[0.15,0.3]", "search.finalists=2", "search.finalist_steps=40"),
+    *("search.checkpoint_seconds=0.05", "export=false"),
+)
+_CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    "intermediate_size": 96, "vocab_size": 257, "max_position_embeddings": 128, "tie_word_embeddings": True,
+}  # fmt: skip
+_SPREAD = 0.15  # of its weights: so much that layers depend on each other
+_TEXT = "It jumped over the dogs, and over the cats; it did not jump over the river.\n"
+# what differs between two runs that find the same
+_OF_THE_RUN = {"seconds", "latency_ms", "token_latency_ms", "versions", "folder", "time", "started", "process"}
+
+
+def with_model(place: Path) -> None:
+    """A Llama whose tokens are bytes, a corpus, and a run that nothing interrupts."""
+    model = place / "model"
+    model.mkdir()
+    write_json(model / "config.json", _CONFIG)
+    generator = torch.Generator().manual_seed(0)
+    shapes = family_of(_CONFIG).shapes
+    tensors = {name: torch.randn(shape, generator=generator) * _SPREAD for name, shape in shapes.items()}
+    save_file({name: 1 + one if one.dim() == 1 else one for name, one in tensors.items()}, model / "model.safetensors")
+    lines = [json.dumps({"text": f"{number}. {_TEXT * 3}"}) for number in range(600)]
+    (place / "corpus.jsonl").write_text("\n".join(lines) + "\n")
+    made = forks.command(place, *SMALLER, f"folder={WHOLE}")
+    assert made.wait(PATIENCE_S) == 0, made.errors
+
+
+def check_smaller(folder: Path) -> str:
+    """Whether a run found what the one without interruption did: results and all weights, bit for bit."""
+    found, expected = (_content(path) for path in (folder, folder.parent / WHOLE))
+    different = sorted(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
+    return f"differs from a run without interruption in {', '.join(different[:8])}" if different else ""
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*.safetensors")}
+    weights = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    return weights | _of_all_runs(read_json(folder / "result.json"))
+
+
+def _of_all_runs(content: Any) -> Any:
+    if isinstance(content, list):
+        return [_of_all_runs(one) for one in content]
+    if not isinstance(content, dict):
+        return content
+    return {key: _of_all_runs(value) for key, value in content.items() if key not in _OF_THE_RUN}
+
 
 # so long a command may take that is not killed
 PATIENCE_S = 600.0
 POOL = "space.pool=tiny.py:build"
 TINY = (
-    "search.trial_weights=shared",
-    "search.warmup_steps=8",
-    "search.trials=10",
-    "search.steps_per_trial=1",
-    "search.finalists=1",
-    "search.finalist_steps=2",
-    "search.checkpoint_seconds=0",
-    "export=false",
+    *("search.trial_weights=shared", "search.warmup_steps=8", "search.trials=10", "search.steps_per_trial=1"),
+    *("search.finalists=1", "search.finalist_steps=2", "search.checkpoint_seconds=0", "export=false"),
 )
-OWN = ("search.trial_weights=fork", "search.workers=2")
-SAVING = ", saving"  # behind a phase: weights are being saved in it
 
 
 def with_run(place: Path) -> None:
-    """A finished run beside its pool."""
     write_pool(place)
     made = forks.command(place, "search", POOL, *TINY, "folder=run")
     assert made.wait(PATIENCE_S) == 0, made.errors
@@ -39,19 +91,7 @@ def with_run(place: Path) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command that is killed.
-
-    Args:
-        words: without its folder.
-        share: how often it is chosen.
-        check: examines the folder when all is done; says what is wrong.
-        key: names its folder; empty where it writes none.
-        resumes: whether a second call is asked to go on.
-        least, most: kills of one life.
-        build: writes into a folder what the command needs.
-        moments: of its kills, one after the other: phases by name, as its log has them, with `SAVING` where weights
-            are to be saved. Without any, kills come at random.
-    """
+    """A command that is killed."""
 
     name: str
     words: tuple[str, ...]
@@ -62,7 +102,6 @@ class Scenario:
     least: int = 1
     most: int = 4
     build: Callable[[Path], None] = with_run
-    moments: tuple[str, ...] = ()
 
     def command(self, *, again: bool) -> tuple[str, ...]:
         """The words of the first call, or of one that goes on."""
@@ -95,7 +134,6 @@ def whole_weights(folder: Path) -> str:
 
 
 def check_search(folder: Path) -> str:
-    """A finished search."""
     from l2l_nas.runs.saved import load_found
 
     numbers = [event["number"] for event in events(folder)]
@@ -111,7 +149,6 @@ def check_search(folder: Path) -> str:
 
 
 def check_training(folder: Path) -> str:
-    """A finished training."""
     result = json.loads((folder / "result.json").read_text())
     steps = [validation["step"] for validation in result["validations"]]
     if steps != sorted(set(steps)) or steps[-1] != 30:
@@ -120,7 +157,6 @@ def check_training(folder: Path) -> str:
 
 
 def check_sweep(folder: Path) -> str:
-    """Two finished runs."""
     runs = [path for path in folder.iterdir() if path.is_dir()]
     if len(runs) != 2:
         return f"runs {sorted(path.name for path in runs)}"
@@ -138,59 +174,26 @@ def check_export(folder: Path) -> str:
 
 
 def check_page(path: Path) -> str:
-    """A whole page."""
     return "" if path.read_text().rstrip().endswith("</html>") else "a page that is not whole"
 
 
+_OWN = ("search.trial_weights=fork", "search.workers=2")
+_TRAIN = ("train.steps=30", "train.validation_steps=4", "train.checkpoint_seconds=0", "export=false")
+
+
 def scenarios() -> tuple[Scenario, ...]:
-    """All commands."""
-    search = ("search", POOL, *TINY)
-    sweep = ("search", "-m", POOL, *TINY)
+    search, sweep, run = ("search", POOL, *TINY), ("search", "-m", POOL, *TINY), ("run=run", POOL)
+    exported = ("export", *run, "formats=[state_dict]")
     return (
         Scenario("search", search, 10, check_search),
         Scenario("search with states in files", (*search, "relay.storage=file"), 6, check_search),
-        Scenario(
-            "search with two workers on weights of their own",
-            (*search, *OWN),
-            3,
-            check_search,
-        ),
-        Scenario("sweep with two workers", (*sweep, "seed=0,1", *OWN), 1, check_sweep, least=4, most=8),
-        Scenario(
-            "train",
-            (
-                "train",
-                "run=run",
-                POOL,
-                "train.steps=30",
-                "train.validation_steps=4",
-                "train.checkpoint_seconds=0",
-                "export=false",
-            ),
-            6,
-            check_training,
-        ),
+        Scenario("search with two workers", (*search, "search.workers=2"), 3, check_search),
+        Scenario("search with two workers on weights of their own", (*search, *_OWN), 3, check_search),
+        Scenario("sweep with two workers", (*sweep, "seed=0,1", "search.workers=2"), 1, check_sweep, least=4, most=8),
+        Scenario("train", ("train", *run, *_TRAIN), 6, check_training),
         Scenario("sweep of combinations", (*sweep, "seed=0,1"), 4, check_sweep, least=6, most=8),
-        Scenario(
-            "export",
-            ("export", "run=run", "space.pool=tiny.py:build", "formats=[state_dict]"),
-            4,
-            check_export,
-            "out",
-            resumes=False,
-        ),
+        Scenario("export", exported, 4, check_export, "out", resumes=False),
         Scenario("report", ("report", "run=run"), 3, check_page, "out", resumes=False),
-        Scenario(
-            "search experiment=smaller",
-            smaller.WORDS,
-            3,
-            smaller.check,
-            least=2,
-            most=5,
-            build=smaller.build,
-            moments=smaller.MOMENTS,
-        ),
-        Scenario(
-            "evaluate", ("evaluate", "run=run", "space.pool=tiny.py:build"), 2, lambda path: "", "", resumes=False
-        ),
+        Scenario("search experiment=smaller", SMALLER, 3, check_smaller, least=2, most=5, build=with_model),
+        Scenario("evaluate", ("evaluate", *run), 2, lambda path: "", "", resumes=False),
     )

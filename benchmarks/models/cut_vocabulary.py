@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from benchmarks.options import need
 from l2l_nas.errors import SettingError
 from l2l_nas.files import read_json, write_json
 from l2l_nas.text.cloze import read_passages
@@ -32,15 +31,7 @@ _CONFIGS = ("config.json", "generation_config.json")
 
 
 def cut_tokenizer(content: Mapping[str, Any], special: Iterable[str], texts: Sequence[str]) -> dict[str, Any]:
-    """A tokenizer.json of byte-pair merges with the tokens of these texts, numbered anew in their order.
-
-    Args:
-        content: of the whole tokenizer.json.
-        special: tokens that stay in any case.
-
-    Raises:
-        SettingError: a tokenizer of another kind, or one that gives texts other tokens once it is cut.
-    """
+    """A tokenizer.json of byte-pair merges with the tokens of these texts, numbered anew in their order."""
     model = content["model"]
     if model["type"] != "BPE":
         raise SettingError(f"tokenizer.json: its model is {model['type']}, not BPE; name another folder")
@@ -124,14 +115,12 @@ def _renumbered(config: dict[str, Any], old: Mapping[str, int], new: Mapping[str
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="a folder")
-    parser.add_argument("--text", type=Path, nargs="+", default=[], help="plain text, or loose JSON")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or loose JSON")
     parser.add_argument("--lambada", type=Path, help="passages, as JSON")
     parser.add_argument("--out", type=Path, required=True)
 
 
 def main(options: argparse.Namespace) -> None:
-    """Write the folder."""
-    need(options, "cut_vocabulary", "text")
     texts = ["".join(pieces) for pieces in read_documents(options.text)]
     if options.lambada is not None:
         passages = read_passages(options.lambada)

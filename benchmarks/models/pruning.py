@@ -1,21 +1,17 @@
 """A published language model made smaller by a search, beside other ways to prune it.
 
-    python -m benchmarks pruning corpus --text FILE ... --out FILE.jsonl       pieces of texts, one behind the other
-    python -m benchmarks pruning run --model hf:FOLDER --corpus FILE.jsonl --text FILE --lambada FILE --folder FOLDER
+    python -m benchmarks pruning --model hf:FOLDER --corpus FILE ... --text FILE --lambada FILE --folder FOLDER
         --out FILE.json [--arms search flap ...] [--shares 15 25 40] [--steps 60] [--rate 3e-4] [--precision bf16]
-    python -m benchmarks pruning table --out FILE.json
 
-`run` makes the model smaller by each arm and share of the layers' parameters in per cent, gives all the same
-fine-tuning towards the original's probabilities, and measures all by the same plain loop. A row is written when it is
-done: called again, it goes on with those that are left. The arms:
+The corpus is pieces of all its texts, in an order that mixes them. The model is made smaller by each arm and share of
+the layers' parameters in per cent; all get the same fine-tuning towards the original's probabilities, and are measured
+by the same plain loop. A row is written when it is done: called again, it goes on with those that are left. The arms:
 
     original    the model as it is
     search      `strategy=blockwise`, one search of the command line for all shares, without fine-tuning of its own
     shortgpt, flap, wanda_sp, slicegpt, llm_pruner
                 from their papers, see `benchmarks/models/pruners`
     uniform     feed-forward networks of one width, whose units do most
-    effect      the blocks dropped whose loss, each dropped alone, is least
-    random      whole blocks dropped at random: the best of 20 draws
 
 Perplexity is that of windows of 512 tokens from a place of the text on; before fine-tuning, of the first 16. Each
 window begins with the token that the tokenizer begins texts with, if there is one. Last words are those of passages
@@ -42,12 +38,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.models.passages import last_words, window_losses
+from benchmarks.models.equal import PRECISIONS, fine_tune, in_precision, last_words, window_losses
 from benchmarks.models.pruners import PRUNERS
 from benchmarks.models.pruners.llama import LONGEST, num_layer_parameters, plain_llama
 from benchmarks.models.pruning_table import name_of, perplexity, table
-from benchmarks.models.recovery import PRECISIONS, fine_tune, in_precision
-from benchmarks.options import at_least, need, positive
+from benchmarks.options import at_least
 from benchmarks.timing import machine
 from l2l_nas.errors import SettingError
 from l2l_nas.files import read_json, write_json
@@ -75,14 +70,16 @@ SEARCH = (
 ARMS = (WHOLE, "search", *PRUNERS)
 
 
-def corpus(texts: Sequence[Path], out: Path) -> None:
+def corpus(texts: Sequence[Path], out: Path) -> Path:
     """Pieces of all texts, in an order that mixes them, as loose JSON."""
     pieces = []
     for path in texts:
         text = path.read_text(errors="replace")
         pieces += [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
     random.Random(0).shuffle(pieces)
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
+    return out
 
 
 class Comparison:
@@ -91,18 +88,17 @@ class Comparison:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.original = plain_llama(options.model)
-        problem = load_problem(options.model, {}, **asdict(self._data()))
+        self.corpus = corpus(options.corpus, options.folder / "corpus.jsonl")
+        data = replace(DataConf(), source=str(self.corpus), length=LENGTH, validation_fraction=VALIDATION)
+        data = replace(data, test_fraction=TEST)
+        problem = load_problem(options.model, {}, **asdict(data))
         self.batches = Batches(problem.data.train, batch_size=BATCH, seed=0)
         self.windows, self.words = self._measured()
-
-    def _data(self) -> DataConf:
-        source = str(self.options.corpus)
-        return replace(DataConf(), source=source, length=LENGTH, validation_fraction=VALIDATION, test_fraction=TEST)
 
     def _measured(self) -> tuple[Tensor, Split]:
         options = self.options
         tokenizer = open_published(options.model).tokenizer()
-        text = options.text[0].read_bytes()[options.text_from :].decode(errors="ignore")
+        text = options.text.read_bytes()[options.text_from :].decode(errors="ignore")
         numbers = tokenizer.encode(text[: 8 * WINDOW * options.windows])[: WINDOW * options.windows]
         passages = read_passages(options.lambada)[options.items_from :][: options.items]
         begin = [] if tokenizer.begin is None else [tokenizer.begin]
@@ -183,9 +179,9 @@ class Comparison:
         options = self.options
         sizes = ",".join(f"{share / 100:g}" for share in options.shares)
         return (
-            f"space.pool={options.model} data=text data.source={options.corpus} data.length={LENGTH} "
+            f"space.pool={options.model} data=text data.source={self.corpus} data.length={LENGTH} "
             f"data.validation_fraction={VALIDATION} data.test_fraction={TEST} "
-            "objectives.names=[loss,parameters] search.trial_weights=fork "
+            f"objectives.names=[loss,parameters] search.trial_weights=fork "
             f"search.steps_per_trial=0 search.finalist_steps=0 train.batch_size={BATCH} "
             f"train.micro_batch={BATCH} relay.precision={options.precision} "
             f"relay.budget=none relay.threads=1 export=false strategy.sizes=[{sizes}] "
@@ -198,17 +194,15 @@ def _children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-_TUNING = ("steps", "rate", "precision")
-_MEASURED = ("text", "text_from", "windows", "lambada", "items_from", "items")
-_COMMON = ("model", "corpus", "samples", *_TUNING, *_MEASURED)  # what rows must have in common
+# what rows must have in common
+_COMMON = (
+    *("model", "corpus", "samples", "steps", "rate", "precision"),
+    *("text", "text_from", "windows", "lambada", "items_from", "items"),
+)
 
 
-def run(options: argparse.Namespace) -> None:
-    """All rows that are not there yet.
-
-    Raises:
-        SettingError: those that are there were measured in another way.
-    """
+def main(options: argparse.Namespace) -> None:
+    """All rows that are not there yet; those that are must have been measured in the same way."""
     torch.set_num_threads(1)
     common = {name: _plain(getattr(options, name)) for name in _COMMON}
     result: dict[str, Any] = {"machine": machine(), "common": common, "rows": {}}
@@ -229,6 +223,7 @@ def run(options: argparse.Namespace) -> None:
         result["rows"][name_of(arm, share)] = row
         write_json(options.out, result)
         print(f"{name_of(arm, share)}: perplexity {perplexity(row['losses']):.2f}", flush=True)
+    print(table({"": result}))
 
 
 def _plain(value: Any) -> Any:
@@ -238,40 +233,19 @@ def _plain(value: Any) -> Any:
     return value.name if isinstance(value, Path) else Path(value).name if isinstance(value, str) else value
 
 
-_NEEDED = {
-    "corpus": ("text", "out"),
-    "run": ("model", "corpus", "folder", "text", "lambada", "out"),
-    "table": ("out",),
-}
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=tuple(_NEEDED))
-    parser.add_argument("--model", default="")
-    parser.add_argument("--corpus", type=Path)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--model", required=True)
+    for name in ("text", "lambada", "folder", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path, nargs="+", required=True)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--shares", nargs="+", type=at_least(1), default=[15, 25, 40], help="per cent")
     parser.add_argument("--search", default=SEARCH, help="settings of the search but those that all arms share")
     parser.add_argument("--samples", type=at_least(1), default=64, help="sequences of 512 tokens that others judge by")
     parser.add_argument("--steps", type=at_least(0), default=60, help="of fine-tuning")
-    parser.add_argument("--rate", type=positive, default=3e-4, help="of fine-tuning, at its peak")
+    parser.add_argument("--rate", type=float, default=3e-4, help="of fine-tuning, at its peak")
     parser.add_argument("--precision", choices=tuple(PRECISIONS), default="bf16", help="of fine-tuning and measuring")
-    parser.add_argument("--text", type=Path, nargs="+", default=[])
     parser.add_argument("--text-from", type=at_least(0), default=600_000, help="byte of the first window")
     parser.add_argument("--windows", type=at_least(2), default=96)
-    parser.add_argument("--lambada", type=Path)
     parser.add_argument("--items-from", type=at_least(0), default=1_000)
     parser.add_argument("--items", type=at_least(2), default=1_000)
-
-
-def main(options: argparse.Namespace) -> None:
-    """One of the three."""
-    need(options, options.what, *_NEEDED[options.what])
-    if options.what == "corpus":
-        corpus(options.text, options.out)
-    elif options.what == "run":
-        run(options)
-    else:
-        print(table(read_json(options.out)))

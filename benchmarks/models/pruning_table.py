@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.models.passages import paired
 from benchmarks.pages.writing import in_errors, markdown
 
-_SEARCH = "search"
-_SECONDS = ("search", "prune", "tune")
-HEAD = (
-    *("removed", "way", "parameters of layers", "pruned, before fine-tuning", "perplexity", "search ahead"),
-    *("last words", "search ahead", "their log likelihood: search ahead", "processor"),
-)
+HEAD = ("removed", "way", "perplexity", "search ahead", "last words", "search ahead", "their log likelihood")
 
 
 def name_of(arm: str, share: int) -> str:
@@ -23,33 +17,33 @@ def name_of(arm: str, share: int) -> str:
     return f"{arm}_{share}"
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """All rows as Markdown, those of one share together.
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """All rows of some results, by what tells them apart, as Markdown; those of one share together.
 
     "Search ahead" says by how much, over the same windows and passages, in standard errors of the paired differences:
     of log perplexity, of last words that are right, and of their log likelihood. In brackets where the 95 % interval
     holds 0. The errors are over windows and passages alone: each network was made with one seed.
     """
-    rows = result["rows"]
-    order = list(rows)
-    names = sorted(rows, key=lambda one: (int(one.rpartition("_")[2]), order.index(one)))
-    return markdown(HEAD, [_cells(rows, name) for name in names])
+    lines, originals = [], set()
+    for words, result in results.items():
+        rows = result["rows"]
+        for name in sorted(rows, key=lambda one: (int(one.rpartition("_")[2]), list(rows).index(one))):
+            cells = _cells(rows, name, words)
+            if name != name_of("original", 0) or tuple(cells) not in originals:
+                lines.append(cells)
+            originals.add(tuple(cells))
+    return markdown(HEAD, lines)
 
 
-def _cells(rows: Mapping[str, Any], name: str) -> list[str]:
+def _cells(rows: Mapping[str, Any], name: str, words: str) -> list[str]:
     row, (arm, _, share) = rows[name], name.rpartition("_")
-    search = rows.get(name_of(_SEARCH, int(share)))
-    ahead = ["", "", ""] if search is None or arm == _SEARCH else [in_errors(*one) for one in differences(search, row)]
-    seconds = sum(row.get(f"{stage}_processor_seconds", 0) for stage in _SECONDS)
-    before = f"{perplexity(row['losses_before']):.2f}" if row.get("losses_before") else ""
-    hits = _hits(row)
-    accuracy, error = statistics.fmean(hits), statistics.stdev(hits) / math.sqrt(len(hits))
-    return [
-        *(f"{share} %" if int(share) else "", f"`{arm}`" if search is not row else f"**{arm}**"),
-        *(f"{row['layer_parameters']:,}", before, f"{perplexity(row['losses']):.2f}", ahead[0]),
-        *(f"{100 * accuracy:.1f} ± {100 * error:.1f} %", ahead[1], ahead[2]),
-        f"{seconds / 60:.0f} min" if seconds else "",
-    ]
+    search = rows.get(name_of("search", int(share)))
+    is_other = search is not None and search is not row
+    ahead = [in_errors(*one) for one in differences(search, row)] if search is not None and is_other else ["", "", ""]
+    removed = f"{share} %" + (f", {words}" if words else "") if int(share) else ""
+    shown = f"`{arm}`" if search is not row else f"**{arm}**"
+    hits = f"{100 * statistics.fmean(_hits(row)):.1f} %"
+    return [removed, shown, f"{perplexity(row['losses']):.2f}", ahead[0], hits, *ahead[1:]]
 
 
 def differences(search: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[float, float, int]]:
@@ -60,6 +54,13 @@ def differences(search: Mapping[str, Any], other: Mapping[str, Any]) -> list[tup
         (other["word_losses"], search["word_losses"]),
     ]
     return [(*paired(mine, others), len(mine)) for mine, others in pairs]
+
+
+def paired(mine: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """The mean difference of two measurements of the same items, and its standard error."""
+    differences = [a - b for a, b in zip(mine, others, strict=True)]
+    spread = statistics.stdev(differences) if len(differences) > 1 else math.nan
+    return statistics.fmean(differences), spread / math.sqrt(len(differences))
 
 
 def _hits(row: Mapping[str, Any]) -> list[float]:

@@ -10,30 +10,21 @@ _GONE = ("shared study", "sampled")
 _SHARED = "search with two workers"  # that trained the same weights
 
 
-def kills() -> str:
-    """All runs of kills, failures among them."""
-    runs = [raw("kills"), *raw("kills_2026_11_26"), *raw("kills_workers"), raw("kills_smaller")]
-    lines = []
-    for run in runs:
-        scenarios = [name for name in run["by_command"] if name != _SHARED and not any(one in name for one in _GONE)]
-        failed = [f"{one['scenario']}: {one['wrong'].strip().removesuffix(':')}" for one in run["failures"]]
-        lines.append(
-            [
-                f"{run['kills']}",
-                f"{run['lives']}",
-                f"{run['seed']}",
-                f"{len(run['failures'])}",
-                ", ".join(scenarios),
-                "; ".join(dict.fromkeys(failed)),
-            ]
-        )
-    return markdown(["kills", "runs", "seed", "runs that went wrong", "of what that is still there", "how"], lines)
+def _kills() -> list[dict[str, Any]]:
+    return [raw("kills"), *raw("kills_2026_11_26"), *raw("kills_workers"), raw("kills_smaller")]
 
 
 def num_kills() -> int:
-    """Of all those runs."""
-    runs = [raw("kills"), *raw("kills_2026_11_26"), *raw("kills_workers"), raw("kills_smaller")]
-    return sum(run["kills"] for run in runs)
+    return sum(run["kills"] for run in _kills())
+
+
+def kills() -> str:
+    lines = []
+    for run in _kills():
+        failed = [f"{one['scenario']}: {one['wrong'].strip().removesuffix(':')}" for one in run["failures"]]
+        counts = (run["kills"], run["lives"], run["seed"], len(run["failures"]))
+        lines.append([*map(str, counts), "; ".join(dict.fromkeys(failed))])
+    return markdown(["kills", "runs", "seed", "runs that went wrong", "how"], lines)
 
 
 def clusters() -> str:
@@ -56,7 +47,6 @@ _KINDS = {
 
 
 def ranks() -> str:
-    """One of two ranks fails."""
     found = raw("ranks")
     lines = []
     for kind, words in _KINDS.items():
@@ -72,7 +62,6 @@ def ranks() -> str:
 
 
 def mutations() -> str:
-    """Damaged files and hostile input."""
     first, later, foreign = raw("mutations")["rounds"], raw("mutations_2026_11_26"), raw("foreign")
     files = [sum(one[name] for one in first) for name in ("files", "inputs")]
     failed = sum(len(one["failures"]) for one in first)

@@ -16,24 +16,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import ROOT
-from benchmarks.machines import simulated
-from benchmarks.pages import faults, gpu, headline, models, relay, searches
+from benchmarks.pages import faults, gpu, headline, models, relay, scale, searches
 from l2l_nas.errors import SettingError, did_you_mean
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    **headline.BLOCKS,
-    **gpu.BLOCKS,
-    **relay.BLOCKS,
-    **models.BLOCKS,
-    **searches.BLOCKS,
-    **faults.BLOCKS,
-    **simulated.BLOCKS,
+    name: make
+    for page in (headline, gpu, relay, models, searches, faults, scale)
+    for name, make in page.BLOCKS.items()  # type: ignore[attr-defined]
 }
 _BLOCK = re.compile(r"(<!-- figures: (?!end)(?P<name>\S+) -->\n)(?P<text>.*?)(<!-- figures: end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
-    """README and all pages of docs."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -43,11 +37,7 @@ def blocks(page: str) -> Iterator[tuple[str, str]]:
 
 
 def remade(page: str) -> str:
-    """A page with all its blocks made again.
-
-    Raises:
-        SettingError: a block of no known name.
-    """
+    """A page with all its blocks made again."""
 
     def made(block: re.Match[str]) -> str:
         name = block["name"]
@@ -63,7 +53,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Compare, or write."""
     found, differing = 0, 0
     for path in pages():
         text = path.read_text()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks.pages import gpu, models, searches
+from benchmarks.pages import gpu, models, relay, searches
 from benchmarks.pages.faults import num_kills
 from benchmarks.pages.searches import TASKS
-from benchmarks.pages.writing import markdown, points, ratio, raw
+from benchmarks.pages.writing import markdown, points
 
 
 def measured() -> str:
-    """The one table of README."""
     return markdown(
         ["question", "answer, with 95 % intervals"],
         [
             ["search against random search with as many steps, points of test accuracy, ten seeds", _search()],
-            ["the shipped memory of two other tasks, mean of three tasks", _memory()],
             ["other packages at equal steps, **simulated**", _packages()],
             ["a published model made smaller, beside six other ways to prune", _pruning()],
             ["a step on a CPU over plain PyTorch's, everything held", _held()],
@@ -28,17 +26,8 @@ def measured() -> str:
 
 def _search() -> str:
     told = [f"{words}: {points(searches.ahead(task))}" for task, words in TASKS.items()]
-    again = [points(searches.memory_of(task, "none_6", "random_search")) for task in TASKS]
+    again = [points(searches.ahead(task, again="_again")) for task in TASKS]
     return f"{'; '.join(told)}. Measured again: {'; '.join(again)}. An interval that holds 0 shows no difference"
-
-
-def _memory() -> str:
-    six, three = searches.mean_ahead("shipped_6", "none_6"), searches.mean_ahead("shipped_3", "none_3", "_2")
-    alone = sum(searches.memory_of(task, "shipped_6", "none_6")["low"] > 0 for task in TASKS)
-    return (
-        f"{points(six)} at the default budget, {points(three)} at half of it; at the default resolved on {alone} of 3 "
-        "tasks alone"
-    )
 
 
 def _packages() -> str:
@@ -59,20 +48,14 @@ def _pruning() -> str:
 
 
 def _held() -> str:
-    large = [row for row in raw("throughput_1_thread")["rows"] if row["side"] == "relay_kept"]
-    small = [
-        one["ratios"]["relay"]["wall"]["median"] for one in raw("small_networks")["rows"] if one["checkout"] == "now"
-    ]
     return (
-        f"large layers {', '.join(ratio(row['over']['plain']) for row in large)} with 4, 12, 24 blocks; small networks "
-        f"{min(small):.2f} to {max(small):.2f} (medians)"
+        f"large layers {', '.join(relay.over('relay_kept', 'plain'))} with 4, 12, 24 blocks; small networks "
+        f"{relay.small_medians()} (medians)"
     )
 
 
 def _streamed() -> str:
-    rows = [row for row in raw("throughput_1_thread")["rows"] if row["side"] == "relay"]
-    told = ", ".join(ratio(row["over"]["checkpointed"]) for row in rows)
-    return f"{told} with 4, 12, 24 blocks: two of three not resolved"
+    return f"{', '.join(relay.over('relay', 'checkpointed'))} with 4, 12, 24 blocks: two of three not resolved"
 
 
 def _gpu() -> str:
@@ -81,18 +64,18 @@ def _gpu() -> str:
         "everything kept, updated on the host": "kept, updated on the host",
         "streamed, 2 slots": "streamed",
     }
-    told = "; ".join(f"{words} {gpu.spread(way)}" for way, words in names.items())
+    told = "; ".join(f"{words} {gpu.spread(way).rpartition(' (')[0]}" for way, words in names.items())
     return (
-        f"{told}. Tokens a second, streamed, over activation checkpointing's: {gpu.over_checkpointing()}. No layer "
+        f"{told}. Tokens a second, streamed, over activation checkpointing's: {gpu.over('checkpointed')}. No layer "
         "larger than 12.6 M parameters was timed"
     )
 
 
 def _ranks() -> str:
-    rows = {row["side"]: row["speed_over_relay"]["wall"] for row in raw("scaling_quiet")["rows"]}
+    rows = relay.two_ranks()
     return (
-        f"{ratio(rows['relay_chunks, 2 ranks'])} times as fast; DDP {ratio(rows['ddp, 2 ranks'])}, FSDP2 with offload "
-        f"{ratio(rows['fsdp2_offload, 2 ranks'])}"
+        f"{rows['relay_chunks, 2 ranks']} times as fast; DDP {rows['ddp, 2 ranks']}, FSDP2 with offload "
+        f"{rows['fsdp2_offload, 2 ranks']}"
     )
 
 

@@ -17,13 +17,11 @@ def raw(name: str) -> Any:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list, an item a line."""
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -42,3 +40,13 @@ def in_errors(difference: float, error: float, count: int) -> str:
     """A difference in standard errors; in brackets where its 95 % interval holds 0, so that it is not resolved."""
     ahead = difference / error if error else math.inf
     return f"{ahead:+.1f}" if is_resolved(difference, error, count) else f"({ahead:+.1f})"
+
+
+def format_bytes(num_bytes: float | None) -> str:
+    """As KiB, MiB or GiB, three digits; a dash for none."""
+    if num_bytes is None:
+        return "-"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}" if num_bytes < 1000 * size else f"{num_bytes / size:,.0f} {unit}"
+    return f"{num_bytes / 1024:.3g} KiB"

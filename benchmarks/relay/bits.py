@@ -1,10 +1,9 @@
 """Whether two checkouts compute the same, bit for bit: weights, moments, counts, buffers, losses, norms, predictions.
 
-    python -m benchmarks bits BEFORE [--now .] [--cache FILE] [--only TEXT]
+    python -m benchmarks bits BEFORE [--only TEXT]
 
 A fixed set of small configurations is trained and scored through the public API, in one process a checkout, on one
-thread. What differs is named: the configuration, and which of its parts. `--cache` keeps the digests of BEFORE, which
-are made anew where this file or that checkout changed.
+thread. What differs is named: the configuration, and which of its parts.
 
 What has another name in the other checkout is found by `relay_of` and `reference_of`.
 """
@@ -26,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ROOT
 from benchmarks.paired import check_library, command_of
 from benchmarks.relay.bits_cases import OPTIMIZERS, SPACES, TEXT, Case, cases
 
@@ -67,7 +67,6 @@ def _auxiliary_pool() -> Any:
 
 
 def data_of(case: Case, pool: Any, step: int) -> tuple[tuple[Any, ...], Any]:
-    """Inputs and targets of a step."""
     import torch
 
     generator = torch.Generator().manual_seed(step)
@@ -82,7 +81,6 @@ def data_of(case: Case, pool: Any, step: int) -> tuple[tuple[Any, ...], Any]:
 
 
 def objective_of(case: Case) -> Any:
-    """The task."""
     import l2l_nas
 
     toys = importlib.import_module("tests.toys")
@@ -101,7 +99,6 @@ def path_of(case: Case, pool: Any, step: int) -> Any:
 
 
 def server_of(case: Case, pool: Any, folder: str) -> Any:
-    """A param-server."""
     import l2l_nas
     from l2l_nas.eps.file_storage import FileStorage
 
@@ -150,7 +147,6 @@ def _as_known(relay: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def reference_of(server: Any) -> Any:
-    """The reference trainer."""
     import l2l_nas
 
     kind = getattr(l2l_nas, "ReferenceTrainer", None) or l2l_nas.Resident
@@ -177,24 +173,20 @@ class Digest:
                 own.update(repr(value).encode())
 
     def add_result(self, result: Any) -> None:
-        """Of a training step."""
         self.add("losses", result.loss, result.count, result.auxiliary)
         self.add("norms", result.gradient_norm, result.is_skipped)
 
     def add_states(self, server: Any) -> None:
-        """All there are."""
         for key in sorted(server.visited):
             for name, tensor in server.state(key).tensors().items():
                 kind = name.partition(".")[0]
                 self.add("moments" if kind.startswith("moment") else kind, key, name, tensor)
 
     def result(self) -> dict[str, str]:
-        """By part."""
         return {part: own.hexdigest()[:16] for part, own in self.parts.items()}
 
 
 def train(case: Case, runner: Any, pool: Any, digest: Digest, *, steps: int = STEPS, first: int = 0) -> None:
-    """Steps on paths of their own."""
     for step in range(first, first + steps):
         inputs, targets = data_of(case, pool, step)
         # up to a390fca a frozen BatchNorm that begins the next path was loaded ahead of its buffers' being saved
@@ -226,7 +218,6 @@ def population(case: Case, relay: Any, pool: Any, digest: Digest) -> None:
 
 
 def recalibrate(case: Case, relay: Any, pool: Any, digest: Digest) -> None:
-    """BatchNorm's statistics."""
     relay.recalibrate(path_of(case, pool, 0), [data_of(case, pool, 60 + number)[0] for number in range(3)])
     predict(case, relay, pool, digest)
 
@@ -244,7 +235,6 @@ def fork(case: Case, relay: Any, pool: Any, digest: Digest) -> None:
 
 
 def two_relays(case: Case, relay: Any, pool: Any, digest: Digest) -> None:
-    """Two relays take turns on one server."""
     other = relay_of(case, relay.server, slots=3)
     for step in range(4, 8):
         train(case, other if step % 2 else relay, pool, digest, first=step, steps=1)
@@ -281,7 +271,6 @@ def not_finite(case: Case, relay: Any, pool: Any, digest: Digest) -> None:
 
 
 def extend(case: Case, relay: Any, pool: Any, digest: Digest) -> None:
-    """Sequences that go on token by token."""
     from l2l_nas.relay.extend import Caches
 
     path, caches = path_of(case, pool, 0), Caches()
@@ -328,8 +317,7 @@ def work(only: str) -> None:
     json.dump(results, sys.stdout)
 
 
-def digests(checkout: Path, only: str = "") -> dict[str, dict[str, str]]:
-    """Of a checkout."""
+def digests(checkout: Path, only: str) -> dict[str, dict[str, str]]:
     places = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     output = subprocess.run(
         command_of(work, only), cwd=checkout, env={**os.environ, **places}, stdout=subprocess.PIPE, check=True
@@ -338,36 +326,15 @@ def digests(checkout: Path, only: str = "") -> dict[str, dict[str, str]]:
     return found
 
 
-def cached_digests(checkout: Path, cache_file: Path | None) -> dict[str, dict[str, str]]:
-    """As `digests`, kept in a file for as long as nothing changes."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True)
-    scripts = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("bits.py", "bits_cases.py"))
-    mark = hashlib.sha256(scripts).hexdigest() + commit.stdout.strip()
-    if cache_file is not None and cache_file.exists():
-        kept = json.loads(cache_file.read_text())
-        if kept["mark"] == mark:
-            result: dict[str, dict[str, str]] = kept["digests"]
-            return result
-    found = digests(checkout)
-    if cache_file is not None:
-        fresh = cache_file.with_suffix(f".{os.getpid()}")  # others may read meanwhile
-        fresh.write_text(json.dumps({"mark": mark, "digests": found}))
-        fresh.replace(cache_file)
-    return found
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", type=Path, help="the checkout to compare with")
-    parser.add_argument("--now", type=Path, default=Path())
-    parser.add_argument("--cache", type=Path)
     parser.add_argument("--only", default="", help="a text in the names of the configurations to compare")
 
 
 def main(options: argparse.Namespace) -> int:
     """1 if something differs."""
     started = time.monotonic()
-    before = cached_digests(options.before.resolve(), options.cache)
-    now = digests(options.now.resolve(), options.only)
+    before, now = digests(options.before.resolve(), options.only), digests(ROOT, options.only)
     differ = {name: parts for name, parts in now.items() if parts != before.get(name)}
     for name, parts in differ.items():
         others = before.get(name, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 POLICIES = ("eager", "ahead", "exact", "serial")  # the last three are ways to carry out "exact"
@@ -36,7 +37,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What differs from the default."""
         parts = [self.pool, self.update]
         for one in dataclasses.fields(self)[2:-1]:
             value = getattr(self, one.name)
@@ -46,7 +46,6 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
     toys = ("dense", "language", "repeated", "unet", "cell", "decoder", "elastic", "mixer")
     for pool in toys:
         for update in POLICIES:
@@ -85,16 +84,10 @@ def _memory(pool: str) -> Iterator[Case]:
     """What stays on the device, by turns with both kinds of lanes."""
     for update, clip in (("eager", None), ("ahead", 0.5), ("exact", 0.5)):
         kept: tuple[dict[str, Any], ...] = (
-            {"slots": 1},
-            {"slots": 3},
-            {"slots": 2, "keep": 3},
-            {"stash": "host"},
-            {"device_budget": 150_000},
-            {"device_budget": 150_000, "stash": "host", "slots": 1},
-            {"device_budget": "all"},
-            {"device_budget": "all", "stash": "host"},
-            {"device_budget": "auto"},
-        )
+            {"slots": 1}, {"slots": 3}, {"slots": 2, "keep": 3}, {"stash": "host"}, {"device_budget": 150_000},
+            {"device_budget": 150_000, "stash": "host", "slots": 1}, {"device_budget": "all"},
+            {"device_budget": "all", "stash": "host"}, {"device_budget": "auto"},
+        )  # fmt: skip
         for number, options in enumerate(kept):
             lanes = "threads" if number % 2 else "inline"
             yield Case(pool, update, clip, batch=5, micro_batch=2, options={**options, "lanes": lanes})
@@ -137,28 +130,18 @@ def _optimizers() -> dict[str, Callable[[], Any]]:
 
         return getattr(l2l_nas, name)(**arguments)
 
-    return {
-        "adamw_decay": lambda: plain("AdamW", weight_decay=0.1),
-        "sgd": lambda: plain("SGD"),
-        "sgd_plain": lambda: plain("SGD", momentum=0.0),
-        "nesterov": lambda: plain("SGD", nesterov=True, weight_decay=0.01),
-        "lion": lambda: plain("Lion", weight_decay=0.1),
-        "adafactor": lambda: plain("Adafactor"),
-        "muon": lambda: plain("muon_with_adamw"),
-        "bf16": low,
-        "groups": groups,
-        "frozen": frozen,
-    }
+    rules: dict[str, tuple[str, dict[str, Any]]] = {
+        "adamw_decay": ("AdamW", {"weight_decay": 0.1}), "sgd": ("SGD", {}), "sgd_plain": ("SGD", {"momentum": 0.0}),
+        "nesterov": ("SGD", {"nesterov": True, "weight_decay": 0.01}), "lion": ("Lion", {"weight_decay": 0.1}),
+        "adafactor": ("Adafactor", {}), "muon": ("muon_with_adamw", {}),
+    }  # fmt: skip
+    made = {name: partial(plain, rule, **arguments) for name, (rule, arguments) in rules.items()}
+    return {**made, "bf16": low, "groups": groups, "frozen": frozen}
 
 
 OPTIMIZERS = _optimizers()
 TEXT = {"vocabulary": 31, "length": 12, "hidden": 16, "depth": 2, "heads": 2}
 SPACES: dict[str, dict[str, Any]] = {
-    "image_blocks": {"channels": 4},
-    "digits_conv": {"depth": 4},
-    "digits_shared": {"channels": 4, "depth": 4},
-    "elastic_conv": {"channels": 4, "depth": 2},
-    "gpt2": TEXT,
-    "llama": TEXT,
-    "hybrid": TEXT,
-}
+    "image_blocks": {"channels": 4}, "digits_conv": {"depth": 4}, "digits_shared": {"channels": 4, "depth": 4},
+    "elastic_conv": {"channels": 4, "depth": 2}, "gpt2": TEXT, "llama": TEXT, "hybrid": TEXT,
+}  # fmt: skip

@@ -5,6 +5,7 @@ Each library is imported when its side is built. None of them tells its device s
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import logging
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -31,7 +33,6 @@ class Recomputed(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the inner layer."""
         return checkpoint(self.inner, x, use_reentrant=False)
 
 
@@ -43,14 +44,12 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList([*(Recomputed(layer) for layer in layers[:-1]), layers[-1]])
 
     def forward(self, x: Tensor) -> Tensor:
-        """One layer after the other."""
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 def finish(device: torch.device) -> None:
-    """Wait for the device."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
@@ -77,6 +76,42 @@ def adamw(parameters: Iterable[nn.Parameter], work: StackSizes) -> torch.optim.A
     return torch.optim.AdamW(groups, lr=work.lr, weight_decay=0.01, fused=True)
 
 
+def join_world_of_one(device: torch.device) -> None:
+    """Make a process group of this process alone, which lasts: DeepSpeed remembers groups that it has seen."""
+    if dist.is_initialized():
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def shard(
+    model: nn.Module, layers: Iterable[nn.Module], device: torch.device, *, dtype: torch.dtype | None = None
+) -> nn.Module:
+    """FSDP2: shard each layer by itself, then the rest, over all ranks of the process group; parameters on the host.
+
+    Each layer is gathered for its forward and again for its backward, and its gradient leaves after it. `dtype` is that
+    of weights and activations on the device; gradients are reduced in float32.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    policy = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    for part in (*layers, model):
+        fully_shard(part, mesh=mesh, offload_policy=policy, mp_policy=precision)
+    return model
+
+
 class _OtherRunner:
     """Another library at work on a stack; its device side cannot be told from its host side on a CPU."""
 
@@ -84,25 +119,16 @@ class _OtherRunner:
         self._work = work
 
     def finish(self) -> None:
-        """See `Runner.finish`."""
         finish(self._work.torch_device)
 
     def device_bytes(self) -> int | None:
-        """See `Runner.device_bytes`."""
         return None
 
 
 class FSDPRunner(_OtherRunner):
-    """FSDP2 with `CPUOffloadPolicy`, micro-batch after micro-batch, `torch.optim.AdamW` on the host.
-
-    Args:
-        dtype: of weights and activations on the device; float32 by default.
-    """
+    """FSDP2 with `CPUOffloadPolicy`, micro-batch after micro-batch, `torch.optim.AdamW` on the host."""
 
     def __init__(self, work: StackSizes, *, dtype: torch.dtype | None = None) -> None:
-        from benchmarks.relay.fsdp import shard
-        from benchmarks.relay.group import join_world_of_one
-
         super().__init__(work)
         join_world_of_one(work.torch_device)
         model = Stack(work.modules())
@@ -111,7 +137,6 @@ class FSDPRunner(_OtherRunner):
 
     @_quiet()
     def step(self, number: int) -> float:
-        """See `Runner.step`."""
         total = 0.0
         for part in self._work.tokens.split(self._work.micro_batch):
             tokens = part.to(self._work.torch_device)
@@ -123,7 +148,6 @@ class FSDPRunner(_OtherRunner):
         return total
 
     def close(self) -> None:
-        """See `Runner.close`."""
         del self._model, self._optimizer
 
 
@@ -153,7 +177,6 @@ class LayerToLayerRunner(_OtherRunner):
         self._optimizer = adamw(self._model.main_params, work)
 
     def step(self, number: int) -> float:
-        """See `Runner.step`."""
         self._model.zero_grad()
         self._model.forward(self._work.tokens.float())
         # it divides by the number of full micro-batches, so it is right only where they divide the batch
@@ -165,7 +188,6 @@ class LayerToLayerRunner(_OtherRunner):
         return float(loss)
 
     def close(self) -> None:
-        """See `Runner.close`."""
         del self._model, self._optimizer
 
 
@@ -174,8 +196,6 @@ class DeepSpeedRunner(_OtherRunner):
 
     @_quiet()
     def __init__(self, work: StackSizes) -> None:
-        from benchmarks.relay.group import join_world_of_one
-
         on_cpu = work.torch_device.type == "cpu"
         if on_cpu:
             os.environ["DS_ACCELERATOR"] = "cpu"
@@ -195,7 +215,6 @@ class DeepSpeedRunner(_OtherRunner):
 
     @_quiet()
     def step(self, number: int) -> float:
-        """See `Runner.step`."""
         total = 0.0
         parts = self._work.tokens.split(self._work.micro_batch)
         for part in parts:
@@ -207,7 +226,6 @@ class DeepSpeedRunner(_OtherRunner):
         return total
 
     def close(self) -> None:
-        """See `Runner.close`."""
         self._engine.destroy()
         del self._engine
 
@@ -215,10 +233,7 @@ class DeepSpeedRunner(_OtherRunner):
 def _deepspeed_config(work: StackSizes, *, pinned: bool) -> dict[str, Any]:
     offload = {"device": "cpu", "pin_memory": pinned}
     return {
-        "train_batch_size": work.batch,
-        "train_micro_batch_size_per_gpu": work.micro_batch,
-        "gradient_clipping": 0.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": work.lr, "weight_decay": 0.01}},
+        "train_batch_size": work.batch, "train_micro_batch_size_per_gpu": work.micro_batch, "gradient_clipping": 0.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": work.lr, "weight_decay": 0.01}}, "steps_per_print": 10**9,
         "zero_optimization": {"stage": 3, "offload_optimizer": offload, "offload_param": offload},
-        "steps_per_print": 10**9,
-    }
+    }  # fmt: skip

@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from benchmarks.relay.memory import distinct_bytes
 from benchmarks.relay.others import DeepSpeedRunner, FSDPRunner, LayerToLayerRunner, finish
 from benchmarks.relay.work import StackSizes, TokenLoss
-from l2l_nas.errors import SettingError, did_you_mean
 from l2l_nas.relay.reference import ReferenceTrainer
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.architecture import Architecture
+from l2l_nas.space.contents import storage_of
+from l2l_nas.space.operations import LiveBytes
+
+
+def synchronize(device: torch.device) -> None:
+    """Free what is no longer used, and wait for the device."""
+    gc.collect()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+        torch.accelerator.empty_cache()
+
+
+def allocated(device: torch.device) -> int:
+    """What the device's allocator has given out; 0 on a CPU."""
+    synchronize(device)
+    return torch.accelerator.memory_allocated(device) if device.type != "cpu" else 0
+
+
+def peak_bytes(
+    step: Callable[[], object], device: torch.device, *, owned: Callable[[], int | None], before: int
+) -> int | None:
+    """Device-side bytes of a side at the worst moment of a step.
+
+    On an accelerator it is the allocator's peak above `before`. On a CPU it is what the side owns on its device side
+    when the step begins, and the most its operators make on top of that.
+    """
+    synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
+        step()
+        torch.accelerator.synchronize(device)
+        return torch.accelerator.max_memory_allocated(device) - before
+    held = owned()
+    if held is None:
+        return None
+    with LiveBytes() as live:
+        step()
+    return held + live.peak
+
+
+def distinct_bytes(tensors: Iterable[Tensor]) -> int:
+    storages = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
 
 
 class Runner(Protocol):
@@ -32,8 +74,7 @@ class Runner(Protocol):
     def device_bytes(self) -> int | None:
         """What it holds on the device side between steps; None where the host side is the same memory."""
 
-    def close(self) -> None:
-        """Let go of everything."""
+    def close(self) -> None: ...
 
 
 def repeat(runner: Runner, steps: int, first: int) -> float:
@@ -47,21 +88,15 @@ def repeat(runner: Runner, steps: int, first: int) -> float:
 
 @dataclass(frozen=True)
 class Side:
-    """One way to train the stack.
+    """One way to train the stack, with the stack's own first weights.
 
-    Args:
-        name: what results call it.
-        build: makes it ready for a stack, with the stack's own first weights.
-        tolerance: how far its losses may be from the reference's, relative; 0 on a CPU means bit for bit.
-        note: what a reader must know to compare.
-        package: what must be importable, of another library.
-        install: how to get it.
+    The tolerance is how far its losses may be from the reference's, relative; 0 on a CPU means bit for bit. Another
+    library must be importable as `package`; `install` says how to get it.
     """
 
     name: str
     build: Callable[[StackSizes], Runner]
     tolerance: float = 0.0
-    note: str = ""
     package: str = ""
     install: str = ""
 
@@ -72,43 +107,29 @@ class Side:
 
 
 class ExecutorRunner:
-    """A relay or a resident model on a stack.
-
-    Args:
-        executor: what trains.
-        work: the stack.
-    """
+    """A relay or a resident model on a stack."""
 
     def __init__(self, executor: Relay | ReferenceTrainer, work: StackSizes) -> None:
         self.executor = executor
         self.work = work
-        self._objective = TokenLoss()
 
     def step(self, number: int) -> float:
-        """See `Runner.step`."""
         return self.train(number, self.work.architecture, self.work.architecture)
 
     def train(self, number: int, chosen: Architecture, upcoming: Architecture) -> float:
         """A step of an architecture; the loss before its update."""
+        work = self.work
         return self.executor.train_step(
-            chosen,
-            (self.work.tokens,),
-            self.work.tokens,
-            objective=self._objective,
-            micro_batch=self.work.micro_batch,
-            lr=self.work.lr,
-            step=number,
-            upcoming=upcoming,
-        ).loss
+            chosen, (work.tokens,), work.tokens,
+            objective=TokenLoss(), micro_batch=work.micro_batch, lr=work.lr, step=number, upcoming=upcoming,
+        ).loss  # fmt: skip
 
     def finish(self) -> None:
-        """See `Runner.finish`."""
         if isinstance(self.executor, Relay):
             self.executor.drain()
         finish(self.work.torch_device)
 
     def device_bytes(self) -> int | None:
-        """See `Runner.device_bytes`."""
         if isinstance(self.executor, Relay):
             return self.executor.device_bytes
         tensors: list[Tensor] = []
@@ -119,7 +140,6 @@ class ExecutorRunner:
         return distinct_bytes(tensors)
 
     def close(self) -> None:
-        """See `Runner.close`."""
         if isinstance(self.executor, Relay):
             self.executor.close()
 
@@ -134,11 +154,10 @@ def _relay(*, keep_share: float = 0.0, **options: Any) -> Callable[[StackSizes],
     return build
 
 
-def _resident(*, is_whole: bool = False, **options: Any) -> Callable[[StackSizes], Runner]:
-    """Plain PyTorch with every layer on the device; `is_whole`: one micro-batch, as large as the batch."""
+def _resident(**options: Any) -> Callable[[StackSizes], Runner]:
+    """Plain PyTorch with every layer on the device."""
 
     def build(work: StackSizes) -> Runner:
-        work = replace(work, micro_batch=work.batch) if is_whole else work
         return ExecutorRunner(ReferenceTrainer(work.server(), device=work.device, seed=work.seed, **options), work)
 
     return build
@@ -151,65 +170,32 @@ _DEEPSPEED = (
 )
 REFERENCE = "checkpointed"
 
-_CHECKPOINTED = "each layer but the last recomputed"
 _ALL = (
     Side("relay", _relay()),
-    Side("relay_host", _relay(stash="host"), note="stash on the host"),
-    Side("relay_exact", _relay(update="exact"), note="updates wait for the whole gradient"),
-    Side("relay_half", _relay(keep_share=0.5), note="the last half of the layers held on the device"),
-    Side("relay_kept", _relay(device_budget="all"), note="everything held on the device"),
-    Side("relay_bf16", _relay(precision="bf16"), 2e-2, "bf16 compute, fp32 masters"),
-    Side(
-        "relay_bf16_host",
-        _relay(precision="bf16", stash="host", slots=3),
-        2e-2,
-        "bf16 compute, fp32 masters, stash on the host, 3 slots",
-    ),
-    Side("relay_compiled", _relay(layers="compile"), 1e-4, "compiled templates"),
-    Side("plain", _resident(), note="nothing recomputed"),
-    Side("plain_whole", _resident(is_whole=True), 1e-4, "nothing recomputed, one micro-batch"),
-    Side("checkpointed", _resident(checkpointing=True), note=_CHECKPOINTED),
-    Side(
-        "checkpointed_bf16",
-        _resident(checkpointing=True, autocast=torch.bfloat16),
-        2e-2,
-        f"{_CHECKPOINTED}, bf16 by autocast",
-    ),
-    Side("fsdp2", FSDPRunner, 1e-4, f"FSDP2, CPUOffloadPolicy, {_CHECKPOINTED}", "torch"),
-    Side(
-        "fsdp2_bf16",
-        partial(FSDPRunner, dtype=torch.bfloat16),
-        2e-2,
-        f"FSDP2, CPUOffloadPolicy, bf16 on the device, {_CHECKPOINTED}",
-        "torch",
-    ),
-    Side("l2l_pytorch", LayerToLayerRunner, 1e-4, "0.3.0, every layer recomputed", "layer_to_layer_pytorch", _L2L),
-    Side(
-        "deepspeed",
-        DeepSpeedRunner,
-        1e-4,
-        f"ZeRO-3, optimizer and parameters offloaded, no clipping, {_CHECKPOINTED}",
-        "deepspeed",
-        _DEEPSPEED,
-    ),
+    Side("relay_host", _relay(stash="host")),
+    Side("relay_exact", _relay(update="exact")),
+    Side("relay_half", _relay(keep_share=0.5)),
+    Side("relay_kept", _relay(device_budget="all")),
+    Side("relay_bf16", _relay(precision="bf16"), 2e-2),
+    Side("relay_bf16_host", _relay(precision="bf16", stash="host", slots=3), 2e-2),
+    Side("plain", _resident()),
+    Side("checkpointed", _resident(checkpointing=True)),
+    Side("checkpointed_bf16", _resident(checkpointing=True, autocast=torch.bfloat16), 2e-2),
+    Side("fsdp2", FSDPRunner, 1e-4),
+    Side("fsdp2_bf16", partial(FSDPRunner, dtype=torch.bfloat16), 2e-2),
+    Side("l2l_pytorch", LayerToLayerRunner, 1e-4, "layer_to_layer_pytorch", _L2L),
+    Side("deepspeed", DeepSpeedRunner, 1e-4, "deepspeed", _DEEPSPEED),
 )
 SIDES = {side.name: side for side in _ALL}
-
-
-def find_sides(names: list[str]) -> list[Side]:
-    """Sides by name.
-
-    Raises:
-        SettingError: there is none of that name, or one is named twice.
-    """
-    for name in names:
-        if name not in SIDES:
-            raise SettingError(f"sides: no side '{name}'{did_you_mean(name, SIDES)}")
-        if names.count(name) > 1:
-            raise SettingError(f"sides: '{name}' is named twice")
-    return [SIDES[name] for name in names]
 
 
 def tolerance_of(side: Side, device: torch.device) -> float:
     """How far a side's losses may be from the reference's: other kernels and orders on a GPU are not bit-equal."""
     return side.tolerance if device.type == "cpu" else max(side.tolerance, 1e-4)
+
+
+def agreement(losses: Sequence[float], reference: Sequence[float], tolerance: float) -> dict[str, Any]:
+    """How far losses are from the reference's, relative, and whether that is within the tolerance (0: bit for bit)."""
+    differences = [abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)]
+    agrees = all(difference <= tolerance for difference in differences)  # not by the largest: of a NaN there is none
+    return {"largest_difference": max(differences, default=0.0), "tolerance": tolerance, "agrees": agrees}

@@ -12,7 +12,6 @@ from torch.nn import functional
 from l2l_nas.cost.closed_form import num_parameters
 from l2l_nas.eps.optimizers.rules import AdamW
 from l2l_nas.eps.server import ParamServer
-from l2l_nas.errors import SettingError
 from l2l_nas.layers import Embedding, FeedForward, Heads, SelfAttention
 from l2l_nas.relay.device import open_device
 from l2l_nas.relay.interface import Batch
@@ -25,11 +24,9 @@ class TokenLoss:
     """Cross entropy of every token."""
 
     def loss(self, outputs: Batch, targets: Tensor) -> Tensor:
-        """Summed over tokens."""
         return functional.cross_entropy(outputs[0].flatten(0, 1), targets.flatten(), reduction="sum")
 
     def count(self, targets: Tensor) -> int:
-        """Tokens."""
         return targets.numel()
 
 
@@ -45,20 +42,8 @@ class BenchBlock(nn.Sequential):
 class StackSizes:
     """Sizes of the stack: embedding, `depth` encoder blocks, linear head; AdamW; every token is a target.
 
-    Args:
-        depth: blocks.
-        hidden, heads, feedforward: of a block.
-        sequence: tokens of a sample.
-        vocabulary: different tokens.
-        batch: samples of a step.
-        micro_batch: samples at a time on the device.
-        candidates: equally costly blocks at every position.
-        device: "auto", "cpu", "cuda" or "cuda:N".
-        seed: of weights and tokens.
-        lr: learning rate.
-
-    Raises:
-        SettingError: a size below 1, heads that do not divide the width, or no such device.
+    A step has `batch` samples of `sequence` tokens, `micro_batch` at a time on the device. `hidden`, `heads` and
+    `feedforward` are of a block; at every position there are as many equally costly blocks as `candidates`.
     """
 
     depth: int = 12
@@ -74,18 +59,8 @@ class StackSizes:
     seed: int = 0
     lr: float = 1e-4
 
-    def __post_init__(self) -> None:
-        sizes = ("depth", "hidden", "heads", "feedforward", "sequence", "vocabulary", "batch", "micro_batch")
-        for name in (*sizes, "candidates"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.hidden % self.heads:
-            raise SettingError(f"hidden must be a multiple of heads, got {self.hidden} and {self.heads}")
-        open_device(self.device)
-
     @cached_property
     def torch_device(self) -> torch.device:
-        """Where the device side is."""
         return open_device(self.device).torch_device
 
     @cached_property
@@ -108,12 +83,10 @@ class StackSizes:
 
     @property
     def architecture(self) -> Architecture:
-        """The first candidate of every position."""
         return self.pool.architecture(position.candidates[0].name for position in self.pool.positions)
 
     @property
     def num_parameters(self) -> int:
-        """Of one architecture."""
         return num_parameters(self.pool, self.architecture)
 
     def server(self, **options: object) -> ParamServer:

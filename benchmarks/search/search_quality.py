@@ -1,14 +1,13 @@
 """Does the search find something? The default run against random search of equal training, on samples neither saw.
 
-    python -m benchmarks search_quality [--data cluttered_digits] [--seeds 0,1,2] [--beside sampler=gp_hamming]
-        [--networks 3] [--runs FOLDER]
+    python -m benchmarks search_quality [--data cluttered_digits] [--seeds 0 1 2] [--beside sampler=random]
+        [--runs FOLDER] [--out FILE]
 
 For every seed, of about as many training steps each:
 
 - the default `python -m l2l_nas search` on these data, with search.baseline=random: random networks trained as
   the finalist that was trained longest;
-- with --beside, the same run with another setting, which shows what that does;
-- with --networks N, random search of N networks, which are trained longer or shorter than the baseline's.
+- with --beside, the same run with another setting, which shows what that does.
 
 Each returns the network that is best on the validation part, and that one is measured on the test part: what a user
 would get. Seeds can be measured one at a time: what the file holds of other seeds stays, and so do runs in FOLDER that
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -33,21 +31,10 @@ from typing import Any
 import torch
 
 from benchmarks import RESULTS
-from benchmarks.options import at_least, numbers
+from benchmarks.options import at_least
 from benchmarks.timing import machine
-from l2l_nas import ParamServer, Relay, UniformPaths
-from l2l_nas.eps.optimizers.base import Optimizer
-from l2l_nas.eps.optimizers.registry import build_optimizer
-from l2l_nas.files import write_json
+from l2l_nas.files import read_json, write_json
 from l2l_nas.report.interval import Estimate
-from l2l_nas.runs.folder import RunFolder
-from l2l_nas.runs.saved import SavedRun, load_found
-from l2l_nas.runs.section_settings import TrainConf
-from l2l_nas.space.architecture import Architecture
-from l2l_nas.training.data import Batches
-from l2l_nas.training.fit import Trainer
-from l2l_nas.training.problem import Problem
-from l2l_nas.training.schedule import Cosine
 
 PARTS = ("validation", "test")
 
@@ -56,60 +43,42 @@ Row = dict[str, Any]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
-    parser.add_argument("--seeds", type=numbers, default="0,1,2", help="such as 0,1")
+    parser.add_argument("--seeds", nargs="+", type=at_least(0), default=[0, 1, 2])
     parser.add_argument("--beside", default="", help="a setting that the same run is done with once more")
-    parser.add_argument("--networks", type=at_least(0), default=0, help="of another random search; 0: none")
     parser.add_argument("--out", type=Path, help="results/search_quality_DATA.json if nothing is said")
     parser.add_argument("--runs", type=Path, help="where the runs' folders stay; a temporary folder by default")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Measure and save."""
     torch.set_num_threads(1)
-    name = f"search_quality_{Path(arguments.data).stem}.json"
-    out = arguments.out or RESULTS / name
+    data = Path(arguments.data).stem
+    out = arguments.out or RESULTS / f"search_quality_{data}.json"
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as scratch:
-            runs = (arguments.runs or Path(scratch)) / f"{Path(arguments.data).stem}_{seed}"
-            row = measure(arguments.data, seed, runs, beside=arguments.beside, networks=arguments.networks)
-        known = json.loads(out.read_text())["rows"] if out.exists() else []
+            runs = (arguments.runs or Path(scratch)) / f"{data}_{seed}"
+            row = measure(arguments.data, seed, runs, beside=arguments.beside)
+        known = read_json(out)["rows"] if out.exists() else []
         rows = sorted([row, *(one for one in known if one["seed"] != seed)], key=lambda one: one["seed"])
-        result = {
-            "benchmark": "search_quality",
-            "data": Path(arguments.data).stem,
-            "machine": machine(),
-            "summary": summary(rows),
-            "rows": rows,
-        }
+        about = {"benchmark": "search_quality", "data": data, "machine": machine()}
+        result = {**about, "summary": summary(rows), "rows": rows}
         write_json(out, result)
         print(json.dumps(result["summary"]), flush=True)
 
 
-def measure(data: str, seed: int, runs: Path, *, beside: str, networks: int) -> Row:
+def measure(data: str, seed: int, runs: Path, *, beside: str) -> Row:
     """One seed; the runs' folders are made in `runs`."""
-    started = sum(os.times()[:4])  # CPU seconds, of the processes started here too
     words = [f"data.source={data}", f"seed={seed}"]
     result = searched(runs / "search", *words, "search.baseline=random")
     alone = result["baseline"]
     sides = {"search": entry_of(result["best"]), "random_search": entry_of(alone)}
     if beside:
         sides[beside] = entry_of(searched(runs / beside, *words, beside)["best"])
-    in_all = alone["total_steps"]
-    if networks:
-        found, optimizer = load_found(str(runs / "search"), pool=""), optimizer_of(runs / "search")
-        draws = UniformPaths(found.problem.pool, seed=1000 + seed)
-        others = [
-            trained(found.problem, optimizer, draws.path_at(n), seed=100 * seed + n, steps=in_all // networks)
-            for n in range(networks)
-        ]
-        sides[f"random_search_of_{networks}"] = max(others, key=lambda one: one["validation"])
     return {
         "seed": seed,
-        "steps": in_all,
+        "steps": alone["total_steps"],
         "sides": sides,
         "finalists": [{**entry_of(entry), "trial": entry["trial_score"]} for entry in result["finalists"]],
         "networks": alone["networks"],
-        "cpu_seconds": round(sum(os.times()[:4]) - started, 1),
         "versions": result["versions"],
     }
 
@@ -117,10 +86,10 @@ def measure(data: str, seed: int, runs: Path, *, beside: str, networks: int) -> 
 def searched(folder: Path, *overrides: str) -> dict[str, Any]:
     """The result of a run, which may have been finished before."""
     if (folder / "result.json").exists():
-        return json.loads((folder / "result.json").read_text())
+        return dict(read_json(folder / "result.json"))
     command = [sys.executable, "-m", "l2l_nas", "search", f"folder={folder}", "export=false", *overrides]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return json.loads((folder / "result.json").read_text())
+    return dict(read_json(folder / "result.json"))
 
 
 def entry_of(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,32 +101,6 @@ def entry_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     if entry.get("test"):
         record["test_standard_error"] = entry["standard_error"]["test"]["accuracy"]
     return record
-
-
-def optimizer_of(run: Path) -> Optimizer:
-    """What a run trains with; what `load_found` reads of it is there to be looked at, and has another."""
-    return build_optimizer(SavedRun(RunFolder(run)).config["optimizer"])
-
-
-def trained(
-    problem: Problem, optimizer: Optimizer, architecture: Architecture, *, seed: int, steps: int
-) -> dict[str, Any]:
-    """Accuracies after so many steps from first weights."""
-    server = ParamServer(problem.pool, optimizer=optimizer, seed=seed)
-    train = TrainConf()
-    batches = Batches(problem.data.train, batch_size=train.batch_size, seed=seed)
-    trainer = Trainer(Relay(server, device="cpu", seed=seed), problem.task, batches, train.micro_batch)
-    trainer.fit(lambda step: architecture, start=0, steps=steps, schedule=Cosine(train.learning_rate, steps))
-    trainer.recalibrate(architecture)  # as finalists are
-    assert problem.data.test is not None
-    test = trainer.score(architecture, problem.data.test)
-    return {
-        "architecture": list(architecture.choices),
-        "steps": steps,
-        "validation": trainer.evaluate(architecture, problem.data.validation)["accuracy"],
-        "test": test.values["accuracy"],
-        "test_standard_error": test.errors["accuracy"],
-    }
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:

@@ -274,7 +274,7 @@ def test_a_process_that_ends_while_lanes_work_ends_in_good_order(tmp_path):
     script = (
         "from l2l_nas.eps.file_storage import FileStorage\n"
         "from l2l_nas import AdamW, ParamServer, Relay\n"
-        "from tests.relay.stress import Stress\n"
+        "from tests.relay.stress import Stress, StressedRelay\n"
         "from tests.toys import SquaredError, dense_pool, random_data\n"
         "pool = dense_pool()\n"
         f"server = ParamServer(pool, optimizer=AdamW(), seed=0, storage=FileStorage({str(tmp_path / 'pool')!r}))\n"

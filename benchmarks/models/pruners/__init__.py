@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from benchmarks.models.pruners.blocks import least_effect, random_blocks, shortgpt
+from benchmarks.models.pruners.blocks import shortgpt
 from benchmarks.models.pruners.llama import PlainLlama
 from benchmarks.models.pruners.rotation import slicegpt
 from benchmarks.models.pruners.units import flap, llm_pruner, one_width, wanda_sp
@@ -23,6 +23,4 @@ PRUNERS: Mapping[str, Prune] = {
     "slicegpt": slicegpt,
     "llm_pruner": llm_pruner,
     "uniform": one_width,
-    "effect": least_effect,
-    "random": random_blocks,
 }

@@ -51,17 +51,14 @@ class PlainAttention(nn.Module):
 
     @property
     def groups(self) -> int:
-        """How many there are."""
         return self.key.out_features // self.size
 
     @property
     def first(self) -> tuple[nn.Linear, ...]:
-        """The layers that take the input."""
         return self.query, self.key, self.value
 
     @property
     def last(self) -> nn.Linear:
-        """The layer that gives the output."""
         return self.out
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,12 +89,10 @@ class PlainFeedForward(nn.Module):
 
     @property
     def first(self) -> tuple[nn.Linear, ...]:
-        """The layers that take the input."""
         return self.gate, self.up
 
     @property
     def last(self) -> nn.Linear:
-        """The layer that gives the output."""
         return self.down
 
     def forward(self, x: Tensor) -> Tensor:
@@ -155,7 +150,6 @@ class PlainLlama(nn.Module):
 
     @property
     def blocks(self) -> list[PlainBlock]:
-        """All, in order."""
         return [block for block in self.layers if isinstance(block, PlainBlock)]
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -177,11 +171,7 @@ class PlainLlama(nn.Module):
 
 
 def plain_llama(model: str) -> PlainLlama:
-    """`hf:FOLDER` with its weights.
-
-    Raises:
-        SettingError: a model of another kind.
-    """
+    """`hf:FOLDER` or `gguf:FILE` with its weights."""
     pool = published_pool(model, skips=False)
     modules = dict(plain_module(pool, pool.original).named_children())
     blocks = []
@@ -219,7 +209,6 @@ def _after(layer: SelfAttention | FeedForward) -> PlainNorm | None:
 
 
 def sublayers(network: PlainLlama) -> list[Sublayer]:
-    """All, in order."""
     return [part for block in network.blocks for part in (block.attention, block.feed_forward)]
 
 

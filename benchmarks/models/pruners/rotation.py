@@ -28,11 +28,7 @@ from l2l_nas.errors import SettingError
 
 
 def slicegpt(network: PlainLlama, tokens: Tensor, share: float) -> PlainLlama:
-    """Slice so much of the stream that the share of the parameters goes, those of new matrices counted.
-
-    Raises:
-        SettingError: sub-layers have norms behind them, which a rotation does not pass through.
-    """
+    """Slice so much of the stream that the share of the parameters goes, those of new matrices counted."""
     if any(part.after is not None for part in sublayers(network)):
         raise SettingError("slicegpt: this model's sub-layers have norms behind them; leave this one out of --arms")
     return sliced(network, tokens, width_within(network, share))

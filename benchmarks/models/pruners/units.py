@@ -7,13 +7,14 @@ stay have the model's own ratio. The score of a group is made of those of its he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.models.pruners.features import Features, watched
 from benchmarks.models.pruners.llama import (
     PlainAttention,
     PlainBlock,
@@ -26,6 +27,49 @@ from benchmarks.models.pruners.llama import (
 
 # LLM-Pruner's scripts keep the first four and the last two of 32 blocks
 _FIRST, _LAST = 4, 2
+
+
+class Features:
+    """Sums over all tokens of what a linear layer takes, each [inside], in float64."""
+
+    def __init__(self, width: int) -> None:
+        self.count = 0
+        self.total, self.squares, self.sizes = (torch.zeros(width, dtype=torch.float64) for _ in range(3))
+
+    def add(self, inputs: Tensor) -> None:
+        """Inputs [..., inside]."""
+        rows = inputs.detach().flatten(0, -2).double()
+        self.count += len(rows)
+        self.total += rows.sum(dim=0)
+        self.squares += rows.square().sum(dim=0)
+        self.sizes += rows.abs().sum(dim=0)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total / self.count
+
+    @property
+    def variance(self) -> Tensor:
+        return (self.squares / self.count - self.mean.square()).clamp(min=0)
+
+
+@contextmanager
+def watched(layers: Sequence[nn.Linear]) -> Iterator[list[Features]]:
+    """The features of what these layers take while the context lasts."""
+    found = [Features(layer.in_features) for layer in layers]
+
+    def adding(features: Features) -> Callable[..., None]:
+        def add(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            features.add(inputs[0])
+
+        return add
+
+    hooks = [layer.register_forward_pre_hook(adding(one)) for layer, one in zip(layers, found, strict=True)]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def flap(network: PlainLlama, tokens: Tensor, share: float) -> PlainLlama:
@@ -144,12 +188,10 @@ def _has_heads(body: PlainAttention | PlainFeedForward) -> bool:
 
 
 def _count(body: PlainAttention | PlainFeedForward) -> int:
-    """Groups of heads, or units."""
     return body.groups if isinstance(body, PlainAttention) else body.down.in_features
 
 
 def _cost(body: PlainAttention | PlainFeedForward) -> int:
-    """Parameters of a group or a unit."""
     inside = [layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in body.first]
     return (sum(inside) + body.last.weight.numel()) // _count(body)
 

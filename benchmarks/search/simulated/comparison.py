@@ -5,27 +5,18 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.timing import machine
-from l2l_nas.files import parsing, read_json, write_atomically
+from l2l_nas.files import read_json, write_atomically
 from l2l_nas.report.interval import is_resolved
 
-NAME = "search_peers"
 
-
-@dataclass(frozen=True, order=True)
-class Place:
-    """Where methods are compared.
-
-    Args:
-        landscape: its name.
-        task: its task.
-        budget: in whole trainings.
-    """
+class Place(NamedTuple):
+    """Where methods are compared; the budget is in whole trainings."""
 
     landscape: str
     budget: float
@@ -48,46 +39,33 @@ class Found:
 
     @classmethod
     def read(cls, path: Path) -> Found:
-        """What was played before; nothing where there is no file.
-
-        Raises:
-            StorageError: it is damaged, or something else.
-        """
+        """What was played before; nothing where there is no file."""
         if not path.exists():
             return cls()
         content = read_json(path)
-        with parsing(path, "a comparison of searches", advice="name another file with --out"):
-            if content["benchmark"] != NAME:
-                raise ValueError("another benchmark")
-            found = cls({}, dict(content["seconds"]), dict(content["versions"]))
-            for row in content["rows"]:
-                place = Place(row["landscape"], float(row["budget"]), row["task"])
-                truths = {number: float(one) for number, one in enumerate(row["test"]) if one is not None}
-                found.truths.setdefault(place, {})[row["method"]] = truths
+        found = cls({}, dict(content["seconds"]), dict(content["versions"]))
+        for row in content["rows"]:
+            place = Place(row["landscape"], float(row["budget"]), row["task"])
+            truths = {number: float(one) for number, one in enumerate(row["test"]) if one is not None}
+            found.truths.setdefault(place, {})[row["method"]] = truths
         return found
 
     def add(self, place: Place, method: str, repetition: int, truth: float, *, seconds: float) -> None:
-        """A search was played."""
         self.truths.setdefault(place, {}).setdefault(method, {})[repetition] = round(truth, 5)
         self.seconds[method] = round(self.seconds.get(method, 0.0) + seconds, 2)
 
     def has(self, place: Place, method: str, repetition: int) -> bool:
-        """Whether it was played."""
         return repetition in self.truths.get(place, {}).get(method, {})
 
     def write(self, path: Path) -> None:
-        """Write it whole, a line for each method at a place.
-
-        Raises:
-            StorageError: it could not be written.
-        """
+        """Write it whole, a line for each method at a place."""
         rows = [
             {"landscape": place.landscape, "task": place.task, "budget": place.budget, "method": method,
              "test": [truths.get(number) for number in range(max(truths) + 1)]}
             for place, methods in sorted(self.truths.items())
             for method, truths in methods.items()
         ]  # fmt: skip
-        head = {"benchmark": NAME, "machine": machine(), "versions": self.versions, "seconds": self.seconds}
+        head = {"benchmark": "search_peers", "machine": machine(), "versions": self.versions, "seconds": self.seconds}
         text = json.dumps(head, indent=2).removesuffix("\n}")
         found = ",\n".join(f"    {json.dumps(row)}" for row in rows)
         write_atomically(path, f'{text},\n  "rows": [\n{found}\n  ]\n}}\n')
@@ -95,13 +73,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two methods, paired by repetition, in points of test accuracy.
-
-    Args:
-        value: the mean.
-        error: its standard error; NaN of one repetition.
-        count: repetitions; of several tasks the fewest.
-    """
+    """Of two methods, paired by repetition, in points of test accuracy: mean, standard error, fewest repetitions."""
 
     value: float
     error: float
@@ -119,54 +91,32 @@ class Difference:
 
 def difference(truths: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
     """The first minus the second; None where they have no repetition in common."""
-    common = sorted(truths.keys() & others.keys())
-    if not common:
+    found = [100 * (truths[number] - others[number]) for number in sorted(truths.keys() & others.keys())]
+    if not found:
         return None
-    found = [100 * (truths[number] - others[number]) for number in common]
     error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
     return Difference(statistics.fmean(found), error, len(found))
 
 
 def mean_of_tasks(differences: Sequence[Difference]) -> Difference:
     """Tasks count alike; their repetitions are independent."""
-    count = len(differences)
-    error = math.sqrt(sum(one.error**2 for one in differences)) / count
+    error = math.sqrt(sum(one.error**2 for one in differences)) / len(differences)
     return Difference(statistics.fmean(one.value for one in differences), error, min(one.count for one in differences))
 
 
 def summary(found: Found, over: str) -> list[dict[str, Any]]:
-    """A row for each landscape, budget and method: its mean test accuracy by task, and itself minus another method.
+    """A row for each landscape, budget and method: its mean test accuracy by task, and the mean difference to `over`.
 
-    Args:
-        over: the other method; without it a row has no differences.
+    A difference is None where a task lacks it.
     """
     rows = []
     for landscape, budget in dict.fromkeys((place.landscape, place.budget) for place in sorted(found.truths)):
         places = [p for p in sorted(found.truths) if (p.landscape, p.budget) == (landscape, budget)]
         for method in dict.fromkeys(name for place in places for name in found.truths[place]):
-            there = [place for place in places if found.truths[place].get(method)]
-            means = {place.task: statistics.fmean(found.truths[place][method].values()) for place in there}
-            by_task = {p.task: difference(found.truths[p][method], found.truths[p].get(over, {})) for p in there}
-            known = {task: one for task, one in by_task.items() if one is not None}
-            whole = mean_of_tasks(list(known.values())) if len(known) == len(places) else None
-            row = {"landscape": landscape, "budget": budget, "method": method, "test": means}
-            rows.append({**row, "minus": known, "mean": whole if method != over else None})
+            there = [found.truths[place].get(method, {}) for place in places]
+            means = {p.task: statistics.fmean(own.values()) for p, own in zip(places, there, strict=True) if own}
+            each = [difference(own, found.truths[p].get(over, {})) for p, own in zip(places, there, strict=True)]
+            known = [one for one in each if one is not None]
+            mean = mean_of_tasks(known) if len(known) == len(places) and method != over else None
+            rows.append({"landscape": landscape, "budget": budget, "method": method, "test": means, "mean": mean})
     return rows
-
-
-def lines(rows: Iterable[Mapping[str, Any]], over: str) -> list[str]:
-    """For the terminal."""
-    found, before = [], None
-    for row in rows:
-        if (row["landscape"], row["budget"]) != before:
-            before = row["landscape"], row["budget"]
-            found += ["", f"{row['landscape']}, {row['budget']:g} trainings: test accuracy, and minus {over} in points"]
-        cells = [f"{task} {100 * mean:.2f}" for task, mean in row["test"].items()]
-        if row["mean"] is not None:
-            cells = [
-                f"{task} {100 * mean:.2f} {row['minus'][task]}" if task in row["minus"] else f"{task} {100 * mean:.2f}"
-                for task, mean in row["test"].items()
-            ]
-            cells.append(f"mean {row['mean']}")
-        found.append(f"  {row['method']:18} " + "; ".join(cells))
-    return found

@@ -41,7 +41,6 @@ class Process:
 
 
 def fitted(space: Space, components: Components) -> list[Process]:
-    """A process for each component."""
     encoding = OneHot(space)
     found = []
     for values in components.values.T:
@@ -74,7 +73,6 @@ class _Draw:
         self._moved = np.linalg.solve(near + noise * np.eye(len(known)), off)
 
     def at(self, codes: Codes) -> Floats:
-        """Values of networks."""
         found: Floats = self._prior(codes) + self._variance * self._alike(codes) @ self._moved
         return found
 
@@ -109,7 +107,6 @@ class GaussianLandscape(CurveLandscape):
         ]
 
     def modelled(self, genotype: Genotype) -> Floats:
-        """See `CurveLandscape.modelled`."""
         codes = self._codes([genotype])
         return np.array([draw.at(codes)[0] for draw in self._draws])
 

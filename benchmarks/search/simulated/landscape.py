@@ -8,7 +8,8 @@ earlier scores do not share with it. A landscape says what the components of any
 do: `gaussian.py` and `trees.py`. Both are fitted to the same 100 networks, are drawn anew for each repetition, and
 give each network a part of its own beside what the model says.
 
-The covariance of a training's luck is estimated from the two trainings of each network.
+The covariance of a training's luck is estimated from the two trainings of each network. Accuracies are taken as minus
+the logarithm of the error, in which networks differ alike.
 """
 
 from __future__ import annotations
@@ -18,12 +19,51 @@ import random
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from benchmarks.search.simulated.measured import COLUMNS, SHARES, Measured, unbent
-from l2l_nas.nas.memory import Memory
+from benchmarks import RESULTS
+from l2l_nas.files import read_json
 from l2l_nas.nas.samplers.base import Floats, Genotype
+
+TASKS = ("cluttered_digits", "cifar10_5k", "fashion_mnist_6k")
+SHARES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+COLUMNS = len(SHARES) + 1  # and the test part
+
+
+def unbent(values: Floats) -> Floats:
+    found: Floats = 1 - np.exp(-values)
+    return found
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Trainings of one task.
+
+    Args:
+        task: its name.
+        genotypes: candidate names by position.
+        curves: of shape [trainings, networks, columns]; NaN where a network was not trained a third time.
+    """
+
+    task: str
+    genotypes: tuple[tuple[str, ...], ...]
+    curves: Floats
+
+
+def measured(task: str) -> Measured:
+    """What `benchmarks/results/landscapes.json` has of a task, a name of `TASKS`."""
+    rows = _content()["tasks"][task]
+    curves = np.array(list(rows.values()), dtype=np.float64).transpose(1, 0, 2)
+    return Measured(task, tuple(tuple(text.split()) for text in rows), curves)
+
+
+@cache
+def _content() -> Any:
+    return read_json(RESULTS / "landscapes.json")
+
 
 Space = Mapping[str, Sequence[str]]
 _LOGS = np.log(SHARES)
@@ -37,11 +77,9 @@ class Landscape(abc.ABC):
 
     Attributes:
         space: names of candidates by position.
-        memory: what trainings of other tasks tell a search that remembers; None where there are no other tasks.
     """
 
     space: Space
-    memory: Memory | None = None
 
     @abc.abstractmethod
     def score(self, genotype: Genotype, share: float) -> float:
@@ -52,7 +90,6 @@ class Landscape(abc.ABC):
         """The test accuracy that whole trainings of it have in the mean."""
 
     def random(self, rng: random.Random) -> Genotype:
-        """Any network of the space."""
         return tuple(rng.choice(list(candidates)) for candidates in self.space.values())
 
 
@@ -80,7 +117,6 @@ class Components:
 
 
 def whitened(found: Measured) -> Components:
-    """Of measured trainings the components."""
     order = list(_ORDER)
     means = np.nanmean(found.curves, axis=0)[:, order]
     center = np.asarray(means.mean(axis=0), dtype=np.float64)
@@ -118,11 +154,9 @@ class CurveLandscape(Landscape):
         """The components that the model says a network has."""
 
     def score(self, genotype: Genotype, share: float) -> float:
-        """See `Landscape.score`."""
         return float(np.interp(np.log(share), _LOGS, self._found(genotype)[1]))
 
     def truth(self, genotype: Genotype) -> float:
-        """See `Landscape.truth`."""
         return self._found(genotype)[0]
 
     def _found(self, genotype: Genotype) -> tuple[float, Floats]:

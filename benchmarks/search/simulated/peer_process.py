@@ -65,7 +65,6 @@ def syne_tune(name: str) -> Callable[[Space, int], Search]:
 
 
 def optuna_hyperband(space: Space, seed: int) -> Search:
-    """Optuna's multivariate TPE with its Hyperband pruner."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
@@ -120,7 +119,6 @@ def neps(name: str) -> Callable[[Space, int], Search]:
 
 
 def dehb(space: Space, seed: int) -> Search:
-    """Differential evolution with Hyperband."""
     import ConfigSpace
     from dehb import DEHB
 
@@ -165,7 +163,6 @@ def answer(search: Search, score: float | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     out, sys.stdout = sys.stdout, sys.stderr  # packages print

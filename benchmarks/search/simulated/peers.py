@@ -24,40 +24,20 @@ class PeerError(L2LError):
 
 
 class PeerProcess:
-    """A process that plays searches of other packages, one after the other.
-
-    Args:
-        python: of the environment that they are installed in.
-
-    Attributes:
-        versions: of the packages.
-        seconds: processor time of the process.
-
-    Raises:
-        SettingError: there is no such Python, or it lacks the packages; with how to make one.
-    """
+    """A process that plays searches of other packages, one after the other; `seconds` are its processor time."""
 
     def __init__(self, python: Path) -> None:
-        self.seconds = 0.0
-        command = [str(python), str(_SCRIPT)]
+        self.seconds, pipe = 0.0, subprocess.PIPE
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                [str(python), str(_SCRIPT)], stdin=pipe, stdout=pipe, stderr=pipe, text=True
             )
-        except OSError as error:
-            raise SettingError(f"--peers-python {python}: {error.strerror}; {HOW}") from None
-        try:
             self.versions: Mapping[str, str] = self._read()["versions"]
-        except PeerError as error:
-            self.close()
+        except (OSError, PeerError) as error:
             raise SettingError(f"--peers-python {python}: {error}; {HOW}") from None
 
     def method(self, name: str, landscape: Landscape, seed: int) -> Method:
-        """A search of a package; it is told of positions with a choice alone.
-
-        Raises:
-            PeerError: it failed.
-        """
+        """A search of a package; it is told of positions with a choice alone."""
         space = {position: list(candidates) for position, candidates in landscape.space.items()}
         chosen = {position: candidates for position, candidates in space.items() if len(candidates) > 1}
         reply = self._told({"play": name, "space": chosen, "seed": seed})
@@ -68,13 +48,7 @@ class PeerProcess:
             reply = self._told({"score": score})
 
     def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        self._process.communicate()
 
     def _told(self, line: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -7,10 +7,8 @@ weights, of which nothing is ever made, in place of a network's own: the phases 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -24,14 +22,12 @@ from l2l_nas.nas.callback import Callback
 from l2l_nas.nas.evaluation.early_stopping import NeverStop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.segment import AfterStep, ScoredOn, Segment, SegmentResult
-from l2l_nas.nas.memory import Memory
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.samplers.base import Genotype
 from l2l_nas.nas.strategies.budget import Budget, Division
 from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.division import division, in_trainings
 from l2l_nas.nas.strategies.finalist_phase import Finalists
-from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.trials import Trials
 from l2l_nas.nas.study.storage import Unsaved
 from l2l_nas.nas.study.study import Study
@@ -56,11 +52,9 @@ class LandscapeExecutor:
         self._waiting: list[Segment] = []
 
     def submit(self, segment: Segment, *, after_step: AfterStep | None = None) -> None:
-        """See `SegmentExecutor`."""
         self._waiting.append(segment)
 
     def finished(self) -> list[tuple[Segment, SegmentResult]]:
-        """See `SegmentExecutor`."""
         waiting, self._waiting = self._waiting, []
         return [(segment, self._result(segment)) for segment in waiting]
 
@@ -75,22 +69,8 @@ class LandscapeExecutor:
         return SegmentResult({"validation": Score(last)}, self._server, rungs={} if is_trial else scores)
 
 
-def race(
-    landscape: Landscape,
-    numbers: Division,
-    *,
-    seed: int,
-    memory: Memory | None = None,
-    sampler: str | Mapping[str, Any] = "gp_hamming",
-    phases: Sequence[Phase] | None = None,
-) -> tuple[Genotype, Ledger]:
-    """What the project's search returns.
-
-    Args:
-        numbers: what it does how often.
-        memory: what it knows of other tasks.
-        phases: of the search; None: trials and finalists.
-    """
+def race(landscape: Landscape, numbers: Division, *, seed: int) -> tuple[Genotype, Ledger]:
+    """What the project's search returns; `numbers` are what it does how often."""
     pool = _pool(landscape)
     same = {name: getattr(numbers, name) for name in Division.__dataclass_fields__}
     budget = Budget(**same, learning_rate=_RATE, finalist_learning_rate=_RATE, checkpoint_seconds=math.inf)
@@ -109,13 +89,12 @@ def race(
         early_stop=NeverStop(),
         paths=UniformPaths(pool, seed=seed),
         seed=seed,
-        memory=memory,
         executor=executor,
-        study=Study(Unsaved(), pool=pool, goals=_GOALS, sampler=sampler, seed=seed, num_trials=numbers.trials),
+        study=Study(Unsaved(), pool=pool, goals=_GOALS, sampler="gp_hamming", seed=seed, num_trials=numbers.trials),
         checkpoint=Checkpoint(Path("never written")),
         callback=Callback(),
     )
-    for phase in [Trials(), Finalists()] if phases is None else phases:
+    for phase in (Trials(), Finalists()):
         phase.run(context)
     assert context.best is not None  # `Finalists` has chosen it
     return context.best.architecture.choices, executor.ledger

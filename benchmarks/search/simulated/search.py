@@ -37,11 +37,9 @@ class Ledger:
     trained: dict[Genotype, tuple[float, float]] = field(default_factory=dict)
 
     def price(self, genotype: Genotype, share: float) -> float:
-        """Of training a network to a share."""
         return max(0.0, share - self.trained.get(genotype, (0.0, 0.0))[0])
 
     def train(self, landscape: Landscape, genotype: Genotype, share: float) -> float:
-        """Its score after that share."""
         score = landscape.score(genotype, share)
         self.spent += self.price(genotype, share)
         if share >= self.trained.get(genotype, (0.0, 0.0))[0]:
@@ -49,7 +47,6 @@ class Ledger:
         return score
 
     def best(self) -> Genotype:
-        """The longest trained, of equals the best."""
         longest = max(share for share, _ in self.trained.values())
         best = (one for one, (share, _) in self.trained.items() if share >= longest - _ROUNDING)
         return max(best, key=lambda one: self.trained[one][1])
@@ -74,7 +71,6 @@ def searched(method: Method, landscape: Landscape, budget: float) -> tuple[Genot
 
 
 def random_search(landscape: Landscape, rng: random.Random) -> Method:
-    """Random networks, each trained to its end."""
     for genotype in _unseen(landscape, rng):
         yield genotype, 1.0
 

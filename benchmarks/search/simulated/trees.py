@@ -42,7 +42,6 @@ class TreeLandscape(CurveLandscape):
         self._scale = np.sqrt(_EXPLAINED * true) / drawn.std(axis=0)
 
     def modelled(self, genotype: Genotype) -> Floats:
-        """See `CurveLandscape.modelled`."""
         scaled: Floats = self._center + (self._mean([genotype])[0] - self._center) * self._scale
         return scaled
 
