@@ -59,7 +59,7 @@ BENCHES: dict[str, Bench] = {
     "nas201": Bench(
         nas201.nas201,
         {},
-        {"samplers": ("random", "nsga2", "tpe", "evolution", "local", "gp_hamming"), "runs": 60, "trials": 200},
+        {"samplers": ("random", "nsga2", "tpe", "evolution", "gp_hamming"), "runs": 60, "trials": 200},
         refuse=nas201.check,
         trains=False,
     ),

@@ -80,10 +80,10 @@ def test_the_bench_of_samplers_writes_json_and_a_picture_and_prints_a_table(tmp_
     write_tables(tmp_path / "tables")
     monkeypatch.setattr(nas201, "table_folder", lambda: tmp_path / "tables")
     monkeypatch.chdir(tmp_path)
-    words = ["--samplers", "random", "local", "--runs", "2", "--trials", "20", "--device", "cpu"]
+    words = ["--samplers", "random", "evolution", "--runs", "2", "--trials", "20", "--device", "cpu"]
     assert main(["nas201", "--folder", "out", *words]) == 0
     result = json.loads((tmp_path / "out" / "nas201.json").read_text())
-    assert result["settings"] == {"seed": 0, "samplers": ["random", "local"], "runs": 2, "trials": 20}
+    assert result["settings"] == {"seed": 0, "samplers": ["random", "evolution"], "runs": 2, "trials": 20}
     assert (tmp_path / "out" / "nas201.png").read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80

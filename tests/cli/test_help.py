@@ -98,7 +98,7 @@ def test_help_at_the_end_of_a_command_is_help(capsys):
         (["search", "search.tri"], {"search.trials=", "search.trial_weights="}),
         (["search", "resume", "=", "runs/a"], set()),
         (["search", "samp"], {"sampler="}),
-        (["search", "sampler", "=", "gp"], {"gp", "gp_hamming"}),
+        (["search", "sampler", "=", "gp"], {"gp_hamming"}),
         (["search", "experiment", "="], {"quick", "smaller"}),
         (["evaluate", "space"], {"space.pool="}),
         (["search", "-m", "hydra/l"], {"hydra/launcher="}),
