@@ -47,7 +47,7 @@ def groups() -> list[str]:
     """Two tables: choices, and their arguments."""
     lines = ["| group | choices | what | commands |", "|---|---|---|---|"]
     for group, (what, _, own) in ABOUT.items():
-        offered = ", ".join(f"`{one}`" for one in (*choices(group), own) if one)
+        offered = ", ".join(f"`{one}`" for one in (*choices(group), *own.split(" or ")) if one)
         lines.append(f"| `{group}` | {offered} | {what} | {', '.join(one for one in GROUPS if group in GROUPS[one])} |")
     lines += ["", "| argument | of | default | what |", "|---|---|---|---|"]
     for group, known in CHOICES.items():

@@ -1,4 +1,4 @@
-"""Imports what a user names on the command line or in a call: `FILE.py:NAME` or `MODULE:NAME`.
+"""Imports what a user names in a command or a call: `FILE.py:NAME`, `MODULE:NAME`, or a class by `MODULE.Name`.
 
 Nothing that is read back from a run's folder comes here.
 """
@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,21 +32,20 @@ def imported(name: str, *, setting: str) -> Callable[..., object]:
     """A function or a class of the user's own.
 
     Args:
-        name: `FILE.py:NAME` or `MODULE:NAME`.
+        name: `FILE.py:NAME`, `MODULE:NAME` or `MODULE.Name`.
         setting: that names it, for messages.
 
     Raises:
         SettingError: there is no such file, module or name.
         SpaceError: importing it raised something.
     """
-    place, _, function = name.rpartition(":")
+    place, _, function = name.rpartition(":" if ":" in name else ".")
     module = _import_file(Path(place), setting) if place.endswith(".py") else _import_module(place, setting)
     found = getattr(module, function, None)
     if not callable(found):
-        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise SettingError(
-            f"{setting}: {place} has no function '{function}'; it has {', '.join(names) or 'no functions'}"
-        )
+        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        hint = did_you_mean(function, names) if names else ", and nothing else that can be called"
+        raise SettingError(f"{setting}: {place} has no '{function}'{hint}")
     return found  # type: ignore[no-any-return]
 
 
@@ -74,6 +74,9 @@ def optional(name: str, what: str, *, extra: str) -> Any:
         ) from error
 
 
+# a class by its module: its capital letter tells it from a file
+_CLASS = re.compile(r"\w+(\.\w+)*\.[A-Z]\w*")
+
 # what stands in a run's settings for something that was given in Python, as an object
 GIVEN, GIVEN_PROBLEM = "given in Python", "a problem given in Python"
 
@@ -84,8 +87,8 @@ def is_given(value: object) -> bool:
 
 
 def is_named(value: object) -> bool:
-    """Whether a setting's value names something of the user's own: `FILE.py:NAME` or `MODULE:NAME`."""
-    return isinstance(value, str) and ":" in value
+    """Whether a setting's value names something of the user's own: `FILE.py:NAME`, `MODULE:NAME`, `MODULE.Name`."""
+    return isinstance(value, str) and (":" in value or _CLASS.fullmatch(value) is not None)
 
 
 def is_own(value: object) -> bool:

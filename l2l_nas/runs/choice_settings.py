@@ -130,16 +130,10 @@ class BlockwiseConf:
 
 
 @dataclass(frozen=True)
-class FirstDrawsConf:
-    """A model of the trials so far."""
-
-    n_startup_trials: Optional[int] = setting(None, "first random trials; null: a quarter, 5 to 20", PLAIN, least=1)
-
-
-@dataclass(frozen=True)
-class TPEConf(FirstDrawsConf):
+class TPEConf:
     """Tree-structured Parzen estimators."""
 
+    n_startup_trials: Optional[int] = setting(None, "first random trials; null: a quarter, 5 to 20", PLAIN, least=1)
     multivariate: bool = setting(True, "one estimator of all positions together", PLAIN)
     n_ei_candidates: int = setting(24, "draws, of which the best is proposed", PLAIN, least=1)
 
@@ -198,11 +192,7 @@ CHOICES: Mapping[str, Mapping[str, type]] = {
         "random": NoArguments,
         "tpe": TPEConf,
         "nsga2": GenerationsConf,
-        "nsga3": GenerationsConf,
-        "gp": FirstDrawsConf,
-        "grid": NoArguments,
         "evolution": EvolutionConf,
-        "local": ClimbsConf,
     },
     "executor": {
         "inline": NoArguments,

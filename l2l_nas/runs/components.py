@@ -304,7 +304,7 @@ def _phases(conf: SearchConf, objects: Objects, server: ParamServer) -> list[Pha
     """Those of the strategy; what they, and the sampler, cannot do is refused."""
     phases = build_phases(conf.strategy if objects.strategy is None else objects.strategy)
     if objects.sampler is None:  # built when it is known how much is done
-        build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0, size=server.pool.size)
+        build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0)
     for phase in phases:
         with of_user(phase, "phase"):
             phase.check(server, budget_of(conf))

@@ -29,7 +29,7 @@ from l2l_nas.runs.settings import PLACES, RetrainConf, SearchConf, rule_of
 
 _ABSENT = object()
 _WORD = re.compile(r"[\w+-]*")
-_CODE = re.compile(r"[\w./ +-]+:\w+")
+_CODE = re.compile(r"[\w./ +-]+:\w+|\w+(\.\w+)+")
 _CALLBACK = re.compile(r"callbacks\.\w+\.name")
 _ADDRESS = re.compile(r"^//|^\\\\|://")  # also of a Windows share
 # what Hydra refuses until another value is in its place

@@ -20,7 +20,7 @@ ABOUT: Mapping[str, tuple[str, str, str]] = {
     "space": ("What is searched", "image_blocks", "FILE.py:FUNCTION"),
     "data": ("What is learned, unless the pool brings its own data", "cluttered_digits", "FILE.npz"),
     "objectives": ("What is optimised", "accuracy", "[accuracy,flops]"),
-    "sampler": ("What proposes trials", "gp_hamming", "FILE.py:NAME"),
+    "sampler": ("What proposes trials", "gp_hamming", "optuna.samplers.NAME or FILE.py:NAME"),
     "strategy": ("The phases of a search", "default", "FILE.py:NAME"),
     "optimizer": ("What updates weights", "adamw", "FILE.py:NAME"),
     "schedule": ("The learning rate of each step", "cosine", "FILE.py:NAME"),

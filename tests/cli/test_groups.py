@@ -266,7 +266,8 @@ def test_hydra_s_own_flags_are_hydra_s(capsys, flag):
     root = logging.getLogger()
     before = root.level, list(root.handlers)
     try:
-        assert main(["search", "sampler=tpe", *flag]) == 0
+        own = [] if flag == ["--hydra-help"] else ["sampler=tpe"]  # Hydra's own config has no such group
+        assert main(["search", *own, *flag]) == 0
     finally:  # --info has the whole process log everything
         root.setLevel(before[0])
         root.handlers[:] = before[1]
@@ -297,3 +298,14 @@ def test_every_group_of_a_command_stands_in_its_defaults():
         chosen = {name: value for entry in defaults if isinstance(entry, dict) for name, value in entry.items()}
         for group in groups:
             assert (chosen[group] or ("none" if group == "callbacks" else "")) == ABOUT[group][1]
+
+
+@pytest.mark.slow
+def test_any_sampler_of_optuna_is_taken_by_its_own_name_with_its_arguments(pool, capsys, refused):
+    name = "optuna.samplers.GPSampler"
+    words = ["search", OWN, *TINY, "search.trials=4", f"sampler={name}"]
+    assert main([*words, "sampler.n_startup_trials=2", "folder=run"]) == 0
+    assert f"sampler {name} (n_startup_trials=2)" in " ".join(capsys.readouterr().out.split())
+    assert config_of("run")["sampler"] == {"name": name, "n_startup_trials": 2}
+    assert f"sampler={name} takes no 'startup'" in refused(*words, "sampler.startup=2", "folder=other")
+    assert f"sampler={name} sampler.n_startup_trials=2" in refused("search", OWN, "resume=run", "search.trials=5")

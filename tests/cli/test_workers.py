@@ -245,7 +245,7 @@ STAY = (
         (["executor=own.py:threads"], "executor: say how many segments it runs at a time, such as search.worke"),
         ([TWO, "executor=own.py:shut"], "the executor takes no more work (RuntimeError: cannot schedule new fu"),
         ([TWO, "executor=own.py:none"], "executor: own.py:none gave int; expected a concurrent.futures.Executor"),
-        ([TWO, "executor=own.py:other"], "executor: own.py has no function 'other'; it has"),
+        ([TWO, "executor=own.py:other"], "executor: own.py has no 'other'; choose from"),
         ([TWO, "executor=threads"], "no executor 'threads'"),
         ([TWO, "parallel.data=2"], "parallel.data=2: ranks train a trial together, workers train one each; leave it o"),
         (["executor=processes", "parallel.tensor=4"], "parallel.tensor=4: ranks train a trial together, workers"),

@@ -1,8 +1,7 @@
-"""Samplers by name: Optuna's and our own. A new one is one entry here."""
+"""Samplers by name: our own, and those of Optuna whose defaults are other ones here."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,14 +9,11 @@ import numpy as np
 import optuna
 
 from l2l_nas.errors import SettingError, did_you_mean
-from l2l_nas.nas.samplers.evolution import GridSampler, LocalSearch, Random, RegularizedEvolution
+from l2l_nas.nas.samplers.evolution import Random, RegularizedEvolution
 from l2l_nas.plugins import is_named, made, name_and_arguments
 
 # of a seed, how many trials are asked for, and arguments of its own
 Build = Callable[..., optuna.samplers.BaseSampler]
-
-# the largest space that `grid` goes through one by one
-_GRID = 100_000
 
 
 def _tpe(
@@ -40,17 +36,6 @@ def _nsga2(seed: int, num_trials: int, population_size: int | None = None) -> op
     return optuna.samplers.NSGAIISampler(seed=seed, population_size=population_size or _generation(num_trials))
 
 
-def _nsga3(seed: int, num_trials: int, population_size: int | None = None) -> optuna.samplers.BaseSampler:
-    with warnings.catch_warnings():  # that its interface may change; it is built here alone
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.NSGAIIISampler(seed=seed, population_size=population_size or _generation(num_trials))
-
-
-def _gp(seed: int, num_trials: int, n_startup_trials: int | None = None) -> optuna.samplers.BaseSampler:
-    # for few and costly trials: its proposals take a second each after 200, for 24 positions
-    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=n_startup_trials or _first_draws(num_trials))
-
-
 def _gp_hamming(
     seed: int, num_trials: int, start: int | None = None, climbs: int | None = None
 ) -> optuna.samplers.BaseSampler:
@@ -66,14 +51,6 @@ def _evolution(
 ) -> optuna.samplers.BaseSampler:
     population = population or _first_draws(num_trials)
     return RegularizedEvolution(seed=seed, population=population, tournament=tournament or max(2, population // 2))
-
-
-def _local(
-    seed: int, num_trials: int, start: int | None = None, climbs: int | None = None
-) -> optuna.samplers.BaseSampler:
-    climbs = climbs or _climbs(num_trials)
-    start = start or (6 if climbs > 1 else _first_draws(num_trials) // 2)
-    return LocalSearch(seed=seed, start=start, climbs=climbs, merge=num_trials * 13 // 20)
 
 
 def _climbs(num_trials: int) -> int:
@@ -94,12 +71,8 @@ SAMPLERS: dict[str, Build] = {
     "random": lambda seed, num_trials: Random(seed=seed),
     "tpe": _tpe,
     "nsga2": _nsga2,
-    "nsga3": _nsga3,
-    "gp": _gp,
     "gp_hamming": _gp_hamming,
     "evolution": _evolution,
-    "local": _local,
-    "grid": lambda seed, num_trials: GridSampler(seed=seed),
 }
 
 
@@ -109,26 +82,24 @@ def build_sampler(
     seed: int,
     num_trials: int,
     num_finished: int,
-    size: int = 0,
 ) -> optuna.samplers.BaseSampler:
     """A sampler by name; one that is built already is taken as it is.
 
     Args:
-        sampler: a key of `SAMPLERS`, or `FILE.py:NAME` or `MODULE:NAME` of a class or function
-            that gives one. It is given the seed, if it takes one of that name. A dict has the name, as "name", and
-            the arguments of the sampler.
+        sampler: a key of `SAMPLERS`, or `FILE.py:NAME` or `MODULE.NAME` of a class or function that gives one, such as
+            `optuna.samplers.GPSampler`. It is given the seed, if it takes one of that name. A dict has the name, as
+            "name", and the arguments of the sampler.
         num_trials: how many are asked for in all.
         num_finished: trials of the study so far. They are part of the seed, or a resumed sampler would draw its first
             proposals again.
-        size: how many architectures the space has; 0 if that is not known.
 
     Raises:
-        SettingError: no such name; "grid" on a space too large to go through; or what is named gives no sampler.
+        SettingError: no such name; or what is named gives no sampler.
         L2LError: what is named raised something.
     """
     if isinstance(sampler, optuna.samplers.BaseSampler):
         return sampler
-    check_sampler(sampler, size=size)
+    check_sampler(sampler)
     drawn = int(np.random.SeedSequence([seed, num_finished]).generate_state(1)[0])
     name, arguments = name_and_arguments(sampler)
     if not is_named(name):
@@ -143,12 +114,8 @@ def build_sampler(
     return own
 
 
-def check_sampler(sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler, *, size: int = 0) -> None:
-    """Refuse a sampler that there is not, or that makes no sense for a space of this size; 0 if that is not known.
-
-    Raises:
-        SettingError: no such name, with those there are; or "grid" on a space too large to go through.
-    """
+def check_sampler(sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler) -> None:
+    """Refuse a sampler that there is not. Raises SettingError: no such name, with those there are."""
     if isinstance(sampler, optuna.samplers.BaseSampler):
         return
     if not isinstance(sampler, str | Mapping):
@@ -156,8 +123,3 @@ def check_sampler(sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler
     name, _ = name_and_arguments(sampler)
     if name not in SAMPLERS and not is_named(name):
         raise SettingError(f"no sampler '{name}'{did_you_mean(name, SAMPLERS)}")
-    if name == "grid" and size > _GRID:
-        raise SettingError(
-            f"sampler=grid goes through every architecture, at most {_GRID:,}; this space has {size:,}: "
-            "take sampler=random"
-        )

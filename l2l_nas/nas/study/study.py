@@ -117,7 +117,7 @@ class Study:
         data: str = "",
         consensus: Consensus | None = None,
     ) -> None:
-        check_sampler(sampler, size=pool.size)
+        check_sampler(sampler)
         self._consensus = consensus or Consensus()
         if not self._consensus.is_first:
             sampler = "random"  # it is never asked
@@ -142,13 +142,7 @@ class Study:
         self._memory = _Memory(
             "memory",
             storage,
-            sampler=build_sampler(
-                sampler,
-                seed=seed,
-                num_trials=num_trials,
-                num_finished=len(finished),
-                size=pool.size,
-            ),
+            sampler=build_sampler(sampler, seed=seed, num_trials=num_trials, num_finished=len(finished)),
         )
         self._asked: dict[int, Architecture] = {}  # by the trial's number in memory
         self._proposed: list[tuple[Architecture, bool]] = []  # that wait, and whether the user asked for them

@@ -295,7 +295,7 @@ def test_nan_at_a_rung_fails_the_trial(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "goals"),
-    [*((name, GOALS) for name in SAMPLERS if name not in ("grid", "gp")), ("tpe", ACCURACY), ("local", ACCURACY)],
+    [*((name, GOALS) for name in SAMPLERS), ("tpe", ACCURACY)],
 )
 def test_every_sampler_copes_with_stopped_trials(tmp_path, name, goals):
     pool = pool_of("tanh", "relu", "skip", depth=4)

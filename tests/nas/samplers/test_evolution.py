@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import optuna
 import pytest
@@ -9,16 +8,17 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from l2l_nas.nas.samplers.base import History, Scored, front, neighbours, random_unseen
-from l2l_nas.nas.samplers.evolution import GridSampler, LocalSearch, Random, RegularizedEvolution
+from l2l_nas.nas.samplers.evolution import Random, RegularizedEvolution
+from l2l_nas.nas.samplers.hamming_gp import HammingGP
 
 SPACE = {f"p{index}": ("a", "b", "c") for index in range(4)}
 DISTRIBUTIONS = {name: CategoricalDistribution(values) for name, values in SPACE.items()}
 OURS = [
     lambda seed=0: RegularizedEvolution(seed=seed, population=6, tournament=3),
-    lambda seed=0: LocalSearch(seed=seed, start=6),
-    lambda seed=0: GridSampler(seed=seed),
+    lambda seed=0: HammingGP(seed=seed),
+    lambda seed=0: Random(seed=seed),
 ]
-IDS = ["evolution", "local", "grid"]
+IDS = ["evolution", "gp_hamming", "random"]
 
 
 def history_of(*found, also_seen=()):
@@ -80,52 +80,6 @@ def test_evolution_changes_more_positions_where_all_near_mutants_are_known():
     history = history_of(("aaaa", 1), also_seen=neighbours(SPACE, center))
     child = RegularizedEvolution(seed=0, population=1, tournament=1).propose(SPACE, history, random.Random(0))
     assert distance(child, center) == 2
-
-
-def test_local_search_goes_around_the_best_then_around_the_next_best():
-    sampler = LocalSearch(seed=0, start=2)
-    rng = random.Random(0)
-    history = history_of(("aaaa", 5), ("cccc", 3))
-    assert all(distance(sampler.propose(SPACE, history, rng), tuple("aaaa")) == 1 for _ in range(20))
-    spent = history_of(("aaaa", 5), ("cccc", 3), also_seen=neighbours(SPACE, tuple("aaaa")))
-    assert all(distance(sampler.propose(SPACE, spent, rng), tuple("cccc")) == 1 for _ in range(20))
-
-
-def test_climbs_do_not_know_of_each_other_until_they_are_one():
-    sampler = LocalSearch(seed=0, start=1, climbs=2, merge=4)
-    rng = random.Random(0)
-    # rounds: the first and third trial are of one climb, the second of the other
-    apart = history_of(("aaaa", 9), ("cccc", 3), ("aaab", 8))
-    assert all(distance(sampler.propose(SPACE, apart, rng), tuple("cccc")) == 1 for _ in range(20))
-    merged = history_of(("aaaa", 9), ("cccc", 3), ("aaab", 8), ("cccb", 2))
-    assert all(distance(sampler.propose(SPACE, merged, rng), tuple("aaaa")) == 1 for _ in range(20))
-
-
-def test_local_search_of_two_goals_goes_around_all_that_nothing_dominates():
-    sampler = LocalSearch(seed=0, start=2)
-    rng = random.Random(0)
-    history = history_of(("aaaa", (5.0, 0.0)), ("cccc", (0.0, 5.0)), ("bbbb", (0.0, 0.0)))
-    near = Counter()
-    for _ in range(60):
-        child = sampler.propose(SPACE, history, rng)
-        near.update(center for center in ("aaaa", "cccc", "bbbb") if distance(child, tuple(center)) == 1)
-    assert set(near) == {"aaaa", "cccc"}
-
-
-def test_the_grid_is_every_architecture_once_in_another_order_for_another_seed():
-    def order(seed):
-        study = study_of(GridSampler(seed=seed))
-        words = []
-        for _ in range(81):
-            trial = study.ask(DISTRIBUTIONS)
-            words.append(word(trial))
-            study.tell(trial, 0.0)
-        return words
-
-    first = order(0)
-    assert len(set(first)) == 81
-    assert first != order(1)
-    assert first != sorted(first)
 
 
 @pytest.mark.parametrize("make", OURS, ids=IDS)

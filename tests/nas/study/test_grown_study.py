@@ -46,7 +46,7 @@ def test_a_trial_has_the_choices_that_are_asked_for_as_far_as_it_has_values_for_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2", "gp_hamming", "evolution", "local"])
+@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2", "gp_hamming", "evolution"])
 def test_a_study_goes_on_with_candidates_added_and_removed(tmp_path, sampler):
     study = open_study(tmp_path, pool_of("tanh", "relu", "skip", depth=3), sampler=sampler, num_trials=40)
     first = fill(study, 12)

@@ -61,7 +61,7 @@ def test_a_study_that_is_resumed_goes_on_alike_and_with_what_it_knew(tmp_path):
     assert agreement.tasks[0].weight > 0
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe", "evolution", "grid"])
+@pytest.mark.parametrize("sampler", ["random", "tpe", "evolution"])
 def test_a_sampler_that_has_no_use_for_a_memory_is_named(tmp_path, sampler):
     study = open_study(tmp_path, POOL, sampler=sampler, goals=GOALS[:1])
     assert not study.uses_memory
