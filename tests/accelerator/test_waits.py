@@ -206,17 +206,17 @@ def written_without_a_wait(monkeypatch):
 
 
 def brought_without_a_wait(monkeypatch):
-    move = DeviceStates.move
+    bring = DeviceStates.bring
 
-    def moved(states, coming, leaving):
+    def brought(states, keys):
         device = states._device
         device.wait = lambda mark: None
         try:
-            move(states, coming, leaving)
+            bring(states, keys)
         finally:
             del device.wait
 
-    monkeypatch.setattr(DeviceStates, "move", moved)
+    monkeypatch.setattr(DeviceStates, "bring", brought)
 
 
 def summed_without_a_wait(monkeypatch):

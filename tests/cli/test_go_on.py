@@ -130,7 +130,7 @@ def test_a_finished_search_goes_on_if_something_else_is_asked_for_or_its_result_
         ("search.steps_per_trial=3", "2"),
         ("data.size=[8,8]", "[]"),
         ("optimizer=sgd", "adamw"),
-        ("relay.clip=1.0", "null"),
+        ("relay.clip=1.0", "0.0"),
     ],
 )
 def test_what_must_stay_is_refused_by_name_with_both_values(finished_once, monkeypatch, refused, word, had):
