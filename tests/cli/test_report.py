@@ -120,7 +120,7 @@ def test_a_run_that_was_killed_has_a_page(finished, after) -> None:
     assert main(["report", "run=run"]) == 0
     text = read(finished / "report.html").text
     assert " cut off " in text
-    assert "Go on, to the trials asked for" in text
+    assert "To go on with the search" in text
     assert "Export the best" not in text
     with locked(finished):
         assert main(["report", "run=run"]) == 0

@@ -56,9 +56,7 @@ def test_callbacks_see_a_search_go_by(problem, tmp_path, refused):
     assert "mine.py:nothing gave int; expected a subclass of l2l_nas.Callback" in refused(
         *words, "folder=other", "callbacks=[mine.py:nothing]"
     )
-    assert "no callbacks 'Written'; choose from none; your own is [FILE.py:NAME]" in refused(
-        *words, "folder=other", "callbacks=[Written]"
-    )
+    assert "callbacks/Written" in refused(*words, "folder=other", "callbacks=[Written]")
     assert not (tmp_path / "other").exists()
 
 
