@@ -250,8 +250,6 @@ class SearchRun:
                     recalled = self.output.recalled(search.context)
                     self.output.write(search.context, best, log, recalled=recalled, seconds=seconds)
         if study is not None:
-            if search is not None:  # a warm-up that was cut short has not given it yet
-                log.write("coverage", **search.context.coverage.to_json())
             log.write("stopped", **counts(study.records), **({"by": by} if by else {}))
             page.write(is_running=False)
         trials = self.components.search.budget.trials

@@ -148,21 +148,6 @@ def test_a_stopped_run_has_a_page_that_says_so_and_one_that_went_on_too(pool, tm
     assert "2 sessions" in text
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_warm_up_that_was_stopped_tells_its_coverage(pool, tmp_path) -> None:
-    process = start(*WORDS, "search.warmup_steps=100000", "folder=run", cwd=tmp_path)
-    while not events(tmp_path / "run", "phase"):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    steps = events(tmp_path / "run", "coverage")[-1]["warmup"]["layer0"]
-    assert sum(steps.values()) > 0
-    assert f"{steps['tanh']:,} +0" in read(tmp_path / "run" / "report.html").text
-
-
 @pytest.mark.slow
 def test_the_page_is_written_anew_while_the_search_runs(pool, tmp_path, monkeypatch) -> None:
     assert main([*WORDS, "folder=seldom"]) == 0
