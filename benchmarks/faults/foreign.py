@@ -192,7 +192,7 @@ class Attack:
     def run(self, words: list[str], value: Any) -> str:
         before = forks.contents(self.place.parent)
         num_connected(self.server)
-        process = forks.start(self.place, lambda: self._command(words), tuple(words))
+        process = forks.start(self.place, lambda: self._command(words))
         code = process.wait(self.seconds)
         if code is None:
             process.kill_group()

@@ -41,21 +41,19 @@ class Process:
 
     number: int
     folder: Path
-    words: tuple[str, ...]
     started: float
     name: str = ""  # among several that work in one folder
 
-    def wait(self, seconds: float, *, until: Callable[[], bool] | None = None) -> int | None:
+    def wait(self, seconds: float) -> int | None:
         """Its exit code, below 0 for a signal; None if it runs after so long. What it leaves stays: see `left_of`."""
         end = time.monotonic() + seconds
         while True:
             done, status = os.waitpid(self.number, os.WNOHANG)
             if done:
                 return os.waitstatus_to_exitcode(status)
-            if time.monotonic() >= end or (until is not None and until()):
+            if time.monotonic() >= end:
                 return None
-            if until is None:
-                time.sleep(0.002)
+            time.sleep(0.002)
 
     def kill(self) -> None:
         """`kill -9`, and wait until it is gone."""
@@ -113,12 +111,12 @@ def _read(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def start(folder: Path, work: Callable[[], int], words: tuple[str, ...] = (), *, name: str = "") -> Process:
+def start(folder: Path, work: Callable[[], int], *, name: str = "") -> Process:
     """Fork, and do something in a folder; what it prints goes to out.txt and err.txt there, its name in theirs."""
     sys.stdout.flush()
     number = os.fork()
     if number:
-        return Process(number, folder, words, time.monotonic(), name)
+        return Process(number, folder, time.monotonic(), name)
     code = 70
     try:
         os.setpgid(0, 0)
@@ -145,4 +143,4 @@ def command(folder: Path, *words: str) -> Process:
     """`python -m l2l_nas WORDS` in a folder."""
     from l2l_nas.__main__ import main
 
-    return start(folder, lambda: main(list(words)), words)
+    return start(folder, lambda: main(list(words)))
