@@ -44,8 +44,7 @@ _READERS: dict[str, tuple[list[str], ...]] = {
     "run": (
         ["search", "resume=run", "search.trials=3"],
         ["search", "resume=run", "search.trials=3"],
-        ["search", "search.learn_from=run", *_NEW, "folder=new"],
-        ["search", "search.learn_from=auto", *_NEW, "folder=new"],
+        ["search", "search.learn_from=[run]", *_NEW, "folder=new"],
         ["train", "run=run", "train.steps=2", "export=false", "folder=new"],
         ["evaluate", "run=run"],
         ["export", "run=run", "formats=[state_dict]", "out=new"],

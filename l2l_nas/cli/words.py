@@ -20,7 +20,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from l2l_nas.errors import SettingError, did_you_mean, one_line
-from l2l_nas.runs.command_line import as_one_value, as_text
+from l2l_nas.runs.command_line import as_text
 from l2l_nas.runs.fields import settings
 from l2l_nas.runs.groups import GROUPS
 from l2l_nas.runs.settings import COMMANDS, OPEN
@@ -47,8 +47,6 @@ def read_words(words: Sequence[str]) -> Namespace:
     if unknown:
         raise SettingError(f"no flag '{unknown[0]}'; settings are written NAME=VALUE, --help lists them")
     args.overrides = [as_text(word) for word in args.overrides]
-    if not is_sweep(args):
-        args.overrides = [as_one_value(word) for word in args.overrides]
     return args
 
 
@@ -127,7 +125,7 @@ def hydra_line(command: str, error: Exception, words: Sequence[str]) -> str:
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and name and not name.startswith("hydra"):
         return f"{file}{no_setting(name, _names(command))}"
     if isinstance(cause, OmegaConfBaseException) and name:
-        return f"{file}{name}: {text}"
+        return f"{file}{name}: {text}" + (f"; write {name}=[A,B]" if "ListConfig" in text else "")
     if isinstance(error, HydraException | yaml.YAMLError):
         return text
     return f"{' '.join([word for word in words if '${' in word] or words)}: {type(cause).__name__}: {text}"

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from l2l_nas.cost.table import MEASURED
 from l2l_nas.report.card import SpaceCard
+from l2l_nas.report.learned_from import LearnedFrom
 from l2l_nas.report.network import Network, RandomBaseline, finite
-from l2l_nas.report.recalled import Recalled
 
 Event = Mapping[str, Any]
 RunState = Literal["running", "finished", "stopped", "failed", "cut off"]
@@ -36,7 +36,9 @@ class RunHistory:
     finalists: tuple[Network, ...] = ()  # of the last session, in the order they were trained
     given_up: Mapping[int, str] = field(default_factory=dict)  # why others were not trained to the end, by their trials
     baseline: RandomBaseline | None = None  # the result of the last session's random search; None where there was none
-    recalled: Recalled | None = None  # what the last session knew from earlier runs; None where it asked for nothing
+    learned_from: LearnedFrom | None = (
+        None  # what the last session knew from earlier runs; None where it asked for nothing
+    )
     device: str = ""  # that the last session ran on; empty where the log does not tell
     # latencies of finalists in ms that were measured: by cost, then by their trials
     latency: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
@@ -91,7 +93,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
     if ends:
         state = _ENDS[(done or ends)[-1]["event"]]
     played = [event for event in last if event["event"] == "baseline"]
-    recalled = [event for event in last if event["event"] == "memory"]
+    learned = [event for event in last if event["event"] == "learned_from"]
     measured = [event for event in last if event["event"] == "latency"]
     phases = [str(event["name"]) for event in last if event["event"] == "phase"]
     return RunHistory(
@@ -105,7 +107,7 @@ def read_history(events: Sequence[Event], *, running_at: float | None = None) ->
         baseline=RandomBaseline.from_json(played[-1]) if played else None,
         spent=time_spent(events, running_at=running_at),
         versions={str(name): str(text) for name, text in last[0].get("versions", {}).items()},
-        recalled=Recalled.from_json(recalled[-1]) if recalled else None,
+        learned_from=LearnedFrom.from_json(learned[-1]) if learned else None,
         device=str(last[0].get("device", "")),
         latency={
             name: {int(trial): finite(ms) for trial, ms in one.get(name, {}).items()}

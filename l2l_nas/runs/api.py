@@ -169,7 +169,7 @@ def search(
             and the steps, a rule, functions as a list or a dict by name, a storage. `executor` is a name with its
             arguments, or any `concurrent.futures.Executor`, with `workers=` for how many trials it runs at a time.
             Going on with a run these are given again. `learn_from` is one, or a list, of folders of runs, of what
-            `search` returned, and of `"auto"`, `"shipped"` and files, as `search.learn_from` takes them.
+            `search` returned, and of `"shipped"`, as `search.learn_from` takes them.
 
     Raises:
         L2LError: whatever is wrong with the problem or the settings, before anything is written.
@@ -336,15 +336,11 @@ def _spelled(name: str, architecture: object) -> str:
         return architecture if isinstance(architecture, str) else str(Architecture.from_choices(architecture))
 
 
-def _named_runs(value: object) -> str:
+def _named_runs(value: object) -> list[str]:
     """Runs to learn from, as `search.learn_from` names them: texts, paths and results, one or several."""
     is_one = isinstance(value, str | Path | SearchResult)
     several = [value] if is_one else check_list("learn_from", value, of=(str, Path, SearchResult), wanted="runs")
-    names = [str(one.folder if isinstance(one, SearchResult) else one) for one in several]
-    for name, one in zip(names, several, strict=True):
-        if "," in name and not isinstance(one, str):
-            raise SettingError(f"learn_from: {name} has a comma in its name; rename the folder, or link to it")
-    return ",".join(names)
+    return [str(one.folder if isinstance(one, SearchResult) else one) for one in several]
 
 
 def _hint(name: str, known: Mapping[str, Any]) -> str:

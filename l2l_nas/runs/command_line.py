@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from l2l_nas.plugins import is_given
-from l2l_nas.runs.settings import LISTED, TEXTS
+from l2l_nas.runs.settings import TEXTS
 
 # Hydra reads these as they stand; everything else needs quotes
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./:+-]*")
@@ -47,14 +47,6 @@ def as_text(word: str) -> str:
     """A word of a command line whose value, if it is a text, is quoted for Hydra as it stands."""
     name, equals, value = word.partition("=")
     return f"{name}={spell(value)}" if equals and name in TEXTS else word
-
-
-def as_one_value(word: str) -> str:
-    """A word that names several things, as one text for Hydra; one that is in quotes is as it stands."""
-    name, equals, value = word.partition("=")
-    if not equals or name.lstrip("+") not in LISTED or "," not in value or value[0] in "'\"":
-        return word
-    return f"{name}={spell(value.removeprefix('[').removesuffix(']'))}"
 
 
 def command_line(command: str, settings: Mapping[str, Any]) -> str:

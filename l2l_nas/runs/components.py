@@ -56,7 +56,7 @@ from l2l_nas.runs.numbers import budget_of, decide_numbers
 from l2l_nas.runs.ranks import compare_problems, with_chunks
 from l2l_nas.runs.saved import read_enqueued
 from l2l_nas.runs.section_settings import RelayConf
-from l2l_nas.runs.settings import RetrainConf, SearchConf
+from l2l_nas.runs.settings import SHIPPED, RetrainConf, SearchConf
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.constraint import Constraint, NonEmpty
 from l2l_nas.space.convert.convert import is_converted
@@ -205,8 +205,12 @@ def build_components(
     enqueued = _enqueued(conf, objects, pool, given)
     # files may be gone when it goes on
     conf = changed(conf, {"search.enqueue": list(map(str, enqueued))})
-    _refuse_unused_memory(conf, objects)
-    learned = learned_by(conf, problem, goals[0])
+    is_default = not conf.resume and "search.learn_from" not in given and conf.search.learn_from == [SHIPPED]
+    if (why := _no_use_for_earlier_tasks(conf, objects)) and not is_default:
+        raise SettingError(why)
+    learned = None if why else learned_by(conf, problem, goals[0], is_default=is_default)
+    if learned is None:
+        conf = changed(conf, {"search.learn_from": []})
     search = SearchComponents(
         relay=relay,
         trainer=training.trainer,
@@ -219,7 +223,7 @@ def build_components(
         paths=paths,
         seed=conf.seed,
         enqueued=enqueued,
-        memory=learned.memory if learned is not None and learned.memory.tasks else None,
+        earlier_tasks=() if learned is None else learned.tasks,
         consensus=consensus,
     )
     return Components(conf, training, search, phases, division, learned)
@@ -321,23 +325,23 @@ def _enqueued(conf: SearchConf, objects: Objects, pool: LayerPool, given: Collec
     return read_enqueued(conf.search.enqueue, pool, is_given=is_given)
 
 
-def _refuse_unused_memory(conf: SearchConf, objects: Objects) -> None:
+def _no_use_for_earlier_tasks(conf: SearchConf, objects: Objects) -> str:
+    """Why a search cannot learn from earlier runs; empty where it can, or does not."""
     if not conf.search.learn_from:
-        return
+        return ""
     if conf.strategy["name"] == RANDOM and objects.strategy is None:
-        raise SettingError(
-            f"search.learn_from has no effect with strategy={RANDOM}, which draws at random; leave one out"
-        )
+        return f"search.learn_from has no effect with strategy={RANDOM}, which draws at random; leave one out"
     name, sampler = conf.sampler["name"], objects.sampler
     if sampler is None:
         sampler = build_sampler(conf.sampler, seed=conf.seed, num_trials=1, num_finished=0)
     else:
         name = type(sampler).__name__
-    if not getattr(sampler, "uses_memory", False):
-        raise SettingError(
-            f"search.learn_from: sampler={name} has no use for earlier runs; take sampler=gp_hamming, or leave "
-            "search.learn_from out"
-        )
+    if getattr(sampler, "uses_earlier_tasks", False):
+        return ""
+    return (
+        f"search.learn_from: sampler={name} has no use for earlier runs; take sampler=gp_hamming, or leave "
+        "search.learn_from out"
+    )
 
 
 def _constraints(conf: SearchConf, problem: Problem, costs: Costs) -> tuple[Constraint, ...]:

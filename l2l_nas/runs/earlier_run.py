@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from l2l_nas.errors import L2LError, StorageError
+from l2l_nas.arguments import of_argument
+from l2l_nas.errors import SettingError, StorageError
 from l2l_nas.files import read_json
+from l2l_nas.nas.earlier_task import EarlierTask, NetworkScore, is_score
 from l2l_nas.nas.evaluation.stage_score import by_stage
-from l2l_nas.nas.memory import is_score
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.default import RANDOM
 from l2l_nas.nas.strategies.finalists import Finalist
@@ -26,7 +27,6 @@ from l2l_nas.nas.study.journal import readable
 from l2l_nas.nas.study.reading import StudyContents, load_study, study_contents
 from l2l_nas.runs.fields import value_of
 from l2l_nas.runs.folder import SWEEP_CONFIG, RunFolder, is_locked
-from l2l_nas.runs.resume import last_end
 from l2l_nas.runs.saved import SavedRun, name_in
 from l2l_nas.training.overlap import RowHashes, chosen_by
 
@@ -34,99 +34,58 @@ from l2l_nas.training.overlap import RowHashes, chosen_by
 _PLAIN = ("default", RANDOM)
 
 
-class UnusableRun(L2LError):
-    """A run that nothing can be learned from.
-
-    Attributes:
-        reason: alike for runs that are left out for the same.
-        advice: what to do where the run was named; may be empty.
-    """
-
-    def __init__(self, reason: str, advice: str = "") -> None:
-        super().__init__(f"{reason}; {advice}" if advice else reason)
-        self.reason = reason
-
-
-@dataclass(frozen=True)
-class NetworkScore:
-    """A network's metrics on the validation part after so many steps."""
-
-    params: Mapping[str, str]  # candidate by position, of those with a choice
-    steps: int
-    values: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class EarlierRun:
-    """A run that is read.
-
-    Args:
-        data: the digest of its data.
-        candidates: by position, of those with a choice.
-        positions: of all, in order.
-        whole_steps: of a training to the end.
-        scores: of trials and finalists.
-        chosen_by: its validation samples; None: its result does not tell.
-    """
-
-    data: str
-    candidates: Mapping[str, frozenset[str]]
-    positions: tuple[str, ...]
-    whole_steps: int
-    scores: tuple[NetworkScore, ...]
-    chosen_by: RowHashes | None = None
-
-
-def read_earlier_run(root: Path, *, goal: Goal, metrics: Collection[str], must_be_finished: bool) -> EarlierRun:
+def read_earlier_run(
+    root: Path, name: str, *, goal: Goal, metrics: Collection[str]
+) -> tuple[EarlierTask, RowHashes | None]:
     """Read a run's folder.
 
     Args:
+        name: as `search.learn_from` has it.
         goal: of the search that learns from it, which the run must have had as well.
         metrics: that are read besides.
-        must_be_finished: whether a run that was stopped or killed is refused.
+
+    Returns:
+        What it found, and its validation samples; None in place of these: its result does not tell.
 
     Raises:
-        UnusableRun: nothing can be learned from it.
+        SettingError: nothing can be learned from it.
         StorageError: something in it is missing or damaged.
     """
+    with of_argument(f"search.learn_from={name}"):
+        return _read(root, name, goal, {*metrics, goal.name})
+
+
+def _read(root: Path, name: str, goal: Goal, metrics: Collection[str]) -> tuple[EarlierTask, RowHashes | None]:
     folder = RunFolder(root)
     if not root.is_dir():
-        raise UnusableRun("no such folder")
+        raise SettingError("no such folder")
     saved = SavedRun(folder)
     if not folder.config.exists():
         runs = sorted(one for one in root.iterdir() if RunFolder(one).config.is_file())
         if not runs:
-            raise UnusableRun("no run")
+            raise SettingError("no run")
         noun = "a sweep" if (root / SWEEP_CONFIG).exists() else "a folder of runs"
-        raise UnusableRun(noun, f"name them, such as {runs[0]}, or start the new run in it with search.learn_from=auto")
+        raise SettingError(f"{noun}; name them, such as {runs[0]}")
     config = saved.config
     if saved.command != "search":
-        raise UnusableRun(f"a {saved.noun}, no search")
+        raise SettingError(f"a {saved.noun}, no search")
     if is_locked(root):
-        raise UnusableRun("still at work", "wait for it, or leave it out")
-    if must_be_finished and last_end(folder).get("event") != "done":
-        raise UnusableRun("unfinished")
+        raise SettingError("still at work; wait for it, or leave it out")
     _refuse_other_goal(goal, config)
     if not folder.study.exists():  # killed before its first trial, or lost
-        raise UnusableRun("without a study")
+        raise SettingError("without a study")
     content = study_contents(load_study(folder.study), folder.study)
     if goal not in content.goals:  # of another direction
-        raise UnusableRun(f"{goal.name} the other way round")
+        raise SettingError(f"{goal.name} the other way round")
     recipe = _Recipe.of(config, folder.config)
     with readable(folder.study):
-        scores = tuple(_scores(content, recipe, {*metrics, goal.name}, goal))
+        scores = tuple(_scores(content, recipe, metrics, goal))
     if not scores:
-        raise UnusableRun(
+        raise SettingError(
             "without a score" if recipe.is_cold else "scored on shared weights, without a network trained by itself"
         )
-    return EarlierRun(
-        content.data,
-        _choices(content.space),
-        tuple(content.space["order"]),
-        max(recipe.whole_steps, *(one.steps for one in scores)),
-        scores,
-        _chosen_by(folder),
-    )
+    whole = max(recipe.whole_steps, *(one.steps for one in scores))
+    return EarlierTask(name, content.data, whole, scores), _chosen_by(folder)
 
 
 def _chosen_by(folder: RunFolder) -> RowHashes | None:
@@ -139,7 +98,7 @@ def _chosen_by(folder: RunFolder) -> RowHashes | None:
 def _refuse_other_goal(goal: Goal, config: Mapping[str, Any]) -> None:
     names = value_of(config, "objectives.names")
     if isinstance(names, list) and goal.name not in names:
-        raise UnusableRun(f"searched for {', '.join(map(str, names))}, not {goal.name}")
+        raise SettingError(f"searched for {', '.join(map(str, names))}, not {goal.name}")
 
 
 @dataclass(frozen=True)
@@ -178,13 +137,14 @@ def _choices(space: Mapping[str, Any]) -> dict[str, frozenset[str]]:
 
 
 def _scores(content: StudyContents, recipe: _Recipe, metrics: Collection[str], goal: Goal) -> Iterator[NetworkScore]:
-    """Of every network once after each number of steps; what has no score of the goal is left out."""
+    """Of every trial, and of finalists where their trial tells nothing; what has no score of the goal is left out."""
     order, free = content.space["order"], _choices(content.space)
-    seen: set[tuple[object, int]] = set()
-    for choices, steps, values in [*_of_trials(content, recipe), *_of_finalists(content.finalists)]:
+    trials = list(_of_trials(content, recipe))
+    seen = {(choices, steps) for choices, steps, _ in trials}
+    later = [one for one in _of_finalists(content.finalists) if one[:2] not in seen]
+    for choices, steps, values in trials + later:
         found = {name: float(value) for name, value in values.items() if name in metrics and is_score(value)}
-        if steps > 0 and goal.name in found and (choices, steps) not in seen:
-            seen.add((choices, steps))
+        if steps > 0 and goal.name in found:
             params = {name: choice for name, choice in zip(order, choices, strict=True) if name in free}
             yield NetworkScore(params, steps, found)
 
@@ -198,11 +158,11 @@ def _of_trials(content: StudyContents, recipe: _Recipe) -> Scores:
     for record in content.records:
         if record.cached:
             continue
-        choices = record.architecture.choices
-        for rung, metrics in record.rungs.items():
-            yield choices, _steps_at(rung), metrics
+        by_steps = {_steps_at(rung): metrics for rung, metrics in record.rungs.items()}
         if record.state.has_score:
-            yield choices, recipe.trial_steps, {**record.metrics, **record.values}
+            by_steps.setdefault(recipe.trial_steps, {**record.metrics, **record.values})
+        for steps, values in by_steps.items():
+            yield record.architecture.choices, steps, values
 
 
 def _of_finalists(finalists: Collection[Finalist]) -> Scores:

@@ -33,7 +33,7 @@ from l2l_nas.files import (
 
 # all that `search` and `train` write
 RUN_NAMES = (
-    *("config.yaml", ".hydra", "study.log", "study.db", "log.jsonl", "memory.json"),
+    *("config.yaml", ".hydra", "study.log", "study.db", "log.jsonl", "earlier_tasks.json"),
     *("weights", "best", "pool", "export", "sizes"),
     *("result.json", "architecture.json", "report.html", "trace.json", "evaluations.json"),
     *("timeline.png", "learning_curve.png", "pareto.png"),
@@ -76,7 +76,7 @@ class RunFolder:
     config = _Place("config.yaml")  # all settings of the run
     hydra = _Place(".hydra")  # what the run was started with, as Hydra writes it
     study = _Place("study.log")  # every finished trial, in a journal of Optuna's
-    memory = _Place("memory.json")  # what it knows from earlier runs, as read when it began
+    earlier_tasks = _Place("earlier_tasks.json")  # what it knows from earlier runs, as read when it began
     log = _Place("log.jsonl")  # one event a line
     weights = _Place("weights", is_of_weights=True)  # the shared weights of the whole pool
     best = _Place("best", is_of_weights=True)  # the weights of the best architecture
@@ -168,7 +168,7 @@ def _is_left(path: Path) -> bool:
     return (
         _is_left_pool(path)
         or path.name.startswith(_DRAFT)
-        or path.name in ("error.txt", "config.yaml", ".hydra", "memory.json")
+        or path.name in ("error.txt", "config.yaml", ".hydra", "earlier_tasks.json")
         or is_temporary(path.name)
     )
 

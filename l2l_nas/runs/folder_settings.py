@@ -78,6 +78,9 @@ def as_it_stands(path: Path) -> dict[str, Any]:
     data = config.get("data")
     if isinstance(data, dict) and "test_fraction" not in data:
         raise StorageError(f"{path.parent}: made by l2l_nas 0.1.0, which this version does not read: take that version")
+    search = config.get("search")
+    if isinstance(search, dict) and isinstance(search.get("learn_from"), str):  # of 0.2.0
+        search["learn_from"] = [name for name in search["learn_from"].split(",") if name]
     return config
 
 

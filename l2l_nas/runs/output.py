@@ -22,7 +22,6 @@ from l2l_nas.nas.strategies.context import SearchContext
 from l2l_nas.nas.strategies.division import described
 from l2l_nas.nas.strategies.finalists import Finalist, FinalistCache, order
 from l2l_nas.nas.strategies.phase import Phase
-from l2l_nas.nas.strategies.recall import finalists_by_memory
 from l2l_nas.plugins import name_and_arguments
 from l2l_nas.report.card import card_of
 from l2l_nas.report.charts import tables
@@ -30,7 +29,6 @@ from l2l_nas.report.charts.chart import Sheet
 from l2l_nas.report.charts.pareto import trade_off_charts
 from l2l_nas.report.network import NOT_COUNTED, Network, RandomBaseline, front, in_order
 from l2l_nas.report.png import is_matplotlib_installed, png_of
-from l2l_nas.report.recalled import Recalled
 from l2l_nas.report.resolved import Resolved, resolved
 from l2l_nas.report.results import Results, only_finite
 from l2l_nas.report.table import baseline_line, headline, terminal_table
@@ -179,17 +177,6 @@ class Output:
     components: Components
     console: Console
 
-    def recalled(self, search: SearchContext) -> Recalled | None:
-        """What the search knew from earlier runs, and what came of it; None where it asked for none."""
-        learned = self.components.learned
-        if learned is None:
-            return None
-        found = [one for one in search.study.agreements() if one.goal == search.goals[0].name]
-        if not found:  # of an empty memory
-            return learned.recalled
-        finalists, changed = finalists_by_memory(search)
-        return learned.recalled.compared(found[0], finalists=finalists, changed=changed)
-
     def write_weights(self, search: SearchContext, best: Finalist) -> None:
         """The weights of the best, and of the best of each size; all ranks call it."""
         for folder, one in ((self.folder, best), *self._of_sizes(search)):
@@ -217,9 +204,7 @@ class Output:
             result = {"best": one.entry(), **_measured(search, one), "data": data, "versions": versions()}
             write_json(folder.result, result)
 
-    def write(
-        self, search: SearchContext, best: Finalist, log: Log, *, recalled: Recalled | None, seconds: float
-    ) -> list[tuple[str, str]]:
+    def write(self, search: SearchContext, best: Finalist, log: Log, *, seconds: float) -> list[tuple[str, str]]:
         """Architecture of the best, the export, the result, the front; returns what to show of them."""
         log.write("phase", name="export", total=0, done=0)
         records = search.allowed(search.study.records)
@@ -230,7 +215,7 @@ class Output:
         trained_front = [entries[one.trial] for one in front(map(Network.from_json, entries.values()), search.goals)]
         log.write("latency", **_latencies(search))  # behind all entries, which no time that was measured may be in
         self._write_sizes(search)
-        results = self._results(search, best)
+        results, learned = self._results(search, best), self.components.learned
         write_json(
             self.folder.result,
             {
@@ -255,12 +240,10 @@ class Output:
                 "seconds": round(seconds, 2),
                 "versions": versions(),
                 **mesh_of(self.components.server),
-                **({} if recalled is None else {"memory": recalled.to_json()}),
+                **({} if learned is None else {"learned_from": learned.summary.to_json()}),
                 **search.results(),
             },
         )
-        if recalled is not None:
-            log.write("memory", **recalled.to_json())
         log.write("phase", name="report", total=0, done=0)
         rows = [("result", str(self.folder.result))]
         rows += [("weights", str(self.folder.best))] if best.server is not None else []
@@ -299,7 +282,6 @@ class Output:
         files: list[tuple[str, str]],
         page: LivePage,
         *,
-        recalled: Recalled | None,
         seconds: float,
     ) -> None:
         """Tables, values of the best, and the places of files."""
@@ -326,10 +308,8 @@ class Output:
             beside = RandomBaseline.from_json(search.baseline.entry()) if search.baseline else None
             count = num_groups(problem.data.test) if problem.data.test is not None else 0
             console.print(baseline_line(results.leaders(1)[0], beside, search.goals[0], count), soft_wrap=True)
-            if conf.search.learn_from:
+            if self.components.learned is not None:
                 console.print(NOT_COUNTED, soft_wrap=True)
-        for words in filter(None, (recalled.verdict, recalled.effect) if recalled is not None else ()):
-            console.print(f"memory: {words}", soft_wrap=True)
         costs = "  ".join(f"{name} {format_value(name, value)}" for name, value in best.costs.items())
         for label, path in [("costs", costs), *files, *([] if page.problem else [("report", str(self.folder.report))])]:
             console.print(f"  {label:8} {path}", soft_wrap=True)

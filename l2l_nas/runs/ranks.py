@@ -30,7 +30,7 @@ from l2l_nas.training.problem import Problem
 
 COMMANDS = ("train", "search", "evaluate", "generate", "export")  # that ranks can do together
 # what a run that goes on reads
-_READ = ("config", "log", "study", "memory", "architecture", "result")
+_READ = ("config", "log", "study", "earlier_tasks", "architecture", "result")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from l2l_nas.report.card import card_of
 from l2l_nas.report.history import seconds_of
 from l2l_nas.runs.build import at_work
 from l2l_nas.runs.components import Objects, build_components
-from l2l_nas.runs.learn_from import write_memory
+from l2l_nas.runs.learn_from import write_tasks
 from l2l_nas.runs.locate import compare_published
 from l2l_nas.runs.mesh import left_whole
 from l2l_nas.runs.numbers import budget_of, check_total
@@ -126,7 +126,7 @@ class SearchRun:
             if not resume:
                 self._write_settings()  # a folder knows its settings from the first moment on
             if not resume and self.components.learned is not None:  # before there is a trial that follows from it
-                write_memory(self.folder, self.components.learned, self.components.problem.measured_task.metrics)
+                write_tasks(self.folder, self.components.learned)
             study = self._study(resume=resume)
             self._refuse_fewer_trials(study)
             if is_bare:
@@ -198,7 +198,7 @@ class SearchRun:
         log.write("start", resume=resume, trials=len(study.records), **about)
         log.write("space", **card_of(training.problem.pool, check_shapes(training.problem.pool)).to_json())
         if components.learned is not None:
-            log.write("memory", **components.learned.recalled.to_json())
+            log.write("learned_from", **components.learned.summary.to_json())
         greet(self.console, components, sampler=self.sampler, folder=self.folder.root, given=self.given)
         if self.compared:
             self.console.print(self.compared, soft_wrap=True)
@@ -229,13 +229,12 @@ class SearchRun:
     def _tell_end(
         self, search: SearchContext, best: Finalist, log: Log, page: LivePage, *, before: float, seconds: float
     ) -> None:
-        recalled = self.output.recalled(search)
-        files = self.output.write(search, best, log, recalled=recalled, seconds=before + seconds)
+        files = self.output.write(search, best, log, seconds=before + seconds)
         if self.components.training.trace is not None:
             write_trace(self.folder, self.components.training.trace, self.console)
         log.write("done", best=best.record.number)
         page.write(is_running=False)
-        self.output.show(search, best, files, page, recalled=recalled, seconds=seconds)
+        self.output.show(search, best, files, page, seconds=seconds)
 
     def _stop(self, study: Study | None, search: Search | None, log: Log, page: LivePage, *, seconds: float) -> None:
         """Tell how far a search came that was asked to stop; if a callback asked, write what it has found so far."""
@@ -247,8 +246,7 @@ class SearchRun:
                 self.output.write_weights(search.context, best)
             if best is not None and self.consensus.is_first:
                 with self.consensus.alone("the writing of the result"):
-                    recalled = self.output.recalled(search.context)
-                    self.output.write(search.context, best, log, recalled=recalled, seconds=seconds)
+                    self.output.write(search.context, best, log, seconds=seconds)
         if study is not None:
             log.write("stopped", **counts(study.records), **({"by": by} if by else {}))
             page.write(is_running=False)

@@ -51,6 +51,9 @@ def _read_once(config: Mapping[str, Any]) -> str:
     return "earlier runs are read when a run begins, and its trials followed from that"
 
 
+# what of `search.learn_from` means the runs that come with a space, if any do
+SHIPPED = "shipped"
+
 _COMPARED = "what is scored otherwise cannot be compared with the trials so far"
 
 
@@ -162,9 +165,9 @@ class SearchSection:
     )
     failures: int = setting(10, "failed trials in a row that end the search", PLAIN, least=1, resume=FREE)
     enqueue: list[str] = setting([], "try these first: [FILE.json,original]", PATH, resume=MAY_CHANGE)
-    learn_from: str = setting(
-        "",
-        "earlier runs: RUN,RUN; auto; shipped; FILE.json",
+    learn_from: list[str] = setting(
+        [SHIPPED],
+        "earlier runs: [RUN,RUN]; shipped: those of the space",
         PATH,
         read_by="Trials",
         resume=OnResume(unless=_read_once),
@@ -378,10 +381,6 @@ COMMANDS: dict[str, type] = {
 
 # settings that are text, taken as it is typed
 TEXTS = ("prompt",)
-
-
-# settings that name several things with commas between them: one value, which Hydra would take for a sweep
-LISTED = ("search.learn_from",)
 
 
 # settings whose names below them are arguments, or costs

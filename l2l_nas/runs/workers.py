@@ -95,7 +95,7 @@ class SearchRecipe:
 
 def recipe_of(conf: SearchConf, objects: Objects) -> SearchRecipe:
     """What workers need: they propose nothing, and see nothing go by."""
-    section = replace(conf.search, time="", learn_from="")
+    section = replace(conf.search, time="", learn_from=[])
     rule = objects.early_stop if objects.early_stop is not None else section.early_stop
     if not isinstance(rule, str) or is_own(rule):  # the rule decides here; a worker needs none
         section = replace(section, early_stop="none")

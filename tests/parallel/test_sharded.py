@@ -35,18 +35,18 @@ def started(size, module, *words, seconds=250):
     return [(rank.returncode, *texts) for rank, texts in zip(ranks, outputs, strict=True)]
 
 
-def trained(folder, size, names, *more):
+def trained(folder, size, names, *more, seconds=250):
     """By rank, what came of the cases."""
     folder.mkdir()
-    ended = started(size, "same_bits", folder, ",".join(names), *more)
+    ended = started(size, "same_bits", folder, ",".join(names), *more, seconds=seconds)
     assert [code for code, *_ in ended] == [0] * size, ended
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def assert_same_bits(tmp_path, names, sizes):
-    [expected] = trained(tmp_path / "1", 1, names)
+def assert_same_bits(tmp_path, names, sizes, *, seconds=250):
+    [expected] = trained(tmp_path / "1", 1, names, seconds=seconds)
     for size in sizes:
-        for rank, found in enumerate(trained(tmp_path / str(size), size, names)):
+        for rank, found in enumerate(trained(tmp_path / str(size), size, names, seconds=seconds)):
             for name in names:
                 for what in ("results", "outputs", "tensors", "put_back"):
                     assert found[name][what] == expected[name][what], (name, size, rank, what)
@@ -106,7 +106,7 @@ def test_ranks_whose_layers_run_on_one_cuda_device_train_to_the_same_bits(tmp_pa
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1700)
 @pytest.mark.skipif(compiler() is None, reason="the simulated accelerator needs a C++ compiler")
 @pytest.mark.parametrize(
     "names", [["threads", "host", "tied_ahead"], pytest.param([*ON_DEVICE, *POOL_CASES], marks=pytest.mark.long)],
@@ -115,7 +115,7 @@ def test_ranks_whose_layers_run_on_one_cuda_device_train_to_the_same_bits(tmp_pa
 def test_ranks_on_the_simulated_accelerator_train_to_the_same_bits_without_a_race(tmp_path, monkeypatch, names):
     build()
     monkeypatch.setenv("SAME_BITS_DEVICE", "simulated")
-    expected = assert_same_bits(tmp_path, names, [2])
+    expected = assert_same_bits(tmp_path, names, [2], seconds=800)
     assert [one["races"] for one in expected.values()] == [{}] * len(names)
 
 

@@ -1,11 +1,11 @@
-"""Small runs to learn from, and a search that does: what tests of memory have in common."""
+"""Small runs to learn from, and a search that does."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from l2l_nas.nas.memory import Memory
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.runs.learn_from import Learned, Learner, learn
 from l2l_nas.training.overlap import HeldOut
@@ -19,19 +19,18 @@ SEARCH = ("search", "space.pool=tiny.py:build", *RACE)
 ACCURACY = Goal("accuracy", maximize=True)
 
 
-def learner(problem: Problem, *, goal: Goal = ACCURACY, folder: str = "new", source: str = "") -> Learner:
+def learner(problem: Problem, *, goal: Goal = ACCURACY, folder: str = "new", **more) -> Learner:
     """A search that would run in this folder."""
     digests = frozenset({problem.data.digest, problem.data.test_digest})
-    metrics = {"accuracy": True, "loss": False}
     test = None if problem.data.test is None else HeldOut(problem.data.test)
-    return Learner(problem.pool, goal, metrics, digests, source, Path(folder), test)
+    return Learner(problem.pool, goal, frozenset({"accuracy", "loss"}), digests, Path(folder), test, **more)
 
 
-def learned(problem: Problem, text: str, **about) -> Learned:
+def learned(problem: Problem, *names: str, **about) -> Learned:
     """What it learns from what is named."""
-    return learn(text, learner(problem, **about))
+    return learn(names, learner(problem, **about))
 
 
-def memory_in(folder: Path | str) -> Memory:
+def tasks_in(folder: Path | str) -> list[dict[str, Any]]:
     """Of a run."""
-    return Memory.from_json(json.loads((Path(folder) / "memory.json").read_text()))
+    return json.loads((Path(folder) / "earlier_tasks.json").read_text())["tasks"]

@@ -21,7 +21,7 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from l2l_nas.nas.memory import Agreement, Memory
+from l2l_nas.nas.earlier_task import EarlierTask
 from l2l_nas.nas.objectives import Goal
 
 Floats = npt.NDArray[np.float64]
@@ -115,13 +115,13 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
     The first trials are random, as Optuna tells a sampler the space with the first trial it has finished.
 
     Attributes:
-        uses_memory: whether it has a use for what earlier tasks tell; of its class.
+        uses_earlier_tasks: whether it has a use for what earlier tasks tell; of its class.
         is_raced: whether the best trials will be trained further, and compared then.
-        memory: what is known of earlier tasks; None: nothing.
+        earlier_tasks: what earlier runs of the space found.
         goals: of the search, as far as they were told.
     """
 
-    uses_memory = False
+    uses_earlier_tasks = False
 
     def __init__(self, *, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -138,7 +138,7 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         self._costs: Mapping[int, Callable[[Params], float]] = {}
         self._size: Callable[[Params], float] | None = None
         self.is_raced = False
-        self.memory: Memory | None = None
+        self.earlier_tasks: tuple[EarlierTask, ...] = ()
         self.goals: tuple[Goal, ...] = ()
         self._choices: Mapping[str, BaseDistribution] = {}
         self._cost: dict[tuple[int, Genotype], float] = {}
@@ -150,7 +150,7 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         *,
         size: Callable[[Params], float] | None = None,
         is_raced: bool = False,
-        memory: Memory | None = None,
+        earlier_tasks: tuple[EarlierTask, ...] = (),
         goals: Sequence[Goal] = (),
         choices: Mapping[str, BaseDistribution] | None = None,
     ) -> None:
@@ -161,12 +161,12 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
             costs: by place of a goal, its value of any parameters.
             size: how large the architecture of any parameters is; it says which candidates are small and which large.
             is_raced: whether the best will be trained further, and compared then.
-            memory: what is known of earlier tasks; a sampler with `uses_memory` begins with it.
-            goals: of this search, in the order of a trial's values; a memory has values by their names.
-            choices: the parameters of each trial; a memory serves the first one too, when Optuna knows of none.
+            earlier_tasks: what earlier runs found; a sampler with `uses_earlier_tasks` begins with it.
+            goals: of this search, in the order of a trial's values; earlier scores have these by name.
+            choices: the parameters of each trial; earlier tasks serve the first one too, when Optuna knows of none.
         """
         self.is_raced = is_raced
-        self.memory, self.goals, self._choices = memory, tuple(goals), dict(choices or {})
+        self.earlier_tasks, self.goals, self._choices = tuple(earlier_tasks), tuple(goals), dict(choices or {})
         self._is_allowed, self._costs, self._size = is_allowed, dict(costs or {}), size
         self._allowed, self._cost = {}, {}
 
@@ -188,30 +188,12 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
         """
         return {}
 
-    def agreement(self, space: Space, history: History) -> tuple[Agreement, ...]:
-        """How far memory agrees with the trials, for each goal that a model is needed for; empty without memory."""
-        return ()
-
-    def agreements(self, study: optuna.Study) -> tuple[Agreement, ...]:
-        """`agreement` with a study's trials."""
-        space = self._space_of(study)
-        return self.agreement(space, self._history(study, space)) if space else ()
-
-    def posterior(self, study: optuna.Study, *, remembers: bool = True) -> Iterator[tuple[Params, Floats]]:
-        """Parameters of all that trials scored, and `draws` as the study's goals count; nothing without a model.
-
-        Args:
-            remembers: whether memory is taken into account.
-        """
+    def posterior(self, study: optuna.Study) -> Iterator[tuple[Params, Floats]]:
+        """Parameters of all that trials scored, and `draws` as the study's goals count; nothing without a model."""
         space = self._space_of(study)
         if not space:
             return
-        memory = self.memory
-        try:
-            self.memory = memory if remembers else None
-            found = self.draws(space, self._history(study, space))
-        finally:
-            self.memory = memory
+        found = self.draws(space, self._history(study, space))
         signs = np.array(self._signs)[:, None]
         for genotype, values in found.items():
             yield dict(zip(space, genotype, strict=True)), signs * values
@@ -219,8 +201,8 @@ class GenotypeSampler(optuna.samplers.BaseSampler, abc.ABC):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial | None = None
     ) -> dict[str, BaseDistribution]:
-        # a memory has something to say before the first trial is finished
-        found = self._choices if self.memory is not None and self._choices else self._intersection.calculate(study)
+        # earlier tasks have something to say before the first trial is finished
+        found = self._choices if self.earlier_tasks and self._choices else self._intersection.calculate(study)
         return {name: one for name, one in found.items() if not one.single() and _values(one)}
 
     def _space_of(self, study: optuna.Study) -> Space:

@@ -255,7 +255,7 @@ class Model:
         return self._gains(*self.posterior(candidates))
 
     def promise_of_all(self, space: WholeSpace) -> Floats:
-        """Of each genotype of a space; in single precision, and without what a memory says."""
+        """Of each genotype of a space; in single precision, and without what earlier tasks say."""
         known = space.known(self)
         means = self._mean + self._rest.astype(np.float32) @ known
         return self._gains(means, self._variance * np.maximum(1 - np.einsum("ij,ij->j", known, known), 1e-9))

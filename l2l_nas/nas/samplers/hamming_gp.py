@@ -22,7 +22,7 @@ quadrature. Learning the number itself instead would have to find out the costs 
 In a race what comes next is, as with one goal, one of many random architectures: the one that is expected to add most
 to the hypervolume of the front that all trials would have if they were trained further ([Note: a front] in `front.py`).
 
-[Note: memory] What earlier tasks say of an architecture is the prior mean of the model, wherever there is one; see
+[Note: earlier runs] What earlier tasks say of an architecture is the prior mean of the model, where there is one; see
 [Note: earlier tasks] in `prior.py`. The first trials are then not random but the best by it, with some scatter.
 """
 
@@ -37,7 +37,6 @@ import numpy as np
 import numpy.typing as npt
 
 from l2l_nas.nas.front import reach
-from l2l_nas.nas.memory import Agreement
 from l2l_nas.nas.samplers.base import (
     Floats,
     Genotype,
@@ -51,14 +50,14 @@ from l2l_nas.nas.samplers.base import (
 )
 from l2l_nas.nas.samplers.gaussian_process import DRAWS, FURTHER, Fit, Model, ModelData, OneHot, WholeSpace
 from l2l_nas.nas.samplers.ladder import ladder
-from l2l_nas.nas.samplers.prior import EarlierTasks, Prior
+from l2l_nas.nas.samplers.prior import EarlierModels, Prior
 
 _WHOLE = 20_000  # architectures of a space that are all gone through
 # random ones that may come next in a race
 _ANYWHERE = 300
-# with a memory so many trials come from it alone: the best by it, give or take so much by what it varies
+# with earlier tasks so many trials come from them alone: the best by them, give or take so much by what it varies
 _REMEMBERED, _SCATTER = 3, 0.7
-# but for the second, which is random: trials that a memory chose are alike in its eyes and cannot tell that it misleads
+# but for the second, which is random: trials that they chose are alike in their eyes and cannot tell that they mislead
 _AT_RANDOM = 1
 # trials a model is made of at most: 20 for each position within these bounds, half of them the best, half the latest
 _BY_POSITION, _FEWEST, _MOST = 20, 150, 300
@@ -96,7 +95,7 @@ class HammingGP(GenotypeSampler):
         merge: trials after which they are one.
     """
 
-    uses_memory = True
+    uses_earlier_tasks = True
 
     def __init__(self, *, seed: int, start: int = 6, climbs: int = 1, merge: int = 0) -> None:
         super().__init__(seed=seed)
@@ -105,11 +104,11 @@ class HammingGP(GenotypeSampler):
         self._merge = max(merge, start * climbs)
         self._encoding = OneHot({})
         self._fits = [Fit() for _ in range(climbs + 1)]
-        self._earlier: EarlierTasks | None = None
+        self._earlier: EarlierModels | None = None
         self._whole: WholeSpace | None = None
 
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
-        prior = None if self.memory is None else self._prior(space, self._learned(history))
+        prior = self._prior(space, self._learned(history))
         # a model is needed for one goal, as all others are known costs
         is_one_learned = bool(history.known and history.scored) and len(self._learned(history)) == 1
         first = self._first_trial(space, history, rng, prior, is_one_learned)
@@ -139,11 +138,11 @@ class HammingGP(GenotypeSampler):
     ) -> Genotype | None:
         """The next trial of the start phase; None once it is over.
 
-        It begins with what a memory proposes, or, with several goals, with a ladder of sizes. The rest is random.
+        It begins with what earlier tasks propose, or, with several goals, with a ladder of sizes. The rest is random.
         """
         count, num_first = len(history.scored), self._start if prior is None else _REMEMBERED
         if prior is not None and count < num_first:
-            return self._propose_by_memory(prior, history, rng)
+            return self._propose_by_earlier_tasks(prior, history, rng)
         rungs = _RUNGS if is_one_learned else _RUNGS_LEARNED
         rung = None if self.is_raced or prior is not None else self._next_rung(space, history, rungs)
         if rung is not None:
@@ -221,7 +220,7 @@ class HammingGP(GenotypeSampler):
         gains = np.maximum(new - known.max(axis=0), 0).mean(axis=1)
         return _most_promising(unseen, gains, history) if gains.any() else None
 
-    def _propose_by_memory(self, prior: Prior, history: History, rng: random.Random) -> Genotype:
+    def _propose_by_earlier_tasks(self, prior: Prior, history: History, rng: random.Random) -> Genotype:
         """What earlier tasks say is the best of random ones, give or take some; known costs count as they are."""
         space = self._encoding.space
         unseen = [one for one in self._anywhere(space, rng) if one not in history.seen]
@@ -286,21 +285,6 @@ class HammingGP(GenotypeSampler):
             found.append(drawn)
         return dict(zip(genotypes, np.stack(found, axis=1), strict=True))
 
-    def agreement(self, space: Space, history: History) -> tuple[Agreement, ...]:
-        """With all trials that a model is made of, those of `draws`; see `GenotypeSampler.agreement`."""
-        found = []
-        for place in self._learned(history) if self.memory is not None else ():
-            prior = self._prior(space, [place])
-            assert self._earlier is not None
-            values = np.array([one.values[place] for one in history.scored], dtype=np.float64)
-            chosen = _chosen(values, _most(space))
-            genotypes, values = [history.scored[index].genotype for index in chosen], values[chosen]
-            weights = np.zeros(0) if prior is None else prior.expected
-            if prior is not None and len(values) >= _REMEMBERED:
-                weights = Fit().model(ModelData(genotypes, values, self._encoding, prior), len(values)).agreement
-            found.append(self._earlier.agreement(place, genotypes, values, weights, is_raced=self.is_raced))
-        return tuple(found)
-
     def _trials(self, scored: Sequence[Scored], values: Floats, space: Space, prior: Prior | None) -> ModelData:
         """Those that a model is made of, of some with a value each."""
         self._encode(space)
@@ -313,13 +297,13 @@ class HammingGP(GenotypeSampler):
         return [place for place in range(count) if place not in history.known]
 
     def _prior(self, space: Space, places: Iterable[int]) -> Prior | None:
-        """What earlier tasks say of a number that rises with these goals; None without memory of any of them."""
-        if self.memory is None:
+        """What earlier tasks say of a number that rises with these goals; None where they say nothing."""
+        if not self.earlier_tasks:
             return None
         self._encode(space)
         earlier = self._earlier
-        if earlier is None or earlier.memory is not self.memory or earlier.goals != self.goals:
-            earlier = self._earlier = EarlierTasks(self.memory, self.goals, self._encoding, most=_most(space))
+        if earlier is None or earlier.tasks is not self.earlier_tasks or earlier.goals != self.goals:
+            earlier = self._earlier = EarlierModels(self.earlier_tasks, self.goals, self._encoding, most=_most(space))
         return earlier.prior(places, is_raced=self.is_raced)
 
     def _encode(self, space: Space) -> None:
@@ -330,8 +314,8 @@ class HammingGP(GenotypeSampler):
             self._earlier = self._whole = None
 
     def _whole_space(self, space: Space, history: History) -> WholeSpace | None:
-        """Where all that may come next can be gone through: one goal, no memory, few architectures."""
-        if self.memory is not None or len(history.scored[0].values) > 1 or math.prod(map(len, space.values())) > _WHOLE:
+        """Where all that may come next can be gone through: one goal, no earlier tasks, few architectures."""
+        if self.earlier_tasks or len(history.scored[0].values) > 1 or math.prod(map(len, space.values())) > _WHOLE:
             return None
         self._encode(space)
         self._whole = self._whole or WholeSpace(self._encoding)

@@ -14,14 +14,12 @@ as a few trials: tasks agree as much as tasks usually do. So an earlier task tha
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy.optimize import nnls
-from scipy.stats import kendalltau
 
-from l2l_nas.nas.memory import Agreement, EarlierTask, Memory, TaskAgreement
+from l2l_nas.nas.earlier_task import EarlierTask
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.samplers.base import Floats, Genotype
 from l2l_nas.nas.samplers.gaussian_process import FURTHER, Fit, Model, ModelData, OneHot, Rows, raised
@@ -34,8 +32,6 @@ _WALK = 25.0
 _OWN = 0.1
 # networks without which a task is left out
 _FEWEST = 3
-# random architectures that tell how much predictions vary
-_RANDOM = 300
 # genotypes whose predictions are held: trials and candidates of a proposal ask for them several times
 _HELD = 2000
 
@@ -90,15 +86,11 @@ class EarlierModel:
         genotypes: of the positions of these names alone.
         shares: of a whole training, after which values were measured.
         encoding: of the genotypes that are predicted.
-
-    Attributes:
-        networks: that it is made of.
     """
 
     def __init__(
         self, genotypes: Sequence[Genotype], values: Floats, shares: Floats, *, names: Sequence[str], encoding: OneHot
     ) -> None:
-        self.networks = len(set(genotypes))
         lengths: Floats = np.clip(1 + np.log10(shares), 0, 1)
         data = EarlierData(genotypes, values, lengths, OneHot({name: encoding.space[name] for name in names}))
         model = Fit().model(data, len(genotypes))
@@ -108,7 +100,7 @@ class EarlierModel:
         decays[is_common] = model.decays
         rows = np.zeros((len(genotypes), len(encoding.values)))
         rows[:, is_common[encoding.positions]] = data.rows
-        # single precision, as half of what a proposal pays for a memory is this product and its exponentials
+        # single precision, as half of what a proposal pays for earlier tasks is this product and its exponentials
         self._near = (rows * decays[encoding.positions]).T.astype(np.float32)
         self._farthest = np.float32(decays.sum())
         unit = np.sqrt(1 + FURTHER * lengths.mean()) * data.slope(model)
@@ -182,7 +174,7 @@ class Prior:
         return weights, float(off @ off)
 
 
-class EarlierTasks:
+class EarlierModels:
     """The models of all earlier tasks, goal by goal; each is made once, when it is first asked for.
 
     Args:
@@ -190,78 +182,41 @@ class EarlierTasks:
         most: scores that a model is made of, those after the longest trainings.
 
     Attributes:
-        memory: that they are of.
+        tasks: that they are of.
         goals: of this search.
     """
 
-    def __init__(self, memory: Memory, goals: Sequence[Goal], encoding: OneHot, *, most: int) -> None:
-        self.memory, self.goals, self._encoding, self._most = memory, tuple(goals), encoding, most
-        self._models: dict[int, list[EarlierModel | str]] = {}
+    def __init__(self, tasks: Sequence[EarlierTask], goals: Sequence[Goal], encoding: OneHot, *, most: int) -> None:
+        self.tasks, self.goals, self._encoding, self._most = tasks, tuple(goals), encoding, most
+        self._models: dict[int, list[EarlierModel]] = {}
         self._priors: dict[tuple[tuple[int, ...], bool], Prior | None] = {}
 
-    def models(self, place: int) -> list[EarlierModel | str]:
-        """For the goal at this place the model of each task, or why there is none."""
+    def models(self, place: int) -> list[EarlierModel]:
+        """For the goal at this place, of each task that tells enough of it."""
         if place not in self._models:
-            self._models[place] = [self._model(task, self.goals[place]) for task in self.memory.tasks]
+            found = (self._model(task, self.goals[place]) for task in self.tasks)
+            self._models[place] = [one for one in found if one is not None]
         return self._models[place]
 
     def prior(self, places: Iterable[int], *, is_raced: bool) -> Prior | None:
         """The prior mean of a number that rises with the goals at these places; None where no task has a model."""
         key = (tuple(places), is_raced)
         if key not in self._priors:
-            models = [one for place in key[0] for one in self.models(place) if isinstance(one, EarlierModel)]
+            models = [one for place in key[0] for one in self.models(place)]
             self._priors[key] = Prior(models, self._encoding, is_raced=is_raced) if models else None
         return self._priors[key]
 
-    def agreement(
-        self, place: int, genotypes: Sequence[Genotype], values: Floats, weights: Floats, *, is_raced: bool
-    ) -> Agreement:
-        """How far each task agrees with trials of this search in the goal at this place.
-
-        Args:
-            genotypes: of the trials.
-            values: of each, more is better.
-            weights: of the tasks that have a model.
-        """
-        rng = random.Random(0)
-        space, prior = self._encoding.space, self.prior([place], is_raced=is_raced)
-        drawn = [tuple(map(rng.choice, space.values())) for _ in range(_RANDOM)]
-        predicted, anywhere = np.zeros((len(values), 0)), np.zeros((_RANDOM, 0))
-        if prior is not None:
-            anywhere = prior.columns(drawn)[0]
-            predicted = prior.columns(genotypes)[0]
-        columns = iter(zip(predicted.T, anywhere.T, weights, strict=True))
-        found = list[TaskAgreement]()
-        for task, model in zip(self.memory.tasks, self.models(place), strict=True):
-            if isinstance(model, str):
-                found.append(TaskAgreement(task.name, ignored=model))
-            else:
-                own, random_ones, weight = next(columns)
-                found.append(
-                    TaskAgreement(task.name, model.networks, float(weight * random_ones.std()), _tau(own, values))
-                )
-        return Agreement(self.goals[place].name, len(values), tuple(found), _tau(predicted @ weights, values))
-
-    def _model(self, task: EarlierTask, goal: Goal) -> EarlierModel | str:
-        scored = [one for one in task.networks if goal.name in one.values]
-        if not scored:
-            return f"it has no {goal.name}"
+    def _model(self, task: EarlierTask, goal: Goal) -> EarlierModel | None:
+        scored = [one for one in task.scores if goal.name in one.values]
         # positions that only a few of its networks have cost these few, not the position
         space = self._encoding.space
         common = [name for name in space if 2 * sum(name in one.params for one in scored) >= len(scored)]
         kept = [one for one in scored if all(name in one.params for name in common)]
-        kept = sorted(kept, key=lambda one: -one.share)[: self._most]
+        kept = sorted(kept, key=lambda one: -one.steps)[: self._most]
         genotypes = [tuple(one.params[name] for name in common) for one in kept]
         if not common or len(set(genotypes)) < _FEWEST:
-            return f"{len(set(genotypes)) if common else 0} of its networks are of this space, too few"
+            return None
         sign = 1 if goal.maximize else -1
         values = np.array([sign * one.values[goal.name] for one in kept], dtype=np.float64)
-        shares = np.array([one.share for one in kept], dtype=np.float64)
+        shares = np.array([one.steps / task.whole_steps for one in kept], dtype=np.float64)
         return EarlierModel(genotypes, values, shares, names=common, encoding=self._encoding)
-
-
-def _tau(predicted: Floats, values: Floats) -> float | None:
-    """Kendall's; None where it has no meaning."""
-    if len(values) < 3 or np.ptp(predicted) == 0 or np.ptp(values) == 0:
-        return None
-    return float(kendalltau(predicted, values).statistic)

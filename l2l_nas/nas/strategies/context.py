@@ -12,10 +12,10 @@ from l2l_nas.eps.checkpoint import Checkpoint
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.errors import of_user
 from l2l_nas.nas.callback import Callback
+from l2l_nas.nas.earlier_task import EarlierTask
 from l2l_nas.nas.evaluation.early_stopping import EarlyStop
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.evaluation.segment import SegmentExecutor
-from l2l_nas.nas.memory import Memory
 from l2l_nas.nas.objectives import Goal, TrialRecord, ranked
 from l2l_nas.nas.strategies.budget import Budget
 from l2l_nas.nas.strategies.coverage import Coverage
@@ -51,7 +51,7 @@ class SearchComponents:
         paths: of warm-up. They must be allowed, and not empty.
         seed: of the paths.
         enqueued: architectures that the user wants tried first.
-        memory: what is known of the space from earlier runs; None: nothing.
+        earlier_tasks: what earlier runs of the space found.
         consensus: with the other ranks, if there are any.
     """
 
@@ -66,7 +66,7 @@ class SearchComponents:
     paths: PathSampler
     seed: int
     enqueued: Sequence[Architecture] = ()
-    memory: Memory | None = None
+    earlier_tasks: tuple[EarlierTask, ...] = ()
     consensus: Consensus = field(default_factory=Consensus)
 
 

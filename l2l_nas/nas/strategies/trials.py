@@ -47,7 +47,7 @@ class Trials(Phase):
             lambda architecture: first_violation(architecture, free) is None,
             search.costs.sums(search.pool),
             is_raced=search.budget.is_raced and search.budget.finalists > 0,
-            memory=search.memory,
+            earlier_tasks=search.earlier_tasks,
         )
         TrialLoop(search).run()
 

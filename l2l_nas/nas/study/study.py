@@ -47,7 +47,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from l2l_nas.eps.identity import space_of
 from l2l_nas.errors import SettingError, SpaceError, of_user
-from l2l_nas.nas.memory import Agreement, Memory
+from l2l_nas.nas.earlier_task import EarlierTask
 from l2l_nas.nas.objectives import Goal, State, TrialRecord, is_evaluated, num_evaluated
 from l2l_nas.nas.samplers.base import Floats, GenotypeSampler
 from l2l_nas.nas.samplers.registry import build_sampler, check_sampler
@@ -208,7 +208,7 @@ class Study:
         costs: Mapping[str, Callable[[Architecture], float]] | None = None,
         *,
         is_raced: bool = False,
-        memory: Memory | None = None,
+        earlier_tasks: tuple[EarlierTask, ...] = (),
     ) -> None:
         """Tell the sampler what is known without a trial, if it is one of our own; Optuna's cannot be informed.
 
@@ -218,16 +218,16 @@ class Study:
             is_allowed: whether an architecture would be evaluated; nothing else is proposed.
             costs: by name; those that are goals need no model, and `parameters` tells which candidates are large.
             is_raced: whether the best will be trained further, and compared then.
-            memory: what is known of earlier tasks, of networks as this pool has them.
+            earlier_tasks: what earlier runs found, of networks as this pool has them.
 
         Raises:
-            SettingError: there is a memory, and the sampler has no use for it; see `uses_memory`.
+            SettingError: there are earlier tasks, and the sampler has no use for them; see `uses_earlier_tasks`.
         """
         sampler, pool = self._memory.sampler, self._pool
         if not self._consensus.is_first:
             return
-        if memory is not None and not self.uses_memory:
-            raise SettingError(f"{type(sampler).__name__} has no use for a memory; choose sampler=gp_hamming")
+        if earlier_tasks and not self.uses_earlier_tasks:
+            raise SettingError(f"{type(sampler).__name__} has no use for earlier tasks; choose sampler=gp_hamming")
         if not isinstance(sampler, GenotypeSampler):
             return
         costs = costs or {}
@@ -243,36 +243,25 @@ class Study:
             known,
             size=size,
             is_raced=is_raced,
-            memory=memory,
+            earlier_tasks=earlier_tasks,
             goals=self._goals,
             choices=self._choices,
         )
 
     @property
-    def uses_memory(self) -> bool:
-        """Whether the sampler has a use for a memory: those without a model have none."""
-        return isinstance(self._memory.sampler, GenotypeSampler) and self._memory.sampler.uses_memory
+    def uses_earlier_tasks(self) -> bool:
+        """Whether the sampler has a use for earlier tasks: those without a model have none."""
+        return isinstance(self._memory.sampler, GenotypeSampler) and self._memory.sampler.uses_earlier_tasks
 
-    def agreements(self) -> tuple[Agreement, ...]:
-        """How far the memory agrees with the trials so far, for each goal that is learned; empty without memory.
-
-        It makes a model of its own, so it is for the page and the end of a search, not for every trial.
-        """
-        sampler = self._memory.sampler
-        return sampler.agreements(self._memory) if isinstance(sampler, GenotypeSampler) else ()
-
-    def posterior(self, *, remembers: bool = True) -> dict[Architecture, Floats]:
+    def posterior(self) -> dict[Architecture, Floats]:
         """What scored architectures may come to if trained further, of shape (goals, draws); see `choose`.
 
         Empty where the sampler has no model.
-
-        Args:
-            remembers: whether it takes memory into account.
         """
         sampler = self._memory.sampler
         if not isinstance(sampler, GenotypeSampler):
             return {}
-        found = sampler.posterior(self._memory, remembers=remembers)
+        found = sampler.posterior(self._memory)
         return {self._pool.canonical(choices_of(params, self._pool)): values for params, values in found}
 
     def propose(self, architecture: Architecture, *, enqueued: bool = False) -> None:

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from l2l_nas.nas.memory import EarlierTask, Memory, Remembered
+from l2l_nas.nas.earlier_task import EarlierTask, NetworkScore
 from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.samplers import gaussian_process, prior
 from l2l_nas.nas.samplers.base import History, Scored
 from l2l_nas.nas.samplers.gaussian_process import Fit, Model, ModelData, OneHot
 from l2l_nas.nas.samplers.hamming_gp import HammingGP
-from l2l_nas.nas.samplers.prior import EarlierData, EarlierTasks
+from l2l_nas.nas.samplers.prior import EarlierData, EarlierModels
 
 SPACE = {f"p{index}": tuple("abcde") for index in range(8)}
 GOAL = (Goal("accuracy", True),)
@@ -31,33 +31,33 @@ def score(genotype, seed):
     return float(sum(both[position, column] for position, column in enumerate(columns)))
 
 
-def networks(count, seed, *, values=None, share=1.0, space=SPACE, noise=0.3):
+def scores(count, seed, *, values=None, steps=10, space=SPACE, noise=0.3):
     rng, generator = random.Random(seed), np.random.default_rng(seed)
     drawn = [tuple(map(rng.choice, space.values())) for _ in range(count)]
     found = [score(one, seed) + noise * generator.normal() for one in drawn] if values is None else values
     return tuple(
-        Remembered(dict(zip(space, one, strict=True)), share, {"accuracy": float(value)})
+        NetworkScore(dict(zip(space, one, strict=True)), steps, {"accuracy": float(value)})
         for one, value in zip(drawn, found, strict=True)
     )
 
 
-def memory_of(*seeds, count=80, change=lambda task, seed: task):
-    return Memory(tuple(change(EarlierTask(f"task {s}", str(s), networks(count, s)), s) for s in seeds))
+def tasks(*seeds, count=80, change=lambda task, seed: task):
+    return tuple(change(EarlierTask(f"task {s}", str(s), 10, scores(count, s)), s) for s in seeds)
 
 
 def shuffled(task, seed):
-    order = np.random.default_rng(seed).permutation(len(task.networks))
-    pairs = zip(task.networks, order, strict=True)
-    return replace(task, networks=tuple(replace(a, values=task.networks[b].values) for a, b in pairs))
+    order = np.random.default_rng(seed).permutation(len(task.scores))
+    pairs = zip(task.scores, order, strict=True)
+    return replace(task, scores=tuple(replace(a, values=task.scores[b].values) for a, b in pairs))
 
 
 def turned(task, seed):
-    return replace(task, networks=tuple(replace(a, values={"accuracy": -a.values["accuracy"]}) for a in task.networks))
+    return replace(task, scores=tuple(replace(a, values={"accuracy": -a.values["accuracy"]}) for a in task.scores))
 
 
-def sampler_with(memory, *, is_raced=True, goals=GOAL, seed=0):
+def sampler_with(earlier, *, is_raced=True, goals=GOAL, seed=0):
     sampler = HammingGP(seed=seed, start=6)
-    sampler.inform(lambda params: True, is_raced=is_raced, memory=memory, goals=goals)
+    sampler.inform(lambda params: True, is_raced=is_raced, earlier_tasks=earlier, goals=goals)
     return sampler
 
 
@@ -72,11 +72,11 @@ def searched(sampler, *, trials, seed=0, noise=0.3, task=9, space=SPACE):
     return scored
 
 
-def best_of(memory, *, is_raced, trials=12, seeds=range(6)):
+def best_of(earlier, *, is_raced, trials=12, seeds=range(6)):
     """The best true value that a search sees, in the mean."""
     found = []
     for seed in seeds:
-        scored = searched(sampler_with(memory, is_raced=is_raced), trials=trials, seed=seed)
+        scored = searched(sampler_with(earlier, is_raced=is_raced), trials=trials, seed=seed)
         found.append(max(score(one.genotype, 9) for one in scored))
     return np.mean(found)
 
@@ -85,74 +85,51 @@ DEVIATION = np.std([score(tuple(random.Random(s).choices("abcde", k=8)), 9) for 
 
 
 @pytest.mark.parametrize("is_raced", [True, False])
-def test_a_memory_of_tasks_that_agree_makes_a_short_search_better(is_raced):
-    alone = best_of(None, is_raced=is_raced)
-    assert best_of(memory_of(1, 2), is_raced=is_raced) > alone + 0.5 * DEVIATION
+def test_tasks_that_agree_make_a_short_search_better(is_raced):
+    alone = best_of((), is_raced=is_raced)
+    assert best_of(tasks(1, 2), is_raced=is_raced) > alone + 0.5 * DEVIATION
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_raced", [True, False])
-def test_a_memory_that_says_nothing_costs_next_to_nothing(is_raced):
+def test_tasks_that_say_nothing_cost_next_to_nothing(is_raced):
     seeds = range(24)
-    alone = best_of(None, is_raced=is_raced, trials=24, seeds=seeds)
-    memory = memory_of(1, 2, change=shuffled)
-    assert best_of(memory, is_raced=is_raced, trials=24, seeds=seeds) > alone - 0.25 * DEVIATION
+    alone = best_of((), is_raced=is_raced, trials=24, seeds=seeds)
+    earlier = tasks(1, 2, change=shuffled)
+    assert best_of(earlier, is_raced=is_raced, trials=24, seeds=seeds) > alone - 0.25 * DEVIATION
 
 
 def test_weights_tell_tasks_that_agree_from_one_that_says_the_opposite():
-    memory = Memory(memory_of(1, 2).tasks + memory_of(3, change=turned).tasks)
-    sampler = sampler_with(memory)
     rng = random.Random(5)
     genotypes = list(dict.fromkeys(tuple(map(rng.choice, SPACE.values())) for _ in range(80)))
-    history = History([Scored(one, (score(one, 9),)) for one in genotypes], set(genotypes))
-    (agreement,) = sampler.agreement(SPACE, history)
-    assert (agreement.goal, agreement.trials) == ("accuracy", 80)
-    first, second, third = agreement.tasks
-    assert [one.name for one in agreement.tasks] == ["task 1", "task 2", "task 3"]
-    assert first.networks == len({tuple(one.params.values()) for one in memory.tasks[0].networks})
-    assert min(first.weight, second.weight) > 0.2
-    assert third.weight < 0.01
-    assert min(first.tau, second.tau) > 0.2 > -0.2 > third.tau
-    assert agreement.tau > 0.3
+    values = np.array([score(one, 9) for one in genotypes])
+    encoding = OneHot(SPACE)
+    told = EarlierModels(tasks(1, 2) + tasks(3, change=turned), GOAL, encoding, most=300).prior([0], is_raced=True)
+    first, second, third = Fit().model(ModelData(genotypes, values, encoding, told), 80).agreement
+    assert min(first, second) > 0.1
+    assert third < 0.01
 
 
-def test_before_any_trial_weights_are_those_believed_in_and_nothing_is_known_of_agreement():
-    (agreement,) = sampler_with(memory_of(1, 2)).agreement(SPACE, History([], set()))
-    assert agreement.trials == 0
-    assert agreement.tau is None
-    assert all(one.tau is None and one.weight > 0 for one in agreement.tasks)
-    assert HammingGP(seed=0).agreement(SPACE, History([], set())) == ()
-
-
-def test_the_first_proposals_are_good_ones_by_memory_and_differ():
-    sampler = sampler_with(memory_of(1, 2))
+def test_the_first_proposals_are_good_ones_by_earlier_tasks_and_differ():
+    sampler = sampler_with(tasks(1, 2))
     found = [sampler.propose(SPACE, History([], set()), random.Random(seed)) for seed in range(20)]
     assert np.mean([score(one, 9) for one in found]) > 1.2 * DEVIATION
     assert len(set(found)) > 3
 
 
-def test_a_memory_that_has_nothing_of_this_search_changes_no_proposal_and_says_why():
+def test_tasks_that_have_nothing_of_this_search_change_no_proposal():
     other = {f"q{index}": tuple("abcde") for index in range(8)}
-    memory = Memory(
-        (
-            EarlierTask("loss", "0", tuple(replace(one, values={"loss": 1.0}) for one in networks(30, 1))),
-            EarlierTask("positions", "1", networks(30, 1, values=range(30), space=other)),
-            EarlierTask("nothing", "2", ()),
-        )
+    earlier = (
+        EarlierTask("loss", "0", 10, tuple(replace(one, values={"loss": 1.0}) for one in scores(30, 1))),
+        EarlierTask("positions", "1", 10, scores(30, 1, values=range(30), space=other)),
+        EarlierTask("nothing", "2", 10, ()),
     )
-    sampler = sampler_with(memory)
-    assert searched(sampler, trials=20) == searched(sampler_with(None), trials=20)
-    (agreement,) = sampler.agreement(SPACE, History([], set()))
-    assert [(one.name, one.ignored, one.weight) for one in agreement.tasks] == [
-        ("loss", "it has no accuracy", 0.0),
-        ("positions", "0 of its networks are of this space, too few", 0.0),
-        ("nothing", "it has no accuracy", 0.0),
-    ]
+    assert searched(sampler_with(earlier), trials=20) == searched(sampler_with(()), trials=20)
 
 
-def predicted(memory, genotypes, *, goal=GOAL[0]):
-    tasks = EarlierTasks(memory, [goal], OneHot(SPACE), most=300)
-    return [column[:, 0] for column in tasks.prior([0], is_raced=True).columns(genotypes)]
+def predicted(earlier, genotypes, *, goal=GOAL[0]):
+    models = EarlierModels(earlier, [goal], OneHot(SPACE), most=300)
+    return [column[:, 0] for column in models.prior([0], is_raced=True).columns(genotypes)]
 
 
 def drawn(count, seed=11):
@@ -163,45 +140,43 @@ def drawn(count, seed=11):
 def test_positions_are_matched_by_name_and_what_is_not_known_of_them_does_not_matter():
     def reordered(task, seed):
         return replace(
-            task, networks=tuple(replace(one, params=dict(sorted(one.params.items())[::-1])) for one in task.networks)
+            task, scores=tuple(replace(one, params=dict(sorted(one.params.items())[::-1])) for one in task.scores)
         )
 
     def without_the_last(task, seed):
         names = NAMES[:-1]
         return replace(
-            task, networks=tuple(replace(one, params={n: one.params[n] for n in names}) for one in task.networks)
+            task, scores=tuple(replace(one, params={n: one.params[n] for n in names}) for one in task.scores)
         )
 
     genotypes = drawn(100)
     np.testing.assert_allclose(
-        predicted(memory_of(1), genotypes), predicted(memory_of(1, change=reordered), genotypes), rtol=1e-6
+        predicted(tasks(1), genotypes), predicted(tasks(1, change=reordered), genotypes), rtol=1e-6
     )
-    told = predicted(memory_of(1, change=without_the_last), genotypes)[1]
+    told = predicted(tasks(1, change=without_the_last), genotypes)[1]
     assert kendalltau(told, [score(one, 1) for one in genotypes])[0] > 0.4
-    changed = predicted(memory_of(1, change=without_the_last), [(*one[:-1], "a") for one in genotypes])[1]
+    changed = predicted(tasks(1, change=without_the_last), [(*one[:-1], "a") for one in genotypes])[1]
     np.testing.assert_allclose(told, changed)
 
 
 def test_networks_of_which_a_position_is_not_known_that_others_have_are_left_out():
     def with_others(task, seed):
-        more = tuple(replace(one, params={name: one.params[name] for name in NAMES[1:]}) for one in networks(30, 5))
-        return replace(task, networks=task.networks + more)
+        more = tuple(replace(one, params={name: one.params[name] for name in NAMES[1:]}) for one in scores(30, 5))
+        return replace(task, scores=task.scores + more)
 
     genotypes = drawn(50)
-    np.testing.assert_allclose(
-        predicted(memory_of(1), genotypes), predicted(memory_of(1, change=with_others), genotypes)
-    )
+    np.testing.assert_allclose(predicted(tasks(1), genotypes), predicted(tasks(1, change=with_others), genotypes))
 
 
 def test_where_less_is_better_the_least_is_predicted_to_be_best():
     def negative(task, seed):
         return replace(
-            task, networks=tuple(replace(one, values={"loss": -one.values["accuracy"]}) for one in task.networks)
+            task, scores=tuple(replace(one, values={"loss": -one.values["accuracy"]}) for one in task.scores)
         )
 
     genotypes = drawn(20)
-    told = predicted(memory_of(1, change=negative), genotypes, goal=Goal("loss", False))
-    np.testing.assert_allclose(told, predicted(memory_of(1), genotypes))
+    told = predicted(tasks(1, change=negative), genotypes, goal=Goal("loss", False))
+    np.testing.assert_allclose(told, predicted(tasks(1), genotypes))
 
 
 def test_long_trainings_of_the_best_tell_what_short_ones_do_not():
@@ -210,11 +185,11 @@ def test_long_trainings_of_the_best_tell_what_short_ones_do_not():
     def early(genotype):
         return score((*genotype[:4], *"aaaa"), 1)
 
-    short = [Remembered(dict(zip(SPACE, one, strict=True)), 0.1, {"accuracy": early(one)}) for one in drawn(160, 3)]
+    short = [NetworkScore(dict(zip(SPACE, one, strict=True)), 1, {"accuracy": early(one)}) for one in drawn(160, 3)]
     best = sorted(short, key=lambda one: -one.values["accuracy"])[:80]
-    long = [Remembered(one.params, 1.0, {"accuracy": 20 + score(tuple(one.params.values()), 1)}) for one in best]
+    long = [NetworkScore(one.params, 10, {"accuracy": 20 + score(tuple(one.params.values()), 1)}) for one in best]
     genotypes = drawn(200)
-    seen, end = predicted(Memory((EarlierTask("", "", (*short, *long)),)), genotypes)
+    seen, end = predicted((EarlierTask("", "", 10, (*short, *long)),), genotypes)
     first, whole = [early(one) for one in genotypes], [score(one, 1) for one in genotypes]
     assert kendalltau(seen, first)[0] > 0.6
     assert kendalltau(end, whole)[0] > kendalltau(seen, whole)[0] + 0.05
@@ -229,7 +204,7 @@ def few():
 def test_the_posterior_is_that_of_the_whole_matrix_and_weights_suit_best():
     genotypes, values = few()
     encoding = OneHot(SPACE)
-    told = EarlierTasks(memory_of(1, 2), GOAL, encoding, most=300).prior([0], is_raced=True)
+    told = EarlierModels(tasks(1, 2), GOAL, encoding, most=300).prior([0], is_raced=True)
     decays = np.linspace(0.1, 0.4, 8)
     model = Model(ModelData(genotypes, values, encoding, told), decays, 0.2)
     others = drawn(5, 4)
@@ -262,7 +237,7 @@ def test_the_slopes_are_those_of_the_likelihood_and_the_priors(kind):
     genotypes, values = few()
     encoding = OneHot(SPACE)
     if kind == "with a prior mean":
-        told = EarlierTasks(memory_of(1, 2), GOAL, encoding, most=300).prior([0], is_raced=True)
+        told = EarlierModels(tasks(1, 2), GOAL, encoding, most=300).prior([0], is_raced=True)
         trials = ModelData(genotypes, values, encoding, told)
     else:
         trials = EarlierData(genotypes, values, np.linspace(0, 1, 14).round(1), encoding)
@@ -276,33 +251,33 @@ def test_the_slopes_are_those_of_the_likelihood_and_the_priors(kind):
 def test_neighbours_come_by_their_posterior_mean_with_the_prior():
     genotypes, values = few()
     encoding = OneHot(SPACE)
-    told = EarlierTasks(memory_of(1), GOAL, encoding, most=300).prior([0], is_raced=False)
+    told = EarlierModels(tasks(1), GOAL, encoding, most=300).prior([0], is_raced=False)
     model = Fit().model(ModelData(genotypes, values, encoding, told), 14)
     found = list(model.neighbours(3))
     assert len(set(found)) == 8 * 4
     assert (np.diff(model.posterior(found)[0]) < 1e-6).all()
 
 
-def test_what_is_expected_of_trials_in_the_end_rests_on_memory_too():
+def test_what_is_expected_of_trials_in_the_end_rests_on_earlier_tasks_too():
     rng = np.random.default_rng(0)
     genotypes = list(dict.fromkeys(drawn(30, 8)))
     scored = [Scored(one, (score(one, 9) + 6 * float(rng.normal()),)) for one in genotypes]
     history, truth = History(scored, set(genotypes)), [score(one, 9) for one in genotypes]
 
-    def tau(memory):
-        draws = sampler_with(memory).draws(SPACE, history)
+    def tau(earlier):
+        draws = sampler_with(earlier).draws(SPACE, history)
         return kendalltau([draws[one][0].mean() for one in genotypes], truth)[0]
 
-    assert tau(memory_of(1, 2)) > tau(None) + 0.15
+    assert tau(tasks(1, 2)) > tau(()) + 0.15
 
 
-def test_with_known_costs_too_the_first_proposals_come_by_memory():
+def test_with_known_costs_too_the_first_proposals_come_by_earlier_tasks():
     goals = (*GOAL, Goal("parameters", False))
 
     def cost(genotype):
         return -float(genotype.count("e"))
 
-    sampler = sampler_with(memory_of(1, 2), is_raced=False, goals=goals)
+    sampler = sampler_with(tasks(1, 2), is_raced=False, goals=goals)
     rng, scored = random.Random(0), []
     for _ in range(12):
         history = History(scored, {one.genotype for one in scored}, known={1: cost})
@@ -310,52 +285,52 @@ def test_with_known_costs_too_the_first_proposals_come_by_memory():
         scored.append(Scored(genotype, (score(genotype, 9), cost(genotype))))
     assert np.mean([one.values[0] for one in scored]) > 0.5 * DEVIATION
     assert np.mean([one.values[1] for one in scored]) > -1.6  # by chance
-    assert [one.goal for one in sampler.agreement(SPACE, history)] == ["accuracy"]
 
 
-def test_two_goals_that_are_both_learned_rest_on_memory_of_each():
+def test_two_goals_that_are_both_learned_rest_on_earlier_scores_of_each():
     goals = (*GOAL, Goal("loss", False))
 
     def with_loss(task, seed):
         return replace(
             task,
-            networks=tuple(replace(a, values={**a.values, "loss": -a.values["accuracy"]}) for a in task.networks),
+            scores=tuple(replace(a, values={**a.values, "loss": -a.values["accuracy"]}) for a in task.scores),
         )
 
-    sampler = sampler_with(memory_of(1, 2, change=with_loss), goals=goals)
+    sampler = sampler_with(tasks(1, 2, change=with_loss), goals=goals)
     rng, scored = random.Random(0), []
     for _ in range(8):
         history = History(scored, {one.genotype for one in scored})
         genotype = sampler.propose(SPACE, history, rng)
         scored.append(Scored(genotype, (score(genotype, 9), score(genotype, 9))))
     assert np.mean([one.values[0] for one in scored]) > DEVIATION
-    assert [one.goal for one in sampler.agreement(SPACE, history)] == ["accuracy", "loss"]
     assert set(sampler.draws(SPACE, history)) == {one.genotype for one in history.scored}
 
 
-def test_another_memory_or_goal_takes_the_place_of_the_one_before():
-    sampler, history = sampler_with(memory_of(1)), History([], set())
-    assert [one.name for one in sampler.agreement(SPACE, history)[0].tasks] == ["task 1"]
-    sampler.inform(lambda params: True, is_raced=True, memory=memory_of(2), goals=GOAL)
-    assert [one.name for one in sampler.agreement(SPACE, history)[0].tasks] == ["task 2"]
-    sampler.inform(lambda params: True, is_raced=True, memory=sampler.memory, goals=(Goal("loss", maximize=False),))
-    assert sampler.agreement(SPACE, history)[0].tasks[0].ignored == "it has no loss"
+def test_other_earlier_tasks_take_the_place_of_those_before():
+    sampler, history = sampler_with(tasks(1)), History([], set())
+
+    def proposed(by):
+        return [by.propose(SPACE, history, random.Random(seed)) for seed in range(5)]
+
+    before = proposed(sampler)
+    sampler.inform(lambda params: True, is_raced=True, earlier_tasks=tasks(2), goals=GOAL)
+    assert before != proposed(sampler) == proposed(sampler_with(tasks(2)))
 
 
 def test_what_trials_may_come_to_depends_on_them_alone_not_on_what_was_asked_before():
-    memory = memory_of(1, 2)
-    sampler = sampler_with(memory)
+    earlier = tasks(1, 2)
+    sampler = sampler_with(earlier)
     scored = searched(sampler, trials=20)
     history = History(scored, {one.genotype for one in scored})
-    draws, anew = sampler.draws(SPACE, history), sampler_with(memory).draws(SPACE, history)
+    draws, anew = sampler.draws(SPACE, history), sampler_with(earlier).draws(SPACE, history)
     assert {one: values.tobytes() for one, values in draws.items()} == {
         one: values.tobytes() for one, values in anew.items()
     }
 
 
-def test_a_space_that_is_spent_is_no_trouble_with_a_memory():
+def test_a_space_that_is_spent_is_no_trouble_with_earlier_tasks():
     tiny = {"p0": ("a", "b"), "p1": ("a", "b", "c")}
-    sampler = sampler_with(Memory((EarlierTask("tiny", "", networks(30, 1, values=range(30), space=tiny)),)))
+    sampler = sampler_with((EarlierTask("tiny", "", 10, scores(30, 1, values=range(30), space=tiny)),))
     scored = searched_tiny(sampler, tiny)
     history = History(scored, {one.genotype for one in scored})
     assert sampler.propose(tiny, history, random.Random(0)) in history.seen

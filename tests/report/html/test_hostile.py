@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.html.view import render_page
-from l2l_nas.report.recalled import Recalled, RecalledTask
+from l2l_nas.report.learned_from import LearnedFrom
 from tests.report.examples import ACCURACY, LOSS
 from tests.report.html.test_view import read
 from tests.report.pages import HOSTILE, Reader, card_of_pool, hostile_card, random_trials, summary_of
@@ -42,14 +42,14 @@ def test_hostile_names_are_words_and_nothing_else() -> None:
 
 def test_hostile_names_of_earlier_tasks_are_words() -> None:
     def with_memory(word: str) -> Reader:
-        recalled = Recalled((RecalledTask(word, 3, 0.5, 0.25, word),), (word,), trials=9, tau=0.25)
+        learned = LearnedFrom((word,), 3, (word,))
         summary = summary_of()
-        return read(replace(summary, history=replace(summary.history, recalled=recalled)))
+        return read(replace(summary, history=replace(summary.history, learned_from=learned)))
 
     reader, normal = with_memory(HOSTILE), with_memory("runs/a")
     assert reader.tags == normal.tags
     assert reader.text.count("alert(1)") == 2
-    assert "The search knew 3 networks of 1 earlier task when it began: runs/a." in normal.text
+    assert "The search learns from 3 networks of 1 earlier task: runs/a." in normal.text
     assert "The search knew" not in read(summary_of()).text
 
 
