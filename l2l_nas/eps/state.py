@@ -46,10 +46,12 @@ class LayerState:
     """Flat blocks of bytes with named views.
 
     Attributes:
+        layout: where each parameter, moment and buffer lies in the blocks.
         weights: fp32 master weights, one block.
         moments: the optimizer's blocks, as `layout.moments` says.
         steps: float32, how many updates each parameter has had. One for each parameter, not one for the layer: a
             parameter without a gradient must not age.
+        buffers: of the layer, one block.
         visits: how many updates the layer has had.
         version: changes with every write, and is never the same for different contents: a checkpoint saves what
             changed since the last.

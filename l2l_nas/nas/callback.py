@@ -36,6 +36,8 @@ _MOST = 20  # lines about what callbacks raised
 class Callback:
     """Hooks called during a search, or a training. Each method does nothing until you write it.
 
+    A training by `train` calls `phase`, `advance`, `number`, `poll` and `end`.
+
     Attributes:
         takes_numbers: whether the class writes `number`.
     """
@@ -73,7 +75,7 @@ class Callback:
         """
 
     def covered(self, coverage: Coverage) -> None:
-        """Warm-up is over: how often each candidate was trained."""
+        """Warm-up is over: how often each candidate was trained, as `to_json()` and `warning()` tell it."""
 
     def trial(self, record: TrialRecord, records: Sequence[TrialRecord]) -> None:
         """A trial is finished and saved.

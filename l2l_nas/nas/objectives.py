@@ -65,7 +65,7 @@ class TrialRecord:
     Args:
         number: from 0.
         architecture: canonical.
-        state: how it ended.
+        state: how it ended: "complete", "pruned", "stopped" or "failed".
         values: by goal name; empty for a state that has no score.
         cached: whether its values are those of an earlier trial of the same architecture.
         reason: why it was pruned, stopped or failed.

@@ -16,17 +16,27 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a layer, at one position."""
+    """A parameter of a layer, at one position.
+
+    Args:
+        position, candidate, name: its names.
+        shape: of the whole parameter.
+        place: the number of its position, from 0.
+        num_positions: of the pool.
+        module: class of the module that holds it, such as nn.Linear.
+        is_output: whether the position writes an output of the pool.
+        tied: the name that tied parameters share; "" where it is not tied.
+    """
 
     position: str
     candidate: str
     name: str
     shape: tuple[int, ...]
-    place: int  # index of the position, of num_positions
+    place: int
     num_positions: int
-    module: type[nn.Module]  # class of the module that holds it, such as nn.Linear
-    is_output: bool  # whether the position writes an output of the pool
-    tied: str = ""  # the name of its tie with other layers
+    module: type[nn.Module]
+    is_output: bool
+    tied: str = ""
 
     @property
     def path(self) -> str:

@@ -76,16 +76,23 @@ class Samples(ABC):
     """One part of the data: samples by row, from 0.
 
     A subclass of your own has `__len__` and `batch`; the rest follows.
+
+    Attributes:
+        is_sequential: whether rows can only be read in rising order, and a lower one begins anew.
+        drops_last: whether what does not fill a mini-batch at the end of a pass is left for other passes.
+        is_padded: whether texts end before their tensors do: with targets that do not count, or another number in
+            `documents`.
+        is_by_row: whether a sample is the same whatever is read with it, so that ranks may each read a part.
+        at_once: rows that may be read together; None: as many as outputs leave room for.
+        groups: of each sample a number that those share which belong together, such as images of one object, int64
+            [samples]; None: each is one. Standard errors are over groups. See [Note: error bars].
     """
 
-    is_sequential = False  # whether rows can only be read in rising order, and a lower one begins anew
-    drops_last = True  # whether what does not fill a mini-batch at the end of a pass is left for other passes
-    # whether texts end before their tensors do: with targets that do not count, or another number in `documents`
+    is_sequential = False
+    drops_last = True
     is_padded = False
-    is_by_row = False  # whether a sample is the same whatever is read with it, so that ranks may each read a part
-    at_once: int | None = None  # rows that may be read together; None: as many as outputs leave room for
-    # of each sample a number that those share which belong together, such as images of one object, int64 [samples];
-    # None: each is one. Standard errors are over groups. See [Note: error bars]
+    is_by_row = False
+    at_once: int | None = None
     groups: Tensor | None = None
 
     @abstractmethod

@@ -20,7 +20,7 @@ from l2l_nas.space.candidate import Specs, TensorSpec, describe
 class Task(Protocol):
     """A loss, and metrics of a whole data set.
 
-    `targets` is a tensor, or a tuple of tensors where a batch has several.
+    `outputs` is a tuple of tensors. `targets` is a tensor, or a tuple of tensors where a batch has several.
     """
 
     @property

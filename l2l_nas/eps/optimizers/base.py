@@ -46,6 +46,7 @@ class Optimizer(Protocol):
 
     A rule that needs a whole weight, not each of its elements alone, says `is_elementwise = False`. A rule that depends
     on what a weight is for has a method `for_parameter(parameter)`, which returns the rule to use: see `rule_for`.
+    Groups of parameters may replace the `weight_decay` of a rule that is a dataclass.
     """
 
     @property

@@ -44,15 +44,22 @@ class SearchComponents:
 
     Args:
         relay: with the shared weights.
-        evaluator: on both; scores architectures in this process.
+        trainer: `fit(path_at, start=, steps=, schedule=)` trains the shared weights; `path_at(step)` is the
+            architecture of a step.
+        evaluator: on both; scores architectures in this process. `score(architecture)` and `score_all(architectures)`
+            are metrics of the validation part with the shared weights.
+        budget: numbers of the search, such as `budget.trials`.
+        goals: the objectives, each with `name` and `maximize`.
         constraints: trials that they refuse are never trained, nor are paths of warm-up that those refuse which need no
             measurement. That a path has a layer is one of them in any case.
         costs: of an architecture, recorded with each trial.
-        paths: of warm-up. They must be allowed, and not empty.
+        early_stop: says which trials end before their last step.
+        paths: of warm-up: `path_at(step)`. They must be allowed, and not empty.
         seed: of the paths.
         enqueued: architectures that the user wants tried first.
         earlier_tasks: what earlier runs of the space found.
-        consensus: with the other ranks, if there are any.
+        consensus: decides alike for all ranks, if there are several: `first(make)` is what rank 0 makes, `any(flag)`
+            whether any rank says yes.
     """
 
     relay: Relay
@@ -75,7 +82,11 @@ class SearchContext(SearchComponents):
     """The parts of a search, and what its phases have done so far.
 
     Args:
-        executor: evaluates trials and trains networks alone.
+        executor: evaluates trials and trains networks alone, here or in workers; see `SegmentExecutor`.
+        study: `propose(architecture)` makes an architecture the next trial; `records` are the trials; `num_evaluated`
+            is how many of those asked for are done.
+        checkpoint: where the shared weights are saved.
+        callback: a long phase calls its `phase`, `advance` and `poll`.
         cache: finds finalists of an earlier session again; without it, they are always trained.
 
     Attributes:
@@ -91,8 +102,8 @@ class SearchContext(SearchComponents):
         baseline: what random search came to; None if it did not follow, or could not train any network.
         sizes: of networks that are asked for; see [Note: sizes] in `sizes.py`.
         of_sizes: the best of each size by its name, with its weights, once finalists are trained.
-        phases: all of the search; what they are at is saved beside the weights.
-        over: those that are done in this session.
+        phases: all of the search; what they are at is saved beside the weights. The search sets them.
+        over: those that are done in this session. The search sets them.
     """
 
     executor: SegmentExecutor
@@ -130,11 +141,15 @@ class SearchContext(SearchComponents):
 
     @property
     def pool(self) -> LayerPool:
+        """The space."""
         return self.relay.server.whole_pool
 
     @property
     def ledger(self) -> Ledger:
-        """What the search has spent."""
+        """What the search has spent.
+
+        What `trainer`, `evaluator` and `executor` do is counted; `ledger.add(steps)` counts what else a phase does.
+        """
         return self.study.ledger
 
     def save(self) -> None:
@@ -207,4 +222,5 @@ class SearchContext(SearchComponents):
         return found
 
     def note(self, record: TrialRecord) -> None:
+        """Tell the callbacks of a trial."""
         self.callback.trial(record, self.study.records)

@@ -30,9 +30,12 @@ class Finalist:
     """An architecture that was trained further, with its own weights; or a trial as it is, where none are.
 
     Args:
+        record: of its trial.
+        costs: by name.
         scores: by part of the data ("validation", and "test" where there is one), after its own training; empty where
             finalists are not trained.
         server: its weights; None where finalists are not trained, and for all but the best.
+        steps: of its own training.
         rungs: metrics of the validation part after each part of its training; see `TrialRecord`.
     """
 
@@ -45,10 +48,12 @@ class Finalist:
 
     @property
     def architecture(self) -> Architecture:
+        """That of its trial."""
         return self.record.architecture
 
     @property
     def is_trained(self) -> bool:
+        """Whether it was trained further."""
         return bool(self.scores)
 
     @property
