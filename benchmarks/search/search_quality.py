@@ -1,7 +1,7 @@
 """Does the search find something? The default run against random search of equal training, on samples neither saw.
 
-    python -m benchmarks search_quality [--data cluttered_digits] [--seeds 0 1 2] [--beside sampler=random]
-        [--runs FOLDER] [--out FILE]
+    python -m benchmarks search_quality [--data cluttered_digits] [--seeds 0 1 2] [--words search.trainings=3]
+        [--beside search.learn_from=[]] [--runs FOLDER] [--out FILE]
 
 For every seed, of about as many training steps each:
 
@@ -44,6 +44,7 @@ Row = dict[str, Any]
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="cluttered_digits", help="as data.source")
     parser.add_argument("--seeds", nargs="+", type=at_least(0), default=[0, 1, 2])
+    parser.add_argument("--words", nargs="+", default=[], help="settings of all runs")
     parser.add_argument("--beside", default="", help="a setting that the same run is done with once more")
     parser.add_argument("--out", type=Path, help="results/search_quality_DATA.json if nothing is said")
     parser.add_argument("--runs", type=Path, help="where the runs' folders stay; a temporary folder by default")
@@ -56,7 +57,7 @@ def main(arguments: argparse.Namespace) -> None:
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as scratch:
             runs = (arguments.runs or Path(scratch)) / f"{data}_{seed}"
-            row = measure(arguments.data, seed, runs, beside=arguments.beside)
+            row = measure(arguments.data, seed, runs, words=arguments.words, beside=arguments.beside)
         known = read_json(out)["rows"] if out.exists() else []
         rows = sorted([row, *(one for one in known if one["seed"] != seed)], key=lambda one: one["seed"])
         about = {"benchmark": "search_quality", "data": data, "machine": machine()}
@@ -65,9 +66,9 @@ def main(arguments: argparse.Namespace) -> None:
         print(json.dumps(result["summary"]), flush=True)
 
 
-def measure(data: str, seed: int, runs: Path, *, beside: str) -> Row:
+def measure(data: str, seed: int, runs: Path, *, words: Sequence[str] = (), beside: str = "") -> Row:
     """One seed; the runs' folders are made in `runs`."""
-    words = [f"data.source={data}", f"seed={seed}"]
+    words = [f"data.source={data}", f"seed={seed}", *words]
     result = searched(runs / "search", *words, "search.baseline=random")
     alone = result["baseline"]
     sides = {"search": entry_of(result["best"]), "random_search": entry_of(alone)}
