@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def measure(data: str, seed: int, runs: Path, *, words: Sequence[str] = (), besi
     alone = result["baseline"]
     sides = {"search": entry_of(result["best"]), "random_search": entry_of(alone)}
     if beside:
-        sides[beside] = entry_of(searched(runs / beside, *words, beside)["best"])
+        sides[beside] = entry_of(searched(runs / re.sub(r"\W+", "_", beside), *words, beside)["best"])
     return {
         "seed": seed,
         "steps": alone["total_steps"],
