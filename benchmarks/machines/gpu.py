@@ -30,7 +30,7 @@ from benchmarks import ROOT
 from benchmarks.relay.peers import SIDES, ExecutorRunner, Runner
 from benchmarks.relay.work import StackSizes
 from benchmarks.timing import machine
-from l2l_nas.cost.device import PaperDevice
+from l2l_nas.cost.device_bytes import PaperDevice
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.measure import measure
 from l2l_nas.cost.step_time import StepTime

@@ -10,7 +10,7 @@ from numbers import Real
 from torch import Tensor, nn
 
 from l2l_nas.cost.closed_form import num_parameters, path_states
-from l2l_nas.cost.device import device_bytes
+from l2l_nas.cost.device_bytes import device_bytes
 from l2l_nas.cost.flops import Flops
 from l2l_nas.cost.generation import KeptBytes, WritingCosts, text_length
 from l2l_nas.cost.hardware import Hardware

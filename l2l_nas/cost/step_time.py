@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from l2l_nas.cost.chain import Chain
 from l2l_nas.cost.closed_form import buffer_bytes, state_bytes, wire_bytes
-from l2l_nas.cost.device import device_bytes, moved_bytes, owned_bytes, plain_activations
-from l2l_nas.cost.divided import PaperSplit
+from l2l_nas.cost.device_bytes import device_bytes, moved_bytes, owned_bytes, plain_activations
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.ranks import RankLink, summed_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.simulator import SAVING, LayerSeconds, PathSeconds, Simulation, lifted, simulate
+from l2l_nas.cost.split_layers import PaperSplit
 from l2l_nas.eps.file_storage import FRAMES
 from l2l_nas.eps.gradients import gradient_bytes
 from l2l_nas.eps.layout import Layout, layout_of

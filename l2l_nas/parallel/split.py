@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from l2l_nas.errors import SpaceError, did_you_mean
 from l2l_nas.parallel.collectives import Ranks
-from l2l_nas.parallel.divided import (
+from l2l_nas.parallel.layer_parts import (
     ByColumns,
     ByRows,
     DroppedOut,

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 import torch
 
 from l2l_nas.cost.closed_form import num_parameters, pool_bytes
-from l2l_nas.cost.device import device_bytes
+from l2l_nas.cost.device_bytes import device_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.cost.table import unmeasured
 from l2l_nas.eps.exchange import wait_for_all

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from l2l_nas.cost.closed_form import path_states
-from l2l_nas.cost.device import PaperDevice
+from l2l_nas.cost.device_bytes import PaperDevice
 from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Mesh, PaperRanks
 from l2l_nas.eps.server import ParamServer

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from l2l_nas.cost.closed_form import num_parameters, pool_bytes
-from l2l_nas.cost.device import PaperDevice
-from l2l_nas.cost.divided import PaperSplit
+from l2l_nas.cost.device_bytes import PaperDevice
 from l2l_nas.cost.hardware import Hardware
+from l2l_nas.cost.split_layers import PaperSplit
 from l2l_nas.cost.step_time import Prediction, StepTime
 from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Exchange, Mesh, PaperRanks

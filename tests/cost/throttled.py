@@ -22,7 +22,7 @@ from torch import nn
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
 from l2l_nas.cost.chain import LANES
 from l2l_nas.cost.closed_form import pool_bytes
-from l2l_nas.cost.device import PaperDevice
+from l2l_nas.cost.device_bytes import PaperDevice
 from l2l_nas.cost.hardware import Hardware
 from l2l_nas.cost.simulator import SAVING
 from l2l_nas.cost.step_time import StepTime

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from l2l_nas import AdamW, Clip, Relay
-from l2l_nas.cost.device import PaperDevice
-from l2l_nas.cost.divided import PaperSplit
+from l2l_nas.cost.device_bytes import PaperDevice
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.ranks import summed_bytes
+from l2l_nas.cost.split_layers import PaperSplit
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.eps import cut
 from l2l_nas.eps.divided import DividedServer

@@ -1,4 +1,4 @@
-"""What divides a module: its parts, and what is refused. No other rank is there; `test_divided.py` has those."""
+"""What divides a module: its parts, and what is refused. No other rank is there; `test_layer_parts.py` has those."""
 
 from __future__ import annotations
 

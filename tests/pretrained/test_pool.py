@@ -18,7 +18,7 @@ from l2l_nas.pretrained.pool import published_pool
 from l2l_nas.relay.relay import Relay
 from l2l_nas.runs.locate import load_problem
 from l2l_nas.text.tokenizer import Bytes
-from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
+from l2l_nas.training.imitation import BlockDistillation, BlockSettings
 from tests.pretrained.test_families import MODELS, TOKENS, published
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
-from l2l_nas.cost.device import device_bytes
+from l2l_nas.cost.device_bytes import device_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.errors import SettingError
 from l2l_nas.layers.conv import ConvBlock

@@ -6,7 +6,7 @@ import pytest
 
 from l2l_nas import AdamW, ParamServer, Relay
 from l2l_nas.cost.closed_form import num_parameters
-from l2l_nas.cost.device import PaperDevice, device_bytes
+from l2l_nas.cost.device_bytes import PaperDevice, device_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.errors import SettingError
 from l2l_nas.runs import build

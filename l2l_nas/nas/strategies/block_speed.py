@@ -20,7 +20,7 @@ from l2l_nas.relay.interface import Batch
 from l2l_nas.space.architecture import Architecture
 from l2l_nas.space.pool import LayerPool
 from l2l_nas.space.shapes import check_shapes
-from l2l_nas.training.blockwise import BlockDistillation
+from l2l_nas.training.imitation import BlockDistillation
 
 MEASURED_STEPS = 3  # of each candidate; the first one is slow
 

@@ -21,8 +21,8 @@ from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.relay.interface import Batch
 from l2l_nas.relay.relay import Relay
 from l2l_nas.space.pool import LayerPool
-from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
 from l2l_nas.training.fit import Trainer
+from l2l_nas.training.imitation import BlockDistillation, BlockSettings
 from l2l_nas.training.metrics import measured
 from l2l_nas.training.teach import Divergence, TaughtBatches, TaughtTask
 

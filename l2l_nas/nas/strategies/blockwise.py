@@ -19,7 +19,7 @@ from l2l_nas.nas.strategies.low_rank_recovery import TrainPairs
 from l2l_nas.nas.strategies.phase import Phase
 from l2l_nas.nas.strategies.random_search import RandomSearch
 from l2l_nas.nas.strategies.trials import Trials
-from l2l_nas.training.blockwise import BlockSettings
+from l2l_nas.training.imitation import BlockSettings
 
 SCORES = ("exchange", "divergence", "error")
 _ROUNDS = 3

@@ -21,7 +21,7 @@ from l2l_nas.nas.objectives import Goal
 from l2l_nas.nas.strategies.block_scores import BlockValues, ScoreBlocks
 from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.training import fit
-from l2l_nas.training.blockwise import BlockSettings
+from l2l_nas.training.imitation import BlockSettings
 
 DEPTH = 12
 HALF = DEPTH // 2 * 6  # parameters

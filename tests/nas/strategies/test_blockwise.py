@@ -35,8 +35,8 @@ from l2l_nas.layers import Embedding, FeedForward
 from l2l_nas.nas.evaluation.evaluator import Evaluator
 from l2l_nas.nas.strategies.block_training import DistilBlocks
 from l2l_nas.nas.strategies.blockwise import blockwise
-from l2l_nas.training.blockwise import BlockSettings
 from l2l_nas.training.export import build_network
+from l2l_nas.training.imitation import BlockSettings
 from tests.nas.problems import budget, pool_of, search_on
 from tests.training.test_blockwise import WIDTH, Mlp
 

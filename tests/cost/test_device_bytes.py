@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, Classification, LayerPool, ParamServer, Position, Relay, TensorSpec, skip
-from l2l_nas.cost.device import device_bytes, moved_bytes, owned_bytes, resident_bytes
+from l2l_nas.cost.device_bytes import device_bytes, moved_bytes, owned_bytes, resident_bytes
 from l2l_nas.cost.relay_path import RelayPath
 from l2l_nas.relay.interface import cut_sizes
 from l2l_nas.space.operations import LiveBytes

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
-from l2l_nas.cost.device import PaperDevice
-from l2l_nas.cost.divided import PaperSplit
+from l2l_nas.cost.device_bytes import PaperDevice
 from l2l_nas.cost.profiles import PROFILES
 from l2l_nas.cost.ranks import RankLink, summed_bytes
+from l2l_nas.cost.split_layers import PaperSplit
 from l2l_nas.cost.step_time import StepTime
 from l2l_nas.eps.divided import DividedServer
 from l2l_nas.eps.exchange import Alone, Mesh, PaperRanks

@@ -12,7 +12,7 @@ from l2l_nas import AdamW, Architecture, Candidate, Groups, LayerPool, ParamServ
 from l2l_nas.errors import SettingError, SpaceError
 from l2l_nas.layers.least_squares import once
 from l2l_nas.space.shapes import check_shapes
-from l2l_nas.training.blockwise import BlockDistillation, BlockSettings
+from l2l_nas.training.imitation import BlockDistillation, BlockSettings
 from l2l_nas.training.schedule import Cosine
 
 WIDTH, SEED = 6, 2

@@ -97,7 +97,7 @@ class PaperSplit:
                 for one in self._counted.layers
                 if (self._counted.positions[one.position].name, one.candidate.name) == place
             ]
-            from l2l_nas.parallel.divided import Gathered
+            from l2l_nas.parallel.layer_parts import Gathered
 
             run = dry_run_in(self._counted, own, inputs, samples, dtype, needs_gradient=needs_gradient)
             self._counter.take()  # what building it may have summed
