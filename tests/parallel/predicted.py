@@ -27,7 +27,7 @@ from l2l_nas.parallel.entry import run_ranked
 from l2l_nas.parallel.split_pool import SplitPool
 from l2l_nas.parallel.world import World, WorldConfig
 from l2l_nas.relay.interface import StepShare, cut_sizes
-from tests.cost.test_divided import pool as feedforward_pool
+from tests.cost.test_split_layers import pool as feedforward_pool
 from tests.parallel.same_bits import CHUNKS, language
 from tests.relay.stress import CHECKED
 from tests.toys import BothHeads, NextToken, SquaredError, dense_pool, random_data

@@ -38,7 +38,7 @@ from l2l_nas.nas.strategies.blockwise import blockwise
 from l2l_nas.training.export import build_network
 from l2l_nas.training.imitation import BlockSettings
 from tests.nas.problems import budget, pool_of, search_on
-from tests.training.test_blockwise import WIDTH, Mlp
+from tests.training.test_imitation import WIDTH, Mlp
 
 
 def problem(shared=False):
