@@ -42,7 +42,7 @@ def pool_bytes(relay: Relay, layers: Sequence[Layer]) -> int:
     own_bytes = sum(state_bytes(relay, state) for state in states)
     if relay.precision == "fp32" or not relay.wire.stores:
         return own_bytes
-    stored = [state for state in states if not relay.server.gathers(state)]
+    stored = [state for state in states if not relay.server.is_sharded(state)]
     return own_bytes + wire_bytes(relay.pool, stored, relay.config.precision.dtype)
 
 

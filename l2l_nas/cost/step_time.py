@@ -122,7 +122,7 @@ class StepTime:
             for layer in path.numbered.layers
         ]
         # those of states of which each rank has all are in blocks from the layer's backward on, where it is on the host
-        whole = {n for n, state in enumerate(path.numbered.states) if not relay.server.gathers(state)}
+        whole = {n for n, state in enumerate(path.numbered.states) if not relay.server.is_sharded(state)}
         stay = whole if self._is_host and self._is_sharded else set()
         visited: list[dict[Name, int]] = [{n: size for n, size in one.items() if n in stay} for one in gradients]
         names = path.numbered if with_spans else None
@@ -251,7 +251,7 @@ class StepTime:
             return []
         if not relay.wire.stores:
             return []
-        return [state for state in path.streamed(path.states) if not relay.server.gathers(state)]
+        return [state for state in path.streamed(path.states) if not relay.server.is_sharded(state)]
 
     def _seconds(self, visit: Work) -> float:
         return self.hardware.seconds(visit, self.relay.precision)
@@ -342,7 +342,7 @@ class StepTime:
 
     def _load_seconds(self, states: Sequence[str], stored: frozenset[str]) -> tuple[float, float]:
         """Of the weights of states: on the link, and in the thread of the loads before, where that rounds them."""
-        gathered = [state for state in states if self.relay.server.gathers(state)]
+        gathered = [state for state in states if self.relay.server.is_sharded(state)]
         own_s, own_round_s = self._own_load_seconds([state for state in states if state not in gathered], stored)
         gathered_s, parts_s = self._gathered_seconds(gathered)
         if self.hardware.lanes != "streams":

@@ -88,10 +88,10 @@ class Checkpoint:
         """
         server.drain()
         visited = server.visited
-        if server.everyone.rank > 0:
+        if server.world.rank > 0:
             for key in self._chosen(server, visited, ()):
                 server.state(key)
-            wait_for_all(server.everyone)
+            wait_for_all(server.world)
             return
         newest = self._prepare_folder()
         for key in self._chosen(server, visited, [key for key in visited if not self._is_saved(server, key)]):
@@ -103,7 +103,7 @@ class Checkpoint:
             write_json(self.folder / f"manifest-{newest.number:06}.json", newest.content)
         write_json(self.folder / MANIFEST, manifest)
         self._tidy({entry["file"] for entry in entries.values()}, before=newest.files if newest else set())
-        wait_for_all(server.everyone)
+        wait_for_all(server.world)
 
     def _prepare_folder(self) -> Manifest | None:
         """The newest manifest, of a folder that a save may be written to."""
@@ -122,8 +122,8 @@ class Checkpoint:
         """The states that rank 0 has chosen to write; all ranks call it."""
         visited, wanted = sorted(visited), set(keys)  # ranks may have met them in another order
         own = torch.tensor([key in wanted for key in visited], dtype=torch.uint8)
-        every = own.new_empty(server.everyone.size, len(visited))
-        server.everyone.gather(own, every, Channel.STEP)
+        every = own.new_empty(server.world.size, len(visited))
+        server.world.all_gather(own, every, Channel.STEP)
         return [key for key, is_chosen in zip(visited, every[0].tolist(), strict=True) if is_chosen]
 
     def remove(self) -> None:

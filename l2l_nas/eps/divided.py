@@ -84,7 +84,7 @@ class DividedInbox(ShardedInbox):
             self._counted[key] = self._counts(key)
         own = math.fsum(queued.norms[self._counted[key]].tolist())  # rounded once, whoever has which of the squares
         every = torch.empty(self._tensor.size, 2, dtype=torch.float64)
-        self._tensor.gather(torch.tensor([own, origin], dtype=torch.float64), every, Channel.SEND, of=key)
+        self._tensor.all_gather(torch.tensor([own, origin], dtype=torch.float64), every, Channel.SEND, of=key)
         queued.norms = every[:, 0]
         found = [(rank, number) for rank, number in enumerate(every[:, 1].tolist()) if number]
         if found:
@@ -130,7 +130,7 @@ class DividedServer(ShardedServer):
     ) -> None:
         self.divided, self.mesh = divided, mesh
         super().__init__(divided.parts, mesh.data, optimizer=optimizer, seed=seed, storage=storage, frozen=frozen)
-        self.everyone = ObservedExchange.of(mesh.everyone)
+        self.world = ObservedExchange.of(mesh.world)
         self._refuse_whole_rules()
         self.gradients = DividedInbox(divided, self.rules, self.cuts, self.exchange, mesh.tensor)
 
@@ -197,7 +197,7 @@ class DividedServer(ShardedServer):
         counts = dict(zip((entry.name for entry in own.layout.parameters), own.steps.tolist(), strict=True))
         steps = torch.tensor([counts.get(entry.name, 0.0) for entry in whole.layout.parameters])
         every = steps.new_empty(self.mesh.tensor.size, len(steps))
-        self.mesh.tensor.gather(steps, every, Channel.STEP)
+        self.mesh.tensor.all_gather(steps, every, Channel.STEP)
         whole.steps.copy_(every.amax(dim=0))
         whole.visits, whole.version = own.visits, own.version
         return whole
@@ -214,7 +214,7 @@ class DividedServer(ShardedServer):
         if own is not None:
             row[: own.numel()] = own.reshape(-1)
         rows = row.new_empty(len(ranks), len(row))
-        self.mesh.tensor.gather(row, rows, Channel.STEP, of=key)
+        self.mesh.tensor.all_gather(row, rows, Channel.STEP, of=key)
         pieces = [
             None if one is None else values[: one.numel()].view(one.shape)
             for one, values in zip(shapes, rows, strict=True)

@@ -41,14 +41,14 @@ class Exchange(Protocol):
     def size(self) -> int:
         """How many ranks there are, a power of two."""
 
-    def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
+    def all_gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         """Have `whole` [size, ...] hold every rank's `part` [...], in the order of ranks.
 
         Args:
             of: what it is of, such as the key of a state; errors say it.
         """
 
-    def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
+    def all_to_all(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
         """Give each rank its row of `parts` [size, ...]; `received` [size, ...] gets one from each, in order."""
 
 
@@ -58,10 +58,10 @@ class Alone:
     rank = 0
     size = 1
 
-    def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
+    def all_gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         whole[0].copy_(part)
 
-    def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
+    def all_to_all(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
         received.copy_(parts)
 
 
@@ -76,14 +76,14 @@ class PaperRanks:
     size: int
     rank: int = 0
 
-    def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
+    def all_gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         if channel is Channel.STEP:
             whole.copy_(part.expand_as(whole))
         else:
             whole.zero_()
             whole[self.rank].copy_(part)
 
-    def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
+    def all_to_all(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
         received.zero_()
         received[self.rank].copy_(parts[self.rank])
 
@@ -115,14 +115,14 @@ class ObservedExchange:
         """The same one, if it is observed already."""
         return exchange if isinstance(exchange, ObservedExchange) else cls(exchange)
 
-    def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
+    def all_gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         start_s = time.perf_counter()
-        self._exchange.gather(part, whole, channel, of)
+        self._exchange.all_gather(part, whole, channel, of)
         self._tell(channel, of, part.nbytes, start_s)
 
-    def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
+    def all_to_all(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
         start_s = time.perf_counter()
-        self._exchange.swap(parts, received, channel, of)
+        self._exchange.all_to_all(parts, received, channel, of)
         self._tell(channel, of, parts.nbytes // self.size, start_s)
 
     def _tell(self, channel: Channel, of: str, part_bytes: int, start_s: float) -> None:
@@ -138,35 +138,35 @@ class Mesh:
     """The ranks of a training as a grid; one process is a grid of one.
 
     Args:
-        everyone: all ranks.
+        world: all ranks.
         data: those that have the same part of each layer: they share mini-batches and states.
         tensor: those that share each micro-batch and each layer, see [Note: divided layers] in `space/split.py`.
     """
 
-    everyone: Exchange = Alone()
+    world: Exchange = Alone()
     data: Exchange = Alone()
     tensor: Exchange = Alone()
 
 
-def least(exchange: Exchange, number: int) -> int:
+def all_reduce_min(exchange: Exchange, number: int) -> int:
     """The least of all ranks' numbers; all of them call it."""
     own = torch.tensor([number])
     every = own.new_empty(exchange.size, 1)
-    exchange.gather(own, every, Channel.STEP)
+    exchange.all_gather(own, every, Channel.STEP)
     return int(every.min())
 
 
-def of_first(exchange: Exchange, own: Tensor) -> Tensor:
+def broadcast(exchange: Exchange, own: Tensor) -> Tensor:
     """Rank 0's tensor, on the host; all ranks call it with one of its shape."""
     if exchange.size == 1:
         return own
     own = own.cpu().contiguous()
     every = own.new_empty(exchange.size, *own.shape)
-    exchange.gather(own, every, Channel.STEP)
+    exchange.all_gather(own, every, Channel.STEP)
     return every[0]
 
 
 def wait_for_all(exchange: Exchange) -> None:
     """Return when all ranks have called it."""
     nothing = torch.zeros(1, dtype=torch.uint8)
-    exchange.gather(nothing, torch.empty(exchange.size, 1, dtype=torch.uint8), Channel.STEP)
+    exchange.all_gather(nothing, torch.empty(exchange.size, 1, dtype=torch.uint8), Channel.STEP)

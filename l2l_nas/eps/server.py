@@ -61,7 +61,7 @@ class ParamServer:
     """
 
     exchange: Exchange = Alone()  # with ranks that share mini-batches
-    everyone: Exchange = Alone()  # with all ranks of the training
+    world: Exchange = Alone()  # with all ranks of the training
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ParamServer:
         """What this process holds of a state, with its moments."""
         return self.rules.of(key).layout
 
-    def gathers(self, key: str) -> bool:
+    def is_sharded(self, key: str) -> bool:
         """Whether the weights of a state come from several ranks."""
         return False
 

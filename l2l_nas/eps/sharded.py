@@ -107,11 +107,11 @@ class ShardedInbox(GradientInbox):
         if cut.is_whole:
             own = self._sent.of(1, len(whole))[0]  # `whole` may lie on the device
             own.copy_(whole)
-            self._exchange.gather(own, received, Channel.SEND, of=key)
+            self._exchange.all_gather(own, received, Channel.SEND, of=key)
         else:
             rows = self._sent.of(size, cut.part_bytes)
             cut.take_apart(whole, rows)
-            self._exchange.swap(rows, received, Channel.SEND, of=key)
+            self._exchange.all_to_all(rows, received, Channel.SEND, of=key)
         return received
 
     def _exchange_notes(self, key: str, queued: QueuedGradient, has_grad: Sequence[bool], received: Tensor) -> int:
@@ -128,14 +128,14 @@ class ShardedInbox(GradientInbox):
         notes[len(has_grad) :][: counts[rank]] = squares
         if not squares.isfinite().all():
             notes[-1] = _only([row + 1 for row in self._not_finite_rows(key, received)])
-        everyone = notes.new_empty(self._exchange.size, len(notes))
-        self._exchange.gather(notes, everyone, Channel.SEND, of=key)
-        touched = everyone[:, : len(has_grad)].any(dim=0).tolist()
+        all_notes = notes.new_empty(self._exchange.size, len(notes))
+        self._exchange.all_gather(notes, all_notes, Channel.SEND, of=key)
+        touched = all_notes[:, : len(has_grad)].any(dim=0).tolist()
         before = queued.has_grad or [False] * len(cut.parts[rank].indices)
         queued.has_grad = [old or touched[index] for old, index in zip(before, cut.parts[rank].indices, strict=True)]
-        rows = [everyone[rank]] if cut.is_whole else list(everyone)
+        rows = [all_notes[rank]] if cut.is_whole else list(all_notes)
         queued.norms = torch.cat([row[len(has_grad) :][:count] for row, count in zip(rows, counts, strict=False)])
-        origin = _only(map(int, everyone[:, -1].tolist()))
+        origin = _only(map(int, all_notes[:, -1].tolist()))
         if origin:
             queued.is_own = origin == rank + 1 if origin > 0 else None
         return origin
@@ -176,7 +176,7 @@ class ShardedServer(ParamServer):
         frozen: Iterable[str] = (),
     ) -> None:
         super().__init__(pool, optimizer=optimizer, seed=seed, storage=storage, frozen=frozen)
-        self.exchange = self.everyone = ObservedExchange.of(exchange)
+        self.exchange = self.world = ObservedExchange.of(exchange)
         self.cuts = Cuts(self.rules, exchange.size)
         self.gradients = ShardedInbox(self.pool, self.rules, self.cuts, self.exchange)
         self._gathered = _Rows()
@@ -184,7 +184,7 @@ class ShardedServer(ParamServer):
     def held_layout(self, key: str) -> Layout:
         return self.cuts.of(key).parts[self.exchange.rank].layout
 
-    def gathers(self, key: str) -> bool:
+    def is_sharded(self, key: str) -> bool:
         return not self.cuts.of(key).is_whole
 
     def put(self, key: str, state: LayerState) -> None:
@@ -231,7 +231,7 @@ class ShardedServer(ParamServer):
         rank = self.exchange.rank
         steps[list(cut.parts[rank].indices)] = state.steps
         every = steps.new_empty(self.exchange.size, len(steps))
-        self.exchange.gather(steps, every, Channel.STEP)
+        self.exchange.all_gather(steps, every, Channel.STEP)
         whole.steps.copy_(every.amax(dim=0))
         for name, parameter, target in _cut_tensors(whole):
             self._gather_tensor(cut, name, parameter, state, target)
@@ -251,7 +251,7 @@ class ShardedServer(ParamServer):
         if own is not None:
             row[: own.numel()] = own.reshape(-1)
         rows = row.new_empty(self.exchange.size, len(row))
-        self.exchange.gather(row.view(torch.uint8), rows.view(torch.uint8), Channel.STEP)
+        self.exchange.all_gather(row.view(torch.uint8), rows.view(torch.uint8), Channel.STEP)
         for (start, _), length, values in zip(ranges, lengths, rows, strict=True):
             flat[start : start + length] = values[:length]
 
@@ -280,7 +280,7 @@ class ShardedServer(ParamServer):
         wires, size = cut.wires(dtype), self.exchange.size
         rows = self._gathered.of(size + 1, wires.num_bytes)  # behind those of all ranks, this rank's own
         state.copy_to_wire(wires.layouts[self.exchange.rank], rows[size])
-        self.exchange.gather(rows[size], rows[:size], Channel.LOAD, of=key)
+        self.exchange.all_gather(rows[size], rows[:size], Channel.LOAD, of=key)
         cut.put_together(rows[:size], slot, dtype)
 
 

@@ -22,7 +22,7 @@ class WorldMesh:
 
     Args:
         watch: of this rank.
-        everyone: all ranks.
+        world: all ranks.
         tensor: how many ranks share each layer.
         has_checks: see `GroupExchange`.
 
@@ -34,8 +34,8 @@ class WorldMesh:
 
     ranks: Ranks
 
-    def __init__(self, watch: RankWatch, everyone: GroupExchange, tensor: int, *, has_checks: bool = False) -> None:
-        size = everyone.size
+    def __init__(self, watch: RankWatch, world: GroupExchange, tensor: int, *, has_checks: bool = False) -> None:
+        size = world.size
         if size % tensor:
             raise SettingError(f"tensor={tensor}: there are {size} ranks, which it must divide; {advised([size])}")
         self._watch, self.tensor = watch, tensor
@@ -46,15 +46,15 @@ class WorldMesh:
         def exchange(groups: list[list[int]]) -> Exchange:
             own = next(members for members in groups if watch.rank in members)
             if len(groups) == 1:
-                return everyone
+                return world
             return Alone() if len(own) == 1 else GroupExchange(watch, size, members=own, has_checks=has_checks)
 
-        self.mesh = Mesh(everyone, exchange(self._columns), exchange(self._rows))
+        self.mesh = Mesh(world, exchange(self._columns), exchange(self._rows))
 
     def connect(self) -> None:
         """Make the groups of an epoch; all ranks call it."""
         for exchange, members in ((self.mesh.data, self._columns), (self.mesh.tensor, self._rows)):
-            if exchange is self.mesh.everyone or isinstance(exchange, Alone):
+            if exchange is self.mesh.world or isinstance(exchange, Alone):
                 continue
             assert isinstance(exchange, GroupExchange)
             exchange.use({channel: self._own_group(members) for channel in Channel})

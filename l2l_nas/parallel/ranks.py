@@ -47,7 +47,7 @@ class GroupExchange:
         """Go through these groups from now on; none: no exchange is possible."""
         self._groups = dict(groups)
 
-    def gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
+    def all_gather(self, part: Tensor, whole: Tensor, channel: Channel, of: str = "") -> None:
         assert whole.shape == (self.size, *part.shape), f"{tuple(part.shape)} in {tuple(whole.shape)}"
         sent, received = _bytes(part), _bytes(whole)
         with self._watch.inside(_CALLED[channel], of, members=self._some) as waiting:
@@ -59,7 +59,7 @@ class GroupExchange:
             elif len(sent):
                 waiting.complete(lambda: self._groups[channel]._allgather_base(received, sent))
 
-    def swap(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
+    def all_to_all(self, parts: Tensor, received: Tensor, channel: Channel, of: str = "") -> None:
         assert parts.shape == received.shape
         assert len(parts) == self.size
         sent, got = _bytes(parts), _bytes(received)

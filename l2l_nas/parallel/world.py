@@ -153,7 +153,7 @@ class World:
             RankError: another rank failed meanwhile.
         """
         none = torch.zeros(1, dtype=torch.uint8)
-        self.exchange.gather(none, torch.empty(self.size, 1, dtype=torch.uint8), Channel.STEP)
+        self.exchange.all_gather(none, torch.empty(self.size, 1, dtype=torch.uint8), Channel.STEP)
         if self._place.holds_store:
             self.watch.linger(_LINGER_S)
         self.watch.leave()

@@ -69,7 +69,7 @@ class StateAccess:
         storage = self.storage
         with storage.reading(key) as state:
             self._device.stream_wait(state.written)
-            if self.server.gathers(key):
+            if self.server.is_sharded(key):
                 self.server.gather_weights(key, state, slot, self._dtype)
                 return OpenState(key, None, gradients_stay=False)
             weights = self._in_place(state, storage)

@@ -34,7 +34,7 @@ def require_same(exchange: Exchange, facts: Mapping[str, object]) -> None:
     digests = [hashlib.sha256(str(fact).encode()).digest()[:DIGEST_BYTES] for fact in facts.values()]
     own = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
     every = own.new_empty(exchange.size, len(own))
-    exchange.gather(own, every, Channel.STEP)
+    exchange.all_gather(own, every, Channel.STEP)
     for name, column in zip(facts, every.view(exchange.size, -1, DIGEST_BYTES).unbind(1), strict=True):
         others = [rank for rank in range(exchange.size) if not torch.equal(column[rank], column[0])]
         if others:

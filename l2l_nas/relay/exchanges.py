@@ -51,7 +51,7 @@ class Exchanges:
         self._server, self._dtype, self._chunks = server, dtype, chunks
         self._cuts = server.cuts if isinstance(server, ShardedServer) else None
         # how many other ranks there are: with other mini-batches, in all, and with other parts of layers
-        self._others, self._everyone = server.exchange.size - 1, server.everyone.size - 1
+        self._others, self._everyone = server.exchange.size - 1, server.world.size - 1
         self._tensor = server.mesh.tensor.size - 1 if isinstance(server, DividedServer) else 0
 
     def of_step(self, plan: Plan, layers: Sequence[Layer]) -> list[Message]:
@@ -96,7 +96,7 @@ class Exchanges:
 
     def _loaded(self, layer: Layer, cuts: Cuts) -> Iterator[tuple[str, int, bool]]:
         for key in layer.states:
-            if self._server.gathers(key):
+            if self._server.is_sharded(key):
                 yield key, cuts.of(key).wires(self._dtype).num_bytes, False
 
     def _saved(self, layer: Layer, _: Cuts) -> Iterator[tuple[str, int, bool]]:

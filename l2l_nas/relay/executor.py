@@ -245,7 +245,7 @@ class PlanExecutor:
             return template.buffers
         own = torch.stack(statistics.ends).cpu()
         every = own.new_empty(exchange.size, *own.shape)
-        exchange.gather(own, every, Channel.SEND, job.layers[step.layer].key)
+        exchange.all_gather(own, every, Channel.SEND, job.layers[step.layer].key)
         place = where(job.layers[step.layer], self.bank.pool)
         return statistics.combined(list(every.flatten(0, 1)), job.chunks.sizes, place)
 

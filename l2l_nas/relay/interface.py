@@ -361,7 +361,7 @@ class StepShare:
         row = torch.zeros(len(self.most_sizes), dtype=torch.float64)
         row[: len(own)] = torch.tensor([float(count) for count in own], dtype=torch.float64)
         rows = row.new_empty(self.exchange.size, len(row))
-        self.exchange.gather(row, rows, Channel.STEP)
+        self.exchange.all_gather(row, rows, Channel.STEP)
         pairs = zip(rows.tolist(), self.every, strict=True)
         return [count for counts, chunks in pairs for count in counts[: len(chunks.micro_batches)]]
 

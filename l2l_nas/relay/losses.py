@@ -90,7 +90,7 @@ class LossSums:
             kind = 2.0 if loss.dtype == torch.float64 else 1.0
             own[:, chunk, 0 if place is None else place + 1] = torch.tensor([kind, float(loss)], dtype=torch.float64)
         every = own.new_empty(exchange.size, *own.shape)
-        exchange.gather(own, every, Channel.STEP)
+        exchange.all_gather(own, every, Channel.STEP)
         bad_ranks = (~every.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
         there, losses = every.transpose(0, 1).flatten(1, 2)  # [all chunks, places], the task's first
         dtype = torch.float64 if (there == 2).any() else torch.float32

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from l2l_nas.arguments import check_count, check_function, check_kind, check_list, check_seed, of_argument
-from l2l_nas.eps.exchange import ObservedExchange, least
+from l2l_nas.eps.exchange import ObservedExchange, all_reduce_min
 from l2l_nas.eps.server import ParamServer
 from l2l_nas.eps.sums import check_chunks
 from l2l_nas.eps.wire import WireMemory
@@ -104,7 +104,7 @@ class Relay:
         self.shapes = check_shapes(self.pool, device=self.device.torch_device)
         self.seed = check_seed(seed)
         ranks = server.exchange.size
-        is_ranked = server.everyone.size > 1
+        is_ranked = server.world.size > 1
         self.chunks = ranks if config.parallel.chunks is None and is_ranked else config.parallel.chunks
         if self.chunks is not None:
             check_chunks(self.chunks, ranks)
@@ -133,7 +133,7 @@ class Relay:
         self.wire = WireMemory(device.host_allocator, stores=config.memory.pinned is not None)
         self._device_states: DeviceStates | None = None
         if not device.shares_memory and self.has_states_on_device:
-            if server.everyone.size > 1:
+            if server.world.size > 1:
                 raise SettingError("resident: states of several ranks live on the host; take resident=None")
             self._device_states = DeviceStates(server, device, dtype)
         held: HeldSteps | None = None
@@ -148,7 +148,7 @@ class Relay:
             self.stash.waiting_inside_bytes,
         ]
         if self._is_divided:
-            self._waiting_bytes = [-least(server.everyone, -size) for size in self._waiting_bytes]
+            self._waiting_bytes = [-all_reduce_min(server.world, -size) for size in self._waiting_bytes]
 
     def _executor(self, *, is_beside: bool) -> PlanExecutor:
         """What carries out plans, and its lanes."""
@@ -173,7 +173,7 @@ class Relay:
 
     def _trace_exchanges(self, *, is_on: bool) -> None:
         note = self.lanes.note_exchange
-        for exchange in (self.server.exchange, self.server.everyone):
+        for exchange in (self.server.exchange, self.server.world):
             if self.trace is not None and isinstance(exchange, ObservedExchange):
                 if note in exchange.observers:
                     exchange.observers.remove(note)
@@ -268,8 +268,8 @@ class Relay:
         if sizes not in self._memory_plans:
             plan = decide(self.pool, self.bank, self.stash, sizes, self._memory, self._free_bytes)
             if self._is_divided:
-                everyone = self.server.everyone
-                plan = replace(plan, keep=least(everyone, plan.keep), slots=least(everyone, plan.slots))
+                world = self.server.world
+                plan = replace(plan, keep=all_reduce_min(world, plan.keep), slots=all_reduce_min(world, plan.slots))
             self._memory_plans[sizes] = plan
             # as many as the least of all sizes allows: what smaller micro-batches leave free, larger ones may need
             slots = min(plan.slots for plan in self._memory_plans.values())
@@ -285,14 +285,14 @@ class Relay:
 
     def _free_bytes(self) -> int:
         """Device memory that is free on every rank."""
-        return least(self.server.everyone, self.device.free_bytes())
+        return all_reduce_min(self.server.world, self.device.free_bytes())
 
     @property
     def has_states_on_device(self) -> bool:
         """Whether states that are trained live on the device, if it has memory of its own."""
         memory = self.config.memory
         if memory.resident == "auto":
-            is_alone = self.server.everyone.size == 1  # states of several ranks live on the host
+            is_alone = self.server.world.size == 1  # states of several ranks live on the host
             return memory.device_budget == "all" and is_alone and self._has_space_for_states
         return memory.resident == "all"
 
@@ -326,7 +326,7 @@ class Relay:
         batch = MiniBatch.of(self.pool, architecture, inputs, targets, **about, share=share, lengths=lengths)
         self.server.serve(self._training)
         self.server.gradients.has_block_norms = self.chunks is not None  # another relay may have asked for the other
-        if share is None and (share := self._share(batch.sizes)) is not None and self.server.everyone.size > 1:
+        if share is None and (share := self._share(batch.sizes)) is not None and self.server.world.size > 1:
             batch = replace(batch.part(share.micro_batches), checksum=checksum_of(batch))
         chunks, sizes = (None, batch.sizes) if share is None else (share.chunks, share.most_sizes)
         memory = self.memory_plan(sizes)
@@ -387,7 +387,7 @@ class Relay:
             lengths = None if cuts is None else tuple(batch[0].shape[1] for batch in cut)
             largest = max(self.stash.size_bytes(name, sizes, lengths) for name in self.stash.places)
             # ranks may have micro-batches of other sizes, and make the same passes
-            most = least(self.server.exchange, min(check_count("max_bytes", max_bytes), _LARGEST) // largest)
+            most = all_reduce_min(self.server.exchange, min(check_count("max_bytes", max_bytes), _LARGEST) // largest)
         self._pause()
         results: list[Batch] = [()] * len(architectures)
         for members, tree in self._evaluation.groups(architectures, most=most):

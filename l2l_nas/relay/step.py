@@ -150,7 +150,7 @@ class TrainingStep:
         self, plan: Plan, layers: Sequence[Layer], batch: MiniBatch, settings: Mapping[str, object]
     ) -> None:
         """Have ranks that are about to do different things say so."""
-        if self.states.server.everyone.size == 1:
+        if self.states.server.world.size == 1:
             return
         scale = self.states.server.gradients.scale_state
         facts = {
@@ -164,7 +164,7 @@ class TrainingStep:
             "number of chunks": self._bank.chunks,
             "plan": collectives(plan),
         }
-        require_same(self.states.server.everyone, facts)
+        require_same(self.states.server.world, facts)
 
     def _fill(self, values: Sequence[Frames], batch: MiniBatch) -> None:
         whole = replace(batch, inputs=tuple(map(self._device.put, batch.inputs)))

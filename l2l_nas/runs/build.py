@@ -156,8 +156,8 @@ def at_work(
         folder.refuse_links()
         tidy(folder)
         if conf.storage == "file":
-            pool, size = (shared or folder).pool, server.everyone.size
-            wait_for_all(server.everyone)  # rank 0 has removed there what was left
+            pool, size = (shared or folder).pool, server.world.size
+            wait_for_all(server.world)  # rank 0 has removed there what was left
             left.callback(remove_if_empty, pool)
             server.move_to(left.enter_context(contextlib.closing(FileStorage(pool, sharers=size))))
         yield

@@ -194,7 +194,7 @@ def is_small(model: LanguageModel) -> bool:
 
 def executor_of(model: LanguageModel) -> Executor:
     """What runs a model token by token: resident where it is small, or a relay, as with several ranks."""
-    if model.server.everyone.size == 1 and is_small(model):
+    if model.server.world.size == 1 and is_small(model):
         return ReferenceTrainer(model.server, device=model.relay.device)
     return build_relay(model.server, model.relay, seed=0)
 
@@ -204,7 +204,7 @@ def whole(model: LanguageModel) -> LanguageModel:
     server = model.server.another()
     for key in path_states(server.pool, model.architecture):
         state = model.server.state(key)
-        if model.server.everyone.rank == 0:
+        if model.server.world.rank == 0:
             server.put(key, state)
     return replace(model, server=server)
 

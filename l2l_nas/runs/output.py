@@ -346,7 +346,7 @@ class Output:
         if not self.components.conf.export or best is None or best.server is None:
             return False
         server = best.server
-        if server.everyone.size > 1:  # it has a part of them
+        if server.world.size > 1:  # it has a part of them
             server = server.another()
             Checkpoint(folder.best).load(server)
         return export_or_warn(

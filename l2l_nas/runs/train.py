@@ -253,7 +253,7 @@ class TrainRun:
         """The result, the export, the pictures; then what was reached."""
         conf = self.conf
         checkpoint = Checkpoint(self.folder.best)
-        if server.everyone.size > 1:  # it has a part of the weights
+        if server.world.size > 1:  # it has a part of the weights
             server = server.another()
             checkpoint.load(server)
         checkpoint.save(server, extra=self._identity(best.values))  # the save before is not needed any more

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from l2l_nas.eps.exchange import of_first
+from l2l_nas.eps.exchange import broadcast
 from l2l_nas.errors import DataError, SettingError
 from l2l_nas.relay.device import stream_seed
 from l2l_nas.relay.extend import Caches, extend_of, is_placewise
@@ -189,6 +189,6 @@ class _Context:
             outputs = predict_first(self._executor, self._architecture, seen, places)
             logits = outputs[:, place - self._start - 1].float()
         # ranks choose the same tokens, whatever their processors make of the same sums
-        logits = of_first(self._executor.server.everyone, logits)
+        logits = broadcast(self._executor.server.world, logits)
         refuse_no_numbers(logits)
         return logits

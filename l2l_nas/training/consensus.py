@@ -187,5 +187,5 @@ class Consensus:
 
     def _gathered(self, own: Tensor) -> Tensor:
         every = own.new_empty(self.size, *own.shape)
-        self.exchange.gather(own, every, Channel.STEP)
+        self.exchange.all_gather(own, every, Channel.STEP)
         return every

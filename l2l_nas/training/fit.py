@@ -273,7 +273,7 @@ def score_population(
         check_count("evaluate: max_bytes", max_bytes)
     architectures = check_architectures("evaluate: architectures", architectures)
     task = learned(task, executor)
-    groups, reduced, exchange = groups_of(split), of_samples(task), executor.server.everyone
+    groups, reduced, exchange = groups_of(split), of_samples(task), executor.server.world
     tallies = [Tally(task, groups, with_errors=with_errors, reduced=reduced, exchange=exchange) for _ in architectures]
     for targets, outputs in _predicted(
         executor, architectures, split, task=task, micro_batch=micro_batch, max_bytes=max_bytes

@@ -121,7 +121,7 @@ class EvaluationShare:
             row = own.new_zeros(max(lengths), *own.shape[1:])
             row[: lengths[rank]] = own[: lengths[rank]]
             every = row.new_empty(size, *row.shape)
-            self._exchange.gather(row, every, Channel.STEP)
+            self._exchange.all_gather(row, every, Channel.STEP)
             return torch.cat([rows[:length] for rows, length in zip(every, lengths, strict=True)])
 
         return [tuple(map(join, batch)) for batch in batches]

@@ -34,13 +34,13 @@ class Threads:
         self._rows, self._barrier = shared
         self.rank, self.size = rank, len(self._rows)
 
-    def gather(self, part, whole, channel, of=""):
+    def all_gather(self, part, whole, channel, of=""):
         self._rows[self.rank] = part.clone()
         self._barrier.wait(60)
         whole.copy_(torch.stack(self._rows))
         self._barrier.wait(60)
 
-    def swap(self, parts, received, channel, of=""):
+    def all_to_all(self, parts, received, channel, of=""):
         self._rows[self.rank] = parts.clone()
         self._barrier.wait(60)
         received.copy_(torch.stack([parts[self.rank] for parts in self._rows]))
@@ -158,7 +158,7 @@ class Told:
     def __init__(self, rank, number):
         self.rank, self._number = rank, number
 
-    def gather(self, part, whole, channel, of=""):
+    def all_gather(self, part, whole, channel, of=""):
         whole[self.rank].copy_(part)
         whole[1 - self.rank] = torch.tensor([self._number, 0.0])
 

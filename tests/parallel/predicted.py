@@ -120,12 +120,12 @@ def divided(world: World) -> dict[str, dict[str, float]]:
     whole, grid = feedforward_pool(), world.mesh(tensor=2)
     counter, tensor = Counter(grid.ranks.reducer), ObservedExchange.of(grid.mesh.tensor)
     grid.ranks.reducer = counter
-    mesh = Mesh(grid.mesh.everyone, grid.mesh.data, tensor)
+    mesh = Mesh(grid.mesh.world, grid.mesh.data, tensor)
     options = {"slots": 2, "resident": None, "lanes": "inline"}
     server = DividedServer(SplitPool(whole, grid.ranks), mesh, optimizer=AdamW(), seed=0)
     relay = Relay(server, device="cpu", **options)
     path = whole.architecture([position.candidates[0].name for position in whole.positions])
-    observed = {id(one): one for one in (tensor, server.everyone)}
+    observed = {id(one): one for one in (tensor, server.world)}
     for one in observed.values():
         one.observers.append(lambda done: counter.sizes.append(done.num_bytes))
     for step in range(3):

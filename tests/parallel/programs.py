@@ -33,14 +33,14 @@ def exchanges(world: World) -> None:
         for dtype in DTYPES:
             for shape in ((), (1,), (3, 5), (0, 4), (1000,)):
                 whole = torch.empty(world.size, *shape, dtype=dtype)
-                exchange.gather(some(world.rank, shape, dtype), whole, channel)
+                exchange.all_gather(some(world.rank, shape, dtype), whole, channel)
                 assert torch.equal(whole, torch.stack([some(rank, shape, dtype) for rank in ranks]))
                 rows = (world.size, *shape)
                 received = torch.empty(rows, dtype=dtype)
-                exchange.swap(some(world.rank, rows, dtype), received, channel)
+                exchange.all_to_all(some(world.rank, rows, dtype), received, channel)
                 assert torch.equal(received, torch.stack([some(rank, rows, dtype)[world.rank] for rank in ranks]))
     large = torch.empty(world.size, 2 << 20, dtype=torch.float32)  # which goes another way
-    exchange.gather(some(world.rank, (2 << 20,), torch.float32), large, Channel.LOAD)
+    exchange.all_gather(some(world.rank, (2 << 20,), torch.float32), large, Channel.LOAD)
     assert torch.equal(large, torch.stack([some(rank, (2 << 20,), torch.float32) for rank in ranks]))
     total, most = some(world.rank, (70,), torch.float32), some(world.rank, (70,), torch.float32)
     world.reducer().sum(total)
@@ -54,7 +54,7 @@ def exchanges(world: World) -> None:
 def step(world: World, channel: Channel = Channel.LOAD) -> None:
     """One exchange of a few numbers."""
     whole = torch.empty(world.size, 100)
-    world.exchange.gather(
+    world.exchange.all_gather(
         torch.full((100,), float(world.rank)), whole, channel, of="b3/wide" if channel is Channel.LOAD else ""
     )
     assert torch.equal(whole[:, 0], torch.arange(world.size, dtype=torch.float32))
@@ -100,7 +100,7 @@ def do(world: World, how: str) -> None:
     elif how == "code":
         raise SystemExit(0)
     elif how == "shape":
-        world.exchange.gather(torch.ones(7), torch.empty(world.size, 7), Channel.LOAD)
+        world.exchange.all_gather(torch.ones(7), torch.empty(world.size, 7), Channel.LOAD)
     elif how == "divided":
         world.reducer().sum(torch.ones(7))
     elif how == "channel":
@@ -136,7 +136,7 @@ def rejoins(world: World, count: str = "5") -> None:
         total = torch.ones(3)
         grid.ranks.reducer.sum(total)  # of the groups that the mesh has now
         places = torch.empty(2, 1)
-        grid.mesh.tensor.gather(torch.tensor([float(world.rank)]), places, Channel.SEND)
+        grid.mesh.tensor.all_gather(torch.tensor([float(world.rank)]), places, Channel.SEND)
         first = world.rank // 2 * 2.0
         assert (total.tolist(), places.flatten().tolist()) == ([2.0] * 3, [first, first + 1])
         descriptors.append(len(os.listdir("/proc/self/fd")))
@@ -164,7 +164,7 @@ def restarts(world: World, failed: str, count: str) -> None:
     before = len(list(Path(failed).parent.glob(Path(failed).name + "*")))
     if before == int(count):
         return steps(world, count="30")
-    world.exchange.gather(torch.ones(1), torch.empty(world.size, 1), Channel.STEP)  # both have counted
+    world.exchange.all_gather(torch.ones(1), torch.empty(world.size, 1), Channel.STEP)  # both have counted
     who = before % world.size
     if world.rank == who:
         Path(f"{failed}{before}").touch()

@@ -41,7 +41,7 @@ class ExchangeChecker:
     def __init__(self, relay: Relay, *, counts: int = 0) -> None:
         self._relay, self._counts = relay, counts
         self._size = relay.server.exchange.size
-        every = (relay.server.exchange, relay.server.everyone)
+        every = (relay.server.exchange, relay.server.world)
         self._exchanges = {id(one): one for one in every if isinstance(one, ObservedExchange)}
         assert self._exchanges, "a relay of one process exchanges nothing"
         self._seen: list[_Seen] = []

@@ -64,7 +64,7 @@ def test_what_is_exchanged_is_what_the_plans_say_in_their_order(options, size):
 
 def exchange_something(executor, step, job):
     exchange = job.states.server.exchange
-    exchange.gather(torch.zeros(4), torch.empty(exchange.size, 4), Channel.SEND, "of no use")
+    exchange.all_gather(torch.zeros(4), torch.empty(exchange.size, 4), Channel.SEND, "of no use")
 
 
 @pytest.mark.parametrize("op", [Op.UPDATE, Op.CHECK, Op.FORWARD])

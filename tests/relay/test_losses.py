@@ -20,7 +20,7 @@ class Four(Alone):
     def __init__(self, *losses):
         self.losses = losses
 
-    def gather(self, part, whole, channel, of=""):
+    def all_gather(self, part, whole, channel, of=""):
         whole.copy_(part)
         for rank, loss in enumerate(self.losses):
             whole[rank, 1] *= loss

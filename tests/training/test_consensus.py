@@ -49,7 +49,7 @@ class Other:
     def __init__(self, rows):
         self.rows = rows
 
-    def gather(self, part, whole, channel, of=""):
+    def all_gather(self, part, whole, channel, of=""):
         whole[0].copy_(part)
         whole[1].copy_(self.rows.pop(0)(whole[1]))
 

@@ -221,6 +221,6 @@ def test_layers_whose_parts_say_nothing_train_on_all_of_a_text():
     inputs, _ = sentences().batch(torch.arange(6))
     assert TrainingLengths(relay, sentences()).of(PATHS[0], inputs, 3) is not None
     parts = SplitPool(pool, Ranks(Unjoined(0, 2))).parts
-    server = SimpleNamespace(whole_pool=pool, pool=parts, everyone=relay.server.everyone)
+    server = SimpleNamespace(whole_pool=pool, pool=parts, world=relay.server.world)
     one = SimpleNamespace(server=server, takes_cuts=True, predict_population=relay.predict_population)
     assert TrainingLengths(one, sentences()).of(PATHS[0], inputs, 3) is None
