@@ -52,7 +52,7 @@ class FolderSettings:
 
 
 def read_settings(path: Path) -> FolderSettings:
-    """Read a run's `config.yaml`.
+    """Read a run's `config.yaml`; arguments of choices that this version does not have are left out, as settings are.
 
     Raises:
         StorageError: missing or damaged, or of version 0.1.0, whose settings, data and results were others.
@@ -62,6 +62,10 @@ def read_settings(path: Path) -> FolderSettings:
         chosen = whole.get(group, {})
         if not isinstance(chosen, Mapping) or not isinstance(chosen.get("name", ""), str):
             raise StorageError(f"{path}: damaged ({group} is {chosen!r}); restore it")
+        kind = CHOICES[group].get(chosen.get("name", ""))
+        if kind is not None:
+            known = {"name", *(one.name for one in declared(kind))}
+            whole[group] = {key: value for key, value in chosen.items() if key in known}
     return settings_in(whole)
 
 

@@ -149,6 +149,15 @@ def test_what_is_taken_is_what_was_written():
     assert saved.withheld == {}
 
 
+def test_settings_and_arguments_that_this_version_does_not_have_are_left_out(tmp_path):
+    gone = {"name": "tpe", "n_startup_trials": 3, "multivariate": True, "n_ei_candidates": 24}
+    whole = planted(SearchConf, {"sampler": gone, "search.latency_batch": 4})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(whole))
+    saved = read_settings(tmp_path / "config.yaml")
+    assert saved.config["sampler"] == saved.whole["sampler"] == {"name": "tpe", "n_startup_trials": 3}
+    assert saved.withheld == {}
+
+
 @pytest.mark.parametrize("name", [name for name in RUN_NAMES if "." not in name.strip(".")])
 def test_a_folder_of_a_run_that_leads_elsewhere_is_refused(tmp_path, name):
     (tmp_path / "theirs").mkdir()
