@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from l2l_nas.plugins import is_own
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import (
     FREE,
@@ -137,15 +136,6 @@ class SearchSection:
         PLAIN,
         resume=stays("some trials would have been stopped early by it and others not"),
         is_code=True,
-    )
-    keep_fraction: float = setting(
-        0.5,
-        "share of trials kept at 1/4 and 1/2 of steps",
-        PLAIN,
-        effect=UsedIf(
-            "search.early_stop", lambda conf: conf.search.early_stop == "halving" or is_own(conf.search.early_stop)
-        ),
-        resume=MAY_CHANGE,
     )
     population: int = setting(
         16,

@@ -151,7 +151,7 @@ def test_what_is_taken_is_what_was_written():
 
 def test_settings_and_arguments_that_this_version_does_not_have_are_left_out(tmp_path):
     gone = {"name": "tpe", "n_startup_trials": 3, "multivariate": True, "n_ei_candidates": 24}
-    whole = planted(SearchConf, {"sampler": gone, "search.latency_batch": 4})
+    whole = planted(SearchConf, {"sampler": gone, "search.keep_fraction": 0.3})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(whole))
     saved = read_settings(tmp_path / "config.yaml")
     assert saved.config["sampler"] == saved.whole["sampler"] == {"name": "tpe", "n_startup_trials": 3}
