@@ -161,9 +161,6 @@ class SearchSection:
     )
     retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5", TEXT, resume=MAY_CHANGE)
     freeze: list[str] = setting([], "candidates whose weights are not trained", TEXT, resume=MAY_CHANGE)
-    catch_up_fraction: float = setting(
-        1.0, "fraction of mean updates for new candidates", PLAIN, least=0, resume=MAY_CHANGE
-    )
 
 
 @dataclass(frozen=True)
