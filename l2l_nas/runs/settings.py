@@ -137,15 +137,6 @@ class SearchSection:
         resume=stays("some trials would have been stopped early by it and others not"),
         is_code=True,
     )
-    population: int = setting(
-        16,
-        "trials scored in one pass if they do not train",
-        PLAIN,
-        least=1,
-        most=1_000_000,
-        effect=UsedIf("search.steps_per_trial", lambda conf: conf.search.steps_per_trial == 0),
-        resume=MAY_CHANGE,
-    )
     workers: int = setting(1, "processes that train and score trials", least=1, most=4096, resume=MAY_CHANGE)
     checkpoint_seconds: float = setting(
         15.0, "seconds between checkpoints of shared weights", PLAIN, least=0, resume=FREE

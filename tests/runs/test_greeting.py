@@ -31,7 +31,6 @@ def lines(said, **changes):
     ("said", "used"),
     [
         ("relay.clip_scope", {"relay__clip": 1.0}),
-        ("search.population", {"search__steps_per_trial": 0}),
         ("data.masked", {"data__objective": "masked"}),
         ("data.predictions", {"data__objective": "masked"}),
         ("data.text_key", {"data__source": "texts.jsonl"}),
