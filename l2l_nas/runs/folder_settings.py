@@ -2,7 +2,7 @@
 
 [Note: folders of others] A run's folder may be anybody's. What it may give is said where each setting is declared
 (`FromFolder`): the space, the data, how networks train, the numbers of a search. Everything else is the word of whoever
-starts the command: code, executors with their arguments, devices, databases, caches, callbacks. `read_settings` is the
+starts the command: code, executors with their arguments, devices, callbacks. `read_settings` is the
 only reader: who asks it for `config` cannot see what a folder may not give. A path may be given where it is read as
 data; it is never written to. Nothing is resolved or imported.
 """

@@ -61,7 +61,6 @@ class DataConf:
     text_key: str = setting(
         "text", "JSON lines: key of an object's text", TEXT, effect=UsedIf("data.source", _has_json)
     )
-    cache: str = setting("", "folder of token files; '': the user's cache", resume=FREE)
 
 
 @dataclass(frozen=True)

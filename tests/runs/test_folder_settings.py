@@ -83,7 +83,7 @@ def test_nothing_of_a_folder_is_taken_but_what_is_declared_so(text, shape):
 
 def test_what_is_run_where_and_by_whom_is_never_taken():
     never = {one.name for schema in SCHEMAS for one in declared(schema) if one.from_folder is FromFolder.NEVER}
-    assert {"executor", "callbacks", "data.cache", "relay.device", "folder", "resume"} <= never
+    assert {"executor", "callbacks", "relay.device", "folder", "resume"} <= never
     assert {one.name for one in declared(SearchConf) if one.name.startswith("parallel.patience")} <= never
     taken = {one.name for one in declared(SearchConf)} - never
     assert {"space.pool", "space.args", "data.source", "train.batch_size", "objectives.names", "seed"} <= taken
