@@ -136,14 +136,6 @@ class RelayConf:
         is_inherited=False,
         resume=FREE,
     )
-    pinned: str = setting(
-        "all",
-        "store weights as they cross the link: all, none",
-        PLAIN,
-        effect=UsedIf("relay.precision", lambda conf: conf.relay.precision != "fp32" or _has_link(conf)),
-        is_inherited=False,
-        resume=FREE,
-    )
     lanes: str = setting("auto", "how copies and updates run: threads, inline", PLAIN, resume=FREE)
     storage: str = setting("ram", "where layer states lie: ram, file, FILE.py:NAME", PLAIN, is_code=True, resume=FREE)
     layers: str = setting("eager", "how layers run: eager, compile, graphs (CUDA)", PLAIN, resume=FREE)

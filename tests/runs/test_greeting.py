@@ -34,7 +34,6 @@ def lines(said, **changes):
         ("data.masked", {"data__objective": "masked"}),
         ("data.predictions", {"data__objective": "masked"}),
         ("data.text_key", {"data__source": "texts.jsonl"}),
-        ("relay.pinned", {"relay__precision": "bf16"}),
     ],
 )
 def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
@@ -47,7 +46,7 @@ def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
 def test_states_on_a_device_that_is_the_host(monkeypatch):
     assert lines(["relay.resident"]) == ["relay.resident has no effect with relay.device=cpu"]
     monkeypatch.setattr("l2l_nas.relay.device.open_device", lambda name: Cpu(copies=True))
-    assert lines(["relay.resident", "relay.pinned"]) == []
+    assert lines(["relay.resident"]) == []
 
 
 def test_settings_of_finalists_without_finalists():
