@@ -106,7 +106,6 @@ class RestartsConf:
     rise: float = setting(0.0, "share of the steps in which the rate rises", PLAIN)
     floor: float = setting(0.0, "last rate of a cycle as a share of the peak", PLAIN)
     cycles: int = setting(3, "number of cycles", PLAIN, least=1)
-    growth: float = setting(2.0, "steps of a cycle over those of the one before", PLAIN)
 
 
 @dataclass(frozen=True)
