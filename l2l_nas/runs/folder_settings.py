@@ -62,8 +62,8 @@ def read_settings(path: Path) -> FolderSettings:
         chosen = whole.get(group, {})
         if not isinstance(chosen, Mapping) or not isinstance(chosen.get("name", ""), str):
             raise StorageError(f"{path}: damaged ({group} is {chosen!r}); restore it")
-        kind = CHOICES[group].get(chosen.get("name", ""))
-        if kind is not None:
+        kind = CHOICES[group].get(chosen.get("name", next(iter(CHOICES[group]))))
+        if group in whole and kind is not None:
             known = {"name", *(one.name for one in declared(kind))}
             whole[group] = {key: value for key, value in chosen.items() if key in known}
     return settings_in(whole)
