@@ -52,7 +52,7 @@ _WORDS = (
     "space.pool=a.b.c:d", "space.pool=/dev/null:x", "data.source=nope.npz", "data.source=keep", "data.source=tiny.py",
     "data.source=/dev/zero.npz", "relay.budget=-1", "relay.budget=1e9GiB", "relay.device=cuda:9", "relay.device=meta",
     "relay.precision=fp64", "search.retire=[x/y]", "search.retire=['*/*']", "search.freeze=[layer0/tanh]",
-    "search.early_stop=halving", "train.batch_size=100000000", "train.micro_batch=1", "search.population=1e18",
+    "search.early_stop=halving", "train.batch_size=100000000", "train.micro_batch=1", "search.failures=1e18",
     "search.workers=-5", "relay.threads=1e20",
 )  # fmt: skip
 _NAMES = (

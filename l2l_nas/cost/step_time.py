@@ -242,7 +242,7 @@ class StepTime:
         return self.relay.config.update.order(overlaps=overlaps)
 
     def _stored(self, path: RelayPath) -> list[str]:
-        """States whose weights are stored as they cross the link: all of a path, or none with `pinned=none`.
+        """States whose weights are stored as they cross the link: all of a path, or none with `pinned=None`.
 
         See [Note: what crosses] in `eps/wire.py`.
         """

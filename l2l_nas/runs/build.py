@@ -71,7 +71,6 @@ def build_relay(
             keep=conf.keep,
             device_budget=parse_budget(conf.budget),
             resident=None if conf.resident == "none" else conf.resident,  # type: ignore[arg-type]
-            pinned=None if conf.pinned == "none" else conf.pinned,  # type: ignore[arg-type]
             # the files come after the relay (`at_work`), which would see that they make lanes wait
             lanes="threads" if conf.lanes == "auto" and conf.storage == "file" else conf.lanes,
             layers=conf.layers,

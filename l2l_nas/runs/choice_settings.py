@@ -106,7 +106,6 @@ class RestartsConf:
     rise: float = setting(0.0, "share of the steps in which the rate rises", PLAIN)
     floor: float = setting(0.0, "last rate of a cycle as a share of the peak", PLAIN)
     cycles: int = setting(3, "number of cycles", PLAIN, least=1)
-    growth: float = setting(2.0, "steps of a cycle over those of the one before", PLAIN)
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,6 @@ class TPEConf:
     """Tree-structured Parzen estimators."""
 
     n_startup_trials: Optional[int] = setting(None, "first random trials; null: a quarter, 5 to 20", PLAIN, least=1)
-    multivariate: bool = setting(True, "one estimator of all positions together", PLAIN)
-    n_ei_candidates: int = setting(24, "draws, of which the best is proposed", PLAIN, least=1)
 
 
 @dataclass(frozen=True)
@@ -146,19 +143,10 @@ class GenerationsConf:
 
 
 @dataclass(frozen=True)
-class ClimbsConf:
-    """Climbs from good architectures to better neighbours."""
-
-    start: Optional[int] = setting(None, "first random trials; null: automatic", PLAIN, least=1)
-    climbs: Optional[int] = setting(None, "climbs at once; null: 1 per 50 trials, to 4", PLAIN, least=1)
-
-
-@dataclass(frozen=True)
 class EvolutionConf:
     """Regularized evolution."""
 
-    population: Optional[int] = setting(None, "members alive; null: a quarter, 5 to 20", PLAIN, least=2)
-    tournament: Optional[int] = setting(None, "members drawn, the best is parent; null: half", PLAIN, least=1)
+    population_size: Optional[int] = setting(None, "members alive; null: a quarter, 5 to 20", PLAIN, least=2)
 
 
 @dataclass(frozen=True)
@@ -188,7 +176,7 @@ class SubmititConf:
 
 CHOICES: Mapping[str, Mapping[str, type]] = {
     "sampler": {
-        "gp_hamming": ClimbsConf,
+        "gp_hamming": NoArguments,
         "random": NoArguments,
         "tpe": TPEConf,
         "nsga2": GenerationsConf,

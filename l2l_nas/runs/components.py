@@ -184,7 +184,7 @@ def build_components(
     goals = parse_goals(conf.objectives.names, problem.measured_task.metrics, costs)
     rule = objects.early_stop
     if rule is None:
-        rule = build_early_stop(conf.search.early_stop, goals, keep_fraction=conf.search.keep_fraction)
+        rule = build_early_stop(conf.search.early_stop, goals)
     constraints = _constraints(conf, problem, costs)
     allowed = unmeasured((NonEmpty(pool), *constraints))
     paths = build_paths(conf.search.warmup_paths, pool, seed=conf.seed, constraints=allowed)

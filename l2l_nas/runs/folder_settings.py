@@ -2,7 +2,7 @@
 
 [Note: folders of others] A run's folder may be anybody's. What it may give is said where each setting is declared
 (`FromFolder`): the space, the data, how networks train, the numbers of a search. Everything else is the word of whoever
-starts the command: code, executors with their arguments, devices, databases, caches, callbacks. `read_settings` is the
+starts the command: code, executors with their arguments, devices, callbacks. `read_settings` is the
 only reader: who asks it for `config` cannot see what a folder may not give. A path may be given where it is read as
 data; it is never written to. Nothing is resolved or imported.
 """
@@ -52,7 +52,7 @@ class FolderSettings:
 
 
 def read_settings(path: Path) -> FolderSettings:
-    """Read a run's `config.yaml`.
+    """Read a run's `config.yaml`; arguments of choices that this version does not have are left out, as settings are.
 
     Raises:
         StorageError: missing or damaged, or of version 0.1.0, whose settings, data and results were others.
@@ -62,6 +62,10 @@ def read_settings(path: Path) -> FolderSettings:
         chosen = whole.get(group, {})
         if not isinstance(chosen, Mapping) or not isinstance(chosen.get("name", ""), str):
             raise StorageError(f"{path}: damaged ({group} is {chosen!r}); restore it")
+        kind = CHOICES[group].get(chosen.get("name", next(iter(CHOICES[group]))))
+        if group in whole and kind is not None:
+            known = {"name", *(one.name for one in declared(kind))}
+            whole[group] = {key: value for key, value in chosen.items() if key in known}
     return settings_in(whole)
 
 

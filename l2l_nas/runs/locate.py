@@ -275,7 +275,7 @@ def _load_text(source: str, fractions: Mapping[str, float], text: Mapping[str, A
         text_key=conf.text_key,
         begin=text.get("begin"),
     )
-    return text_data(source, tokenizer, form, cache=conf.cache)
+    return text_data(source, tokenizer, form)
 
 
 def _refuse_said(values: Mapping[str, tuple[Any, Any]], source: str, what: str) -> None:

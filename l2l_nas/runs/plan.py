@@ -47,7 +47,7 @@ _LIFTS = {
     "host": "more samples a step, a faster host",
     "disk": "more samples a step, relay.storage=ram, relay.resident=all, a faster disk",
     "issue": "more samples a micro-batch and a step, larger layers, more relay.budget",
-    "round": "relay.pinned=all, relay.storage=ram, more samples a step, relay.resident=all",
+    "round": "relay.storage=ram, more samples a step, relay.resident=all",
     "net": "more samples a step, relay.precision=bf16, more relay.budget (fewer loads), a faster network",
 }
 
@@ -187,7 +187,7 @@ class Planner:
     def pool_bytes(self, conf: RelayConf) -> int:
         """The whole pool, or a rank's part: weights, moments, buffers, and, in memory, weights in another dtype."""
         precision = conf.precision if conf.storage == "ram" else "fp32"
-        relay = self.relay(RelayConf(budget="none", precision=precision, pinned=conf.pinned))
+        relay = self.relay(RelayConf(budget="none", precision=precision))
         return pool_bytes(relay, relay.pool.layers)
 
     def rows(self, step_time: StepTime, chosen: Mapping[str, Architecture]) -> list[PlanRow]:

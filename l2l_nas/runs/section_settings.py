@@ -61,7 +61,6 @@ class DataConf:
     text_key: str = setting(
         "text", "JSON lines: key of an object's text", TEXT, effect=UsedIf("data.source", _has_json)
     )
-    cache: str = setting("", "folder of token files; '': the user's cache", resume=FREE)
 
 
 @dataclass(frozen=True)
@@ -134,14 +133,6 @@ class RelayConf:
         "whether states stay on the device: all, none",
         PLAIN,
         effect=UsedIf("relay.device", _has_link),
-        is_inherited=False,
-        resume=FREE,
-    )
-    pinned: str = setting(
-        "all",
-        "store weights as they cross the link: all, none",
-        PLAIN,
-        effect=UsedIf("relay.precision", lambda conf: conf.relay.precision != "fp32" or _has_link(conf)),
         is_inherited=False,
         resume=FREE,
     )

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from l2l_nas.plugins import is_own
 from l2l_nas.runs.choice_settings import CHOICES
 from l2l_nas.runs.fields import (
     FREE,
@@ -141,24 +140,6 @@ class SearchSection:
         resume=stays("some trials would have been stopped early by it and others not"),
         is_code=True,
     )
-    keep_fraction: float = setting(
-        0.5,
-        "share of trials kept at 1/4 and 1/2 of steps",
-        PLAIN,
-        effect=UsedIf(
-            "search.early_stop", lambda conf: conf.search.early_stop == "halving" or is_own(conf.search.early_stop)
-        ),
-        resume=MAY_CHANGE,
-    )
-    population: int = setting(
-        16,
-        "trials scored in one pass if they do not train",
-        PLAIN,
-        least=1,
-        most=1_000_000,
-        effect=UsedIf("search.steps_per_trial", lambda conf: conf.search.steps_per_trial == 0),
-        resume=MAY_CHANGE,
-    )
     workers: int = setting(1, "processes that train and score trials", least=1, most=4096, resume=MAY_CHANGE)
     checkpoint_seconds: float = setting(
         15.0, "seconds between checkpoints of shared weights", PLAIN, least=0, resume=FREE
@@ -174,9 +155,6 @@ class SearchSection:
     )
     retire: list[str] = setting([], "candidates to leave out: layer_00/mlp, */sep5", TEXT, resume=MAY_CHANGE)
     freeze: list[str] = setting([], "candidates whose weights are not trained", TEXT, resume=MAY_CHANGE)
-    catch_up_fraction: float = setting(
-        1.0, "fraction of mean updates for new candidates", PLAIN, least=0, resume=MAY_CHANGE
-    )
 
 
 @dataclass(frozen=True)

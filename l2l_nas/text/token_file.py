@@ -55,7 +55,7 @@ class TokenFile:
 
 
 def cache_folder(name: str = "") -> Path:
-    """Where token files are, unless a folder is named: the user's cache."""
+    """Where token files are, unless a folder is named: the user's cache, which XDG_CACHE_HOME names."""
     if name:
         return Path(name).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "l2l_nas" / "tokens"
@@ -100,7 +100,9 @@ def _make_cache(folder: Path) -> None:
         make_folder(probe)
         probe.rmdir()
     except (StorageError, OSError) as error:
-        raise StorageError(f"{one_line(str(error))}; name another folder for token files: data.cache=FOLDER") from None
+        raise StorageError(
+            f"{one_line(str(error))}; name another folder for token files: XDG_CACHE_HOME=FOLDER"
+        ) from None
 
 
 def _identity(path: Path) -> tuple[str] | tuple[int, ...]:

@@ -26,6 +26,9 @@ class Schedule(Protocol):
         """The learning rate of a step, from 0; past the end, the last one."""
 
 
+_GROWTH = 2.0  # steps of a cycle over those of the one before
+_MOST_CYCLES = 145  # beyond that, no number of steps has room for the first and the last
+
 # of a peak, and how many steps there are
 MakeSchedule = Callable[[float, int], Schedule]
 
@@ -123,31 +126,24 @@ class InverseSqrt(Shape):
 
 @dataclass(frozen=True)
 class Restarts(Shape):
-    """Half cosines, each from the peak down to `floor` x peak (SGDR, arXiv 1608.03983).
+    """Half cosines, each from the peak down to `floor` x peak, and twice as long as the one before (arXiv 1608.03983).
 
     Args:
         cycles: how many.
-        growth: steps of a cycle over those of the one before.
     """
 
     rise: float = 0.0
     floor: float = 0.0
     cycles: int = 3
-    growth: float = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("schedule.cycles", self.cycles, least=1)
-        check_number("schedule.growth", self.growth, above=0)
-        # the last cycle over the first, as a logarithm: beyond that, no number of steps has room for both
-        if (self.cycles - 1) * abs(math.log(self.growth)) > 100:
-            raise SettingError(
-                f"schedule.cycles={self.cycles} with schedule.growth={self.growth:g} makes cycles of no steps; take "
-                "fewer, or a growth nearer to 1"
-            )
+        if self.cycles > _MOST_CYCLES:
+            raise SettingError(f"schedule.cycles={self.cycles} makes cycles of no steps; take {_MOST_CYCLES} at most")
 
     def _share(self, done: float) -> float:
-        sizes = [self.growth**cycle for cycle in range(self.cycles)]
+        sizes = [_GROWTH**cycle for cycle in range(self.cycles)]
         place = done * sum(sizes)
         for size in sizes[:-1]:
             # a step may lie a rounding error before the end of a cycle

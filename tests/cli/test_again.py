@@ -86,7 +86,7 @@ def test_what_differs_from_the_defaults_is_told_with_its_meaning(finished) -> No
 
 def test_a_run_of_a_version_with_fewer_settings_is_still_described(finished) -> None:
     config = config_of(finished)
-    del config["search"]["catch_up_fraction"], config["data"]["validation_fraction"]
+    del config["search"]["failures"], config["data"]["validation_fraction"]
     config["space"]["args"] = {"width": 4}
     found = {setting.name: setting.meaning for setting in changed_settings(config)}
     assert found.keys() >= {"search.trials", "space.pool"}

@@ -220,7 +220,6 @@ REFUSED_WHERE_IT_IS_BUILT = [
     ("relay.precision=fp8", "relay.precision", ""),
     ("relay.layers=graphs relay.device=cpu", "relay.layers=graphs", ""),
     ("relay.clip=1", "update=exact", ""),
-    ("relay.pinned=8GiB", "relay.pinned", ""),
     ("relay.budget=lots", "relay.budget", ""),
     ("relay.budget=1KiB", "budget", ""),
     ("relay.device=foo", "relay.device", ""),

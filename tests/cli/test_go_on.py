@@ -206,7 +206,7 @@ def test_settings_of_a_config_file_count_as_said(finished, refused):
 @pytest.mark.slow
 def test_a_run_of_a_version_with_fewer_settings_goes_on(finished, refused):
     config = config_of("run")
-    del config["search"]["catch_up_fraction"], config["relay"]["trace"], config["strategy"]
+    del config["search"]["failures"], config["relay"]["trace"], config["strategy"]
     Path("run/config.yaml").write_text(yaml.safe_dump(config))
     line = refused("search", OWN, "resume=run", "strategy=mine.py:phases")
     assert "the run in run has strategy=default and must keep it" in line

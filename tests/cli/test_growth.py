@@ -149,7 +149,6 @@ def test_a_pool_that_is_not_the_same_grown_is_refused_in_one_line(refused, finis
     )
     assert "would leave position 'stem' without candidates" in refused(*words, "search.retire=[stem/linear]")
     assert "search.freeze: no candidate 'x'" in refused(*words, "search.freeze=[x]")
-    assert "search.catch_up_fraction must be at least 0" in refused(*words, "search.catch_up_fraction=-1")
     assert (finished / "study.log").read_bytes() == before
 
 

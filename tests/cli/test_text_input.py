@@ -20,6 +20,7 @@ SPACE = (
 @pytest.fixture
 def texts(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 99)
     (tmp_path / "torn.jsonl").write_text('{"text": "a"}\n{"text": \n')
@@ -49,7 +50,6 @@ def texts(tmp_path, monkeypatch) -> Path:
         ("data.masked=1.5 data.objective=masked", "data.masked must lie between 0 and 1, got 1.5"),
         ("space=bert data.objective=causal", "bert sees the tokens that data.objective=causal has it guess; write"),
         ("data.objective=masked", "gpt2 sees no tokens behind one that data.objective=masked has it guess"),
-        ("data.cache=short.txt/a", "name another folder for token files: data.cache=FOLDER"),
         ("data.source=sorts.csv", "data.source=sorts.csv is no text"),
         ("data.size=[8,8]", "data.size is of a folder of images, which data.source=pydoc is not"),
         ("data=digits", "is of language models, and data.source=digits is no text; write data=text"),
@@ -62,7 +62,14 @@ def test_it_is_one_line_and_nothing_is_written(texts, refused, words, says):
     given = words.split()
     keep = () if "hf:" in words else SPACE[:-1]
     more = ("data=text",) if not keep else ()
-    assert says in refused("search", *keep, *more, SPACE[-1], "data.cache=cache", *given)
+    assert says in refused("search", *keep, *more, SPACE[-1], *given)
+    assert not Path("run").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(texts, refused, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "short.txt/a")
+    line = refused("search", *SPACE, "data.source=three.jsonl")
+    assert "name another folder for token files: XDG_CACHE_HOME=FOLDER" in line
     assert not Path("run").exists()
 
 

@@ -281,7 +281,7 @@ RACE = ["search.trial_weights=scratch", "search.finalists=2", "search.finalist_s
         pytest.param(["relay.precision=bf16"], marks=pytest.mark.long),
         pytest.param(["relay.precision=fp16", "relay.update=exact"], marks=pytest.mark.long),
         pytest.param(["relay.precision=fp16", "relay.update=exact", *RACE], marks=pytest.mark.long),
-        pytest.param(["search.steps_per_trial=0", "search.population=4"], marks=pytest.mark.long),
+        pytest.param(["search.steps_per_trial=0"], marks=pytest.mark.long),
         pytest.param([*RACE, "search.early_stop=halving"], marks=pytest.mark.long),
         ["executor=own.py:threads", *RACE],
         ["executor=own.py:threads", "search.early_stop=halving", "search.steps_per_trial=8"],

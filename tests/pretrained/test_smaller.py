@@ -17,13 +17,14 @@ from tests.pretrained.small_model import save_small_llama
 PAGE = (ROOT / "docs" / "tutorials" / "smaller.md").read_text()
 BASH, PYTHON = (re.findall(rf"```{language}\n(.*?)```", PAGE, re.S) for language in ("bash", "python"))
 COMMANDS = [shlex.split(line)[3:] for block in BASH for line in block.splitlines()]
-SMALL = ["data.length=24", "data.cache=cache", "strategy.steps=1", "strategy.samples=4", "strategy.rounds=1"]
+SMALL = ["data.length=24", "strategy.steps=1", "strategy.samples=4", "strategy.rounds=1"]
 SMALL += ["space.args.widths=[0.5]", "search.trials=4", "search.finalist_steps=2"]
 
 
 @pytest.mark.slow
 def test_the_tutorial_leads_from_a_folder_to_a_smaller_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     use_code_cache(monkeypatch, tmp_path / "modules")
     save_small_llama("model", layers=2, places=64)
     text = "\n".join(topics.values())

@@ -120,13 +120,19 @@ def test_what_a_callback_raises_is_a_warning_and_the_search_has_its_result(probl
 
     short = {**SAID, "trials": 3, "warmup_steps": 2}
     result = l2l_nas.search(
-        problem, folder="run", callbacks=[Bad()], progress=False, warmup_paths="fair", keep_fraction=0.1, **short
+        problem,
+        folder="run",
+        callbacks=[Bad()],
+        progress=False,
+        warmup_paths="fair",
+        relay={"clip_scope": "layer"},
+        **short,
     )
     assert result.content["trials"]["complete"] == 3
     said = [record.message for record in caplog.records if record.name == "l2l_nas"]
     (line,) = [line for line in said if "callback" in line]
     assert line.startswith("callback Bad.trial raised ConnectionError: no server (test_callbacks.py, line")
-    assert any("keep_fraction has no effect" in line for line in said)
+    assert any("relay.clip_scope has no effect" in line for line in said)
     (event,) = [
         e for e in map(json.loads, (result.folder / "log.jsonl").read_text().splitlines()) if e["event"] == "callback"
     ]

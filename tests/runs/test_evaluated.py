@@ -146,12 +146,13 @@ def test_the_original_has_the_weights_that_it_came_with(tmp_path):
 @pytest.mark.slow
 def test_the_card_tells_what_was_removed_measured_and_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     use_code_cache(monkeypatch, tmp_path / "modules")
     save_small_llama("model")
     Path("model/README.md").write_text("---\nlicense: mit\n---\n# Theirs\n")
     Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 40)
     write_json(Path("choice.json"), {"choices": ["original", "original", "skip", "original", "original"]})
-    data = ["data=text", "data.source=text.txt", "data.length=24", "data.cache=cache"]
+    data = ["data=text", "data.source=text.txt", "data.length=24"]
     steps = ["train.steps=3", "train.batch_size=4", "folder=run"]
     assert main(["train", "space.pool=hf:model", "architecture=choice.json", *data, *steps]) == 0
     assert main(["evaluate", "run=run", "task=text", "file=text.txt"]) == 0

@@ -83,7 +83,7 @@ def test_nothing_of_a_folder_is_taken_but_what_is_declared_so(text, shape):
 
 def test_what_is_run_where_and_by_whom_is_never_taken():
     never = {one.name for schema in SCHEMAS for one in declared(schema) if one.from_folder is FromFolder.NEVER}
-    assert {"executor", "callbacks", "data.cache", "relay.device", "folder", "resume"} <= never
+    assert {"executor", "callbacks", "relay.device", "folder", "resume"} <= never
     assert {one.name for one in declared(SearchConf) if one.name.startswith("parallel.patience")} <= never
     taken = {one.name for one in declared(SearchConf)} - never
     assert {"space.pool", "space.args", "data.source", "train.batch_size", "objectives.names", "seed"} <= taken
@@ -146,6 +146,15 @@ def test_what_is_taken_is_what_was_written():
     assert flat(SearchConf, saved.config)["search.trials"] == 7
     assert entries(saved.config)["space.args.width"] == 4
     assert saved.config["seed"] == 5
+    assert saved.withheld == {}
+
+
+def test_settings_and_arguments_that_this_version_does_not_have_are_left_out(tmp_path):
+    gone = {"name": "tpe", "n_startup_trials": 3, "multivariate": True, "n_ei_candidates": 24}
+    whole = planted(SearchConf, {"sampler": gone, "search.keep_fraction": 0.3})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(whole))
+    saved = read_settings(tmp_path / "config.yaml")
+    assert saved.config["sampler"] == saved.whole["sampler"] == {"name": "tpe", "n_startup_trials": 3}
     assert saved.withheld == {}
 
 

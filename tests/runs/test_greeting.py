@@ -31,13 +31,9 @@ def lines(said, **changes):
     ("said", "used"),
     [
         ("relay.clip_scope", {"relay__clip": 1.0}),
-        ("search.keep_fraction", {"search__early_stop": "halving"}),
-        ("search.keep_fraction", {"search__early_stop": "mine.py:Rule"}),
-        ("search.population", {"search__steps_per_trial": 0}),
         ("data.masked", {"data__objective": "masked"}),
         ("data.predictions", {"data__objective": "masked"}),
         ("data.text_key", {"data__source": "texts.jsonl"}),
-        ("relay.pinned", {"relay__precision": "bf16"}),
     ],
 )
 def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
@@ -50,7 +46,7 @@ def test_a_setting_counts_where_what_it_depends_on_is_set(said, used):
 def test_states_on_a_device_that_is_the_host(monkeypatch):
     assert lines(["relay.resident"]) == ["relay.resident has no effect with relay.device=cpu"]
     monkeypatch.setattr("l2l_nas.relay.device.open_device", lambda name: Cpu(copies=True))
-    assert lines(["relay.resident", "relay.pinned"]) == []
+    assert lines(["relay.resident"]) == []
 
 
 def test_settings_of_finalists_without_finalists():
@@ -110,15 +106,15 @@ def test_what_decides_an_effect_is_a_setting_and_who_reads_one_a_phase():
 def test_a_search_says_so_on_the_command_line_and_in_a_call(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_pool(tmp_path)
-    words = ["search", "space.pool=tiny.py:build", *TINY, "search.keep_fraction=0.4", "relay.clip_scope=layer"]
-    assert main([*words, "folder=run"]) == 0
+    words = ["search", "space.pool=tiny.py:build", *TINY, "relay.device=cpu", "relay.resident=all"]
+    assert main([*words, "relay.clip_scope=layer", "folder=run"]) == 0
     said = capsys.readouterr().out
-    assert "warning: search.keep_fraction has no effect with search.early_stop=none" in said
+    assert "warning: relay.resident has no effect with relay.device=cpu" in said
     assert "warning: relay.clip_scope has no effect with relay.clip=0.0" in said
     assert said.count("has no effect") == 2
     assert re.search(r"slots, [\d,]+(\.\d [KMG]iB| B); ", said)
-    l2l_nas.search("tiny.py:build", resume="run", trials=13, keep_fraction=0.3)
-    assert capsys.readouterr().out.count("warning: search.keep_fraction has no effect") == 1
+    l2l_nas.search("tiny.py:build", resume="run", trials=13, relay={"device": "cpu", "resident": "all"})
+    assert capsys.readouterr().out.count("warning: relay.resident has no effect") == 1
 
 
 def test_threads_are_divided_among_all_workers(monkeypatch):

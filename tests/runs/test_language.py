@@ -192,10 +192,11 @@ def test_ctrl_c_ends_it_at_once(words, tmp_path):
 @pytest.mark.slow
 def test_a_run_on_text_brings_its_tokenizer_and_its_documents(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 200)
     Path("wiki.txt").write_text(WIKI)
     space = ["space=llama", "space.args.hidden=16", "space.args.depth=1", "space.args.documents=true"]
-    data = ["data.source=text.txt", "data.length=24", "data.cache=cache", "data.documents=apart"]
+    data = ["data.source=text.txt", "data.length=24", "data.documents=apart"]
     steps = ["objectives=[loss]", "search.trials=2", "search.steps_per_trial=2", "search.finalist_steps=4"]
     assert main(["search", *space, *data, *steps, "search.finalists=1", "export=false", "folder=run"]) == 0
     model = open_model("run")
@@ -257,6 +258,7 @@ def byte_tokenizer(*special: str) -> Tokenizer:
 def llama(tmp_path, monkeypatch):
     """A small one in a folder "model", whose tokenizer begins texts; its tokenizer."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     torch.manual_seed(0)
     made = byte_tokenizer("<s>", "</s>")
     config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -280,7 +282,7 @@ def test_a_prompt_begins_as_the_published_tokenizer_has_it(llama, capsys, prompt
 
 def test_what_a_published_model_learns_from_begins_as_its_tokenizer_has_it(llama):
     Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 40)
-    conf = replace(DataConf(), source="text.txt", length=24, cache="cache")
+    conf = replace(DataConf(), source="text.txt", length=24)
     parts = load_problem("hf:model", {}, **asdict(conf)).data
     for part in (parts.train, parts.validation):
         (inputs,), targets = part.batch(torch.arange(2))
@@ -292,7 +294,7 @@ def test_what_a_published_model_learns_from_begins_as_its_tokenizer_has_it(llama
 def exported(*words: str) -> None:
     """Train the model of the folder "model" for a step, and write it into the folder "out"."""
     Path("text.txt").write_text("A line of text, and one more of the same kind.\n" * 40)
-    data = ["data=text", "data.source=text.txt", "data.length=24", "data.cache=cache"]
+    data = ["data=text", "data.source=text.txt", "data.length=24"]
     steps = ["train.steps=1", "train.batch_size=4", "folder=run"]
     assert main(["train", "space.pool=hf:model", "architecture=original", *data, *steps, *words]) == 0
     assert main(["export", "run=run", "formats=[hugging_face]", "out=out"]) == 0

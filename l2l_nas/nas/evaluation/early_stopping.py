@@ -61,21 +61,14 @@ class NeverStop:
 
 
 class Halving:
-    """Stops a trial at a rung where it is not among the better part of all that came there.
+    """Stops a trial at a rung where it is not in the better half of all that came there.
 
     Args:
-        goals: what is better.
-        keep_fraction: the better part; the first 5 trials at a rung go on in any case.
-
-    Raises:
-        SettingError: a part that is none.
+        goals: what is better; the first 5 trials at a rung go on in any case.
     """
 
-    def __init__(self, goals: Sequence[Goal], *, keep_fraction: float) -> None:
-        if not 0 < keep_fraction < 1:
-            raise SettingError(f"search.keep_fraction must lie between 0 and 1, got {keep_fraction}")
+    def __init__(self, goals: Sequence[Goal]) -> None:
         self._goals = tuple(goals)
-        self._keep_fraction = keep_fraction
         # by rung and architecture, values to minimise, in the order in which they came
         self._seen: dict[str, dict[Architecture, Point]] = {}
 
@@ -87,7 +80,7 @@ class Halving:
         if len(there) <= _LEAST:
             return None
         place = place_among(there[architecture], list(there.values()))
-        if place <= math.ceil(self._keep_fraction * len(there)):
+        if place <= (len(there) + 1) // 2:
             return None
         done, _, total = rung.partition("/")
         by = " and ".join(goal.name for goal in self._goals)
@@ -153,34 +146,31 @@ def _crowding(front: Sequence[Point]) -> list[float]:
     return distances
 
 
-Build = Callable[[Sequence[Goal], float], EarlyStop]
+Build = Callable[[Sequence[Goal]], EarlyStop]
 
-EARLY_STOPS: dict[str, Build] = {
-    "none": lambda goals, keep_fraction: NeverStop(),
-    "halving": lambda goals, keep_fraction: Halving(goals, keep_fraction=keep_fraction),
-}
+EARLY_STOPS: dict[str, Build] = {"none": lambda goals: NeverStop(), "halving": Halving}
 
 
-def build_early_stop(name: str, goals: Sequence[Goal], *, keep_fraction: float) -> EarlyStop:
+def build_early_stop(name: str, goals: Sequence[Goal]) -> EarlyStop:
     """A rule by name.
 
     Args:
         name: a key of `EARLY_STOPS`, or `FILE.py:NAME` or `MODULE:NAME` of a class or function that gives a rule. It is
-            given `goals` and `keep_fraction`, if it takes them.
+            given `goals`, if it takes them.
 
     Raises:
-        SettingError: no such rule, a part to keep that is none, or what is named gives no rule.
+        SettingError: no such rule, or what is named gives no rule.
         L2LError: what is named raised something.
     """
     check_early_stop(name)
     if is_given(name):
         raise SettingError("search.early_stop was given in Python; give it again")
     if not is_named(name):
-        return EARLY_STOPS[name](goals, keep_fraction)
+        return EARLY_STOPS[name](goals)
     own: EarlyStop = made(
         name,
         setting="search.early_stop",
-        offered={"goals": goals, "keep_fraction": keep_fraction},
+        offered={"goals": goals},
         is_right=lambda one: isinstance(one, EarlyStop),
         kind="an object with stop_reason and learn",
     )

@@ -21,20 +21,19 @@ class RegularizedEvolution(GenotypeSampler):
     """Regularized ("aging") evolution (Real et al., arXiv 1802.01548, algorithm 1).
 
     The population is the last `population` complete trials: who is oldest dies, however good. A parent wins a
-    tournament among `tournament` random members, its child differs from it in one position. With several goals a
+    tournament among a random half of the members, its child differs from it in one position. With several goals a
     tournament is won by one of those that no other member of it dominates, drawn at random.
 
     What was tried already is not proposed again: where 30 mutants in a row are known, one more position changes.
 
     Args:
         population: how many trials live; so many are random at first.
-        tournament: how many are compared for a parent.
     """
 
-    def __init__(self, *, seed: int, population: int = 20, tournament: int = 10) -> None:
+    def __init__(self, *, seed: int, population: int = 20) -> None:
         super().__init__(seed=seed)
         self._population = population
-        self._tournament = tournament
+        self._tournament = max(2, population // 2)
 
     def propose(self, space: Space, history: History, rng: random.Random) -> Genotype:
         if len(history.scored) < self._population:

@@ -16,19 +16,10 @@ from l2l_nas.plugins import is_named, made, name_and_arguments
 Build = Callable[..., optuna.samplers.BaseSampler]
 
 
-def _tpe(
-    seed: int,
-    num_trials: int,
-    n_startup_trials: int | None = None,
-    multivariate: bool = True,
-    n_ei_candidates: int = 24,
-) -> optuna.samplers.BaseSampler:
+def _tpe(seed: int, num_trials: int, n_startup_trials: int | None = None) -> optuna.samplers.BaseSampler:
     # Multivariate for two goals as well: independent TPE takes four times as long and repeats itself most.
     return optuna.samplers.TPESampler(
-        seed=seed,
-        multivariate=multivariate,
-        n_startup_trials=n_startup_trials or _first_draws(num_trials),
-        n_ei_candidates=n_ei_candidates,
+        seed=seed, multivariate=True, n_startup_trials=n_startup_trials or _first_draws(num_trials)
     )
 
 
@@ -36,25 +27,16 @@ def _nsga2(seed: int, num_trials: int, population_size: int | None = None) -> op
     return optuna.samplers.NSGAIISampler(seed=seed, population_size=population_size or _generation(num_trials))
 
 
-def _gp_hamming(
-    seed: int, num_trials: int, start: int | None = None, climbs: int | None = None
-) -> optuna.samplers.BaseSampler:
+def _gp_hamming(seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
     from l2l_nas.nas.samplers.hamming_gp import HammingGP  # its scipy takes half a second, and few processes propose
 
-    climbs = climbs or _climbs(num_trials)
-    start = start or (10 if climbs > 1 else max(5, min(20, num_trials // 6)))
+    climbs = max(1, min(4, num_trials // 50))
+    start = 10 if climbs > 1 else max(5, min(20, num_trials // 6))
     return HammingGP(seed=seed, start=start, climbs=climbs, merge=num_trials * 11 // 20)
 
 
-def _evolution(
-    seed: int, num_trials: int, population: int | None = None, tournament: int | None = None
-) -> optuna.samplers.BaseSampler:
-    population = population or _first_draws(num_trials)
-    return RegularizedEvolution(seed=seed, population=population, tournament=tournament or max(2, population // 2))
-
-
-def _climbs(num_trials: int) -> int:
-    return max(1, min(4, num_trials // 50))
+def _evolution(seed: int, num_trials: int, population_size: int | None = None) -> optuna.samplers.BaseSampler:
+    return RegularizedEvolution(seed=seed, population=population_size or _first_draws(num_trials))
 
 
 def _first_draws(num_trials: int) -> int:

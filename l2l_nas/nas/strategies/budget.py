@@ -137,7 +137,6 @@ class Budget(Division):
         early_stop: a key of `EARLY_STOPS`.
         baseline: "random" if random search of as many steps follows, to hold the result against; or "none".
         schedule: of the learning rate, made of a peak and a number of steps, anew for each training.
-        catch_up_fraction: candidates that join later are first trained to this share of the mean steps of the others.
         failures: so many trials in a row that fail end the search.
 
     Raises:
@@ -150,7 +149,6 @@ class Budget(Division):
     population: int = 16
     population_bytes: int = 1 << 28
     early_stop: str = "none"
-    catch_up_fraction: float = 1.0
     failures: int = 10
     baseline: str = "none"
     schedule: MakeSchedule = Cosine

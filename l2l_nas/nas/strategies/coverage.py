@@ -73,21 +73,18 @@ class Coverage:
             found += [Scarce(row, name, steps, mean) for name, steps in counts.items() if steps < share * mean]
         return tuple(found)
 
-    def new_candidates(self, share: float) -> dict[str, dict[str, int]]:
+    def new_candidates(self) -> dict[str, dict[str, int]]:
         """Candidates that were not there when the counts that were loaded began, in rows that warm-up has trained.
 
-        Args:
-            share: of the mean of the others of the row.
-
         Returns:
-            By row and candidate, the steps they should get.
+            By row and candidate, the steps they should get: the mean of the others of the row.
         """
         before = self._before.get("warmup", {})
         found: dict[str, dict[str, int]] = {}
         for row, counts in self._counts["warmup"].items():
             old = [steps for name, steps in counts.items() if name in before.get(row, {})]
             new = [name for name in counts if name not in before.get(row, {})]
-            target = round(share * sum(old) / len(old)) if old else 0
+            target = round(sum(old) / len(old)) if old else 0
             if new and target > 0:
                 found[row] = dict.fromkeys(new, target)
         return found

@@ -58,7 +58,7 @@ class WarmUp(Phase):
         budget, coverage = search.budget, search.coverage
         search.warm_steps = int(state.get("warm_steps", 0))
         search.catch_up_steps = int(state.get("introduced", 0))
-        met = coverage.new_candidates(budget.catch_up_fraction) if search.warm_steps >= budget.warmup_steps else {}
+        met = coverage.new_candidates() if search.warm_steps >= budget.warmup_steps else {}
         saved = state.get("newcomers", {})
         search.new_candidates = {
             row: {**saved.get(row, {}), **met.get(row, {})} for row in coverage.rows if row in met or row in saved

@@ -69,7 +69,7 @@ def test_with_one_goal_the_order_is_that_of_the_values_and_equals_share_a_place(
 
 
 def test_the_first_five_at_a_rung_go_on_and_then_only_the_better_half():
-    rule = Halving(ACCURACY, keep_fraction=0.5)
+    rule = Halving(ACCURACY)
     values = [0.9, 0.8, 0.7, 0.6, 0.5, 0.65, 0.75, 0.1, 0.95]
     said = [rule.stop_reason(named(i), "10/40", {"accuracy": value}) for i, value in enumerate(values)]
     assert said[:5] == [None] * 5
@@ -80,16 +80,15 @@ def test_the_first_five_at_a_rung_go_on_and_then_only_the_better_half():
     assert rule.stop_reason(named(9), "20/40", {"accuracy": 0.0}) is None  # nobody else is at that rung
 
 
-@pytest.mark.parametrize("keep_fraction", [0.2, 0.5, 0.8])
-def test_in_the_long_run_that_fraction_goes_on(keep_fraction):
-    rule = Halving(ACCURACY, keep_fraction=keep_fraction)
+def test_in_the_long_run_half_of_them_go_on():
+    rule = Halving(ACCURACY)
     generator = random.Random(0)
     said = [rule.stop_reason(named(i), "1/4", {"accuracy": generator.random()}) for i in range(300)]
-    assert said[50:].count(None) / 250 == pytest.approx(keep_fraction, abs=0.08)
+    assert said[50:].count(None) / 250 == pytest.approx(0.5, abs=0.08)
 
 
 def test_with_two_goals_nobody_on_the_better_fronts_is_stopped():
-    rule = Halving(GOALS, keep_fraction=0.5)
+    rule = Halving(GOALS)
     for i in range(8):  # a front, and a point behind each of it
         rule.stop_reason(named(2 * i), "1/4", {"accuracy": i / 10, "parameters": 100 * i})
         rule.stop_reason(named(2 * i + 1), "1/4", {"accuracy": i / 10 - 0.05, "parameters": 100 * i + 50})
@@ -98,7 +97,7 @@ def test_with_two_goals_nobody_on_the_better_fronts_is_stopped():
 
 
 def test_a_trial_that_is_begun_again_is_counted_once():
-    rule = Halving(ACCURACY, keep_fraction=0.5)
+    rule = Halving(ACCURACY)
     for i in range(5):
         rule.stop_reason(named(i), "1/4", {"accuracy": 0.5})
     for _ in range(3):
@@ -106,7 +105,7 @@ def test_a_trial_that_is_begun_again_is_counted_once():
 
 
 def test_what_earlier_trials_had_is_learned_from_their_records():
-    rule = Halving(GOALS, keep_fraction=0.5)
+    rule = Halving(GOALS)
     records = [
         TrialRecord(
             i,
@@ -124,16 +123,13 @@ def test_what_earlier_trials_had_is_learned_from_their_records():
 
 
 def test_rules_by_name_and_their_rungs():
-    assert isinstance(build_early_stop("none", GOALS, keep_fraction=0.5), NeverStop)
-    assert isinstance(build_early_stop("halving", GOALS, keep_fraction=0.5), Halving)
+    assert isinstance(build_early_stop("none", GOALS), NeverStop)
+    assert isinstance(build_early_stop("halving", GOALS), Halving)
     spend = budget(trial_weights="fork", steps_per_trial=200)
     assert (spend.rungs, replace(spend, early_stop="halving").rungs) == ((), (50, 100))
     assert replace(spend, early_stop="halving", steps_per_trial=8).rungs == (2, 4)
     with pytest.raises(SettingError, match=r"search\.early_stop: no rule 'halvin'; did you mean 'halving'"):
-        build_early_stop("halvin", GOALS, keep_fraction=0.5)
-    for part in (0, 1, -1, 2):
-        with pytest.raises(SettingError, match=r"search\.keep_fraction must lie between 0 and 1"):
-            build_early_stop("halving", GOALS, keep_fraction=part)
+        build_early_stop("halvin", GOALS)
 
 
 def test_a_trial_is_scored_on_1024_random_samples_that_follow_from_the_seed():
@@ -270,14 +266,14 @@ def test_a_search_that_is_interrupted_judges_later_trials_as_one_in_one_go(tmp_p
     """The random sampler is seeded anew on a resume, so what is compared is what the rule knows."""
     pool = pool_of("tanh", "relu", "skip", depth=4)
     settings = {"spend": spend(trials=14), "num_trials": 14}
-    rule = Halving(GOALS, keep_fraction=0.5)
+    rule = Halving(GOALS)
     search, _, study, observer = search_on(tmp_path, pool, early_stop=rule, **settings)
     observer.stop_at, observer.stop = 60, Stopped
     with pytest.raises(Stopped):
         search.run()
     finished = {r.architecture for r in study.records}
     assert 3 < len(finished) < 14
-    other = Halving(GOALS, keep_fraction=0.5)
+    other = Halving(GOALS)
     search, _, study, _ = search_on(tmp_path, pool, early_stop=other, resume=True, **settings)
     known = {rung: {a: v for a, v in there.items() if a in finished} for rung, there in rule._seen.items()}
     assert {rung: there for rung, there in other._seen.items() if there} == {r: t for r, t in known.items() if t}

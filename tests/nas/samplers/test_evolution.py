@@ -14,7 +14,7 @@ from l2l_nas.nas.samplers.hamming_gp import HammingGP
 SPACE = {f"p{index}": ("a", "b", "c") for index in range(4)}
 DISTRIBUTIONS = {name: CategoricalDistribution(values) for name, values in SPACE.items()}
 OURS = [
-    lambda seed=0: RegularizedEvolution(seed=seed, population=6, tournament=3),
+    lambda seed=0: RegularizedEvolution(seed=seed, population=6),
     lambda seed=0: HammingGP(seed=seed),
     lambda seed=0: Random(seed=seed),
 ]
@@ -63,22 +63,22 @@ def test_a_random_genotype_is_an_unseen_one_while_there_is_one_to_be_found():
 
 
 def test_evolution_takes_its_parents_from_the_youngest():
-    # the best is the oldest, and dead: every parent is one of the last three
+    # the best is the oldest, and dead: every parent is the better of the last two
     history = history_of(("cccc", 9), ("aaaa", 1), ("aaab", 2), ("aaba", 3))
-    sampler = RegularizedEvolution(seed=0, population=3, tournament=3)
+    sampler = RegularizedEvolution(seed=0, population=2)
     rng = random.Random(0)
     children = [sampler.propose(SPACE, history, rng) for _ in range(40)]
     assert all(distance(child, tuple("aaba")) == 1 for child in children)
     assert not history.seen & set(children)
-    loose = RegularizedEvolution(seed=0, population=3, tournament=1)
-    children = [loose.propose(SPACE, history, rng) for _ in range(40)]
+    three = RegularizedEvolution(seed=0, population=3)  # the best of them is in two of three tournaments
+    children = [three.propose(SPACE, history, rng) for _ in range(40)]
     assert any(distance(child, tuple("aaba")) > 1 for child in children)
 
 
 def test_evolution_changes_more_positions_where_all_near_mutants_are_known():
     center = tuple("aaaa")
     history = history_of(("aaaa", 1), also_seen=neighbours(SPACE, center))
-    child = RegularizedEvolution(seed=0, population=1, tournament=1).propose(SPACE, history, random.Random(0))
+    child = RegularizedEvolution(seed=0, population=1).propose(SPACE, history, random.Random(0))
     assert distance(child, center) == 2
 
 

@@ -22,18 +22,16 @@ def covered(pool, *, steps=90):
     return coverage.to_json()
 
 
-def grown(before, now, *, share=1.0):
+def grown(before, now):
     coverage = Coverage(now)
     coverage.load(covered(before))
-    return coverage, coverage.new_candidates(share)
+    return coverage, coverage.new_candidates()
 
 
 def test_new_candidates_are_those_that_the_counts_do_not_name():
-    coverage, found = grown(pool_of("tanh", "relu", depth=2), pool_of("tanh", "relu", "wide", depth=2))
+    _, found = grown(pool_of("tanh", "relu", depth=2), pool_of("tanh", "relu", "wide", depth=2))
     assert found == {"p0": {"wide": 45}, "p1": {"wide": 45}}
-    assert coverage.new_candidates(0.5)["p0"] == {"wide": 22}
-    assert coverage.new_candidates(0.0) == {}
-    assert Coverage(pool_of("tanh")).new_candidates(1.0) == {}
+    assert Coverage(pool_of("tanh")).new_candidates() == {}
     _, found = grown(pool_of("tanh", "relu"), pool_of("tanh"))
     assert found == {}
 
@@ -47,7 +45,7 @@ def test_counts_of_candidates_that_are_gone_come_back_with_them():
     again.load(without.to_json())
     assert again.steps("warmup", "p0")["relu"] == before["warmup"]["p0"]["relu"]
     assert again.steps("warmup", "p0")["tanh"] == before["warmup"]["p0"]["tanh"] + 1
-    assert again.new_candidates(1.0) == {}
+    assert again.new_candidates() == {}
 
 
 def counts_of(paths, index):
@@ -86,12 +84,12 @@ def test_constraints_that_refuse_all_new_candidates_at_once_take_them_one_by_one
     assert plan_catch_up(now, coverage, targets=targets, seed=0, constraints=(none,), done=0) == []
 
 
-def run_and_grow(folder, *, stop_at=-1, share=1.0):
+def run_and_grow(folder, *, stop_at=-1):
     folder.mkdir()
-    spend = budget(warmup_steps=40, trials=3, finalist_steps=0, catch_up_fraction=share)
+    spend = budget(warmup_steps=40, trials=3, finalist_steps=0)
     search, _, _, _ = search_on(folder, pool_of("tanh", "relu", depth=3), spend=spend)
     search.run()
-    spend = budget(warmup_steps=40, trials=6, finalist_steps=0, catch_up_fraction=share)
+    spend = budget(warmup_steps=40, trials=6, finalist_steps=0)
     pool = pool_of("tanh", "relu", "wide", depth=3)
     search, relay, _, observer = search_on(folder, pool, spend=spend, resume=True)
     if stop_at >= 0:
@@ -120,8 +118,6 @@ def test_new_candidates_are_trained_before_they_are_judged(tmp_path):
     assert observer.phases[1][1] == 20
     for row in ("p0", "p1", "p2"):
         assert search.context.coverage.steps("warmup", row)["wide"] == 20
-    _, observer, _ = run_and_grow(tmp_path / "without", share=0.0)
-    assert [name for name, *_ in observer.phases] == ["warm-up", "search", "finalists"]
 
 
 @pytest.mark.slow
