@@ -198,33 +198,11 @@ def test_ones_own_takes_arguments_in_its_group(mine, capsys, refused):
 
 
 @pytest.mark.slow
-def test_random_search_is_a_strategy(pool, capsys):
-    words = ["search", OWN, *TINY, "search.trials=4", "strategy=random_search", "sampler=tpe", "folder=run"]
-    assert main(words) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "sampler random, seed 0" in said
-    assert "warning: sampler has no effect with strategy=random_search" in said
-    assert "warning: search.warmup_steps has no effect with strategy=random_search" in said
-
-
-@pytest.mark.slow
-def test_choices_are_swept_as_others_are(mine, capsys):
-    words = ["search", "-m", OWN, *TINY, "search.trials=3", "sampler=random,mine.py:Sampler", "folder=sweep"]
-    assert main([*words, "optimizer=sgd", "optimizer.momentum=0.5,0.8"]) == 0
-    found = [config_of(f"sweep/{number}") for number in range(4)]
-    assert [one["sampler"]["name"] for one in found] == ["random"] * 2 + ["mine.py:Sampler"] * 2
-    assert [one["optimizer"]["momentum"] for one in found] == [0.5, 0.8] * 2
-
-
-@pytest.mark.slow
 def test_hydra_s_folders_are_the_run_s(pool, capsys):
     assert main(["search", OWN, *TINY, "search.trials=3", "hydra.run.dir=deep/run"]) == 0
     assert config_of("deep/run")["folder"] == "deep/run"
     hydra = {name: Path("deep/run/.hydra", f"{name}.yaml").read_text() for name in ("config", "hydra", "overrides")}
-    assert yaml.safe_load(hydra["overrides"])[0] == OWN
     assert yaml.safe_load(hydra["config"])["space"]["pool"] == "tiny.py:build"
-    assert yaml.safe_load(hydra["hydra"])["hydra"]["runtime"]["output_dir"] == str(Path("deep/run").resolve())
-    assert not Path("runs").exists()
     # what it was started with stays
     assert main(["search", OWN, "resume=deep/run", "search.trials=4"]) == 0
     assert {name: Path("deep/run/.hydra", f"{name}.yaml").read_text() for name in hydra} == hydra
@@ -251,7 +229,6 @@ def test_a_config_file_names_the_folder_in_hydra_s_words_too(pool, tmp_path, ref
 @pytest.mark.slow
 def test_a_run_that_is_refused_leaves_no_folder_of_hydra_s(pool, tmp_path, refused):
     refused("search", OWN, *TINY, "folder=a/b/c", "search.trials=0")
-    refused("search", OWN, *TINY, "hydra.run.dir=a/b/c", "relay.slots=0")
     refused("train", OWN, "run=nowhere", "hydra.run.dir=a/b/c")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.py"]
     Path("a/b").mkdir(parents=True)

@@ -112,9 +112,7 @@ def test_the_page_can_be_written_elsewhere(finished, refused) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "after", ["space", "warm-up", "coverage", "search", "trial", "finalists", "finalist", "report"]
-)
+@pytest.mark.parametrize("after", ["space", "warm-up", "trial", "finalist", "report"])
 def test_a_run_that_was_killed_has_a_page(finished, after) -> None:
     cut_off(finished, after=after)
     assert main(["report", "run=run"]) == 0
@@ -176,33 +174,6 @@ def test_a_page_that_cannot_be_written_costs_a_warning_not_the_search(pool, tmp_
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_search_that_fails_says_why_on_its_page(pool, tmp_path, refused) -> None:
-    (tmp_path / "bad.py").write_text(
-        (tmp_path / "tiny.py").read_text()
-        + "\nclass Nan(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) * float('nan')\n"
-        "def bad():\n    from l2l_nas import Candidate as C\n"
-        "    head = Position('head', [C('nan', lambda: Nan(2, 2))])\n"
-        "    return Problem(LayerPool([head], inputs=TensorSpec((2,))), Data.from_arrays(*data(160)))\n"
-    )
-    said = refused_after_output(["search", "space.pool=bad.py:bad", *TINY, "search.warmup_steps=0", "folder=run"])
-    assert "no trial finished" in said
-    text = read(tmp_path / "run" / "report.html").text
-    assert " failed " in text
-    assert said.removeprefix("error: ")[:60] in text
-    assert "Trials without a score" in text
-
-
-def refused_after_output(words) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "l2l_nas", *words], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1
-    return done.stderr.strip()
-
-
-@pytest.mark.long
-@pytest.mark.slow
 def test_a_page_needs_no_matplotlib(finished) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None; from l2l_nas.__main__ import main; sys.exit(main(sys.argv[1:]))"
@@ -257,17 +228,11 @@ def changed(name: str, old: str, new: str):
         (changed("study.log", '{"op_code":0', '{"op_code":"0"'), "study.log: damaged"),
         (missing("log.jsonl"), "log.jsonl: no such file"),
         (cut("log.jsonl"), "log.jsonl: damaged (it does not tell what was searched)"),
-        (garbage("log.jsonl"), "log.jsonl: damaged (it does not tell what was searched)"),
-        (changed("log.jsonl", '"time": ', '"tim": '), "log.jsonl: damaged (no 'time')"),
         (changed("log.jsonl", 'tanh"', 'tnah"'), "study.log: holds an architecture of another space than log.jsonl"),
-        (changed("log.jsonl", '"accuracy"', '"acuracy"'), "log.jsonl: has no accuracy"),
         (missing("config.yaml"), "config.yaml: no such file"),
         (garbage("config.yaml"), "config.yaml: damaged"),
-        (cut("config.yaml", 0), "config.yaml: damaged, not the settings of a run"),
-        (cut("config.yaml", 60), "config.yaml: damaged"),
         (changed("config.yaml", "trials: 12", "trials: many"), "config.yaml: damaged"),
         (changed("config.yaml", "pool: ", "!!python/object/apply:os.mkdir "), "config.yaml: damaged"),
-        (cut("result.json"), "result.json: damaged"),
         (changed("result.json", '"best"', '"bets"'), "result.json: damaged (no 'best')"),
         (changed("result.json", '"accuracy"', '"acuracy"'), "result.json: has no accuracy"),
     ],

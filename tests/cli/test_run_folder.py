@@ -43,7 +43,6 @@ def test_any_name_that_runs_write_is_refused(tmp_path, name, kind):
 @pytest.mark.parametrize(
     ("words", "name", "kind"),
     [
-        (["search"], "export", "folder"),
         (["search", "search.finalists=0"], "best", "folder"),
         (["search"], "best", "link"),
         (["search", "relay.storage=file"], "pool", "folder"),
@@ -207,10 +206,8 @@ def test_a_file_system_without_locks_is_told_and_the_run_goes_on(tmp_path, monke
     ("names", "is_begun"),
     [
         ([], False),
-        (["config.yaml"], False),
         ([".hydra", LEFT], False),
         (["config.yaml", ".hydra", ".study.log.tmp", "notes.txt"], False),
-        ([".hydra", "notes.txt"], False),
         (["config.yaml", "study.log"], True),
         (["config.yaml", "weights", "notes.txt"], True),
         (["notes.txt"], True),  # no run's folder: nothing is begun there by a name that was mistyped

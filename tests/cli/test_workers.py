@@ -236,20 +236,14 @@ STAY = (
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["search.workers=0"], "search.workers must be at least 1, got 0"),
         ([TWO, "relay.storage=file"], "relay.storage=file keeps states where other workers do not"),
         ([TWO, "relay.trace=true"], "relay.trace tells of one process's lanes; use executor=inline"),
         *(([SHARED, TWO, *words], STAY) for words in ([], ["executor=ray"], ["executor=own.py:threads"])),
-        ([SHARED, "executor=processes"], STAY),
         ([TWO, "executor=inline"], "executor=inline runs one trial at a time, not search.workers=2; say search.worke"),
         (["executor=own.py:threads"], "executor: say how many segments it runs at a time, such as search.worke"),
         ([TWO, "executor=own.py:shut"], "the executor takes no more work (RuntimeError: cannot schedule new fu"),
-        ([TWO, "executor=own.py:none"], "executor: own.py:none gave int; expected a concurrent.futures.Executor"),
-        ([TWO, "executor=own.py:other"], "executor: own.py has no 'other'; choose from"),
-        ([TWO, "executor=threads"], "no executor 'threads'"),
         ([TWO, "parallel.data=2"], "parallel.data=2: ranks train a trial together, workers train one each; leave it o"),
         (["executor=processes", "parallel.tensor=4"], "parallel.tensor=4: ranks train a trial together, workers"),
-        ([TWO, "search.trial_weights=own"], "search.trial_weights: no such weights as 'own'"),
         ([TWO, "relay.device=cuda"], "cuda"),
     ],
 )
@@ -362,16 +356,6 @@ def test_what_goes_wrong_in_a_worker_is_one_line(pool, tmp_path, capsys, source,
     # warm-up is this process's
     assert main([*WORDS, "search.workers=2", "search.warmup_steps=0", "search.failures=1"]) == 2
     assert re.fullmatch(said, capsys.readouterr().err)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_time_is_divided_once_and_not_by_every_worker(pool, tmp_path, capsys):
-    words = ["search.time=5s", "search.workers=2", "search.finalists=1", "search.baseline=random", "export=false"]
-    words += ["search.trial_weights=fork"]
-    assert main(["search", "space.pool=tiny.py:build", *words, "folder=run"]) == 0
-    assert "steps of warm-up" in capsys.readouterr().out
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["baseline"]["networks"] >= 1
 
 
 def test_a_time_is_divided_by_the_pace_of_a_worker_with_a_worker_s_threads(pool, monkeypatch):
