@@ -24,13 +24,6 @@ SPACE = f"space.pool={FOLDER}/space.py:build"
 FEW = ["search.trials=6", "search.steps_per_trial=3", "search.finalist_steps=9", "search.finalists=2", "export=false"]
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
-def test_an_extension_takes_less_than_forty_lines(path):
-    lines = path.read_text().splitlines()
-    # a storage has all of its protocol's methods to define
-    assert sum(bool(line.strip()) for line in lines) < 40 if path.name == "storage.py" else len(lines) < 40
-
-
 @pytest.mark.slow
 def test_a_space_with_a_cost_and_a_constraint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
