@@ -11,7 +11,6 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 
-import l2l_nas
 from l2l_nas.__main__ import main
 from l2l_nas.cli.schema import register
 from l2l_nas.eps.optimizers.registry import OPTIMIZERS, build_optimizer
@@ -24,7 +23,7 @@ from l2l_nas.runs.groups import ABOUT, GROUPS, arguments, choices, shipped
 from l2l_nas.runs.settings import SearchConf, SearchSection
 from l2l_nas.runs.workers import check_workers
 from l2l_nas.training.schedule import SCHEDULES, build_schedule
-from tests.cli.runs import TINY, contents, events
+from tests.cli.runs import TINY, contents
 
 OWN = "space=tiny.py:build"
 MINE = """\
@@ -73,18 +72,6 @@ def test_a_choice_brings_its_arguments_and_words_behind_it_change_them(capsys):
     config = shown(capsys, "relay=small_device", "relay.slots=3", "data=digits", "objectives=accuracy_flops")
     assert (config["relay"]["budget"], config["relay"]["stash"], config["relay"]["slots"]) == ("none", "host", 3)
     assert (config["data"]["source"], config["objectives"]["names"]) == ("digits", ["accuracy", "flops"])
-
-
-@pytest.mark.slow
-def test_a_run_takes_arguments_of_a_choice_and_a_call_takes_the_same(pool, capsys):
-    assert main(["search", OWN, *TINY, "folder=run", "sampler=tpe", "sampler.n_startup_trials=4"]) == 0
-    assert "sampler tpe (n_startup_trials=4)" in " ".join(capsys.readouterr().out.split())
-    said = {word.partition("=")[0].removeprefix("search."): yaml.safe_load(word.partition("=")[2]) for word in TINY}
-    sampler = {"name": "tpe", "n_startup_trials": 4}
-    l2l_nas.search("tiny.py:build", folder="call", progress=False, sampler=sampler, **said)
-    assert config_of("run")["sampler"] == config_of("call")["sampler"] == {**arguments("sampler", "tpe"), **sampler}
-    runs = [[event["architecture"] for event in events(Path(name))] for name in ("run", "call")]
-    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("group", sorted(CHOICES))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import yaml
@@ -123,27 +121,6 @@ def test_a_run_that_was_killed_has_a_page(finished, after) -> None:
     with locked(finished):
         assert main(["report", "run=run"]) == 0
     assert " running " in read(finished / "report.html").text
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_stopped_run_has_a_page_that_says_so_and_one_that_went_on_too(pool, tmp_path) -> None:
-    words = [*WORDS, "search.trials=400", "search.steps_per_trial=4", "folder=run"]
-    process = start(*words, cwd=tmp_path)
-    run = tmp_path / "run"
-    while len(events(run)) < 3:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    assert " running " in read(run / "report.html").text  # of the beginning
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    text = read(run / "report.html").text
-    assert " stopped " in text
-    assert f"{len([e for e in events(run) if not e['cached']])} of 400" in text
-    assert main(["search", OWN, "search.trials=30", "resume=run"]) == 0
-    text = read(run / "report.html").text
-    assert " finished " in text
-    assert "2 sessions" in text
 
 
 @pytest.mark.slow

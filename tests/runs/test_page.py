@@ -86,16 +86,6 @@ def test_trials_of_a_candidate_that_was_retired_are_shown_as_such(pool, tmp_path
 
 
 @pytest.mark.slow
-def test_trials_of_a_candidate_that_left_the_file_are_shown_as_such(pool, tmp_path) -> None:
-    assert main([*WORDS, "folder=run"]) == 0
-    file = tmp_path / "tiny.py"
-    file.write_text(file.read_text().replace(', "relu": nn.ReLU', ""))
-    assert main([*WORDS, "resume=run", "search.trials=16"]) == 0
-    assert "no longer in the space: " in text_of(tmp_path / "run")
-    assert_same_again(tmp_path / "run")
-
-
-@pytest.mark.slow
 def test_a_data_set_without_a_test_part_has_no_figure_of_it_anywhere(pool, tmp_path, capsys) -> None:
     file = tmp_path / "tiny.py"
     file.write_text(file.read_text().replace("*data(samples))", "*data(samples), test_fraction=0)"))
