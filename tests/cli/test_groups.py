@@ -262,14 +262,3 @@ def test_every_group_of_a_command_stands_in_its_defaults():
         chosen = {name: value for entry in defaults if isinstance(entry, dict) for name, value in entry.items()}
         for group in groups:
             assert (chosen[group] or ("none" if group == "callbacks" else "")) == ABOUT[group][1]
-
-
-@pytest.mark.slow
-def test_any_sampler_of_optuna_is_taken_by_its_own_name_with_its_arguments(pool, capsys, refused):
-    name = "optuna.samplers.GPSampler"
-    words = ["search", OWN, *TINY, "search.trials=4", f"sampler={name}"]
-    assert main([*words, "sampler.n_startup_trials=2", "folder=run"]) == 0
-    assert f"sampler {name} (n_startup_trials=2)" in " ".join(capsys.readouterr().out.split())
-    assert config_of("run")["sampler"] == {"name": name, "n_startup_trials": 2}
-    assert f"sampler={name} takes no 'startup'" in refused(*words, "sampler.startup=2", "folder=other")
-    assert f"sampler={name} sampler.n_startup_trials=2" in refused("search", OWN, "resume=run", "search.trials=5")

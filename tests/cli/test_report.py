@@ -64,18 +64,12 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     best = result["best"]
     shown = [f"{best[part]['accuracy']:.4f} ± {best['standard_error'][part]['accuracy']:.4f} {part}" for part in PARTS]
-    parameters = f"{best['costs']['parameters']:,.0f}"
-    assert f"Best network: accuracy {', '.join(shown)}, with {parameters} parameters" in text
-    assert ", ".join(f"{number:,} {part}" for part, number in result["data"]["samples"].items()) in text
+    assert f"Best network: accuracy {', '.join(shown)}, with " in text
     assert " finished " in text
-    assert "12 of 12" in text
     assert "python -m l2l_nas search resume=run space.pool=tiny.py:build search.trials=24" in text
     (latency,) = events(tmp_path / "run", "latency")
     assert latency["latency_ms"].keys() == {str(entry["trial"]) for entry in result["finalists"]}
     assert f"latency {latency['latency_ms'][str(best['trial'])]:.4g} ms" in text
-    assert "All settings: config.yaml" in text
-    assert "steps_per_trial: 2" in text
-    assert re.search(r"torch [\d.]+.*; on cpu \(\d+ cores\), ", text)
     given = {event.pop("number"): event for event in events(tmp_path / "run", "finalist")}
     assert len(result["finalists"]) == len(given) == 3
     for entry in result["finalists"]:
