@@ -24,21 +24,25 @@ SPACE = f"space.pool={FOLDER}/space.py:build"
 FEW = ["search.trials=6", "search.steps_per_trial=3", "search.finalist_steps=9", "search.finalists=2", "export=false"]
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
-def test_an_extension_takes_less_than_forty_lines(path):
-    lines = path.read_text().splitlines()
-    # a storage has all of its protocol's methods to define
-    assert sum(bool(line.strip()) for line in lines) < 40 if path.name == "storage.py" else len(lines) < 40
-
-
 @pytest.mark.slow
-def test_a_space_with_a_cost_and_a_constraint(tmp_path, monkeypatch):
+def test_a_space_with_a_constraint_costs_and_a_callback(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["search", SPACE, *FEW, "folder=run", "objectives=[accuracy,activations]"]) == 0
+    words = [
+        f"search.costs=[{FOLDER}/cost.py:Depth]",
+        "search.limits.Depth=4",
+        f"callbacks=[{FOLDER}/callback.py:Table]",
+    ]
+    assert main(["search", SPACE, *FEW, "folder=run", "objectives=[accuracy,activations,Depth]", *words]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     for entry in result["finalists"]:
         assert "tanh" in entry["architecture"]
         assert entry["costs"]["activations"] == sum(name in ("relu", "tanh") for name in entry["architecture"])
+        depth = sum(name != "skip" for name in entry["architecture"])
+        assert entry["costs"]["Depth"] == entry["values"]["Depth"] == depth <= 4
+    with open("trials.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert sum(row[1] == "complete" for row in rows) >= result["trials"]["complete"] == 6
+    assert all(row[2].startswith("accuracy=") for row in rows if row[1] == "complete")
 
 
 @pytest.mark.slow
@@ -52,17 +56,6 @@ def test_a_sampler(tmp_path, monkeypatch):
         best = max(done[:place], key=lambda one: one.value)
         drawn = done[place].params
         assert any(sum(drawn[name] != one.params[name] for name in drawn) <= 1 for one in (best, *done[:place]))
-
-
-@pytest.mark.slow
-def test_a_callback(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["search", SPACE, *FEW, "folder=run", f"callbacks=[{FOLDER}/callback.py:Table]"]) == 0
-    with open("trials.csv", newline="") as file:
-        rows = list(csv.reader(file))
-    found = json.loads((tmp_path / "run" / "result.json").read_text())["trials"]
-    assert sum(row[1] == "complete" for row in rows) >= found["complete"] == 6
-    assert all(row[2].startswith("accuracy=") for row in rows if row[1] == "complete")
 
 
 @pytest.mark.slow
@@ -109,16 +102,6 @@ def _search_and_copy(storage):
 
 def _copied(storage):
     return optuna.load_study(study_name="search", storage=storage).trials
-
-
-@pytest.mark.slow
-def test_a_cost(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = [f"search.costs=[{FOLDER}/cost.py:Depth]", "objectives=[accuracy,Depth]", "search.limits.Depth=4"]
-    assert main(["search", SPACE, *FEW, "folder=run", *words]) == 0
-    for entry in json.loads((tmp_path / "run" / "result.json").read_text())["finalists"]:
-        depth = sum(name != "skip" for name in entry["architecture"])
-        assert entry["costs"]["Depth"] == entry["values"]["Depth"] == depth <= 4
 
 
 @pytest.mark.slow

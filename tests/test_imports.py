@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import collections
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,59 +100,6 @@ def test_every_public_name_can_be_loaded_and_no_other():
         assert getattr(l2l_nas, name).__name__ == name
     with pytest.raises(AttributeError, match="nothing"):
         l2l_nas.nothing  # noqa: B018
-
-
-RETIRED = frozenset(
-    [
-        "crew",
-        "foreman",
-        "team",
-        "seat",
-        "hire",
-        "bury",
-        "pulse",
-        "claim",
-        "told",
-        "heard",
-        "glance",
-        "lend",
-        "salt",
-        "judge",
-    ]
-)
-
-
-def named_in(tree: ast.AST) -> list[str]:
-    """What a file gives names to: functions, classes, arguments, variables and attributes."""
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.append(node.name)
-        elif isinstance(node, ast.arg):
-            names.append(node.arg)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.append(node.id)
-        elif isinstance(node, ast.Attribute):
-            names.append(node.attr)
-    return names
-
-
-def test_no_name_has_a_private_word_of_earlier_versions():
-    for path in SOURCES:
-        for name in named_in(ast.parse(path.read_text())):
-            parts = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split("_")
-            assert not RETIRED & set(parts), (path, name)
-
-
-def test_every_class_has_a_name_of_its_own():
-    found = collections.Counter(
-        node.name
-        for folder in ("l2l_nas", "search_spaces")
-        for path in (ROOT / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    )
-    assert [name for name, count in found.items() if count > 1] == []
 
 
 @pytest.mark.slow

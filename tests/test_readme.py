@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -18,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from l2l_nas.__main__ import main
 from l2l_nas.cli.schema import register, with_own_choices
 from l2l_nas.cli.words import check_words, read_words
-from tests.cli.runs import ROOT, TINY, environment, write_pool
+from tests.cli.runs import ROOT, environment
 
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
@@ -130,14 +129,6 @@ def test_python_that_is_shown_compiles(page, code):
     compile(code, page, "exec")
 
 
-def test_the_readme_has_at_most_180_lines():
-    assert len(README.splitlines()) <= 180
-
-
-def test_ten_lines_of_python_are_ten():
-    assert len(FILES["ten_lines.py"].splitlines()) <= 12
-
-
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_every_command_shown_names_only_settings_that_exist_and_composes(line, tmp_path, monkeypatch):
     command, *words = shlex.split(line)[3:]
@@ -166,35 +157,3 @@ def test_every_command_shown_names_only_settings_that_exist_and_composes(line, t
 
 def _is_sweep(word: str) -> bool:
     return OverridesParser.create().parse_override(word).is_sweep_override()
-
-
-EXTRA = [word for line in COMMAND_LINES for word in shlex.split(line)[3:] if "=" in word]
-CHEAP = [
-    ["objectives=[accuracy]", "sampler=tpe"],
-    ["search.limits.parameters=200", "relay.update=exact", "relay.slots=3"],
-    ["optimizer=sgd", "train.learning_rate=0.05", "train.micro_batch=32"],
-    ["sampler=random", "search.steps_per_trial=0", "search.warmup_steps=0", "search.finalist_steps=0"],
-    ["objectives=[loss,parameters]", "optimizer=sgd", "optimizer.nesterov=true", "relay.threads=1", "relay.slots=1"],
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", CHEAP, ids=" ".join)
-def test_documented_settings_run(words, tmp_path, monkeypatch):
-    write_pool(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert main(["search", "space.pool=tiny.py:build", "folder=run", *TINY, "search.trials=4", *words]) == 0
-    result = json.loads(Path("run/result.json").read_text())
-    assert result["trials"]["complete"] == 4
-    if "search.limits.parameters=200" in words:
-        assert all(entry["values"]["parameters"] <= 200 for entry in result["pareto"])
-
-
-def test_the_settings_above_are_those_of_the_pages():
-    for word in (
-        "objectives=[accuracy]",
-        "search.limits.parameters=10000",
-        "relay.update=exact",
-        "relay.slots=3",
-    ):
-        assert word in EXTRA

@@ -10,13 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 
 from l2l_nas.__main__ import main
 from l2l_nas.eps.manifest import digest_of
 from l2l_nas.report.text import with_error
-from l2l_nas.training.data import digits
-from tests.cli.runs import POOL, TINY, contents, environment
+from tests.cli.runs import contents, environment
 
 WORDS = (
     "search",
@@ -74,21 +72,6 @@ def test_the_exported_network_gives_the_reported_accuracy_without_this_library(r
 
 
 @pytest.mark.slow
-def test_the_names_in_the_state_dict_are_positions(run):
-    result = json.loads((run / "result.json").read_text())
-    positions = json.loads((run / "architecture.json").read_text())["positions"]
-    used = {
-        position for position, choice in zip(positions, result["best"]["architecture"], strict=True) if choice != "skip"
-    }
-    with safe_open(run / "export" / "state_dict.safetensors", "pt") as file:
-        names = list(file.keys())
-        total = sum(file.get_tensor(name).numel() for name in names)
-    assert {name.split(".")[0] for name in names} == used
-    assert {"stem.weight", "stem.bias"} <= set(names)
-    assert total == result["best"]["values"]["parameters"]
-
-
-@pytest.mark.slow
 def test_evaluate_gives_what_was_reported(run, capsys):
     before = contents(run)
     assert main(["evaluate", f"run={run}"]) == 0
@@ -139,50 +122,11 @@ def test_a_metric_that_is_not_the_reported_one_is_a_warning_that_names_both(run,
     assert json.loads((copy / "export" / "export.json").read_text())["reported"]["accuracy"] == 0.125
 
 
-@pytest.mark.slow
-def test_the_default_space_in_onnx_gives_the_reported_accuracy(run, tmp_path, capsys):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    assert main(["export", f"run={run}", f"out={tmp_path / 'network'}", "formats=[onnx]"]) == 0
-    given = json.loads((tmp_path / "network" / "export.json").read_text())["formats"]["onnx"]
-    reported = json.loads((run / "result.json").read_text())["best"]["values"]["accuracy"]
-    assert given["values"]["accuracy"] == reported
-    assert "warning" not in capsys.readouterr().out
-    validation = digits().validation
-    session = onnxruntime.InferenceSession(tmp_path / "network" / "model.onnx")
-    (logits,) = session.run(None, {"input": validation.inputs[0].numpy()})
-    assert (logits.argmax(-1) == validation.targets.numpy()).mean() == reported
-
-
 def test_a_run_with_a_pool_of_ones_own_is_evaluated_when_the_pool_is_named(finished, capsys):
     assert main(["evaluate", "run=run", "space.pool=tiny.py:build"]) == 0
     assert capsys.readouterr().out.count("as reported") == 2
     assert main(["export", "run=run", "space.pool=tiny.py:build"]) == 0
     assert (finished / "export" / "model.pt2").exists()
-
-
-SMALL = """
-from l2l_nas import Regression
-
-def small():
-    x, y = data(160)
-    return Problem(pool(), Data.from_arrays(x, x * 1e-4), task=Regression())
-"""
-
-
-@pytest.mark.slow
-def test_a_small_loss_is_printed_with_its_digits(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.py").write_text(POOL + SMALL)
-    words = ["objectives=[loss]", *TINY[1:], "search.trials=1", "search.finalist_steps=40"]
-    assert main(["search", "space.pool=tiny.py:small", "folder=run", *words]) == 0
-    best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
-    assert best["values"]["loss"] < 1e-3
-    capsys.readouterr()
-    shown = with_error("loss", best["values"]["loss"], best["standard_error"]["validation"]["loss"])
-    assert main(["evaluate", "run=run", "space.pool=tiny.py:small"]) == 0
-    assert f" {shown} " in capsys.readouterr().out
-    assert main(["export", "run=run", "space.pool=tiny.py:small", "formats=[state_dict]"]) == 0
-    assert f"loss {shown.split()[0]} as reported" in capsys.readouterr().out
 
 
 def test_other_data_than_those_of_the_run_are_told(finished, capsys):

@@ -14,6 +14,7 @@ import yaml
 from l2l_nas.__main__ import main
 from l2l_nas.runs.settings import PLACES, rule_of
 from tests.cli.runs import TINY, contents, events, start, write_pool
+from tests.report.pages import Reader
 from tests.studies import saved_study
 
 OWN = "space.pool=tiny.py:build"
@@ -44,26 +45,35 @@ def trials_of(folder: Path | str) -> list:
     return saved_study(folder).trials
 
 
-def stopped(*words: str, folder: str = "run", after: int = 3) -> str:
+def stopped(*words: str, by: signal.Signals, after: int) -> str:
     """Start a command, stop it in the midst of its trials; the last line it said."""
-    process = start(*words, f"folder={folder}", cwd=Path.cwd())
-    while len(events(Path(folder))) < after:
+    process = start(*words, cwd=Path.cwd())
+    while len(events(Path("run"))) < after:
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(by)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, ""), out + err
-    return out.splitlines()[-1]
+    assert not list(Path("run").glob("*.tmp*"))
+    assert " stopped " in Reader(Path("run/report.html").read_text()).text
+    *before, last = out.splitlines()
+    assert not any("Go on" in line for line in before)
+    return last
 
 
 @pytest.mark.slow
 def test_a_stopped_search_goes_on_with_exactly_its_settings_by_the_command_that_it_prints(pool, capsys):
-    last = stopped("search", OWN, *TINY, *OTHERS, "search.trials=40")
-    before, done = config_of("run"), trials_of("run")
-    assert 3 <= len(done) < 40
-    command = shlex.split(last.partition("Go on with: ")[2])
-    assert command == ["python", "-m", "l2l_nas", "search", "resume=run", OWN]
-    assert main(command[3:]) == 0
+    command = ["search", OWN, *TINY, *OTHERS, "search.trials=40", "folder=run"]
+    for number, after in ((signal.SIGINT, 3), (signal.SIGTERM, 6)):
+        last = stopped(*command, by=number, after=after)
+        before, done, reported = config_of("run"), trials_of("run"), events(Path("run"))
+        assert after <= len(done) < 40
+        evaluated = sum(not event["cached"] for event in reported)
+        assert last.startswith(f"stopped after {evaluated} of 40 trials, all saved. Go on with: python -m l2l_nas ")
+        command = shlex.split(last.partition("-m l2l_nas ")[2])
+        assert command == ["search", "resume=run", OWN]
+    assert main(command) == 0
+    assert events(Path("run"))[: len(reported)] == reported
     after = config_of("run")
     assert after["search"]["trials"] == 40
     assert {name: value for name, value in after.items() if name not in PLACES} == {

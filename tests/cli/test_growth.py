@@ -91,10 +91,12 @@ def test_a_study_goes_on_after_a_candidate_is_added_and_another_removed(finished
 
 
 @pytest.mark.slow
-def test_retired_candidates_are_not_proposed_and_their_trials_stay(finished):
+def test_retired_candidates_are_not_proposed_and_frozen_ones_are_used_and_not_trained(finished):
     before = trials_of(finished)
     relu = weights_of(finished, "layer0/relu")
-    assert main([*WORDS, "search.trials=24", "resume=run", "search.retire=[*/relu,layer0/skip]"]) == 0
+    old = {layer: weights_of(finished, layer) for layer in ("layer1/tanh", "layer1/linear", "stem/linear")}
+    words = [*WORDS, "search.trials=24", "sampler=random", "resume=run", "search.freeze=[layer1/tanh]"]
+    assert main([*words, "search.retire=[*/relu,layer0/skip]"]) == 0
     trials = check_consistent(finished, 24)
     for trial in trials[len(before) :]:
         choices = trial.user_attrs["architecture"]
@@ -102,6 +104,10 @@ def test_retired_candidates_are_not_proposed_and_their_trials_stay(finished):
         assert choices[1] != "skip"
     for name, tensor in weights_of(finished, "layer0/relu").items():
         assert torch.equal(tensor, relu[name])
+    assert any(t.user_attrs["architecture"][2] == "tanh" and not t.user_attrs["cached"] for t in trials[len(before) :])
+    for layer, was in old.items():
+        new = weights_of(finished, layer)
+        assert all(torch.equal(was[name], new[name]) for name in was) == (layer == "layer1/tanh")
     assert main(["search", OWN, "search.trials=25", "resume=run"]) == 0  # the folder knows it
     assert "relu" not in trials_of(finished)[-1].user_attrs["architecture"]
     assert main(["search", OWN, "search.trials=26", "resume=run", "search.retire=[]"]) == 0  # they are back
@@ -115,18 +121,6 @@ def test_a_group_of_a_candidate_goes_with_it_and_comes_back(pool, tmp_path):
     assert main(["search", OWN, "search.trials=4", "resume=run", "search.retire=[*/relu]"]) == 0
     assert main(["search", OWN, "search.trials=5", "resume=run", "search.retire=[]"]) == 0
     check_consistent(tmp_path / "run", 5)
-
-
-@pytest.mark.slow
-def test_frozen_candidates_are_used_and_not_trained(finished):
-    before = {layer: weights_of(finished, layer) for layer in ("layer1/tanh", "layer1/linear", "stem/linear")}
-    words = [*WORDS, "search.trials=24", "sampler=random", "resume=run"]
-    assert main([*words, "search.freeze=[layer1/tanh]"]) == 0
-    fresh = trials_of(finished)[12:]
-    assert any(t.user_attrs["architecture"][2] == "tanh" and not t.user_attrs["cached"] for t in fresh)
-    for layer, old in before.items():
-        new = weights_of(finished, layer)
-        assert all(torch.equal(old[name], new[name]) for name in old) == (layer == "layer1/tanh")
 
 
 @pytest.mark.slow

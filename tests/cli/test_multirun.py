@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -49,14 +48,6 @@ def test_two_seeds_give_two_run_folders_and_a_summary(pool, tmp_path, capsys):
     assert "seed=0" in table
     assert "seed=1" in table
     assert "summary sweep/summary.json" in table
-
-    # the same command leaves alone what is finished, and starts what is missing
-    first = contents(tmp_path / "sweep" / "0")
-    shutil.rmtree(tmp_path / "sweep" / "1")
-    assert main([*WORDS, "seed=0,1", "skip_done=true"]) == 0
-    assert contents(tmp_path / "sweep" / "0") == first
-    result = json.loads((tmp_path / "sweep" / "1" / "result.json").read_text())
-    assert result["trials"]["complete"] == 4
     assert sorted(os.listdir(tmp_path)) == ["sweep", "tiny.py"]
 
 
@@ -78,28 +69,6 @@ def test_trainings_are_swept_as_searches_are(pool, tmp_path, capsys):
     before = contents(tmp_path / "trained")
     assert main([*words, "seed=0,1"]) == 2  # the folder is taken
     assert contents(tmp_path / "trained") == before
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_seeds_samplers_and_spaces_are_combined(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    tiny = [*TINY, "search.trials=1", "search.warmup_steps=1", "search.steps_per_trial=1", "search.finalist_steps=1"]
-    swept = ["seed=0,1", "sampler=tpe,nsga2", "space=digits_conv,digits_shared"]
-    assert main(["search", "-m", *tiny, "folder=sweep", *swept]) == 0
-    rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())["runs"]
-    assert [row["folder"] for row in rows] == [f"sweep/{number}" for number in range(8)]
-    assert [tuple(row["overrides"][-3:]) for row in rows] == [
-        (f"seed={seed}", f"sampler={sampler}", f"space={space}")
-        for seed in (0, 1)
-        for sampler in ("tpe", "nsga2")
-        for space in ("digits_conv", "digits_shared")
-    ]
-    for row in rows:
-        config = (tmp_path / row["folder"] / "config.yaml").read_text()
-        assert f"pool: {row['overrides'][-1].removeprefix('space=')}" in config
-        assert f"sampler:\n  name: {row['overrides'][-2].removeprefix('sampler=')}\n" in config
-    assert capsys.readouterr().out.count(" is done") == 8
 
 
 @pytest.mark.slow

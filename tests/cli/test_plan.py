@@ -141,14 +141,10 @@ def test_files_say_milliseconds():
     ("words", "says"),
     [
         (["hardware=h10"], "did you mean 'h100'"),
-        (["hardware=none.json"], "none.json"),
         (["hardware=h100", "device_memory=much"], "device_memory must be a size such as 16GiB, got 'much'"),
-        (["hardware=h100", "train.batch_size=0"], "must be at least 1"),
         (["hardware=h100", "relay.budget=1KB"], "too small"),
-        (["hardware=h100", "parallel.data=6"], "parallel.data=6: ranks add their sums in pairs"),
         (["hardware=h100", "parallel.data=4", "parallel.chunks=2"], "parallel.chunks=2: 4 ranks cannot divide it"),
         (["hardware=h100", "space=image_blocks", "parallel.tensor=7"], "to divide among 7 ranks"),
-        (["hardware=h100", "relay.update=never"], "relay.update"),
     ],
 )
 def test_bad_input_is_refused(words, says, refused):
@@ -187,15 +183,7 @@ def test_states_in_files_need_no_host_memory(pool, tmp_path, monkeypatch, comman
     assert main([*words, "relay.storage=file"]) == 0
 
 
-def test_a_training_that_does_not_fit_is_refused_before_it_begins(refused, monkeypatch, tmp_path):
-    names = json.dumps({"choices": architecture_of("digits_conv")})
-    (tmp_path / "architecture.json").write_text(names)
+def test_a_training_that_does_not_fit_is_refused_before_it_begins(refused, monkeypatch):
     monkeypatch.setattr("l2l_nas.relay.device.free_memory_bytes", lambda: 0)
-    words = ["architecture=architecture.json", "relay.budget=none", "relay.device=cpu", "folder=run"]
+    words = ["architecture=original", "relay.budget=none", "relay.device=cpu", "folder=run"]
     assert "of device memory" in refused("train", *TINY, *words)
-
-
-def architecture_of(space: str) -> list[str]:
-    """Choices of some architecture of a built-in space on digits."""
-    problem = load_problem(space, {}, source="digits", validation_fraction=0.2)
-    return list(UniformPaths(problem.pool, seed=0).path_at(0).choices)

@@ -14,6 +14,7 @@ from l2l_nas.__main__ import main
 from l2l_nas.runs.locate import load_problem
 from tests.cli.runs import contents
 from tests.cli.test_train import read
+from tests.training.test_retrain import plainly_recalibrated
 
 NORMED = """\
 import torch
@@ -35,19 +36,6 @@ def build():
     x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
     return Problem(pool, Data.from_arrays(x, (torch.sin(2 * x[:, 0]) > x[:, 1]).long()))
 """
-
-
-def plainly_recalibrated(network: torch.nn.Module, batches: list[torch.Tensor]) -> torch.nn.Module:
-    """PyTorch's own cumulative averages."""
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm1d):
-            module.reset_running_stats()
-            module.momentum = None
-            module.train()
-    with torch.no_grad():
-        for batch in batches:
-            network(batch)
-    return network.eval()
 
 
 @pytest.mark.slow

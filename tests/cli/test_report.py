@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import yaml
@@ -66,18 +64,12 @@ def test_a_search_writes_the_page_and_names_it(pool, tmp_path, capsys) -> None:
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     best = result["best"]
     shown = [f"{best[part]['accuracy']:.4f} ± {best['standard_error'][part]['accuracy']:.4f} {part}" for part in PARTS]
-    parameters = f"{best['costs']['parameters']:,.0f}"
-    assert f"Best network: accuracy {', '.join(shown)}, with {parameters} parameters" in text
-    assert ", ".join(f"{number:,} {part}" for part, number in result["data"]["samples"].items()) in text
+    assert f"Best network: accuracy {', '.join(shown)}, with " in text
     assert " finished " in text
-    assert "12 of 12" in text
     assert "python -m l2l_nas search resume=run space.pool=tiny.py:build search.trials=24" in text
     (latency,) = events(tmp_path / "run", "latency")
     assert latency["latency_ms"].keys() == {str(entry["trial"]) for entry in result["finalists"]}
     assert f"latency {latency['latency_ms'][str(best['trial'])]:.4g} ms" in text
-    assert "All settings: config.yaml" in text
-    assert "steps_per_trial: 2" in text
-    assert re.search(r"torch [\d.]+.*; on cpu \(\d+ cores\), ", text)
     given = {event.pop("number"): event for event in events(tmp_path / "run", "finalist")}
     assert len(result["finalists"]) == len(given) == 3
     for entry in result["finalists"]:
@@ -112,9 +104,7 @@ def test_the_page_can_be_written_elsewhere(finished, refused) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "after", ["space", "warm-up", "coverage", "search", "trial", "finalists", "finalist", "report"]
-)
+@pytest.mark.parametrize("after", ["space", "warm-up", "trial", "finalist", "report"])
 def test_a_run_that_was_killed_has_a_page(finished, after) -> None:
     cut_off(finished, after=after)
     assert main(["report", "run=run"]) == 0
@@ -125,27 +115,6 @@ def test_a_run_that_was_killed_has_a_page(finished, after) -> None:
     with locked(finished):
         assert main(["report", "run=run"]) == 0
     assert " running " in read(finished / "report.html").text
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_stopped_run_has_a_page_that_says_so_and_one_that_went_on_too(pool, tmp_path) -> None:
-    words = [*WORDS, "search.trials=400", "search.steps_per_trial=4", "folder=run"]
-    process = start(*words, cwd=tmp_path)
-    run = tmp_path / "run"
-    while len(events(run)) < 3:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    assert " running " in read(run / "report.html").text  # of the beginning
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    text = read(run / "report.html").text
-    assert " stopped " in text
-    assert f"{len([e for e in events(run) if not e['cached']])} of 400" in text
-    assert main(["search", OWN, "search.trials=30", "resume=run"]) == 0
-    text = read(run / "report.html").text
-    assert " finished " in text
-    assert "2 sessions" in text
 
 
 @pytest.mark.slow
@@ -172,33 +141,6 @@ def test_a_page_that_cannot_be_written_costs_a_warning_not_the_search(pool, tmp_
     assert (tmp_path / "run" / "result.json").exists()
     assert (tmp_path / "run" / "report.html" / "mine").exists()
     assert not list((tmp_path / "run").glob(".report*"))
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_search_that_fails_says_why_on_its_page(pool, tmp_path, refused) -> None:
-    (tmp_path / "bad.py").write_text(
-        (tmp_path / "tiny.py").read_text()
-        + "\nclass Nan(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) * float('nan')\n"
-        "def bad():\n    from l2l_nas import Candidate as C\n"
-        "    head = Position('head', [C('nan', lambda: Nan(2, 2))])\n"
-        "    return Problem(LayerPool([head], inputs=TensorSpec((2,))), Data.from_arrays(*data(160)))\n"
-    )
-    said = refused_after_output(["search", "space.pool=bad.py:bad", *TINY, "search.warmup_steps=0", "folder=run"])
-    assert "no trial finished" in said
-    text = read(tmp_path / "run" / "report.html").text
-    assert " failed " in text
-    assert said.removeprefix("error: ")[:60] in text
-    assert "Trials without a score" in text
-
-
-def refused_after_output(words) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "l2l_nas", *words], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1
-    return done.stderr.strip()
 
 
 @pytest.mark.long
@@ -257,17 +199,11 @@ def changed(name: str, old: str, new: str):
         (changed("study.log", '{"op_code":0', '{"op_code":"0"'), "study.log: damaged"),
         (missing("log.jsonl"), "log.jsonl: no such file"),
         (cut("log.jsonl"), "log.jsonl: damaged (it does not tell what was searched)"),
-        (garbage("log.jsonl"), "log.jsonl: damaged (it does not tell what was searched)"),
-        (changed("log.jsonl", '"time": ', '"tim": '), "log.jsonl: damaged (no 'time')"),
         (changed("log.jsonl", 'tanh"', 'tnah"'), "study.log: holds an architecture of another space than log.jsonl"),
-        (changed("log.jsonl", '"accuracy"', '"acuracy"'), "log.jsonl: has no accuracy"),
         (missing("config.yaml"), "config.yaml: no such file"),
         (garbage("config.yaml"), "config.yaml: damaged"),
-        (cut("config.yaml", 0), "config.yaml: damaged, not the settings of a run"),
-        (cut("config.yaml", 60), "config.yaml: damaged"),
         (changed("config.yaml", "trials: 12", "trials: many"), "config.yaml: damaged"),
         (changed("config.yaml", "pool: ", "!!python/object/apply:os.mkdir "), "config.yaml: damaged"),
-        (cut("result.json"), "result.json: damaged"),
         (changed("result.json", '"best"', '"bets"'), "result.json: damaged (no 'best')"),
         (changed("result.json", '"accuracy"', '"acuracy"'), "result.json: has no accuracy"),
     ],

@@ -43,7 +43,6 @@ def test_any_name_that_runs_write_is_refused(tmp_path, name, kind):
 @pytest.mark.parametrize(
     ("words", "name", "kind"),
     [
-        (["search"], "export", "folder"),
         (["search", "search.finalists=0"], "best", "folder"),
         (["search"], "best", "link"),
         (["search", "relay.storage=file"], "pool", "folder"),
@@ -126,36 +125,6 @@ def test_what_a_killed_run_left_is_removed_by_the_next(finished):
 
 
 @pytest.mark.slow
-def test_a_run_with_states_in_files_that_was_killed_before_it_had_a_study_is_started_by_the_first_resume(
-    pool, tmp_path
-):
-    (tmp_path / "out" / "pool" / "l2l_nas-states-abc").mkdir(parents=True)
-    (tmp_path / "out" / "pool" / "l2l_nas-states-abc" / "in-use").touch()
-    (tmp_path / "out" / LEFT).touch()
-    assert main(["search", f"space.pool={pool}", *TINY, "resume=out", "relay.storage=file"]) == 0
-    assert not (tmp_path / "out" / "pool").exists()
-    assert not (tmp_path / "out" / LEFT).exists()
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_between_its_settings_and_its_study_is_started_by_the_first_resume(pool, tmp_path):
-    words = ["search", f"space.pool={pool}", *TINY, "search.trials=2"]
-    assert main([*words, "folder=out"]) == 0
-    for path in (tmp_path / "out").iterdir():
-        if path.is_file() and path.name != "config.yaml":
-            path.unlink()
-    for folder in ("weights", "best"):
-        for path in (tmp_path / "out" / folder).iterdir():
-            path.unlink()
-        (tmp_path / "out" / folder).rmdir()
-    assert RunFolder(tmp_path / "out").is_begun is False
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    assert main(["search", f"space.pool={pool}", "resume=out"]) == 0
-    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
-    assert (tmp_path / "out" / "result.json").exists()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mine.db?v=1", "x?timeout=5", "a%20b", "[/x]r", "{x}#y"])
 def test_a_folder_may_have_any_name(pool, tmp_path, name, capsys):
     (tmp_path / "mine.db").write_bytes(b"")
@@ -207,10 +176,8 @@ def test_a_file_system_without_locks_is_told_and_the_run_goes_on(tmp_path, monke
     ("names", "is_begun"),
     [
         ([], False),
-        (["config.yaml"], False),
         ([".hydra", LEFT], False),
         (["config.yaml", ".hydra", ".study.log.tmp", "notes.txt"], False),
-        ([".hydra", "notes.txt"], False),
         (["config.yaml", "study.log"], True),
         (["config.yaml", "weights", "notes.txt"], True),
         (["notes.txt"], True),  # no run's folder: nothing is begun there by a name that was mistyped

@@ -12,7 +12,6 @@ from l2l_nas.__main__ import main
 from l2l_nas.nas.callback import Stopped
 from l2l_nas.nas.strategies import random_search
 from tests.cli.runs import POOL, TINY, events
-from tests.studies import saved_study
 
 NUMBERS = ("warmup_steps", "trials", "steps_per_trial", "finalist_steps")
 WORDS = ("search", "space.pool=tiny.py:build", *TINY)
@@ -20,25 +19,6 @@ WORDS = ("search", "space.pool=tiny.py:build", *TINY)
 
 def read(path):
     return json.loads(path.read_text())
-
-
-def trials_of(folder):
-    return saved_study(folder).trials
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("paths", ["uniform", "fair"])
-def test_coverage_of_warm_up_is_in_the_result_and_the_log(pool, tmp_path, paths):
-    assert main([*WORDS, "folder=run", f"search.warmup_paths={paths}", "search.warmup_steps=40"]) == 0
-    coverage = read(tmp_path / "run" / "result.json")["coverage"]
-    for index in range(4):
-        steps = coverage["warmup"][f"layer{index}"]
-        assert sum(steps.values()) == 40
-        if paths == "fair":
-            assert set(steps.values()) == {10}
-        assert sum(coverage["trials"][f"layer{index}"].values()) == 12 * 2
-    logged = events(tmp_path / "run", "coverage")
-    assert [event["warmup"] for event in logged] == [coverage["warmup"]]
 
 
 @pytest.mark.slow
@@ -51,23 +31,12 @@ def test_under_trained_candidates_are_named_in_one_line_and_in_the_log(pool, tmp
     assert said[0].removeprefix("warning: ") == events(tmp_path / "run", "coverage")[0]["warning"]
     assert main([*WORDS, "search.warmup_paths=fair", "search.warmup_steps=8", "search.trials=2", "folder=fair"]) == 0
     assert "warning" not in capsys.readouterr().out
-    assert events(tmp_path / "fair", "coverage")[0]["warning"] == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["shared", "fork", "scratch"])
-def test_every_trial_in_the_study_tells_with_which_weights_it_was_scored(pool, tmp_path, kind):
-    words = [*WORDS, f"search.trial_weights={kind}", "folder=run"]
-    assert main(words) == 0
-    assert main([*words, "search.trials=14", "resume=run"]) == 0
-    trials = trials_of(tmp_path / "run")
-    assert sum(not trial.user_attrs["cached"] for trial in trials) == 14
-    for trial in trials:
-        weights = trial.user_attrs["weights"]
-        assert weights["kind"] == kind
-        assert len(weights["crc32"]) == 8 * len(weights["visits"])
-        assert len(json.dumps(weights)) < 200
-    assert len({trial.user_attrs["weights"]["crc32"] for trial in trials if not trial.user_attrs["cached"]}) == 14
+    (logged,) = events(tmp_path / "fair", "coverage")
+    assert logged["warning"] == ""
+    coverage = read(tmp_path / "fair" / "result.json")["coverage"]
+    assert logged["warmup"] == coverage["warmup"]
+    assert set(coverage["warmup"]["layer0"].values()) == {2}
+    assert sum(coverage["trials"]["layer0"].values()) == 2 * 2
 
 
 @pytest.mark.slow
@@ -77,34 +46,6 @@ def test_from_scratch_there_is_no_warm_up_and_it_says_so(pool, tmp_path, capsys)
     assert "no warm-up: search.trial_weights=scratch would not use its weights" in said
     assert events(tmp_path / "run", "phase")[0]["total"] == 0
     assert read(tmp_path / "run" / "result.json")["trials"]["complete"] == 12
-
-
-@pytest.mark.slow
-def test_a_forked_search_saves_the_weights_of_warm_up(pool, tmp_path):
-    """Whatever the trials did: a run without a trial's training ends with the same shared weights."""
-    saved = []
-    for folder, words in (("fork", ["search.trial_weights=fork"]), ("none", ["search.steps_per_trial=0"])):
-        schedule = ["search.warmup_steps=30", f"folder={folder}"]
-        assert main([*WORDS, *words, *schedule]) == 0
-        states = read(tmp_path / folder / "weights" / "manifest.json")
-        saved.append({key: entry["sha256"] for key, entry in states["states"].items()})
-    assert saved[0] == saved[1]
-
-
-@pytest.mark.slow
-def test_without_a_test_part_one_line_says_so_and_no_test_figure_is_told(pool, tmp_path, capsys):
-    own = tmp_path / "tiny.py"
-    own.write_text(
-        own.read_text().replace("from_arrays(*data(samples))", "from_arrays(*data(samples), test_fraction=0)")
-    )
-    assert main([*WORDS, "folder=run"]) == 0
-    said = capsys.readouterr().out
-    assert "128 training, 32 validation samples" in " ".join(said.split())
-    assert said.count("no test part: no samples were held out") == 2  # before the search, and beside the result
-    assert "test:" not in said
-    best = read(tmp_path / "run" / "result.json")["best"]
-    assert (best["test"], best["standard_error"]["test"]) == (None, None)
-    assert best["validation"]["accuracy"] > 0
 
 
 @pytest.mark.slow
@@ -131,23 +72,6 @@ def test_the_result_tells_trial_scores_and_trained_scores_apart_and_the_front_is
     error = best["standard_error"]["test"]["accuracy"]
     assert f"{best['test']['accuracy']:.4f} ± {error:.4f} test" in said
     assert result["data"]["samples"] == {"training": 96, "validation": 32, "test": 32}
-
-
-@pytest.mark.slow
-def test_a_run_gone_on_with_that_has_its_finalists_does_not_train_them_again(pool, tmp_path, capsys):
-    words = [*WORDS, "search.finalists=3"]
-    assert main([*words, "folder=run"]) == 0
-    first = read(tmp_path / "run" / "result.json")
-    assert main([*words, "resume=run"]) == 0
-    phases = [event["name"] for event in events(tmp_path / "run", "phase")]
-    assert phases.count("finalists") == 1
-    again = read(tmp_path / "run" / "result.json")
-    for name in ("best", "finalists", "pareto", "trial_front"):
-        assert again[name] == first[name]
-    assert main([*words, "resume=run", "search.finalist_steps=6"]) == 0
-    phases = [event["name"] for event in events(tmp_path / "run", "phase")]
-    assert phases.count("finalists") == 2
-    assert "problem" not in str(events(tmp_path / "run", "page"))
 
 
 @pytest.mark.slow
@@ -179,7 +103,6 @@ def test_a_time_is_divided_and_kept(pool, tmp_path, capsys, refused):
     assert config["trials"] >= 8
     assert read(tmp_path / "run" / "result.json")["trials"]["complete"] == config["trials"]
     assert "search.time" in refused("search", "resume=run", "space.pool=tiny.py:build", "search.time=20s")
-    assert "search.time must be a time" in refused(*words[:2], "search.time=soon", "folder=other")
     line = refused(
         *words[:2], "search.time=1m", "folder=other", *[f"search.{name}={9 + n}" for n, name in enumerate(NUMBERS)]
     )
@@ -197,17 +120,6 @@ def test_a_run_without_finalists_may_go_on_with_some(pool, tmp_path):
     assert main([*words, "search.finalists=1", "resume=run"]) == 0
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["finalist_steps"] == 110
     assert read(tmp_path / "run" / "result.json")["best"]["validation"]["accuracy"] > 0.5
-
-
-@pytest.mark.slow
-def test_rounds_that_nobody_said_are_as_many_as_the_finalists_of_now(pool, tmp_path):
-    words = [word for word in WORDS if not word.startswith("objectives")]
-    assert main([*words, "search.trials=6", "search.finalists=5", "search.finalist_steps=8", "folder=run"]) == 0
-    steps = [entry["steps"] for entry in read(tmp_path / "run" / "result.json")["finalists"]]
-    assert sorted(steps) == [2, 2, 4, 8, 8]  # of 5, 3, 2
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["search"]["finalist_rounds"] is None
-    assert main(["search", "space.pool=tiny.py:build", "resume=run", "search.finalists=2"]) == 0
-    assert len(read(tmp_path / "run" / "result.json")["finalists"]) == 2
 
 
 @pytest.mark.slow
@@ -324,5 +236,3 @@ def test_whole_trainings_are_divided_and_kept(pool, tmp_path, capsys, refused):
     assert "each say how long a search takes" in refused(*other, "search.time=1m")
     assert "networks trained from first weights" in refused(*other, "search.trial_weights=shared")
     assert "search.finalists=0 trains none" in refused(*other, "search.finalists=0")
-    assert "search.trainings must be at least 1" in refused(*few, "search.trainings=0.5", "folder=other")
-    assert "these numbers take more" in refused(*other, "search.finalists=8", "search.finalist_rounds=1")

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from l2l_nas.__main__ import main
 from l2l_nas.nas.callback import Stopped
-from tests.cli.runs import TINY, events, start
+from tests.cli.runs import TINY, start
 
 WORDS = ("space.pool=tiny.py:build", *TINY, "search.trials=16", "folder=run")
-
-
-def stop(process, folder, number, *, after):
-    """Signal once so many trials are in the log."""
-    while len(events(folder)) < after:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
-    process.send_signal(number)
-    return process.communicate(timeout=60)
 
 
 def test_a_search_that_is_stopped_among_its_finalists_says_that_they_begin_anew(pool, tmp_path, capsys, monkeypatch):
@@ -33,29 +21,6 @@ def test_a_search_that_is_stopped_among_its_finalists_says_that_they_begin_anew(
     assert main(["search", *WORDS, "search.trials=3", "search.warmup_steps=2"]) == 130
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("stopped after 3 of 3 trials, all saved; the finalists begin anew. Go on with: python")
-
-
-@pytest.mark.slow
-def test_a_stopped_search_says_how_to_go_on_and_keeps_every_trial(pool, tmp_path):
-    folder = tmp_path / "run"
-    resume: list[str] = []
-    for number, least in ((signal.SIGINT, 2), (signal.SIGTERM, 5)):
-        process = start("search", *WORDS, *resume, cwd=tmp_path)
-        out, err = stop(process, folder, number, after=least)
-        assert (process.returncode, err) == (130, ""), out + err
-        reported = events(folder)
-        evaluated = sum(not event["cached"] for event in reported)
-        last = out.splitlines()[-1]
-        assert last == (
-            f"stopped after {evaluated} of 16 trials, all saved. "
-            "Go on with: python -m l2l_nas search resume=run space.pool=tiny.py:build"
-        )
-        assert not any("Go on" in line for line in out.splitlines()[:-1])
-        assert not list(folder.glob("*.tmp*"))
-        resume = ["resume=run"]
-    assert main(["search", *WORDS, "resume=run"]) == 0
-    assert events(folder)[: len(reported)] == reported
-    assert json.loads((folder / "result.json").read_text())["trials"]["complete"] == 16
 
 
 def test_ctrl_c_while_the_program_starts_is_one_line_and_leaves_nothing(pool, tmp_path):

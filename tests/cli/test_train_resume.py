@@ -125,19 +125,6 @@ def test_a_damaged_training_is_refused_by_name_and_left_as_it_is(finished, tmp_p
 
 
 @pytest.mark.slow
-def test_another_architecture_and_other_data_are_not_gone_on_with(finished, refused):
-    assert main([*QUICK, "run=run"]) == 0
-    best = read("run")["best"]["architecture"]
-    Path("mine.json").write_text(json.dumps({"choices": ["linear", "tanh", "tanh", "tanh", "relu", "linear"]}))
-    assert best != read(".", "mine.json")["choices"]
-    assert "architecture=mine.json is not the architecture that out trains" in refused(
-        "train", OWN, "resume=out", "architecture=mine.json"
-    )
-    assert "trained with other validation data" in refused("train", OWN, "resume=out", "space.args.samples=200")
-    assert main(["train", OWN, "resume=out", "run=run"]) == 0
-
-
-@pytest.mark.slow
 def test_an_unfinished_training_has_no_result_and_says_how_to_get_one(finished, tmp_path, refused):
     assert main([*QUICK, "run=run"]) == 0
     Path("out/result.json").unlink()

@@ -68,24 +68,13 @@ def test_a_layer_that_raises_in_training_is_named_and_the_page_says_so(run, tmp_
 
 
 @pytest.mark.slow
-def test_a_layer_that_raises_in_evaluation_is_named(run):
-    said = run(when="not self.training", boom="raise RuntimeError('no')")
-    assert "position 'odd': candidate 'bad': its layer raised RuntimeError: no" in said
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
         ("dict(constraints=(Require('x', lambda a: 1 / 0),))", "constraint Require raised ZeroDivisionError"),
-        ("dict(constraints=(Require('x', lambda a: sys.exit(0)),))", "constraint Require called sys.exit(0)"),
-        ("dict(constraints=7)", "constraints"),
         ("dict(constraints=(7,))", "constraints[0]"),
-        ("dict(metrics=[1])", "metrics"),
-        ("dict(costs=7)", "costs"),
         ("dict(costs={'mine': 7})", "costs['mine'] is int"),
         ("dict(costs={'mine': lambda a: sys.exit(0)})", "cost 'mine' called sys.exit(0)"),
-        ("dict(task=7)", "task"),
         ("dict(task=object())", "task"),
         ("dict(metrics={'mine': Metric(lambda o, t: sys.exit(0))})", "metric 'mine' called sys.exit(0)"),
     ],

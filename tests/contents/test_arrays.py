@@ -49,8 +49,6 @@ def test_arrays_of_another_byte_order_are_turned(tmp_path):
     [
         ({"x_npy": b"no array"}, "magic string"),
         ({"x_npy": member("(160, 2)", bytes(100))}, "has 228 bytes, its header says 1,408"),
-        ({"x_npy": member("(160, 2)", bytes(2000))}, "has 2,128 bytes, its header says 1,408"),
-        ({"x_npy": member("(64000000000000, 1)")}, "its header says 256,000,000,000,128"),
         ({"x_npy": member("(-1, 2)")}, r"header says|of the shape"),
         ({"x_npy": member("(160, 2)", descr="|O")}, "not numbers"),
         ({"readme.txt": b"hello"}, "'readme.txt' is no array"),
@@ -114,12 +112,9 @@ def _npz(path):
     "damage",
     [
         lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"PK\x03\x04"),
         _npz,
-        lambda path: path.write_bytes(member("(160, 2)", bytes(1279))),
         lambda path: path.write_bytes(member("(160, 2)", bytes(1281))),
         lambda path: path.write_bytes(member("(-160, 2)", bytes(1280))),
-        lambda path: path.write_bytes(member("(160, (2", bytes(1280))),
         lambda path: path.write_bytes(member("(160, 2)", bytes(1280), descr="<u2,(")),
         lambda path: path.write_bytes(member("(" * 60, bytes(1280))),
         lambda path: path.write_bytes(member("(160, 2)", bytes(2560), descr="|O")),

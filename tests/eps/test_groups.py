@@ -251,7 +251,6 @@ def test_the_registry_builds_what_settings_say():
         ({"name": "sgd", "groups": {"a": {"match": "*", "lr": 2}}}, "optimizer.groups.a takes no 'lr'"),
         ({"name": "sgd", "groups": {"a": {"match": "*", "weight_decay": "x"}}}, "weight_decay must be a number"),
         ({"name": "sgd", "groups": {"a": {"match": "*", "frozen": 1}}}, "frozen must be true or false"),
-        ({"name": "sgd", "groups": {"a": {"match": "*", "lr_scale": "x"}}}, "lr_scale takes a number"),
         (3, "expected a name or an l2l_nas.Optimizer"),
     ],
 )

@@ -70,20 +70,6 @@ def test_every_trial_has_all_costs_in_the_saved_study(tmp_path):
     assert best.costs["latency_ms"] == len(pool.path(best.record.architecture))
 
 
-def test_a_latency_that_is_an_objective_is_measured_before_the_training(tmp_path, monkeypatch):
-    pool = pool_of("tanh", "relu", "skip", depth=4)
-    costs, bench = table(pool)
-    known: list[int] = []
-    real = Trainer.fit
-    monkeypatch.setattr(
-        Trainer, "fit", lambda *args, **options: known.append(len(bench.measured)) or real(*args, **options)
-    )
-    goals = (Goal("accuracy", True), Goal("latency_ms", False))
-    search, _, _, _ = search_on(tmp_path, pool, spend=budget(warmup_steps=0, trials=3), costs=costs, goals=goals)
-    search.run()
-    assert known[:3] == [1, 2, 3]
-
-
 @pytest.mark.slow
 def test_a_latency_is_measured_before_the_training_and_its_limit_refuses_with_the_reason(tmp_path, monkeypatch):
     pool = pool_of("tanh", "relu", "skip", depth=4)

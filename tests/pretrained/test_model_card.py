@@ -66,13 +66,7 @@ def test_a_masked_language_model_is_loaded_as_one(tmp_path):
             False,
             "is not known here. See `LICENSE` beside this file.",
         ),
-        ({}, False, "Which one the original has is not known here."),
         ({"README__md": '---\nlicense: "apache-2.0"\n---\n'}, True, ITS_OWN),
-        (
-            {"README__md": "---\r\nlicense: apache-2.0  # ours\r\n---\r\n"},
-            True,
-            ITS_OWN,
-        ),
         ({"README__md": "---\nlicense: [mit, 'x']\n---\n"}, False, "Which one the original has is not known here."),
         ({"README__md": "---\nlicense:\n- mit\n---\n"}, False, "Which one the original has is not known here."),
     ],

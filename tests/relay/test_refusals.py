@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_nas import AdamW, Candidate, LayerPool, ParamServer, Position, Relay, TensorSpec
+from l2l_nas import Candidate, LayerPool, Position, TensorSpec
 from l2l_nas.errors import DataError, NonFiniteError, SettingError, SpaceError
 from l2l_nas.relay.reference import ReferenceTrainer
 from tests.relay.steps import assert_same, chain_pool, tensors, train
@@ -129,20 +129,6 @@ def test_a_relay_that_is_at_work_is_refused_to_another_thread():
         assert others.submit(train, relay, PATH, step=2).result().loss == train(quiet, PATH, step=2).loss
 
 
-@pytest.mark.parametrize("lr", [float("nan"), float("inf"), -0.1, "0.1", True, None])
-@pytest.mark.parametrize("kind", [Relay, ReferenceTrainer])
-def test_what_is_no_learning_rate_is_refused(kind, lr):
-    executor = kind(ParamServer(dense_pool(), optimizer=AdamW(), seed=0))
-    with pytest.raises(SettingError, match="lr must be a number of at least 0 that float32 holds, got"):
-        train(executor, PATH, lr=lr)
-
-
-@pytest.mark.parametrize("micro_batch", [0, -1])
-def test_a_micro_batch_below_one_is_refused(micro_batch):
-    with pytest.raises(SettingError, match="micro_batch must be at least 1"):
-        train(relay_of(dense_pool()), PATH, micro_batch=micro_batch)
-
-
 @pytest.mark.parametrize(
     "inputs",
     [(torch.zeros(4, 3, 5),), (torch.zeros(4, 6),), (torch.zeros(4, 3, 6, dtype=torch.float64),),
@@ -177,12 +163,6 @@ def test_a_batch_without_targets_is_refused():
             language_pool().architecture(["embed", "feed", "skip", "skip", "head"]), inputs, targets * 0 - 1,
             objective=NextToken(), micro_batch=2, lr=0.1, step=0,
         )  # fmt: skip
-
-
-@pytest.mark.parametrize("options", [{"slots": 0}, {"update": "soon"}, {"device": "abacus"}], ids=str)
-def test_settings_that_make_no_sense_are_refused(options):
-    with pytest.raises(SettingError):
-        Relay(ParamServer(dense_pool(), optimizer=AdamW(), seed=0), **({"device": "cpu"} | options))
 
 
 class Replaces(nn.Module):

@@ -81,10 +81,7 @@ def test_an_architecture_of_another_space_is_not_offered() -> None:
         lambda content: content.pop("sizes"),
         lambda content: content["sizes"].pop("stem/stem"),
         lambda content: content.update(positions=[]),
-        lambda content: content.update(positions=5),
         lambda content: content["positions"][0].update(candidates=[]),
-        lambda content: content["positions"][0].update(candidates="stem"),
-        lambda content: content.update(ties=[1]),
         lambda content: content["sizes"].update({"stem/stem": "many"}),
     ],
 )

@@ -10,12 +10,9 @@ from l2l_nas.space.architecture import Architecture
     ("name", "value", "text"),
     [
         ("accuracy", 0.97314, "0.9731"),
-        ("accuracy", 1, "1.0000"),
         ("loss", 0.0, "0.0000"),
         ("loss", 0.00001234, "1.234e-05"),
-        ("perplexity", 1234567.0, "1.235e+06"),
         ("parameters", 1234567.0, "1,234,567"),
-        ("flops", 1234567.0, "1,234,567"),
         ("device_bytes", 4096.0, "4.0 KiB"),
         ("latency_ms", 1.23456, "1.235 ms"),
     ],

@@ -25,13 +25,7 @@ from tests.parallel.test_split_pool import space
     ("conf", "ranks", "said"),
     [
         (ParallelConf(data=2), 1, "parallel.data=2: there is 1 process; leave it out, or start 2 with torchrun"),
-        (ParallelConf(data=2), 4, "parallel.data=2: there are 4 ranks; leave it out, or start 2 with torchrun"),
         (ParallelConf(tensor=3), 4, "parallel.tensor=3: there are 4 ranks, which it must divide; take 1, 2 or 4"),
-        (
-            ParallelConf(tensor=2),
-            1,
-            "parallel.tensor=2: there is 1 process, which it must divide; take 1, or start 2 with torchrun",
-        ),
         (
             ParallelConf(data=4, tensor=2),
             4,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 
-import optuna
 import pytest
 
 import l2l_nas
@@ -14,12 +13,12 @@ from l2l_nas.errors import SettingError
 from tests.cli.runs import TINY
 from tests.runs.calls import SAID
 
-SAMPLER = """
+MINE = """
 import optuna
+from l2l_nas import Finalists, Phase, Trials, WarmUp
+from l2l_nas.nas.evaluation.early_stopping import NeverStop
 
 class Downwards(optuna.samplers.BaseSampler):
-    \"\"\"Each position's last candidate, then at random.\"\"\"
-
     def __init__(self, seed):
         self.random, self.asked = optuna.samplers.RandomSampler(seed=seed), 0
 
@@ -32,42 +31,6 @@ class Downwards(optuna.samplers.BaseSampler):
     def sample_independent(self, study, trial, name, distribution):
         self.asked += 1
         return self.random.sample_independent(study, trial, name, distribution)
-
-def nothing():
-    return 3
-"""
-
-
-@pytest.mark.slow
-def test_a_sampler_of_one_s_own_is_taken_by_object_and_by_name(problem, tmp_path, refused):
-    (tmp_path / "mine.py").write_text(SAMPLER)
-    spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
-    mine = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(mine)
-    sampler = mine.Downwards(seed=0)
-    result = l2l_nas.search(problem, folder="object", sampler=sampler, progress=False, **SAID)
-    assert sampler.asked >= 12 * sum(len(p.candidates) > 1 for p in problem.pool.positions)
-    assert len(result.study.trials) >= 12
-    tpe = l2l_nas.search(problem, folder="tpe", sampler=optuna.samplers.TPESampler(seed=1), progress=False, **SAID)
-    assert [t.params for t in tpe.study.trials] != [t.params for t in result.study.trials]
-    words = ["search", "space.pool=tiny.py:build", *TINY, "folder=named", "sampler=mine.py:Downwards"]
-    assert main(words) == 0
-    # what stands in a folder is never imported
-    line = refused("search", "space.pool=tiny.py:build", "resume=named", "search.trials=14")
-    assert "sampler is never taken from a folder; name it again: sampler=mine.py:Downwards" in line
-    again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
-    assert main([*again, "sampler=mine.py:Downwards"]) == 0
-    assert "mine.py:nothing gave int; expected an optuna.samplers.BaseSampler" in refused(
-        *words[:-2], "folder=other", "sampler=mine.py:nothing"
-    )
-    assert "no file 'yours.py'" in refused(*words[:-2], "folder=other", "sampler=yours.py:Sampler")
-    with pytest.raises(SettingError, match=r"sampler was given in Python: give it to l2l_nas\.search again"):
-        l2l_nas.search(problem, resume="object", trials=14, progress=False)
-
-
-STRATEGY = """
-from l2l_nas import Finalists, Phase, Trials, WarmUp
-from l2l_nas.nas.evaluation.early_stopping import NeverStop
 
 class First(Phase):
     def run(self, search):
@@ -88,36 +51,58 @@ def nothing():
 """
 
 
-@pytest.mark.slow
-def test_a_strategy_and_a_rule_of_one_s_own_are_taken_by_object_and_by_name(problem, tmp_path, refused):
-    (tmp_path / "mine.py").write_text(STRATEGY)
+@pytest.fixture
+def mine(problem, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
     spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
-    mine = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(mine)
-    phases = mine.phases()
-    result = l2l_nas.search(problem, folder="object", strategy=phases, progress=False, **SAID)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_a_sampler_and_a_strategy_of_one_s_own_are_taken_by_object(problem, mine):
+    sampler, phases = mine.Downwards(seed=0), mine.phases()
+    result = l2l_nas.search(problem, folder="object", sampler=sampler, strategy=phases, progress=False, **SAID)
+    assert len(result.study.trials) >= 12
+    assert sampler.asked >= 11 * sum(len(p.candidates) > 1 for p in problem.pool.positions)
     assert len(phases[1].scores) == 3
     last = problem.pool.canonical(problem.pool.architecture([p.candidates[-1].name for p in problem.pool.positions]))
     assert result.study.trials[0].user_attrs["architecture"] == list(last.choices)
+    with pytest.raises(SettingError, match=r"sampler.* was given in Python: give it to l2l_nas\.search again"):
+        l2l_nas.search(problem, resume="object", trials=14, progress=False)
+
+
+@pytest.mark.slow
+def test_a_sampler_a_strategy_and_a_rule_of_one_s_own_are_taken_by_name(mine, tmp_path, refused):
     words = ["search", "space.pool=tiny.py:build", *TINY]
-    own = ["strategy=mine.py:phases", "search.early_stop=mine.py:Third"]
+    own = ["sampler=mine.py:Downwards", "strategy=mine.py:phases", "search.early_stop=mine.py:Third"]
     fork = ["search.trial_weights=fork", "search.steps_per_trial=8", "search.finalist_steps=9"]
     assert main([*words, *own, *fork, "folder=named"]) == 0
     states = json.loads((tmp_path / "named" / "result.json").read_text())["trials"]
     assert states["stopped"] >= 3
+    # what stands in a folder is never imported
     again = ["search", "space.pool=tiny.py:build", "resume=named", "search.trials=14"]
-    assert all(word in refused(*again) for word in own)
-    assert "name it again: search.early_stop=mine.py:Third" in refused(*again, own[0])
+    line = refused(*again)
+    assert "never taken from a folder" in line
+    assert all(word in line for word in own)
+    assert "name it again: search.early_stop=mine.py:Third" in refused(*again, *own[:2])
     assert main([*again, *own]) == 0
-    assert "must keep it: phases of another strategy" in refused(*again, own[1], "strategy=default")
-    assert "mine.py:nothing gave list; expected a list of l2l_nas.Phase objects" in refused(
-        *words, "folder=other", "strategy=mine.py:nothing"
-    )
-    assert "no strategy 'defalt'; did you mean 'default'?" in refused(*words, "folder=other", "strategy=defalt")
-    with pytest.raises(SettingError, match=r"expected a list of l2l_nas.Phase objects"):
-        l2l_nas.search(problem, folder="other", strategy=3, progress=False)
-    with pytest.raises(SettingError, match=r"lacks stop_reason or learn"):
-        l2l_nas.search(problem, folder="other", early_stop=3, progress=False)
+    assert "must keep it: phases of another strategy" in refused(*again, own[0], own[2], "strategy=default")
+
+
+def test_what_is_no_sampler_strategy_or_rule_is_refused(problem, mine, tmp_path, refused):
+    words = ["search", "space.pool=tiny.py:build", *TINY, "folder=other"]
+    for word, says in (
+        ("sampler=mine.py:nothing", "mine.py:nothing gave list; expected an optuna.samplers.BaseSampler"),
+        ("sampler=yours.py:Sampler", "no file 'yours.py'"),
+        ("strategy=mine.py:nothing", "mine.py:nothing gave list; expected a list of l2l_nas.Phase objects"),
+        ("strategy=defalt", "no strategy 'defalt'; did you mean 'default'?"),
+    ):
+        assert says in refused(*words, word)
+    for more in ({"strategy": 3}, {"early_stop": 3}):
+        with pytest.raises(SettingError, match=r"l2l_nas.Phase objects|lacks stop_reason or learn"):
+            l2l_nas.search(problem, folder="other", progress=False, **more)
     assert not (tmp_path / "other").exists()
 
 

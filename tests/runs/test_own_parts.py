@@ -85,11 +85,9 @@ def test_a_cost_is_an_objective_and_has_a_limit_by_object_and_by_name(problem, p
             "search.costs=[mine.py:number]",
             "search.costs: mine.py:number gave int; expected a function of an architecture",
         ),
-        ("search.costs=[mine.py:none]", "search.costs: mine.py has no 'none'"),
         ("search.costs=[Tanhs]", "search.costs: 'Tanhs' is no FILE.py:NAME and no MODULE:NAME"),
         ("search.costs=[mine.py:Tanhs,mine.py:Tanhs]", "search.costs: two costs are called 'Tanhs'"),
         ("relay.storage=mine.py:number", "relay.storage: mine.py:number gave int; expected a storage"),
-        ("relay.storage=disk", "relay.storage: no 'disk'"),
         (
             f"{STORAGE} search.trial_weights=fork search.workers=2",
             "relay.storage=mine.py:Layers keeps states where other workers do not see them",

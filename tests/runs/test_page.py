@@ -86,23 +86,19 @@ def test_trials_of_a_candidate_that_was_retired_are_shown_as_such(pool, tmp_path
 
 
 @pytest.mark.slow
-def test_trials_of_a_candidate_that_left_the_file_are_shown_as_such(pool, tmp_path) -> None:
-    assert main([*WORDS, "folder=run"]) == 0
-    file = tmp_path / "tiny.py"
-    file.write_text(file.read_text().replace(', "relu": nn.ReLU', ""))
-    assert main([*WORDS, "resume=run", "search.trials=16"]) == 0
-    assert "no longer in the space: " in text_of(tmp_path / "run")
-    assert_same_again(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_data_set_without_a_test_part_has_no_such_column(pool, tmp_path) -> None:
+def test_a_data_set_without_a_test_part_has_no_figure_of_it_anywhere(pool, tmp_path, capsys) -> None:
     file = tmp_path / "tiny.py"
     file.write_text(file.read_text().replace("*data(samples))", "*data(samples), test_fraction=0)"))
     assert main([*WORDS, "folder=run", "search.finalists=3"]) == 0
     text = text_of(tmp_path / "run")
     assert "these data have no test part" in text
     assert "accuracy, test" not in text
+    said = capsys.readouterr().out
+    assert said.count("no test part: ") == 2  # before the search, and beside the result
+    assert "test:" not in said
+    best = json.loads((tmp_path / "run" / "result.json").read_text())["best"]
+    assert (best["test"], best["standard_error"]["test"]) == (None, None)
+    assert best["validation"]["accuracy"] > 0
 
 
 @pytest.mark.slow

@@ -48,10 +48,6 @@ WHOLE = {
 }
 
 
-def numbered(shape):
-    return torch.arange(torch.Size(shape).numel()).view(shape)
-
-
 @pytest.mark.parametrize("name", DIVIDED)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_parts_that_are_joined_are_the_whole_to_the_bit(name, size):
@@ -149,8 +145,6 @@ def test_the_nearest_part_that_is_named_decides():
         (Column(), 6, 4, "'up.weight' has 6 to divide among 4 ranks; 2, 3 or 6 would divide it"),
         (Column(unit=4), 24, 4, "'up.weight' has 6 units of 4 to divide among 4 ranks; 2, 3 or 6 would divide it"),
         (Column(parts=3, unit=2), 12, 4, "'up.weight' has 2 units of 2 to divide among 4 ranks; 2 would divide it"),
-        (Column(parts=(6, 4)), 10, 3, "'up.weight' has 4 to divide among 3 ranks; 2 would divide it"),
-        (Column(), 7, 2, "'up.weight' has 7 to divide among 2 ranks; 7 would divide it"),
         (Column(), 1, 2, "'up.weight' has 1 to divide among 2 ranks; only 1 would divide it"),
         (Column(unit=5), 12, 2, "12 are not whole units of 5; give unit= that divides them"),
         (Column(parts=5), 12, 2, "12 are not 5 parts of one width; give parts= that are"),

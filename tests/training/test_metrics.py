@@ -70,13 +70,9 @@ def test_nan_is_left_to_the_trial():
 WRONG = [
     ({"accuracy": 1.0}, "the task's measure misses loss; its metrics are accuracy, loss"),
     ({"accuracy": 1.0, "loss": 1.0, "f1": 1.0}, "the task's measure also has f1; its metrics are accuracy, loss"),
-    ({"acc": 1.0, "loss": 1.0}, "misses accuracy and also has acc"),
     ((0.5, 0.6), "gave a tuple of 2; expected a dict with a number for each of accuracy, loss"),
-    (0.5, "gave a float; expected a dict"),
     (None, r"gave nothing \(None\); expected a dict"),
     ({"accuracy": torch.ones(3), "loss": 1.0}, r"metric 'accuracy' gave a tensor of \[3\]; expected one number"),
-    ({"accuracy": (1.0, 2.0), "loss": 1.0}, "metric 'accuracy' gave a tuple of 2; expected one number"),
-    ({"accuracy": "high", "loss": 1.0}, "metric 'accuracy' gave a str; expected one number"),
     ({"accuracy": None, "loss": 1.0}, r"metric 'accuracy' gave nothing \(None\); expected one number"),
     (KeyError("f1"), "the task's measure raised KeyError: 'f1'"),
 ]

@@ -63,10 +63,10 @@ def test_a_part_without_a_target_that_counts_is_refused_and_named():
         [Position("a", Candidate("embed", lambda: nn.Embedding(5, 5)))], inputs=TensorSpec((3,), torch.int64)
     )
     tokens = torch.arange(12).reshape(4, 3) % 5
-    parts = [Split((tokens,), tokens), Split((tokens,), torch.full_like(tokens, -1))]
-    for data, name in ((Data(*parts), "validation"), (Data(parts[0], parts[0], parts[1]), "test")):
+    good, bad = Split((tokens,), tokens), Split((tokens,), torch.full_like(tokens, -1))
+    for parts, name in (((bad, good), "training"), ((good, bad), "validation"), ((good, good, bad), "test")):
         with pytest.raises(DataError, match=f"no target of the {name} data counts"):
-            Problem(pool, data, task=Tokens()).check(check_shapes(pool))
+            Problem(pool, Data(*parts), task=Tokens()).check(check_shapes(pool))
 
 
 def test_targets_of_several_classes_a_sample_are_refused_in_one_line():

@@ -135,7 +135,6 @@ def test_a_function_or_a_class_of_one_s_own_is_a_schedule():
         ({"name": "restarts", "cycles": 3000}, r"cycles=3000 makes cycles of no steps"),
         (lambda peak, steps: 3, "gave int; expected a function of the step"),
         (lambda peak, steps: lambda step: float("nan"), "gave nan at step 0"),
-        (lambda peak, steps: lambda step: -1.0, "gave -1.0 at step 0"),
         (lambda peak, steps: 1 / 0, "ZeroDivisionError"),
         ({"name": f"{__name__}:halving", "each": 5}, "takes no 'each'"),
         (3, "expected a name or a function"),

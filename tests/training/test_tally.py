@@ -39,6 +39,7 @@ from l2l_nas.training.metrics import MeasuredTask
 from l2l_nas.training.tally import Tally
 from l2l_nas.training.task import SampleMetrics
 from tests.cli.runs import ROOT, environment
+from tests.training.test_metrics import Hits
 
 CLASSES = 40
 
@@ -73,20 +74,6 @@ class Whole(Classification):
 
     def measure(self, outputs, targets):
         return super().measure(outputs, targets)
-
-
-class Hits:
-    """Accuracy, streamed."""
-
-    def __init__(self):
-        self.hits = self.count = 0
-
-    def update(self, outputs, targets):
-        self.hits += int((outputs.argmax(dim=-1) == targets).sum())
-        self.count += len(targets)
-
-    def compute(self):
-        return self.hits / self.count
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,3 @@ def test_samples_bring_what_the_teacher_gives_and_few_are_read_at_once():
     assert torch.equal(targets, whole.batch(torch.tensor([3, 1]))[1])
     assert torch.equal(given, inputs * 2)
     assert TaughtSamples(whole, taught.batch, sample_bytes=1 << 40).at_once == 1
-
-
-def test_divergence_of_a_task_without_classes_is_refused():
-    with pytest.raises(DataError, match="probabilities of classes, which Regression has not; use another"):
-        Divergence(Regression())

@@ -4,7 +4,6 @@ import itertools
 import random
 from dataclasses import replace
 
-import optuna
 import pytest
 import torch
 
@@ -26,7 +25,6 @@ from l2l_nas.nas.samplers.registry import SAMPLERS
 from l2l_nas.training.data import Split
 from l2l_nas.training.fit import Trainer
 from tests.nas.problems import GOALS, budget, pool_of, search_on
-from tests.studies import saved_study
 
 ACCURACY = (Goal("accuracy", True),)
 
@@ -243,22 +241,6 @@ def test_a_stopped_trial_is_not_tried_again_and_answers_repeats(tmp_path):
     repeats = [r for r in study.records if r.cached and r.architecture == stopped.architecture]
     assert {(r.state, r.reason) for r in repeats} <= {("stopped", stopped.reason)}
     assert counts(study.records)["stopped"] == 1
-
-
-@pytest.mark.slow
-def test_the_saved_study_has_optuna_s_pruned_state_and_tells_stopped_from_refused(tmp_path):
-    pool = pool_of("tanh", "relu", "skip", depth=3)
-    search, _, study, _ = search_on(tmp_path, pool, spend=spend(), early_stop=Every(first=[1]))
-    search.run()
-    saved = saved_study(tmp_path)
-    stopped = [trial for trial in saved.trials if trial.user_attrs.get("stopped")]
-    assert [trial.state for trial in stopped] == [optuna.trial.TrialState.PRUNED]
-    assert stopped[0].user_attrs["rungs"]["2/8"].keys() == {"accuracy", "loss"}
-    assert stopped[0].user_attrs["reason"] == "enough at 2/8"
-    rule = Every()
-    again = search_on(tmp_path, pool, spend=spend(), resume=True, early_stop=rule)[2]
-    assert again.records == study.records
-    assert rule.learned == list(study.records)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import optuna
 import pytest
 
 from l2l_nas.errors import SettingError
-from l2l_nas.nas.samplers.evolution import Random, RegularizedEvolution
+from l2l_nas.nas.samplers.evolution import RegularizedEvolution
 from l2l_nas.nas.samplers.hamming_gp import HammingGP
 from l2l_nas.nas.samplers.registry import SAMPLERS, build_sampler, check_sampler
 
@@ -15,9 +15,7 @@ ONE = {"seed": 0, "num_trials": 64, "num_finished": 0}
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("random", Random),
         ("tpe", optuna.samplers.TPESampler),
-        ("nsga2", optuna.samplers.NSGAIISampler),
         ("evolution", RegularizedEvolution),
         ("gp_hamming", HammingGP),
         ("optuna.samplers.GPSampler", optuna.samplers.GPSampler),

@@ -149,8 +149,6 @@ def test_settings_out_of_range_are_refused():
         blockwise(samples=1)
     with pytest.raises(SettingError, match=r"strategy.rounds must be at least 1, got 0"):
         blockwise(rounds=0)
-    with pytest.raises(SettingError, match=r"strategy.pairs must be at least 0, got -1"):
-        blockwise(pairs=-1)
     with pytest.raises(SettingError, match=r"strategy.rounds=2 score networks whole, and strategy.scores=error scores"):
         blockwise(scores="error", rounds=2)
     with pytest.raises(SpaceError, match="this pool shares them"):

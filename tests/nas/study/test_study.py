@@ -154,17 +154,6 @@ def test_proposals_are_canonical(tmp_path):
         study.tell(trial, State.FAILED)
 
 
-@pytest.mark.slow
-def test_optuna_s_own_tools_read_the_study(tmp_path):
-    study = open_study(tmp_path, pool_of("tanh", "relu", "skip"))
-    for accuracy in (0.5, 0.75):
-        complete(study, values={"accuracy": accuracy, "parameters": 30.0})
-    read = reread(tmp_path)
-    assert [d.name for d in read.directions] == ["MAXIMIZE", "MINIMIZE"]
-    assert [trial.values for trial in read.best_trials] == [[0.75, 30.0]]
-    assert read.trials[0].params.keys() == {"p0", "p1"}
-
-
 def test_a_study_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"study\.log.*: no such file or folder"):
         open_study(tmp_path / "no" / "such", pool_of("tanh"))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from l2l_nas.nas.objectives import Goal
@@ -58,20 +56,9 @@ def test_finalists_have_a_chart_of_their_own_with_errors_and_the_front() -> None
     assert notes(trials) == []
 
 
-def test_without_errors_nothing_is_said_of_bars() -> None:
-    card = card_of_pool()
-    results = summary_of(card, random_trials(card, 30), num_finalists=4).results
-    bare = replace(results, finalists=tuple(replace(network, standard_error={}) for network in results.finalists))
-    labels = [series.label for series in trade_off_charts(bare, ACCURACY, PARAMETERS)[0].series]
-    assert "other finalists" in labels
-
-
 @pytest.mark.parametrize(
     ("name", "label"),
     [
-        ("flops", "FLOPs of a forward pass (less is better)"),
-        ("streamed_bytes", "bytes streamed in a training step (less is better)"),
-        ("device_bytes", "device bytes of a training step (less is better)"),
         ("latency_ms", "latency in ms (less is better)"),
     ],
 )
@@ -81,16 +68,6 @@ def test_axes_tell_what_a_cost_is_and_its_unit(name: str, label: str) -> None:
     (chart,) = trade_off_charts(results_of(trials, [ACCURACY, cost]), ACCURACY, cost)
     assert chart.x is not None
     assert chart.x.label == label
-
-
-def test_of_three_goals_two_are_drawn_and_what_no_other_beats_in_all_three_stands_out() -> None:
-    """Trial 1 is on the front of all three for its size alone."""
-    values = [(0.9, 1.0, 100), (0.5, 2.0, 10), (0.6, 0.5, 200), (0.4, 3.0, 300)]
-    goals = [ACCURACY, LOSS, PARAMETERS]
-    trials = [trial(number, {"accuracy": a, "loss": b, "parameters": c}) for number, (a, b, c) in enumerate(values)]
-    (chart,) = trade_off_charts(results_of(trials, goals), ACCURACY, LOSS)
-    assert {point.trial for point in styled(chart, "front").points} == {0, 1, 2}
-    assert places(styled(chart, "stairs")) == [(0.5, 0.6), (1.0, 0.6), (1.0, 0.9), (3.0, 0.9)]
 
 
 def test_without_a_complete_trial_there_is_a_message() -> None:

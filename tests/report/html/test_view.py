@@ -15,7 +15,7 @@ from l2l_nas import Architecture, Candidate, LayerPool, Position, TensorSpec, sk
 from l2l_nas.nas.objectives import State, TrialRecord
 from l2l_nas.report.charts.tables import coded
 from l2l_nas.report.html.view import render_page
-from l2l_nas.report.network import Network, RandomBaseline, front, in_order
+from l2l_nas.report.network import Network, RandomBaseline
 from l2l_nas.report.styles import MARKS
 from l2l_nas.report.text import format_seconds
 from tests.report.examples import ACCURACY, LOSS, PARAMETERS, small_pool, some_trials, trial
@@ -125,49 +125,6 @@ def test_the_page_of_a_finished_run_says_what_was_found() -> None:
     assert reader.count("line", "error") == 4
 
 
-def test_finalists_of_several_rounds_stand_longest_first_with_their_steps() -> None:
-    card = card_of_pool()
-    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
-    last, *others = summary.results.finalists[::-1]  # the one with the lowest score was trained longest
-    rounds = {last.trial: 900, **{one.trial: 100 for one in others}}
-    found = [replace(one, steps=rounds[one.trial]) for one in summary.results.finalists]
-    ordered = in_order(found, [ACCURACY])
-    assert ordered[0].trial == last.trial
-    assert [one.trial for one in front(found, [ACCURACY])] == [last.trial]
-    history = replace(summary.history, finalists=tuple(found))
-    text = read(replace(summary, history=history, found=ordered[0])).text
-    assert (
-        "They were trained in rounds; after each round the best front within the errors of the scores went on." in text
-    )
-    table = text[text.index("Finalists These networks") : text.index("marks the winner")]
-    assert table.index("900") < table.index("100")
-
-
-def test_a_finalist_that_could_not_be_trained_further_is_named_with_its_reason() -> None:
-    card = card_of_pool()
-    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
-    history = replace(summary.history, given_up={7: f"gradient is not finite {HOSTILE}"})
-    text = read(replace(summary, history=history)).text
-    assert "Trial 7 could not be trained to the end: gradient is not finite" in text
-    assert "could not be trained" not in read(summary).text
-
-
-def test_finalists_are_listed_with_every_score_in_a_column_of_its_own() -> None:
-    card = card_of_pool()
-    summary = summary_of(card, random_trials(card, 30), num_finalists=3)
-    text = read(summary).text
-    table = text[text.index("Finalists These networks") : text.index("★ marks the winner")]
-    heads = [f"accuracy, {kind}" for kind in ("trial score", "validation", "test")]
-    heads += ["on the front", "parameters", "streamed bytes"]
-    assert [table.index(head) for head in heads] == sorted(table.index(head) for head in heads)
-    assert "14.2 KiB" in table
-    for network in summary.results.finalists:
-        shown = f"{network.trial_score['accuracy']:.4f} {network.part('validation')['accuracy']:.4f} ± 0.0078"
-        assert f"{shown} {network.part('test')['accuracy']:.4f} ± 0.0091" in table
-    assert f"★ {summary.results.finalists[0].trial} " in table
-    assert table.count("★") == 1
-
-
 def test_the_winner_stands_beside_the_best_of_random_search() -> None:
     card = card_of_pool()
     summary = summary_of(card, random_trials(card, 30), num_finalists=3)
@@ -197,14 +154,6 @@ def test_learning_curves_are_lines_that_belong_to_their_trials() -> None:
     without = read(summary_of(card, random_trials(card, 30), num_finalists=3)).text
     assert "search.finalist_rounds" in without
     assert "search.early_stop" in without
-
-
-def test_without_a_test_part_there_is_no_such_column_and_a_line_says_so() -> None:
-    card = card_of_pool()
-    text = read(summary_of(card, random_trials(card, 30), num_finalists=3, with_test=False)).text
-    assert "accuracy, test" not in text
-    assert "these data have no test part" in text
-    assert "measured once" not in text
 
 
 def test_why_the_best_has_no_figures_of_the_test_part_is_said_in_the_head() -> None:
@@ -319,15 +268,6 @@ def test_very_many_trials_are_thinned_but_not_the_front() -> None:
     assert len(page) < 1_000_000
 
 
-def test_equal_neighbours_of_a_deep_network_are_one_box() -> None:
-    card = card_of_pool(small_pool(90))
-    middle = ("wide",) * 60 + ("linear",) * 30
-    reader = read(summary_of(card, [trial(0, {"accuracy": 0.5, "parameters": 5.0}, *middle)]))
-    assert reader.tags.count("rect") - reader.count("rect", "part") == 4
-    assert "wide \N{MULTIPLICATION SIGN} 60" in reader.text
-    assert f"{60 * 76:,}" in reader.text
-
-
 def test_what_differs_from_the_first_is_framed() -> None:
     records = [
         trial(0, {"accuracy": 0.9, "parameters": 5.0}, "wide", "wide", "skip"),
@@ -340,23 +280,6 @@ def test_seconds_are_said_as_a_person_says_them() -> None:
     said = {0.04: "0.0 s", 9.94: "9.9 s", 59.4: "59 s", 60: "1 min 0 s", 119.7: "2 min", 3599: "59 min 59 s"}
     said |= {3661: "1 h 1 min", 90_000: "25 h 0 min"}
     assert {seconds: format_seconds(seconds) for seconds in said} == said
-
-
-def test_the_style_prints_everything() -> None:
-    """Boxes that scroll on a screen are whole on paper, colours are held, what is closed or clicked is left out."""
-    style = re.search(r"<style>(.*)</style>", render_page(summary_of()), re.DOTALL)
-    assert style is not None
-    on_paper = style[1][style[1].index("@media print") :]
-    for rule in (
-        "print-color-adjust: exact",
-        ".scroll, .row { overflow: visible; max-height: none; }",
-        "page-break-inside: avoid",
-        "nav, button, #trials details, #tip { display: none; }",
-    ):
-        assert rule in on_paper
-    for hue in range(8):
-        assert f".hue{hue} {{ --hue: #" in style[1]
-    assert all(MARKS[state][0] in range(8) for state in State if not state.has_score)
 
 
 def test_a_predicted_time_of_a_token_says_for_which_machine_it_is() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -365,10 +364,3 @@ def test_outputs_of_several_names_are_checked():
         with pytest.raises((SettingError, SpaceError)) as caught:
             convert(model, torch.ones(2, 4), blocks="0", output=odd)
         assert "output" in str(caught.value)
-
-
-@pytest.mark.parametrize("odd", [torch.ones(3), np.zeros(0), 5])
-@pytest.mark.parametrize("name", ["candidates", "losses"])
-def test_what_is_no_dict_is_refused_by_its_argument_s_name(name, odd):
-    with pytest.raises(SettingError, match=f"convert: {name}"):
-        convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.ones(2, 4), blocks=["0"], **{name: odd})
