@@ -98,6 +98,7 @@ def test_where_runs_come_with_a_space_a_search_learns_from_them_and_says_how_not
     assert "search.learn_from=[] leaves them out" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["sampler=tpe"], ["strategy=random_search"], ["objectives=[loss]"], ["space=small_conv"]], ids=str
 )
@@ -192,6 +193,7 @@ def test_what_is_no_use_is_refused_before_anything_is_written(place, refused, wo
     assert not (place / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_s_runs_learn_alike(place):
     assert main([*SEARCH, "-m", "seed=0,1", LEARN, "folder=sweep"]) == 0
     for number in (0, 1):

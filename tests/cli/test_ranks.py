@@ -306,6 +306,7 @@ def test_what_ranks_cannot_do_is_refused_before_anything_is_written(words, said)
     assert not Path("run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_a_world_does_not_import_torch_distributed_of_its_own():
     code = (
         "import sys; from l2l_nas.__main__ import main;"

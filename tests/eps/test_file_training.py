@@ -248,6 +248,7 @@ def nursery():
     nursery.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_a_storage_that_does_not_wait_does_not_train_the_same(tmp_path, nursery, fault):
     code = nursery.wait(nursery.start(train_without_waiting, str(tmp_path), fault))

@@ -46,6 +46,7 @@ def test_what_is_not_to_be_stored_gets_no_block_but_for_a_copy():
     assert WireMemory().allocate(1 << 20).numel() == 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", ["inline", "threads"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("makes", [lambda: None, PinningCpu, lambda: PinningCpu(late=True)], ids=["any", "pin", "late"])

@@ -187,6 +187,7 @@ def test_it_trains_as_the_model_itself(kind):
     assert_same_weights(plain, restored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_dropout_its_layers_train_as_plain_modules_do(kind):
     model, pool = converted(kind, dropout=0.3)

@@ -52,6 +52,7 @@ def plain_group(name, path, p):
     return group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "language"])
 @pytest.mark.parametrize("rule", [AdamW(weight_decay=0.2), SGD(weight_decay=0.05)], ids=lambda rule: rule.name)
 @pytest.mark.parametrize(("update", "clip"), [(update, clip) for update, clips in CLIPS.items() for clip in clips])

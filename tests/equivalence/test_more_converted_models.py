@@ -82,6 +82,7 @@ def trained_both(case, pool):
     return pool.restore(build_network(server, pool.original)), plain, losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ALL_CASES]
 )

@@ -76,6 +76,7 @@ def test_where_chunks_end():
     assert Chunks((0, 2, 2, 3, 5), 2, 2).ending(0) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [2, 4, 8])
 def test_training_equals_plain_pytorch_that_sums_by_chunks(chunks):
     @each_run(PATHS, examples=6)

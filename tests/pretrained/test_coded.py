@@ -46,6 +46,7 @@ def coded(tmp_path, name):
     return model.eval(), expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_runs_it_and_it_is_read_again_without_its_code(tmp_path, name):
     model, expected = coded(tmp_path, name)
@@ -57,6 +58,7 @@ def test_transformers_runs_it_and_it_is_read_again_without_its_code(tmp_path, na
     assert ["original", "width_16", "skip"] in offered or name in ("gpt2", "gpt_neox")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
 def test_padding_on_either_side_changes_no_logits_of_others(tmp_path, name):
     model, expected = coded(tmp_path, name)
@@ -80,6 +82,7 @@ def test_a_masked_language_model_does_not_see_padding(tmp_path):
     torch.testing.assert_close(given.loss, loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama, tied", "gpt2", "qwen3 with windows", "mixtral", "gemma2"])
 def test_it_writes_the_same_with_and_without_a_cache(tmp_path, name):
     model, _ = coded(tmp_path, name)

@@ -70,6 +70,7 @@ def exported(folder, name, choices, out, formats, **config):
     return export, relay.predict(architecture, (TOKENS,), micro_batch=3)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "choices"), CASES)
 def test_transformers_loads_what_was_found(tmp_path, name, choices):
     if "gpt2" in name:

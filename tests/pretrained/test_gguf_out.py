@@ -53,6 +53,7 @@ def assert_computes(path, expected):
     torch.testing.assert_close(logits_of(path, TOKENS), expected, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "llama, tied", "llama, biased"])
 @pytest.mark.parametrize("how", ALIKE)
 def test_blocks_that_are_alike_are_a_llama(tmp_path, name, how):
@@ -64,6 +65,7 @@ def test_blocks_that_are_alike_are_a_llama(tmp_path, name, how):
     assert_computes(tmp_path / "out" / "model.gguf", expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "llama, tied"])
 @pytest.mark.parametrize("how", OTHERS)
 def test_blocks_that_are_not_have_their_numbers_as_arrays(tmp_path, name, how):

@@ -63,6 +63,7 @@ def texts(value):
     return {value} if isinstance(value, str) else set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("shape", [lambda one: one, lambda one: [one], lambda one: {one: 1}, lambda one: {"a": one}])
 def test_nothing_of_a_folder_is_taken_but_what_is_declared_so(text, shape):

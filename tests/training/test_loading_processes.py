@@ -347,6 +347,7 @@ class Hangs(Shifted):
         return super().__getitem__(row)
 
 
+@pytest.mark.slow
 def test_a_loader_s_timeout_counts():
     data = Data.from_dataset(DataLoader(Hangs(), num_workers=1, timeout=5))
     try:

@@ -102,6 +102,7 @@ def same(ours, server):
         assert ours.state(key).visits == server.state(key).visits
 
 
+@pytest.mark.slow
 def test_trials_train_weights_of_their_own_and_say_what_they_were_scored_with(place):
     trials = [place.trial(a, b, ordinal=n) for n, (a, b) in enumerate([("tanh", "relu"), ("relu", "tanh")] * 3)]
     assert place.executor.size == 2

@@ -111,6 +111,7 @@ def test_where_scores_add_up_no_pair_is_measured_and_the_trials_are_those_of_the
     assert len(search.scored) == 1 + DEPTH + 8  # the second round has nothing new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", range(1, 60, 3))
 def test_a_search_that_was_stopped_anywhere_proposes_the_same_networks(stop_after):
     whole = Known()
